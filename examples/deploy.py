@@ -26,7 +26,13 @@ from dlrm.model import DLRM
 from support.clicks import ClickBatch, ClickData
 from torch import Tensor
 
-from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, Saver, apply_optimizer_in_backward
+from rec_sdk_torch import (
+    EmbCacheEmbeddingBagCollection,
+    EmbCacheEmbeddingBagConfig,
+    InitializerType,
+    Saver,
+    apply_optimizer_in_backward,
+)
 from rec_sdk_torch.export import quantize_save
 from rec_sdk_torch.serving import TableReader
 
@@ -77,6 +83,7 @@ def build(data: ClickData) -> DLRM:
                 feature_names=[name],
                 num_embeddings=ids.numel(),
                 embedding_dim=DIM,
+                initializer_type=InitializerType.UNIFORM,
                 weight_init_min=-0.05,
                 weight_init_max=0.05,
                 is_incremental=True,

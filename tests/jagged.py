@@ -44,15 +44,22 @@ def random_weights(rng: np.random.Generator, bags: Bags) -> dict[str, list[list[
     return {key: [rng.normal(size=len(bag)).tolist() for bag in every] for key, every in bags.items()}
 
 
+FIELDS: dict[str, Any] = {
+    "num_embeddings": 40,
+    "embedding_dim": 4,
+    "initializer_type": rst.InitializerType.UNIFORM,  # the default, which warns where it is not given
+}
+
+
 def bag_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.EmbCacheEmbeddingBagConfig:
     """A pooled hash table."""
-    options = {"num_embeddings": 40, "embedding_dim": 4, **fields}
+    options = {**FIELDS, **fields}
     return rst.EmbCacheEmbeddingBagConfig(name=name, feature_names=list(features), **options)
 
 
 def sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.EmbCacheEmbeddingConfig:
     """A sequence hash table."""
-    options = {"num_embeddings": 40, "embedding_dim": 4, **fields}
+    options = {**FIELDS, **fields}
     return rst.EmbCacheEmbeddingConfig(name=name, feature_names=list(features), **options)
 
 

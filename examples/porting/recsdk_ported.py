@@ -19,6 +19,7 @@ from rec_sdk_torch import (
     EmbCacheEmbeddingCollectionSharder,
     EmbCacheEmbeddingConfig,
     EmbCacheTrainPipelineSparseDist,
+    InitializerType,
 )
 
 try:
@@ -45,6 +46,7 @@ def main() -> None:
                 num_embeddings=rows,
                 embedding_dim=DIM,
                 feature_names=[name],
+                initializer_type=InitializerType.LINEAR,
                 weight_init_min=0.0,
                 weight_init_max=1.0,
             )

@@ -18,7 +18,7 @@ from torchrec.modules.embedding_configs import (
 
 from ..tbe import InitializerType, Pooling, TableConfig, TableLife
 from ..tbe.config.table import InitFn
-from .conventions import conventions, hashes_plain
+from .conventions import announce_default, conventions, hashes_plain
 from .life_configs import AdmitAndEvictConfig
 
 # `@` joins a shared feature's name with its table's.
@@ -31,7 +31,7 @@ class _HashTableFields:
 
     weight_init_mean: float = 0.0
     weight_init_stddev: float = 0.05
-    initializer_type: InitializerType = InitializerType.LINEAR
+    initializer_type: InitializerType | None = None
     admit_and_evict_config: AdmitAndEvictConfig | None = field(default_factory=AdmitAndEvictConfig)
     is_incremental: bool = False
 
@@ -55,7 +55,8 @@ class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
         weight_init_max: the greatest, likewise.
         weight_init_mean: mean of a TRUNCATED_NORMAL.
         weight_init_stddev: its standard deviation.
-        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`.
+        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`. None: UNIFORM; LINEAR under
+            `rec_sdk_torch.compat`.
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.
         admit_and_evict_config: which ids get a row, and when they lose it; None or the default: all do, and keep it.
@@ -93,7 +94,8 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
         weight_init_max: the greatest, likewise.
         weight_init_mean: mean of a TRUNCATED_NORMAL.
         weight_init_stddev: its standard deviation.
-        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`.
+        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`. None: UNIFORM; LINEAR under
+            `rec_sdk_torch.compat`.
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.
         admit_and_evict_config: which ids get a row, and when they lose it; None or the default: all do, and keep it.
@@ -124,17 +126,16 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
 class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
     """A hash table of bags that is wholly in device memory, of a `HashEmbeddingBagCollection`.
 
-    Its fields are those of `EmbCacheEmbeddingBagConfig`, but for this one:
+    Its fields are those of `EmbCacheEmbeddingBagConfig`, but for these:
 
     Attributes:
         num_embeddings: the capacity: one id more is a `CapacityError`.
+        initializer_type: None is UNIFORM, also under `rec_sdk_torch.compat`.
 
     Example:
         >>> from rec_sdk_torch import HashEmbeddingBagConfig
         >>> config = HashEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
     """
-
-    initializer_type: InitializerType = field(default_factory=lambda: conventions.hash_initializer)
 
 
 _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
@@ -186,6 +187,18 @@ def _check_admission(admission: AdmitAndEvictConfig | None, name: str) -> None:
         raise TypeError(f"table {name!r}: admit_and_evict_config is {admission!r}, expected AdmitAndEvictConfig")
 
 
+def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerType:
+    """Return a config's initializer, or the default of its kind of table, which is announced once."""
+    name, given = config.name, getattr(config, "initializer_type", None)
+    if given is None:
+        if config.init_fn is None and isinstance(config, _HashTableFields):
+            announce_default(name)
+        return conventions.cached_initializer if cached else InitializerType.UNIFORM
+    if not isinstance(given, InitializerType):
+        raise TypeError(f"table {name!r}: initializer_type is {given!r}, not InitializerType")
+    return given
+
+
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
     """The engine's config of a table, from a collection's config, which is not changed.
 
@@ -199,17 +212,12 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     _check_fields_without_effect(config)
     hashed = hashes_plain() or isinstance(config, _HashTableFields)
     name = config.name
-    initializer, mean, stddev = InitializerType.UNIFORM, 0.0, 0.05
-    if hashed:
-        initializer = conventions.hash_initializer if capacity else InitializerType.LINEAR
+    mean, stddev = 0.0, 0.05
     life: TableLife | None = None
     if isinstance(config, _HashTableFields):
         _check_admission(config.admit_and_evict_config, name)
         life = config.admit_and_evict_config.table_life() if config.admit_and_evict_config else None
-        initializer = config.initializer_type
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
-        if not isinstance(initializer, InitializerType):
-            raise TypeError(f"table {name!r}: initializer_type is {initializer!r}, not InitializerType")
     pooling = Pooling.NONE
     if isinstance(config, EmbeddingBagConfig):
         if config.pooling not in _POOLING:
@@ -219,7 +227,11 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         dtype = data_type_to_dtype(config.data_type)
     except (ValueError, AttributeError):
         raise ValueError(f"table {config.name!r}: data type {config.data_type!r} is unknown") from None
-    low, high = _init_range(config, cached=hashed and not capacity)
+    cached = hashed and not capacity
+    kind = _initializer(
+        config, cached=cached or isinstance(config, (EmbCacheEmbeddingConfig, EmbCacheEmbeddingBagConfig))
+    )
+    low, high = _init_range(config, cached=cached)
     return TableConfig(
         name=config.name,
         num_embeddings=config.num_embeddings,
@@ -229,7 +241,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         hashed=hashed,
         capacity=config.num_embeddings if capacity and hashed else 0,
         weight_dtype=dtype,
-        initializer_type=initializer,
+        initializer_type=kind,
         init_min=low,
         init_max=high,
         init_mean=mean,

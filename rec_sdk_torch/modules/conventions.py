@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ..tbe import InitializerType
+from ..warn import ConfigurationWarning, warn
 
 
 @dataclass
@@ -17,12 +18,14 @@ class Conventions:
         plain_hashed: TorchRec's own configs make hash tables, not index tables.
         cached_range: initial weights of cached hash tables whose configs give no min or max; None: as
             `TableConfig` has them.
-        hash_initializer: `initializer_type` of a `HashEmbeddingBagConfig` that gives none.
+        cached_initializer: of cached hash tables whose configs give no `initializer_type`.
+        announces_default: the next table whose config gives no `initializer_type` warns that the default has changed.
     """
 
     plain_hashed: bool = False
     cached_range: tuple[float, float] | None = None
-    hash_initializer: InitializerType = InitializerType.LINEAR
+    cached_initializer: InitializerType = InitializerType.UNIFORM
+    announces_default: bool = True
 
 
 conventions = Conventions()
@@ -51,4 +54,19 @@ def use_rec_sdk() -> None:
     """From now on those of Rec SDK hold."""
     conventions.plain_hashed = True
     conventions.cached_range = (0.0, 1.0)
-    conventions.hash_initializer = InitializerType.UNIFORM
+    conventions.cached_initializer = InitializerType.LINEAR
+    conventions.announces_default = False
+
+
+def announce_default(table: str) -> None:
+    """Warn once in a process that the default of `initializer_type` has changed."""
+    if not conventions.announces_default:
+        return
+    conventions.announces_default = False
+    warn(
+        f"table {table!r}: its config gives no initializer_type, so new rows are UNIFORM, as TorchRec's are; up to "
+        "version 0.2.0 they were LINEAR, the same row for every id. That also holds for new ids of a table that was "
+        "loaded, since a save does not hold the initializer. Give configs initializer_type=InitializerType.UNIFORM, "
+        "or LINEAR for the rows of before: either silences this warning, which the next version does not have",
+        ConfigurationWarning,
+    )

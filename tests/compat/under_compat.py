@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
+from rec_sdk_torch.modules.conventions import conventions, use_rec_sdk
 from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"
@@ -154,7 +156,7 @@ def test_fields_of_configs_follow_those_of_torchrec(config: Any) -> None:
     base = list(inspect.signature(config.__mro__[2]).parameters)
     further = ["weight_init_mean", "weight_init_stddev", "initializer_type", "admit_and_evict_config", "is_incremental"]
     assert list(parameters) == [*base, *further]
-    assert [parameters[name].default for name in further[:3]] == [0.0, 0.05, rst.InitializerType.LINEAR]
+    assert [parameters[name].default for name in further[:3]] == [0.0, 0.05, None]
 
 
 def test_constants() -> None:
@@ -397,11 +399,16 @@ def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
 
 
 @pytest.mark.parametrize("collection", CACHED)
-def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any) -> None:
+def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LINEAR is Rec SDK's default: nothing has changed for its scripts, and nothing is announced to them."""
     make, plain, config = collection
     linear = torch.linspace(0, 1, 8).expand(4, 8)
-    torch.testing.assert_close(rows_of(make([config_of(plain)])), linear)
-    torch.testing.assert_close(rows_of(make([config_of(config)])), linear)
+    monkeypatch.setattr(conventions, "announces_default", True)  # as in a new process
+    use_rec_sdk()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(rows_of(make([config_of(plain)])), linear)
+        torch.testing.assert_close(rows_of(make([config_of(config)])), linear)
     torch.testing.assert_close(rows_of(make([config_of(config, weight_init_min=-1.0)])), linear * 2 - 1)
     for kind in (rst.InitializerType.UNIFORM, rst.InitializerType.TRUNCATED_NORMAL):
         table = make([config_of(config, initializer_type=kind)])._embedding.tables[0]

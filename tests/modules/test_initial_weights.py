@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from jagged import (
     jagged,
     read,
     rows_of,
+    sequence_config,
     sequences_collection,
     single_ids,
     train_step,
@@ -22,7 +25,9 @@ from jagged import (
 from torchrec import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_configs import DataType
 
+import rec_sdk_torch as rst
 from rec_sdk_torch import HashEmbeddingBagCollection, HashEmbeddingBagConfig, InitializerType
+from rec_sdk_torch.modules.conventions import conventions
 
 IDS = (-(2**63), -1, 0, 1, 5, 1000, 2**63 - 1)
 
@@ -33,12 +38,74 @@ def initial(device: torch.device, ids: Any = IDS, **fields: Any) -> torch.Tensor
 
 
 def test_linear(device: torch.device) -> None:
-    rows = initial(device, embedding_dim=5, weight_init_min=-1.0, weight_init_max=3.0)
+    linear = {"initializer_type": InitializerType.LINEAR}
+    rows = initial(device, embedding_dim=5, weight_init_min=-1.0, weight_init_max=3.0, **linear)
     assert torch.equal(rows, torch.tensor([-1.0, 0.0, 1.0, 2.0, 3.0]).expand(len(IDS), 5))
     edge = 40**-0.5
-    rows = initial(device, embedding_dim=3)
+    rows = initial(device, embedding_dim=3, **linear)
     torch.testing.assert_close(rows, torch.tensor([-edge, 0.0, edge]).expand(len(IDS), 3))
-    assert torch.equal(initial(device, embedding_dim=1, weight_init_min=0.125), torch.full((len(IDS), 1), 0.125))
+    rows = initial(device, embedding_dim=1, weight_init_min=0.125, **linear)
+    assert torch.equal(rows, torch.full((len(IDS), 1), 0.125))
+
+
+def hash_collection(device: torch.device, **fields: Any) -> HashEmbeddingBagCollection:
+    """A collection of one whole table; torch's generator seeds it."""
+    config = HashEmbeddingBagConfig(name="t0", num_embeddings=40, embedding_dim=4, feature_names=["f0"], **fields)
+    torch.manual_seed(0)
+    return HashEmbeddingBagCollection([config], device=device)
+
+
+DEFAULT = {"initializer_type": None}
+MAKERS = {
+    "pooled": lambda device, **fields: bags_collection(device, bag_config(**fields)),
+    "sequence": lambda device, **fields: sequences_collection(device, sequence_config(**fields)),
+    "hash": hash_collection,
+}
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_the_default_has_torchrecs_bounds(device: torch.device, kind: str) -> None:
+    """Each id has a row of its own, uniform within plus and minus sqrt(1 / num_embeddings)."""
+    default, uniform = (
+        read(MAKERS[kind](device, **fields), single_ids(range(30)))
+        for fields in (DEFAULT, {"initializer_type": InitializerType.UNIFORM})
+    )
+    assert torch.equal(default, uniform)
+    assert default.unique().numel() == 120
+    assert 0.9 * 40**-0.5 < default.abs().max() <= 40**-0.5
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a config gives neither an initializer nor a function; the warning says how to silence it."""
+    monkeypatch.setattr(conventions, "announces_default", True)
+    cpu = torch.device("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MAKERS[kind](cpu, init_fn=torch.nn.init.ones_, **DEFAULT)
+        MAKERS[kind](cpu, initializer_type=InitializerType.LINEAR)
+        with pytest.warns(rst.ConfigurationWarning) as caught:
+            MAKERS[kind](cpu, **DEFAULT)
+        MAKERS[kind](cpu, **DEFAULT)
+    (message,) = (str(each.message) for each in caught)
+    for part in ("table 't0'", "UNIFORM", "initializer_type=InitializerType.UNIFORM", "LINEAR", "a save does not hold"):
+        assert part in message
+    assert Path(caught[0].filename).name in ("jagged.py", "test_initial_weights.py")  # not a file of the package
+
+
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_a_load_keeps_the_rows_of_another_initializer(device: torch.device, kind: str, tmp_path: Path) -> None:
+    """Rows are the save's; an id that it does not have starts as the model's config says."""
+    saved = MAKERS[kind](device, initializer_type=InitializerType.LINEAR)
+    apply(saved)
+    train_step(saved, single_ids([1, 2, 3]))
+    rst.Saver().save(saved, tmp_path)
+    for initializer in (None, InitializerType.LINEAR):
+        loaded, fresh = (MAKERS[kind](device, initializer_type=initializer) for _ in range(2))
+        apply(loaded)
+        rst.Saver().load(loaded, tmp_path)
+        assert torch.equal(read(loaded, single_ids([1, 2, 3])), read(saved, single_ids([1, 2, 3])))
+        assert torch.equal(read(loaded, single_ids([8, 9])), read(fresh, single_ids([8, 9])))
 
 
 def test_uniform(device: torch.device) -> None:
@@ -186,7 +253,8 @@ def test_init_fn_of_hash_tables(device: torch.device) -> None:
         calls.append(len(block))
         block.fill_(float(len(calls)))
 
-    collection = bags_collection(device, bag_config(init_fn=fill), bag_config("t1", ["f1"]), cache=4)
+    linear = bag_config("t1", ["f1"], initializer_type=InitializerType.LINEAR)
+    collection = bags_collection(device, bag_config(init_fn=fill), linear, cache=4)
     apply(collection, lr=0.0)
     for start in (0, 3, 1, 5):
         bags = [list(range(start, start + 3))]
