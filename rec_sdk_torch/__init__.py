@@ -3,10 +3,10 @@
 Public names are those of `__init__.pyi`. They are imported when first used: the package itself imports without
 TorchRec, and even where torch cannot. Once `torchrec.optim` is imported, it has the Accumulate optimizers too
 (`optim/torchrec_hooks.py`), TorchRec's planner takes NPUs (`_topology.py`), and its `state_dict_gather` takes
-tables of this package (`_gathering.py`).
+tables of this package (`_gathering.py`), as torch.distributed.checkpoint does (`_torch_checkpoints.py`).
 """
 
-from . import _gathering, _process_groups, _topology
+from . import _gathering, _process_groups, _topology, _torch_checkpoints
 from ._lazy import attach as _attach
 from .optim import torchrec_hooks as _torchrec_hooks
 
@@ -16,3 +16,4 @@ _torchrec_hooks.install()
 _process_groups.install()
 _topology.install()
 _gathering.install()
+_torch_checkpoints.install()

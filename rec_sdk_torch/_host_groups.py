@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -11,20 +13,40 @@ import torch.distributed as dist
 _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 
 
-def host_group(group: dist.ProcessGroup, use: str, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """The gloo group of the ranks of `group` for a `use`. All ranks must call it together.
+def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
+    """Return the gloo group with the ranks and the timeout of `group` for a `use` (collective).
 
     Args:
         group: of the model.
         use: for which there is one such group.
-        timeout: of the new group; None: torch's default.
     """
     made = _groups.setdefault(group, {})
     if use not in made:
-        ranks = dist.get_process_group_ranks(group)
+        ranks, timeout = dist.get_process_group_ranks(group), timeout_of(group)
         # Where only some ranks call it, torch names a group by the number of groups that each of them has.
         made[use] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not spans_world(group))
     return made[use]
+
+
+@contextlib.contextmanager
+def exchanging(what: str, group: dist.ProcessGroup) -> Iterator[None]:
+    """Surround collectives of `group`; `what` names the exchange in the error.
+
+    Raises:
+        RuntimeError: the exchange fails, since another rank has ended or does not come.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost_rank(what, dist.get_rank(group), dist.get_world_size(group), error) from error
+
+
+def lost_rank(what: str, rank: int, world_size: int, error: RuntimeError) -> RuntimeError:
+    """Return the error of `rank` whose exchange of `what` has failed with torch's `error`."""
+    return RuntimeError(
+        f"rank {rank} of {world_size} could not exchange {what}: another rank has ended, has raised an error, or has "
+        f"not come within the process group's timeout: {error}"
+    )
 
 
 def spans_world(group: dist.ProcessGroup) -> bool:

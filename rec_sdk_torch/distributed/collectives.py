@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
+from .._host_groups import lost_rank
 from ..tbe.cache.batch import Int64Array
 from .alike import Told, by_rank, differences
 from .levels import OneLevel, Relayed, Traffic, TwoLevels, Waited, Way
@@ -144,10 +145,7 @@ class Exchange:
         try:
             yield
         except RuntimeError as error:
-            raise RuntimeError(
-                f"rank {self.rank} of {self.world_size} could not exchange {what}: another rank has ended, has "
-                f"raised an error, or has not come within the process group's timeout: {error}"
-            ) from error
+            raise lost_rank(what, self.rank, self.world_size, error) from error
 
     def broadcast(self, number: int) -> int:
         """Rank 0's `number`, of 64 bits without sign."""

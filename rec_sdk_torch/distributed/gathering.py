@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .._host_groups import host_group
+from .._host_groups import exchanging, host_group
 from ..warn import SaveWarning, warn
 
 Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
@@ -55,13 +56,15 @@ def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
         found = [(len(ids), _problem(key, ids, src[key], dst[key]))]
         if group is not None:
             of_rank, found = found[0], [(0, "")] * dist.get_world_size(group)
-            dist.all_gather_object(found, of_rank, group=group)
+            with exchanging(f"how many rows of {key} each rank has", group):
+                dist.all_gather_object(found, of_rank, group=group)
         for rank, (_, problem) in enumerate(found):
             if problem:
                 raise ValueError(f"{key}: {problem} (rank {rank})")
         counts[key] = [count for count, _ in found]
     for key, of_ranks in counts.items():
-        _gather_rows(key, src[f"{key.removesuffix('.weight')}.ids"], src[key], dst[key], of_ranks, group)
+        with contextlib.nullcontext() if group is None else exchanging(f"the rows of {key}", group):
+            _gather_rows(key, src[f"{key.removesuffix('.weight')}.ids"], src[key], dst[key], of_ranks, group)
     rest(src, {key: value for key, value in dst.items() if key not in own})
 
 
@@ -83,15 +86,14 @@ def _problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Te
 def _gather_rows(
     key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, counts: list[int], group: Any
 ) -> None:
-    """Writes the rows of all ranks on rank 0, those of one rank at a time."""
+    """Write the rows of all ranks into the target of rank 0."""
+    parts = rows_of_ranks(ids, weight, counts, group)
     if group is not None and dist.get_rank(group) > 0:
-        if len(ids):
-            for part in (ids, weight):
-                dist.send(_bytes(part), 0, group=group)
+        next(parts, None)
         return
     known = torch.zeros(len(target), dtype=torch.bool, device="cpu")
     with torch.no_grad():
-        for of_rank, rows in _of_ranks(ids, weight, counts, group):
+        for of_rank, rows in parts:
             target[of_rank.to(target.device)] = rows.to(target.device, target.dtype)
             known[of_rank] = True
         target[~known.to(target.device)] = 0
@@ -101,20 +103,32 @@ def _gather_rows(
         )
 
 
-def _of_ranks(
-    ids: torch.Tensor, weight: torch.Tensor, counts: list[int], group: Any
+def rows_of_ranks(
+    ids: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and rows of each rank, on rank 0."""
+    """Yield ids and weights of each rank on rank 0; send this rank's there and yield nothing on others (collective).
+
+    Args:
+        ids: of this rank's rows.
+        weight: of this rank's rows, `[n, D]`.
+        counts: rows of each rank.
+        group: of the ranks, for tensors in host memory; None: there is one.
+    """
+    if group is not None and dist.get_rank(group) > 0:
+        if len(ids):
+            for part in (ids, weight):
+                dist.send(as_bytes(part), group=group, group_dst=0)
+        return
     yield ids.cpu(), weight
     for rank, count in enumerate(counts[1:], 1):
         if count:
             of_rank = torch.empty(count, dtype=torch.int64, device="cpu")
             rows = torch.empty((count, weight.shape[1]), dtype=weight.dtype, device="cpu")
             for part in (of_rank, rows):
-                dist.recv(_bytes(part), rank, group=group)
+                dist.recv(as_bytes(part), group=group, group_src=rank)
             yield of_rank, rows
 
 
-def _bytes(part: torch.Tensor) -> torch.Tensor:
-    """A tensor as gloo takes it, whatever its data type."""
+def as_bytes(part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as gloo takes it, whatever its data type."""
     return part.detach().cpu().contiguous().view(torch.uint8)

@@ -27,14 +27,16 @@ from ..tbe.rows.table_view import TableView, load
 from ..tbe.step.prefetch_queue import Prefetched
 from .collectives import Exchange
 from .dedup import Tables
+from .full_state_dicts import has_whole_tables, whole_table
 from .placement import Placement
 from .replicas import checksum, checksums
 
 
 class ShardHandle(TableHandle):
-    """A table's handle on one rank. In its state dict are rows that are at home there: `ids` and `weight`.
+    """A table's handle on one rank. Its state dict has the rank's rows in order of ids: `ids` and `weight`.
 
-    Ids are those of the whole table. An index table has all of the rank's rows, a hash table those it has met.
+    Ids are those of the whole table. An index table has all of the rank's rows, a hash table those it has met. A full
+    state dict (`StateDictOptions`) has whole tables, as the unsharded collection's has them.
     """
 
     sharded = True
@@ -42,9 +44,14 @@ class ShardHandle(TableHandle):
     def extra_repr(self) -> str:
         return f"on this rank {super().extra_repr()}"
 
-    def all_rows(self, ids: np.ndarray | None) -> None:
-        """`ids` of the rank's rows of an index table; None for a hash table."""
-        self._all_rows = ids
+    def divide(self, rows: np.ndarray | None, exchange: Exchange | None) -> None:
+        """Set which rows the rank has.
+
+        Args:
+            rows: ids of the rank's rows of an index table; None for a hash table.
+            exchange: with the ranks that have the other rows; None where each rank has all rows.
+        """
+        self._all_rows, self._exchange, self.weight.ranks = rows, exchange, exchange
 
     def ids_here(self) -> torch.Tensor:
         """Ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met, in order."""
@@ -53,9 +60,15 @@ class ShardHandle(TableHandle):
         return torch.from_numpy(self._all_rows.copy())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        view, ids = self._owner[0].view(self.table), self.ids_here()
-        destination[f"{prefix}ids"] = ids
-        destination[f"{prefix}weight"] = view.read(ids, [WEIGHT]).parts[WEIGHT]
+        full, ids = has_whole_tables(), self.ids_here().sort().values
+        weight = self._owner[0].view(self.table).read(ids, [WEIGHT]).parts[WEIGHT]
+        if full and self._exchange is not None:
+            ids, weight = whole_table(self.table, ids, weight, self._exchange)
+        elif not full:
+            self.weight.note_rows([ids, weight])
+        if self._all_rows is None or not full:
+            destination[f"{prefix}ids"] = ids
+        destination[f"{prefix}weight"] = weight
 
 
 def _draw(
@@ -132,8 +145,8 @@ class HomeTables(CachedCollection):
         )
         handles: dict[str, Any] = self._table_handles()
         for table, placement in pairs:
-            handles[table.name].weight.ranks = None if placement.replicated else exchange
-            handles[table.name].all_rows(None if table.hashed else placement.rows(table.num_embeddings))
+            rows = None if table.hashed else placement.rows(table.num_embeddings)
+            handles[table.name].divide(rows, None if placement.replicated else exchange)
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
         self._take_over(source, placements, exchange)

@@ -25,6 +25,7 @@ from ..tbe.step.prefetch_queue import Prefetched
 from .alike import TrainingSettings
 from .collectives import Exchange, SendRows, Vote
 from .dedup import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
+from .full_state_dicts import has_whole_tables
 from .input_dist import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
 from .local_shard import HomeTables
 from .output_dist import PoolBags, Repeat
@@ -379,19 +380,22 @@ class ShardedCollection(
         return self.home.load_state_dict(state_dict, strict, assign)
 
     def _take_home(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Makes a rank's rows of tables that come without ids, whose rows are all those from 0 on.
+        """Select this rank's rows of tables that come without ids, whose rows are those from 0 on, or in a full dict.
 
         Ids that an index table of another size had are left out, with a warning.
         """
+        full = has_whole_tables()
         for config, placement in zip(self._tables.configs, self._tables.placements, strict=True):
             own = f"{prefix}{self.home._handles_name}.{config.name}."
             weight = state_dict.get(f"{own}weight")
+            if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
+                state_dict.pop(f"{own}ids", None)  # torch fills in the handle's, which has none
             ids = state_dict.get(f"{own}ids", row_numbers(weight))
             if not (isinstance(ids, torch.Tensor) and isinstance(weight, torch.Tensor) and len(weight) == len(ids)):
                 continue  # the load of the table says so
             chosen, whole = torch.ones_like(ids, dtype=torch.bool), f"{own}ids" not in state_dict
-            if whole:
-                chosen = torch.from_numpy(placement.owner(ids.numpy()) == self.exchange.rank)
+            if whole or full:
+                chosen = torch.from_numpy(placement.owner(ids.cpu().numpy()) == self.exchange.rank)
             if not config.hashed:
                 fits, rows = ids < config.num_embeddings, config.num_embeddings
                 if not bool(fits.all()) or (whole and len(ids) < rows):

@@ -9,7 +9,7 @@ import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.types import ShardingEnv, ShardingType
 
-from .._host_groups import host_group, reaches_host, spans_world, timeout_of
+from .._host_groups import host_group, reaches_host, spans_world
 from ..backends.devices import parse_device
 from ..modules.collection import CachedCollection
 from ..warn import ConfigurationWarning, warn
@@ -119,7 +119,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         if any(each != ranks[0] for each in ranks):
             raise ValueError(f"cpu_env, npu_env and the model have process groups of ranks {ranks}: they must agree")
         if self._ids_env is None and (spans_world(rows) or not reaches_host(rows)):
-            ids = host_group(rows, "ids", timeout_of(rows))
+            ids = host_group(rows, "ids")
         if not reaches_host(ids):
             raise ValueError("the process group of cpu_env does not exchange tensors in host memory: give it gloo")
         given = self._device if device is None else parse_device(device)

@@ -89,7 +89,7 @@ class IdsState(_TableState):
         self._config = config
 
     def state_dict(self) -> torch.Tensor:
-        return self._embedding.view(self._table).ids()
+        return self._embedding.view(self._table).ids().sort().values
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
         return known_ids_problem(self._config, value) or self._unknown(value)
@@ -137,7 +137,7 @@ class RowState(_TableState):
     def state_dict(self) -> torch.Tensor:
         with self._embedding.exclusive():
             view = self._embedding.view(self._table)
-            return view.read(view.ids(), [self._name]).parts[self._name].reshape(-1, *self._shape)
+            return view.read(view.ids().sort().values, [self._name]).parts[self._name].reshape(-1, *self._shape)
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
         expected, problem = (rows, *self._shape), tensor_problem(value)
@@ -287,9 +287,13 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             group.update(options)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict as TorchRec's has it: one moment of all tables, copied to the host."""
+        """Return the state dict as TorchRec's has it: one moment of all tables, copied to the host, in order of ids."""
         with self._embedding.exclusive():
             result: dict[str, Any] = super().state_dict()
+        for name, handle in self.params.items():
+            if isinstance(handle, TableParameter):
+                rows = [key for key, state in self.state[handle].items() if not isinstance(state, StepState)]
+                handle.note_rows(result["state"][name][key] for key in rows)
         return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .._rank_rows import note_rank_rows
 from ..eager import check_real
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.rows.state_dict import save_table
@@ -75,7 +76,11 @@ class Ranks(Protocol):
 
     Attributes:
         rows: their process group for tensors on the table's device.
+        rank, world_size: of that group.
     """
+
+    rank: int
+    world_size: int
 
     @property
     def rows(self) -> Any: ...
@@ -196,6 +201,13 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         if value is not self.requires_grad:
             (embedding.thaw if value else embedding.freeze)(self.table)
 
+    def note_rows(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that `tensors` of a state dict have the rows of this rank alone, if other ranks have others."""
+        if self.ranks is not None and self.ranks.world_size > 1:
+            note_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
+        elif self.others_differ:
+            note_rank_rows(tensors, torch.distributed.get_rank(), torch.distributed.get_world_size())
+
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
         return requests.noted(self)
@@ -305,6 +317,7 @@ class TableHandle(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         save_table(self._owner[0].layout, self._config.name, destination, prefix)
+        self.weight.note_rows(destination[f"{prefix}{name}"] for name in self.state_names())
 
     def _load_from_state_dict(
         self,

@@ -36,7 +36,7 @@ def test_torch_distributed_checkpoint(tmp_path: Path) -> None:
     dcp.save(source.state_dict(), checkpoint_id=tmp_path)
     target.load_state_dict(read_back(tmp_path))
     for name in "abcd":
-        ids = source.view(name).ids()
+        ids = source.view(name).ids().sort().values
         assert torch.equal(target.view(name).ids(), ids)
         assert torch.equal(target.view(name).read(ids).parts["weight"], source.view(name).read(ids).parts["weight"])
     assert contents(target).keys() == contents(source).keys()

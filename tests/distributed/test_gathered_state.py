@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,11 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.inference import state_dict_transform
 
 import rec_sdk_torch as rst
+from rec_sdk_torch import _gathering
 
 Start = Callable[[int], Ranks]
 SHARDINGS = [("row_wise",) * 3, ("table_wise", "row_wise", "data_parallel"), ("data_parallel",) * 3]
+T1 = "sparse.embedding_bags.t1"
 BF16 = Scenario(kind="bags").dtype.__class__.BF16
 
 
@@ -125,4 +128,38 @@ def test_tables_of_one_process() -> None:
 
 def test_the_older_module_gathers_too() -> None:
     legacy = pytest.importorskip("torchrec.inference.inference_legacy.state_dict_transform")
-    assert legacy.state_dict_gather.__wrapped__ is not state_dict_transform.state_dict_gather.__wrapped__
+    model, target = Model(Scenario(cache=60), 3), Plain("cpu")
+    with pytest.warns(UserWarning, match="rows are zeros"):
+        legacy.state_dict_gather(model.state_dict(), target.state_dict())
+    assert torch.equal(target.state_dict()[f"{T1}.weight"], model.state_dict()[f"{T1}.weight"])
+
+
+def test_scripts_may_import_the_name_first() -> None:
+    path = state_dict_transform.__file__
+    assert path is not None
+    spec = importlib.util.spec_from_file_location("state_dict_transform_of_a_script", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    gather = module.state_dict_gather
+    _gathering._gather_by_ids(module)  # as `import rec_sdk_torch` does
+    whole = {"t.weight": torch.empty(3, 1), "x": torch.empty(2)}
+    weight = torch.tensor([[2.0], [0.0], [1.0]])
+    gather({"t.ids": torch.tensor([2, 0, 1]), "t.weight": weight, "x": torch.ones(2)}, whole)
+    assert whole["t.weight"].flatten().tolist() == [0.0, 1.0, 2.0]
+    assert whole["x"].tolist() == [1.0, 1.0]
+
+
+def test_rows_of_torchrecs_collection_are_those_of_the_ids() -> None:
+    """It takes rows as they come: row i is that of the id i."""
+    config = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
+    ours = rst.EmbCacheEmbeddingBagCollection([config], cache=8, device="cpu")
+    rst.apply_optimizer_in_backward(torch.optim.SGD, ours.parameters(), {"lr": 0.1})
+    for i in (5, 0, 7, 2, 6, 1, 4, 3):
+        (ours(jagged({"f": [[i]]})).values().sum() * i).backward()
+    plain = EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
+    theirs = EmbeddingBagCollection([plain])
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    batch = jagged({"f": [[i] for i in range(8)]})
+    assert torch.equal(theirs(batch).values(), ours.eval()(batch).values())

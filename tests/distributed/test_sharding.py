@@ -22,7 +22,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import rec_sdk_torch as rst
-from rec_sdk_torch._host_groups import host_group, timeout_of
+from rec_sdk_torch._host_groups import host_group
 
 Start = Callable[[int], Ranks]
 
@@ -78,7 +78,7 @@ def groups_of_ids(rank: int, world_size: int) -> None:
     assert first.rows is model.process_group
     assert torch.distributed.get_backend(first.ids) == "gloo"
     parts = [torch.distributed.new_group([i], timeout=timedelta(seconds=77)) for i in range(world_size)]
-    ids = host_group(parts[rank], "ids", timeout_of(parts[rank]))
+    ids = host_group(parts[rank], "ids")
     assert torch.distributed.get_process_group_ranks(ids) == [rank]
     assert ids._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
     of_part = exchange_of(None, SimpleNamespace(process_group=parts[rank]))

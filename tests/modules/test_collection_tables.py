@@ -116,7 +116,7 @@ def test_inside_a_larger_module(device: torch.device) -> None:
         "dense.weight",
         "dense.bias",
     }
-    assert state[f"{prefix}.t0.ids"].tolist() == [1, -8, 5]
+    assert state[f"{prefix}.t0.ids"].tolist() == [-8, 1, 5]
     assert state[f"{prefix}.t0.ids"].dtype == torch.int64
     assert [tuple(state[f"{prefix}.{t}.weight"].shape) for t in ("t0", "t1")] == [(3, 4), (9, 3)]
     assert not model.eval().sparse.training

@@ -93,11 +93,11 @@ def test_states_of_many_rows(device: torch.device, rows: int) -> None:
     values[T0] = {"t0.ids": ids[order], "t0.momentum1": first, "t0.exp_avg_sq": second, "t0.step": torch.tensor(3)}
     values[T1] = {"t1.momentum1": second, "t1.exp_avg_sq": first, "t1.step": torch.tensor(3)}
     collection.fused_optimizer.load_state_dict({"state": values})
-    found = collection.fused_optimizer.state_dict()["state"]
-    assert torch.equal(found[T0]["t0.ids"], ids)
-    assert torch.equal(found[T0]["t0.momentum1"][order], first)
-    assert torch.equal(found[T0]["t0.exp_avg_sq"][order], second)
+    found, places = collection.fused_optimizer.state_dict()["state"], rows - 1 - order
+    assert torch.equal(found[T0]["t0.ids"], ids.flip(0))
+    assert torch.equal(found[T0]["t0.momentum1"][places], first)
+    assert torch.equal(found[T0]["t0.exp_avg_sq"][places], second)
     assert torch.equal(found[T1]["t1.momentum1"], second)
     assert torch.equal(found[T1]["t1.exp_avg_sq"], first)
-    assert torch.equal(collection.state_dict()[T0], weight)
+    assert torch.equal(collection.state_dict()[T0], weight.flip(0))
     assert torch.equal(collection.state_dict()[T1], weight)

@@ -84,7 +84,8 @@ def test_keys_shapes_and_values(device: torch.device, pooled: bool) -> None:
     for part, name in zip(parts, "abcd", strict=True):
         ids = state.get(f"{name}.ids", torch.arange(IDS))
         assert torch.equal(part[ids], state[f"{name}.weight"].float()), name
-    assert torch.equal(state["a.ids"], torch.from_numpy(np.asarray(embedding.table_ids("a"))))
+    assert state["a.ids"].tolist() == sorted(embedding.table_ids("a").tolist())
+    assert state["a.ids"].tolist() != embedding.table_ids("a").tolist(), "ids arrived in another order"
 
 
 @KINDS

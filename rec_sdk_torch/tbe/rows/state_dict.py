@@ -59,7 +59,7 @@ def refuse_sharing() -> None:
 
 
 def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: str) -> None:
-    """Puts a table into a state dict: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
+    """Put a table into a state dict: `weight` `[n, D]`, of a hash table `ids` int64 `[n]` too, in ascending order."""
     view = TableView(layout, name)
     config = view.config
     if layout.device.type == "meta":
@@ -69,7 +69,7 @@ def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: s
             {WEIGHT: torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="meta")},
         )
     else:
-        whole = view.read(view.ids(), [WEIGHT])
+        whole = view.read(view.ids().sort().values, [WEIGHT])
     if config.hashed:
         destination[f"{prefix}ids"] = whole.ids
     destination[f"{prefix}weight"] = whole.parts[WEIGHT]

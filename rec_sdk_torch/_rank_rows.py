@@ -1,0 +1,48 @@
+"""Notes which tensors of state dicts have one rank's rows, and refuses them where torch takes them for all ranks'."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+_ranks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By storage of a tensor: the rank whose rows it has, and the number of ranks."""
+
+
+def note_rank_rows(tensors: Iterable[torch.Tensor], rank: int, world_size: int) -> None:
+    """Note that `tensors` of a state dict, and their views, have the rows of `rank` alone."""
+    for tensor in tensors:
+        _ranks[tensor.untyped_storage()] = rank, world_size
+
+
+def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
+    """Check that keys of tensors with one rank's rows name it: torch saves one tensor for a key that all ranks have.
+
+    Raises:
+        ValueError: a key does not.
+    """
+    wrong = []
+    for path, tensor in _tensors(state_dict, ()):
+        rank, world_size = _ranks.get(tensor.untyped_storage(), (None, 0))
+        if rank is not None and not any(re.search(rf"rank{rank}(?!\d)", name) for name in path):
+            wrong.append((".".join(path), rank, world_size))
+    if wrong:
+        key, rank, world_size = wrong[0]
+        raise ValueError(
+            f"key {key!r} and {len(wrong) - 1} others have the rows of rank {rank} of {world_size}, and "
+            "torch.distributed.checkpoint takes one rank's tensor for all ranks: save and load tables with "
+            f"rec_sdk_torch.Saver, or let their keys name the rank, as 'rank{rank}.{key}' does (docs/torch.md)"
+        )
+
+
+def _tensors(value: Any, path: Sequence[str]) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
+    """Yield the plain tensors in nested dicts and lists, and the keys that lead to each."""
+    if type(value) is torch.Tensor and value.layout == torch.strided:
+        yield path, value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _tensors(part, (*path, str(key)))
