@@ -117,21 +117,34 @@ def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, 
     return result
 
 
-def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement]) -> None:
-    """Makes the tables of all owners on all ranks what was saved, or none of them."""
+def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement]) -> list[str]:
+    """Makes the tables of all owners on all ranks what was saved, or none of them.
 
-    def prepare() -> None:
+    Returns:
+        names of tables of which some rank rounded weights to the data type of its cache; a warning names them.
+    """
+
+    def prepare() -> list[str]:
         for each in made:
             each.prepare()
+        return [name for each in made for name in each.rounded]
 
     try:
-        team.together(prepare)
+        of_ranks = team.together(prepare)
     except BaseException:
         for each in made:
             each.drop()
         raise
     for owner, each in zip(owners, made, strict=True):
         owner.embedding.layout.locks.do(each)
+    rounded = sorted({name for names in of_ranks for name in names})
+    if rounded:
+        warn(
+            f"tables {rounded}: weights of the save are not numbers of the table's cache_dtype, and are rounded to it; "
+            "a TableReader of the save has them as they are there. The next save is a full one",
+            SaveWarning,
+        )
+    return rounded
 
 
 def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:

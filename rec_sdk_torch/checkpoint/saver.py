@@ -183,11 +183,11 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         check_counts(found, folder, rows)
         beside = team.together(lambda: has_room(found, rows[team.rank], folder))[team.rank]
         warn_of_losses(found, chain)
-        put_in_place(team, owners, replacements(owners, found, chain, beside))
+        rounded = put_in_place(team, owners, replacements(owners, found, chain, beside))
         last, of_chain = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
         place = Place(last.id, last.base, last.sequence, folder.name, tuple(of_chain))
         now = formats_of(owners)
-        followed = can_be_followed(found, last, now)
+        followed = not rounded and can_be_followed(found, last, now)
         for owner in owners:
             drop_marks(owner.embedding)
             if followed:

@@ -14,9 +14,10 @@ from ..cache.device_cache import Group
 from ..cache.evicted import EvictedRows
 from ..config.life import NEVER
 from ..config.optimizer import TableOptimizer
+from ..config.table import TableConfig
 from .given import columns_of
 from .layout import Layout
-from .row_parts import placed
+from .row_parts import WEIGHT, placed
 from .table_life import CLOCKS
 from .table_view import Chunk, TableView
 
@@ -80,6 +81,9 @@ class Replacement:
 
     `prepare` does all that can fail, beside the tables; `Locks.do` then puts the new ones in their place. Where memory
     has no room for both the tables are emptied first, and stay empty if `prepare` fails.
+
+    Attributes:
+        rounded: names of tables of which the data type of the cache rounds weights, known after `prepare`.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Replacement:
         self._emptied = False
         self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
         self._evicted: dict[str, list[EvictedRows]] = {}
+        self.rounded: list[str] = []
         self.begun = False
 
     def prepare(self) -> None:
@@ -119,7 +124,8 @@ class Replacement:
             self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
             for source in self._sources:
                 group, table = source.view._open()
-                _fill(source, group, engines[groups.index(group)], table)
+                if _fill(source, group, engines[groups.index(group)], table):
+                    self.rounded.append(source.view.config.name)
                 if source.view.config.name in self._layout.evicted:
                     self._evicted[source.view.config.name] = source.evicted()
         except BaseException:
@@ -155,8 +161,22 @@ class Replacement:
         self._layout.windows = dict(self._windows)
 
 
-def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> None:
-    """Makes an empty table of `engine`, the group's or one that will be, what the source says: no row is cached."""
+def _is_rounded(config: TableConfig, weights: torch.Tensor) -> bool:
+    """Return whether weights change on their way through the data type of the table's cache."""
+    if config.cache_dtype in (None, config.weight_dtype):
+        return False
+    stored = weights.to(config.weight_dtype)
+    cached = stored.to(config.cache_dtype).to(config.weight_dtype)
+    return not bool(((stored == cached) | stored.isnan()).all())
+
+
+def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> bool:
+    """Makes an empty table of `engine`, the group's or one that will be, what the source says: no row is cached.
+
+    Returns:
+        whether weights were rounded to the data type of the cache.
+    """
+    rounded = False
     places, name = source.view._places(None), source.view.config.name
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():
@@ -165,6 +185,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
             engine.remove(table, ids)
             continue
         parts = [placed(group, places[part], values) for part, values in layer.parts.items()]
+        rounded = rounded or (WEIGHT in layer.parts and _is_rounded(source.view.config, layer.parts[WEIGHT]))
         rows = engine.load_rows(table, ids, parts, len(parts) == len(places))
         if layer.columns and len(ids):
             engine.write_columns(table, rows, columns_of(name, layer.columns))
@@ -177,3 +198,4 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
             engine.set_candidates(table, waiting.numpy(), columns_of(name, columns))
         if source.life.sketches:
             engine.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
+    return rounded
