@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from .._rank_rows import note_rank_rows
 from ..eager import check_real
@@ -89,7 +91,7 @@ class Ranks(Protocol):
 
 
 class TableParameter(_NotWritten, torch.nn.Parameter):
-    """A table's handle: shape `[0, D]`, requires grad, never part of the autograd graph.
+    """A table's handle: shape `[0, D]`, a leaf of the autograd graph that gets no gradient through it.
 
     TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it, which is checked there;
     the next training forward hands it to the engine.
@@ -106,16 +108,18 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:
         """The handle of `config`."""
-        data = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device=device)
-        check_real(data)
-        handle: TableParameter = torch.Tensor._make_subclass(cls, data, True)
+        with torch.inference_mode(False):  # an inference tensor cannot be a leaf of a graph
+            data = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device=device)
+            check_real(data)
+            handle: TableParameter = torch.Tensor._make_subclass(cls, data, True)
         handle.table = config.name
         handle.embedding_optimizer_cls = embedding_optimizer_cls
         return handle
 
     def twin(self, data: torch.Tensor) -> TableParameter:
         """A handle on `data` with the same requests. The optimizer objects that torch made stay with the first."""
-        twin: TableParameter = torch.Tensor._make_subclass(TableParameter, data, True)
+        with torch.inference_mode(False):
+            twin: TableParameter = torch.Tensor._make_subclass(TableParameter, torch.empty_like(data), True)
         notes = {name: self.__dict__[name] for name in requests.NOTES if name in self.__dict__}
         twin.__dict__.update({name: value for name, value in self.__dict__.items() if name not in notes})
         for name, values in notes.items():
@@ -179,6 +183,21 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     def bind(self, embedding: TableBatchedEmbedding) -> None:
         """Makes this the handle of a table of `embedding`, which it does not keep alive."""
         self._embedding = weakref.ref(embedding)
+        embedding.set_parameter(self.table, self)
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Never calls `hook`: no gradient goes through the graph to a table's parameter."""
+        return RemovableHandle(OrderedDict())
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+        """Calls `hook` with this handle after backward passes that left a gradient in `grad`: with `update="step"`."""
+
+        def called(handle: torch.Tensor) -> None:
+            if handle.grad is not None:
+                hook(handle)
+
+        result: RemovableHandle = super().register_post_accumulate_grad_hook(called)
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_embedding"}

@@ -137,13 +137,26 @@ def is_hooked(handle: Handle) -> bool:
     """Whether the optimizer is to act in the backward pass: torch's apply can be told that it is not."""
     if not handle.__dict__.get(OPTIMIZERS):
         return True
+    return handle in _hooks()
+
+
+def _hooks() -> Any:
+    """Returns the hooks of each parameter that torch's apply has registered."""
     # imported here: torch compiles eight optimizers as it imports this, a third of a second
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
-    return handle in param_to_optim_hook_handle_map
+    return param_to_optim_hook_handle_map
 
 
-def _check_hooked(handle: Handle) -> None:
+def _take_over(handle: Handle) -> None:
+    """Removes torch's hooks, which would call `step()` of optimizers that have no rows, and set the gradient to None.
+
+    Raises:
+        RuntimeError: there are none.
+    """
+    if handle.__dict__.get(OPTIMIZERS) and is_hooked(handle):
+        for hook in _hooks()[handle]:
+            hook.remove()
     if not is_hooked(handle):
         while handle.requested():
             forget(handle)
@@ -172,7 +185,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
         requested = handle.requested()
         if not requested:
             continue
-        _check_hooked(handle)
+        _take_over(handle)
         cls, keywords = requested[0]
         optimizer = check(handle, cls, keywords, requested[1:])
         if handle.__dict__[OPTIMIZERS]:

@@ -127,7 +127,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         self._keys = np.arange(self.num_features, dtype=np.int64)
         self._trainable = False
         self._step = LaterStep if options.updates_at_step else Step
-        self._anchor = self._make_anchor()
+        self._anchor: torch.Tensor | None = None
 
     @property
     def options(self) -> EmbeddingOptions:
@@ -139,10 +139,10 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         self.guard.check_finite = options.check_finite
         self.guard.scaler = options.grad_scaler
 
-    def _make_anchor(self) -> torch.Tensor:
-        """A tensor that makes autograd record lookups."""
-        with torch.inference_mode(False):
-            return torch.empty(0, dtype=torch.float32, device=self.device, requires_grad=True)
+    def set_parameter(self, table: str, parameter: torch.Tensor) -> None:
+        """Makes `parameter`, which has no elements, the leaf of a table in the autograd graph: see `ParameterEdges`."""
+        self.layout.edges.add(table, parameter)
+        self._anchor = None
 
     # ---- layout
 
@@ -376,6 +376,8 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         step = self._step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
         monitor.copied_batches += batch.copied
         try:
+            if self._anchor is None:
+                self._anchor = layout.edges.anchor(self.device)
             outputs = FusedLookup.apply(self._anchor, step, *weights) if weights else look_up(self._anchor, step)
         except BaseException:
             step.release()  # now: the traceback may live on
@@ -397,7 +399,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
             raise RuntimeError(f"tables cannot be converted to {probe.dtype}: set the data type in their config")
         if probe.device != self.device:
             self.layout.move_to(probe.device)
-            self._anchor = self._make_anchor()
+            self._anchor = None
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableBatchedEmbedding:

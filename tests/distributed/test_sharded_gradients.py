@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import bags_collection, jagged
+from jagged import apply, bag_config, bags_collection, jagged, same_bits
 from ranks import Place, Ranks
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 
 import rec_sdk_torch as rst
 
+FUSED = EmbeddingComputeKernel.FUSED.value
 BAGS = ([[1, 2], [3]], [[2], [3, 4]])
 """The bags of each rank."""
 
@@ -24,12 +25,14 @@ def collection(device: torch.device) -> Any:
     return made
 
 
-def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
-    fused = EmbeddingComputeKernel.FUSED.value
-    plan = EmbeddingModuleShardingPlan({"t0": ParameterSharding("row_wise", fused, None)})
+def shard(made: Any, *tables: str) -> Any:
+    plan = EmbeddingModuleShardingPlan({table: ParameterSharding("row_wise", FUSED, None) for table in tables})
     world = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
-    sharded = sharder.shard(collection(Place.device), plan, world, Place.device)
+    return rst.EmbCacheEmbeddingBagCollectionSharder().shard(made, plan, world, Place.device)
+
+
+def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
+    sharded = shard(collection(Place.device), "t0")
     (sharded(jagged({"f0": BAGS[rank]})).values() * (rank + 1)).sum().backward()
     before = sharded.state_dict()["embedding_bags.t0.weight"].clone()
     taken = sharded.take_gradients()["t0"]
@@ -54,3 +57,54 @@ def test_gradients_of_all_ranks(ranks_of: Callable[[int], Ranks]) -> None:
         assert not found.keys() & part.keys()
         found |= part
     assert found == dict(zip(ids.tolist(), rows.tolist(), strict=True))
+
+
+def passes_with_inputs(rank: int, world_size: int, update: str) -> None:
+    """Each table trains where its parameter is among the inputs, as on one process."""
+
+    def made() -> Any:
+        options = {"cache": 40, "update": update, "is_weighted": True}
+        alone = bags_collection(Place.device, bag_config("t0"), bag_config("t1", ["f1"]), **options)
+        apply(alone, torch.optim.Adagrad)
+        return shard(alone, "t0", "t1")
+
+    def loss_of(collection: Any, weights: torch.Tensor) -> torch.Tensor:
+        batch = jagged({"f0": BAGS[rank], "f1": BAGS[1 - rank]})
+        batch._weights = weights
+        loss: torch.Tensor = collection(batch).values().pow(2).sum()
+        return loss
+
+    count = 6
+    weights = torch.linspace(0.5, 1.5, count, device=Place.device, requires_grad=True)
+    expected, found = made(), made()
+    for step in range(3):
+        loss_of(expected, weights.detach()).backward()
+        expected.fused_optimizer.step()
+        loss = loss_of(found, weights)
+        before = found.state_dict()
+        (first,) = torch.autograd.grad(loss, [weights], retain_graph=True)
+        loss.backward(inputs=[weights], retain_graph=True)
+        assert weights.grad is not None
+        assert torch.equal(first, weights.grad)
+        found.fused_optimizer.step()
+        assert not list(same_bits(before, found.state_dict())), f"step {step} changes no row yet"
+        loss.backward(inputs=list(found.parameters()))
+        found.fused_optimizer.step()
+        weights.grad = None
+        assert not list(same_bits(expected.state_dict(), found.state_dict()))
+    before = found.state_dict()
+    (handle,) = [each for each in found.parameters() if each.table == "t1"]
+    loss_of(expected, weights).backward()
+    loss_of(found, weights).backward(inputs=[handle])
+    for one in (expected, found):
+        one.fused_optimizer.step()
+    assert torch.equal(before["embedding_bags.t0.weight"], found.state_dict()["embedding_bags.t0.weight"])
+    trained = (each.state_dict()["embedding_bags.t1.weight"] for each in (expected, found))
+    assert torch.equal(*trained)
+    with pytest.raises(RuntimeError, match=r"autograd\.grad cannot return the gradient of table 't1'"):
+        torch.autograd.grad(loss_of(found, weights), [handle])
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_backward_passes_with_inputs(ranks_of: Callable[[int], Ranks], update: str) -> None:
+    ranks_of(2).run(passes_with_inputs, update)

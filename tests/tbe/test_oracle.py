@@ -233,7 +233,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
         for number in done:
             outputs, weights = forwards.pop(number)
             optimizer.options["lr"] = scenario.steps[number].lr
-            backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads])
+            backward(outputs, [grad.to(device) / 2 for grad in scenario.steps[number].grads], weights)
             if weights is not None and weights.grad is not None:
                 result[f"weights_grad{number}"] = weights.grad.cpu()
             if scenario.counts and number % 2:
@@ -250,10 +250,20 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
     return result
 
 
-def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-    """Features of a frozen table have no gradient."""
+def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], weights: torch.Tensor | None = None) -> None:
+    """Trains, and before that computes the gradient of the weights alone, which trains nothing.
+
+    Features of a frozen table have no gradient.
+    """
     pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]
-    torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+    of_outputs, of_grads = [output for output, _ in pairs], [grad for _, grad in pairs]
+    first = None
+    if weights is not None:
+        (first,) = torch.autograd.grad(of_outputs, weights, of_grads, retain_graph=True, allow_unused=True)
+    torch.autograd.backward(of_outputs, of_grads)
+    if weights is not None and first is not None:
+        assert weights.grad is not None
+        assert torch.equal(first, weights.grad)
 
 
 def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,14 +34,21 @@ class GradedPlan(Protocol):
 def graded_rows(
     plan: GradedPlan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
 ) -> GradedRows | None:
-    """The rows that have a gradient; None for no row."""
+    """Returns the rows that have a gradient; None for no row.
+
+    Args:
+        plan: of the batch.
+        grads: one for each feature of a sequence; else the gradient of the one output, or where some tables do not
+            train, that gradient for each table that trains and None for the others.
+        weights: the per-sample weights.
+    """
     present = [grad for grad in grads if grad is not None] if len(grads) != 1 or grads[0] is None else [grads[0]]
     if not present or not plan.arrays.unique_slots.shape[0]:
         return None
     arrays = plan.arrays
-    if len(present) < len(grads):
-        return _with_gradient(arrays, grads)
     scale = arrays.scale if weights is None else _scale(arrays, weights)
+    if len(present) < len(grads):
+        return _with_gradient(arrays, grads, scale)
     of_lookups: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
     count = plan.host.segment_lookups
     if count < arrays.grad_row.shape[0]:  # without the lookups of ids that have no row
@@ -50,18 +57,22 @@ def graded_rows(
     return present, arrays.unique_slots, arrays.unique_ids, arrays.table_offsets, segments
 
 
-def _with_gradient(arrays: PlanArrays, grads: Sequence[torch.Tensor | None]) -> GradedRows | None:
-    """The same where features of a sequence are not part of the loss: without their lookups, and without the rows
-    that have no others.
-    """
-    assert arrays.grad_source is not None, "one feature has one gradient or none"
+def _with_gradient(
+    arrays: PlanArrays, grads: Sequence[torch.Tensor | None], scale: torch.Tensor | None
+) -> GradedRows | None:
+    """Returns the same where some of `grads` are None: without their lookups, and without rows that have no others."""
     device = arrays.slots.device
-    numbers = np.cumsum([grad is not None for grad in grads]) - 1
-    source, borders, tables = (
-        array.cpu().numpy() for array in (arrays.grad_source, arrays.segment_offsets, arrays.table_offsets)
-    )
-    source = source[: borders[-1]]
-    kept = np.array([grad is not None for grad in grads])[source]
+    there = np.array([grad is not None for grad in grads])
+    borders, tables = arrays.segment_offsets.cpu().numpy(), arrays.table_offsets.cpu().numpy()
+    present, source = [grad for grad in grads if grad is not None], None
+    if arrays.grad_source is None:
+        of_rows = np.repeat(np.arange(len(grads)), np.diff(tables))
+        kept = there[np.repeat(of_rows, np.diff(borders))]
+        present = present[:1]
+    else:
+        of_lookups = arrays.grad_source.cpu().numpy()[: borders[-1]]
+        kept = there[of_lookups]
+        source = (np.cumsum(there) - 1)[of_lookups[kept]]
     before = np.concatenate([[0], np.cumsum(kept)])[borders]
     rows = np.flatnonzero(np.diff(before))
     if not len(rows):
@@ -70,20 +81,20 @@ def _with_gradient(arrays: PlanArrays, grads: Sequence[torch.Tensor | None]) -> 
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int32)).to(device)
 
-    lookups = torch.from_numpy(np.flatnonzero(kept)).to(device)
-    own_borders = np.append(before[rows], before[-1])
+    def chosen(array: torch.Tensor | None, places: torch.Tensor) -> Any:
+        return None if array is None else array.index_select(0, places)
+
+    lookups, own_borders = torch.from_numpy(np.flatnonzero(kept)).to(device), np.append(before[rows], before[-1])
     segments = (
         put(own_borders),
-        arrays.grad_row.index_select(0, lookups),
-        put(numbers[source[kept]]),
-        None,
-        None,
+        chosen(arrays.grad_row, lookups),
+        None if source is None else put(source),
+        chosen(arrays.grad_column, lookups),
+        chosen(scale, lookups),
         put(hot_segments(own_borders)),
     )
-    there = torch.from_numpy(rows).to(device)
-    slots = arrays.unique_slots.index_select(0, there)
-    ids = None if arrays.unique_ids is None else arrays.unique_ids.index_select(0, there)
-    present = [grad for grad in grads if grad is not None]
+    places = torch.from_numpy(rows).to(device)
+    slots, ids = chosen(arrays.unique_slots, places), chosen(arrays.unique_ids, places)
     return present, slots, ids, put(np.searchsorted(rows, tables)), segments
 
 

@@ -24,6 +24,7 @@ from ..options import EmbeddingOptions
 from .frozen import FrozenTables
 from .locks import Locks
 from .move import move_rows
+from .parameter_edges import ParameterEdges
 from .waiting import NOTHING, Waiting
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Layout:
         frozen: the tables that training only reads; None where there is none.
         padding_ids: ids that mean nothing; None where no table has one.
         locks: order the threads that use the tables.
+        edges: from lookups to the tables' parameters, in the autograd graph.
         built: the groups; empty before the first use.
         used_optimizers: those of the groups, each once.
         works_on_tables: whether backward passes may do something to whole tables: end a window, evict ids, or pass over
@@ -86,6 +88,7 @@ class Layout:
         self.padding_ids = PaddingIds.of(self.tables)
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self.locks = Locks()
+        self.edges = ParameterEdges()
         self.built: list[Group] = []
         self.used_optimizers: list[TableOptimizer] = []
         self.works_on_tables = False

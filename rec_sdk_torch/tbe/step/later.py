@@ -32,15 +32,19 @@ class LaterStep(Step):
         super().release()
 
     def backward(
-        self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+        self,
+        grads: Sequence[torch.Tensor | None],
+        weights: Sequence[torch.Tensor | None],
+        wanted: Sequence[bool],
+        tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
-        """Aggregates the gradients; gradients of the per-sample weights of each group, where they are wanted."""
+        """Aggregates the gradients, and returns the gradients of the per-sample weights; see `Step.backward`."""
         if self._over:
             raise RuntimeError(
                 "the embedding's rows were updated by step() after this forward and a backward through it: look the "
                 "batch up again"
             )
-        return super().backward(grads, weights, wanted)
+        return super().backward(grads, weights, wanted, tables)
 
     def left(self) -> bool:
         """Whether its rows have to stay in the cache though its backward pass failed."""

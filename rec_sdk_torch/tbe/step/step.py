@@ -20,6 +20,7 @@ from ..cache.ledger import Call
 from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..rows.layout import Layout
+from ..rows.parameter_edges import graph_task, will_execute
 from .gradient_check import GradientGuard
 from .monitor import Monitor
 from .outputs import split_apart
@@ -37,6 +38,7 @@ class Step:
 
     Attributes:
         repeats: whether several backward passes may come.
+        edges: to the tables' parameters.
     """
 
     repeats = False
@@ -61,6 +63,7 @@ class Step:
             shape: of the output of all groups, when pooled; else None.
         """
         self._layout = layout
+        self.edges = layout.edges
         self._locks = layout.locks
         self._guard = guard
         self._monitor = monitor
@@ -135,9 +138,20 @@ class Step:
     # ---- backward
 
     def backward(
-        self, grads: Sequence[torch.Tensor | None], weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+        self,
+        grads: Sequence[torch.Tensor | None],
+        weights: Sequence[torch.Tensor | None],
+        wanted: Sequence[bool],
+        tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
-        """Updates the rows; gradients of the per-sample weights, as many as are `wanted` or not."""
+        """Updates the rows of `tables`, by default of all; returns the gradients of the per-sample weights.
+
+        Args:
+            grads: of the outputs.
+            weights: the per-sample weights of each group.
+            wanted: whether the gradient of each of them is returned, or None.
+            tables: those that train. Where there are none the step stays as it is, and a later call may train.
+        """
         # A thread of autograd may run this, which is no call that it makes: the thread of the forward waits for it.
         here = caller()
         here.depth += 1
@@ -150,10 +164,14 @@ class Step:
             guard, locks = self._guard, self._locks
             weights = weights or (None,) * len(self._groups)
             of_groups: Grads = self._by_group(ready)
+            if tables is not None and not tables:
+                return self._only_weights(of_groups, wanted)
             for_rows: Grads | None = of_groups
             if guard.scaler is not None or guard.check_finite != "off":
                 admitted = guard.admit(ready, self._tables)
                 for_rows = None if admitted is None else self._by_group(admitted)
+            if tables is not None and for_rows is not None:
+                for_rows = self._of_tables(for_rows, tables)
             if locks.unfinished is not None:
                 locks.catch_up()
             with locks.launch:
@@ -196,6 +214,35 @@ class Step:
             return [list(of_outputs)] * len(self._groups)
         return [[one] for one in of_outputs]
 
+    def _of_tables(self, of_groups: Grads, tables: frozenset[str]) -> Grads:
+        """Replaces the gradients of other tables by None, as `graded_rows` reads them."""
+        result: list[Sequence[torch.Tensor | None]] = []
+        for group, grads in zip(self._groups, of_groups, strict=True):
+            names = [member.config.name for member in group.members]
+            if self._lengths is not None:
+                names = [member.config.name for member in group.members for _ in member.features]
+            elif tables.issuperset(names):
+                names = names[:1]
+            of_names = grads if len(grads) == len(names) else list(grads) * len(names)
+            result.append([grad if name in tables else None for name, grad in zip(names, of_names, strict=True)])
+        return result
+
+    def _only_weights(self, grads: Grads, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Returns the gradients of the per-sample weights, and changes nothing."""
+        self._locks.catch_up()
+        with self._locks.launch:
+            self._locks.complete()
+            return self._weights_grads(grads, wanted)
+
+    def _weights_grads(self, grads: Grads, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Returns the gradients of the per-sample weights of each group, None where they are not wanted."""
+        result: list[torch.Tensor | None] = [None] * len(wanted)
+        for index, want in enumerate(wanted):
+            grad = grads[index][0] if want else None
+            if grad is not None:
+                result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._kept.get(index))
+        return result
+
     def _update(
         self, grads: Grads, for_rows: Grads | None, weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
@@ -204,10 +251,8 @@ class Step:
         if locks.unfinished is not None:
             locks.complete()
         result: list[torch.Tensor | None] = [None] * len(wanted)
-        for index, want in enumerate(wanted):
-            grad = grads[index][0] if want else None
-            if grad is not None:
-                result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._kept.get(index))
+        if True in wanted:
+            result = self._weights_grads(grads, wanted)
         if locks.readers:
             locks.readers.pop(id(self), None)
         with profiled("update"):
@@ -264,8 +309,7 @@ class FusedLookup(torch.autograd.Function):
     """Lookup whose backward is the fused update.
 
     The cache is not saved for backward, since a later swap may move rows; the plan is, and pins its rows.
-    Inputs: an anchor that requires grad (the tables' handles never enter the graph), the step, and each group's
-    per-sample weights, if there are some.
+    Inputs: the anchor of `ParameterEdges`, the step, and each group's per-sample weights, if there are some.
     """
 
     @staticmethod
@@ -293,13 +337,18 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
             "forward, and call backward() on their sum; or detach() the output that is not to train the tables; or "
             "look the batch up again"
         )
+    tables = None  # all
+    if graph_task() == -1 or not will_execute(step.edges.private):
+        tables = step.edges.requested()
     wanted, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
     if step.repeats:
         saved = saved[1:]
-    else:
+    if tables is not None and not tables:
+        return (None, None, *step.backward(grads, saved, wanted, tables))
+    if not step.repeats:
         ctx.step = None
     try:
-        weight_grads = step.backward(grads, saved, wanted)
+        weight_grads = step.backward(grads, saved, wanted, tables)
     except BaseException:
         if not step.left():
             step.release()
