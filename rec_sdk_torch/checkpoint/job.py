@@ -43,6 +43,8 @@ class SaveJob:
         self._root = root
         self._team = Team(self._owners)
         check_shared(self._owners, self._team.size)
+        for owner in self._owners:
+            owner.check_replicas()
         self._start: Start | None = None
         self._moment: Moment | None = None
         with contextlib.ExitStack() as stack:

@@ -58,6 +58,20 @@ class Owner:
         """Whether this process writes rows of the table into a save: those that all ranks have, the first one does."""
         return self.exchange is None or self.exchange.rank == 0 or self.shares(table)
 
+    def check_replicas(self) -> None:
+        """Compares the updates of tables that all ranks have, where `step()` makes them; all ranks must call it.
+
+        Raises:
+            ValueError: ranks have made other updates, so that their rows differ: on all of them.
+        """
+        layout = self.embedding.layout
+        if self.exchange is not None and layout.replicated and layout.options.updates_at_step:
+            changes, told = layout.waiting.told(), {}
+            for name in sorted(layout.replicated):
+                optimizer = layout.optimizer_of(name)
+                told[name] = {"step": repr(optimizer and optimizer.step), **changes.get(name, {})}
+            self.exchange.agree("saves", told)
+
     def ids(self, view: TableView) -> Iterator[Int64Array]:
         """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
         config = self.configs[view.config.name]

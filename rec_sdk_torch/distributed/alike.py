@@ -79,7 +79,12 @@ class TrainingSettings:
         if self._changed():
             self._remember(optimizers)
         steps = array("q", [-1 if optimizer is None else optimizer.step for optimizer in optimizers])
-        return zlib.crc32(repr(self._windows()).encode(), zlib.crc32(steps, self._checksum))
+        return zlib.crc32(repr(self._windows()).encode(), zlib.crc32(steps, self.checksum_of_changes(self._checksum)))
+
+    def checksum_of_changes(self, start: int = 0) -> int:
+        """A checksum that goes on from `start`, of changes in gradients of replicated tables; `start` for none."""
+        applied = self._embedding.layout.waiting.applied
+        return zlib.crc32(repr(sorted(applied.items())).encode(), start) if applied else start
 
     def _windows(self) -> dict[str, int]:
         open_ones = sorted((length, count) for length, count in self._embedding.layout.windows.items() if count)
@@ -121,6 +126,8 @@ class TrainingSettings:
         for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
             step = {} if optimizer is None else {"step": optimizer.step}
             told[table.name] = _as_text(_optimizer(optimizer) | step)
+        for name, changes in self._embedding.layout.waiting.told().items():
+            told[name] |= changes
         return told
 
 

@@ -241,6 +241,8 @@ class ShardedCollection(
                 self.home._sync_optimizers()
                 self.home.settle_drawn()
                 ctx.settings = self._settings.checksum()
+            else:
+                ctx.settings = self._settings.checksum_of_changes()
             ctx.bags = self.home._checked(features)
             if self._pooled:
                 ctx.bags.check_pooled()

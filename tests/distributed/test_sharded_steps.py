@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+
+import rec_sdk_torch as rst
 
 Start = Callable[[int], Ranks]
 MIXED = Scenario(
@@ -248,3 +251,92 @@ def test_tables_of_each_ranks_own_have_no_common_norm(ranks_of: Start) -> None:
     for messages in ranks_of(2).run(own_tables):
         assert len(messages) == 1, "elements are clipped all the same"
         assert "clip_grad_norm_ cannot clip tables ['t0', 't1', 't2']" in messages[0]
+
+
+# ---- replicated tables whose gradients one rank changes
+
+
+def halve(handle: Any) -> None:
+    handle.grad.mul_(0.5)
+
+
+def clip_alone(handle: Any) -> None:
+    torch.nn.utils.clip_grads_with_norm_([handle], 1e-3, torch.linalg.vector_norm(handle.grad))
+
+
+def leave_out(handle: Any) -> None:
+    handle.grad = None
+
+
+def look(handle: Any) -> None:
+    """Clips by a norm that is not reached, which changes nothing."""
+    clip_grad_norm_([handle], 1e9)
+
+
+CHANGES = {"halved": halve, "clipped": clip_alone, "left out": leave_out, "only looked at": look, "dropped": look}
+
+
+def changed_alone(
+    rank: int, world_size: int, kind: str, ranks: tuple[int, ...], then: str, folder: str, behind: int = 0
+) -> str:
+    """The error that comes after some ranks have changed the gradient of the replicated table t1.
+
+    behind: the backward pass of the two that the change follows.
+    """
+    model = shard(Model(MIXED, 3), MIXED, world_size)
+    tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, world_size)[0])
+    (handle,) = [each for name, each in tables.named_parameters() if ".t1." in name]
+    for number in range(2):
+        tables(batch).values().pow(2).sum().backward()
+        if number == behind and rank in ranks:
+            CHANGES[kind](handle)
+    if then == "drop" or (kind == "dropped" and rank in ranks):
+        tables.fused_optimizer.zero_grad()
+    tables.fused_optimizer.step()
+    try:
+        if then == "save":
+            rst.Saver().save(model.module, folder)
+        if then == "read":
+            with torch.no_grad():
+                tables(batch).values()
+        tables(batch).values().sum().backward()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "then", "doing"),
+    [("halved", "read", "evaluates"), ("clipped", "train", "trains"), ("left out", "save", "saves")],
+)
+def test_a_gradient_that_one_rank_changes_is_refused(
+    ranks_of: Start, tmp_path: Path, kind: str, then: str, doing: str, behind: int
+) -> None:
+    for found in ranks_of(2).run(changed_alone, kind, (1,), then, str(tmp_path), behind):
+        assert f"each rank {doing}" in found
+        assert "table 't1': changes of its grad is None on rank 0, checksum" in found
+        assert "not the same on all ranks" in found
+
+
+def test_a_save_after_a_step_that_one_rank_skipped_is_refused(ranks_of: Start, tmp_path: Path) -> None:
+    for found in ranks_of(2).run(changed_alone, "dropped", (1,), "save", str(tmp_path)):
+        assert "each rank saves" in found
+        assert "table 't1': step is 1 on rank 0, 0 on rank 1" in found
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "then"),
+    [
+        ("halved", (0, 1), "train"),
+        ("clipped", (0, 1), "save"),
+        ("left out", (0, 1), "train"),
+        ("only looked at", (1,), "train"),
+        ("halved", (1,), "drop"),
+    ],
+)
+def test_changes_that_leave_replicas_alike_are_taken(
+    ranks_of: Start, tmp_path: Path, kind: str, ranks: tuple[int, ...], then: str
+) -> None:
+    assert ranks_of(2).run(changed_alone, kind, ranks, then, str(tmp_path)) == ["", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,6 +58,22 @@ class WaitingRows:
         ids, of_table = self.arrays.unique_ids.cpu().numpy(), self._tables_of_rows()
         rows = self._chosen(np.lexsort((ids, of_table)), of_table)
         return replace(rows, values=rows.sums[:, : rows.sums.shape[1] // 2].contiguous())
+
+    def count(self, table: int) -> int:
+        """The number of rows of a table."""
+        begin, end = self.arrays.table_offsets[table : table + 2].tolist()
+        return int(end - begin)
+
+    def checksum_of_change(self, table: int) -> int:
+        """A checksum of a table's gradient, if it was changed since it was handed out; else 0."""
+        if self.values is None:
+            return 0
+        begin, end = self.arrays.table_offsets[table : table + 2].tolist()
+        now = self.values[begin:end]
+        before = self.sums[begin:end, : now.shape[1]].contiguous()
+        if torch.equal(before.view(torch.int32), now.view(torch.int32)):  # as bits: a NaN is equal to itself
+            return 0
+        return zlib.crc32(now.cpu().numpy().tobytes(), 1)
 
     def parts(self) -> list[torch.Tensor]:
         """The gradient of each table's rows, float32 `[n, D]`; what is changed in it is changed for the update.

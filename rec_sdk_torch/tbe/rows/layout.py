@@ -51,6 +51,7 @@ class Layout:
         windows: backward passes so far of the accumulation windows of each length.
         waiting: gradients that wait for `step()`.
         evicted: by name, of tables whose rows are handed out when they leave: where these wait.
+        replicated: by name, tables that all ranks of a sharded collection have.
         always: by name, ids whose rows a table has though they may not have been met.
         fill: fills tables that are new.
     """
@@ -95,6 +96,7 @@ class Layout:
         self.windows: dict[int, int] = {}
         self.waiting: Waiting = NOTHING
         self.evicted = {t.name: Departures(t.name) for t in self.tables if t.life is not None and t.life.keep_evicted}
+        self.replicated: frozenset[str] = frozenset()
         self.always: dict[str, Callable[[], Int64Array]] = {}
         self.fill = fill
 

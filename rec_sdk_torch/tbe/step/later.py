@@ -12,9 +12,12 @@ from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..cache.waiting import WaitingRows, aggregated
 from ..rows.layout import Layout
-from ..rows.waiting import NOTHING, Waiting
+from ..rows.waiting import Waiting, joined
 from .step import Step
 from .table_update import Grads, TableUpdate
+
+_LEFT_OUT = 1
+"""The checksum of the change of a table whose gradient was set to None."""
 
 
 class LaterStep(Step):
@@ -76,35 +79,41 @@ class LaterStep(Step):
             group.swap.transfers.follow()
             rows.append(aggregated(of_group, plan, grads, weight, group.layout.dim))
         holders = waiting.holders if self in waiting.holders else (*waiting.holders, self)
-        layout.waiting = Waiting(rows, holders, waiting.backwards + 1)
+        layout.waiting = waiting._replace(rows=rows, holders=holders, backwards=waiting.backwards + 1)
 
 
 class StepUpdate(TableUpdate):
     """The update of the rows that wait; or, without `rows`, what ends the training step beside it."""
 
-    def __init__(self, layout: Layout, rows: Sequence[WaitingRows | None] | None) -> None:
+    def __init__(self, layout: Layout, rows: Sequence[WaitingRows | None] | None, after: Waiting) -> None:
+        """`after`: what waits when it is done."""
         groups = layout.built
         plans = cast(Sequence[Plan], rows or ())  # which they stand for
         grads = None if rows is None else [[None if each is None else each.gradient] for each in rows]
         super().__init__(layout, plans, grads, [None] * len(groups))
         self._held = layout.waiting.holders if rows is not None else ()
+        self._after = after
 
     def run(self) -> None:
         """As that of a batch."""
         super().run()
-        self._layout.waiting = NOTHING
+        self._layout.waiting = self._after
 
 
 def _kept(layout: Layout) -> Waiting:
-    """The gradients that wait, without those of tables that were left out."""
+    """The gradients that wait, without those of tables that were left out; changes in them are noted."""
     waiting = layout.waiting
-    if not waiting.left_out:
+    if not waiting.backwards or not (waiting.left_out or layout.replicated):
         return waiting
-    rows = []
+    rows, changes = [], {}
     for group, of_group in zip(layout.built, waiting.rows, strict=True):
-        places = [group.places[name] for name in waiting.left_out & group.places.keys()]
-        rows.append(of_group.without(places) if of_group is not None and places else of_group)
-    return waiting._replace(rows=rows, left_out=frozenset())
+        places = {name: group.places[name] for name in waiting.left_out & group.places.keys()}
+        if of_group is not None:
+            for name in layout.replicated & group.places.keys():
+                left_out = name in places and of_group.count(places[name])
+                changes[name] = _LEFT_OUT if left_out else of_group.checksum_of_change(group.places[name])
+        rows.append(of_group.without(places.values()) if of_group is not None and places else of_group)
+    return waiting._replace(rows=rows, left_out=frozenset(), changes=joined(waiting.changes, changes))
 
 
 def _end(layout: Layout, apply: bool) -> None:
@@ -128,7 +137,7 @@ def _end(layout: Layout, apply: bool) -> None:
             for group in groups:
                 group.swap.transfers.follow()
             with profiled("update"):
-                update = StepUpdate(layout, waiting.rows if apply else None)
+                update = StepUpdate(layout, waiting.rows if apply else None, waiting.after(apply))
                 locks.keep_rows(update.changing)
                 locks.do(update)
         for group in groups:
