@@ -30,6 +30,7 @@ from .manifest import (
     SavedTable,
 )
 from .quantized import BITS, row_bytes
+from .sketches import sketch_problem
 from .tensors import DTYPES, Pack, TensorReader
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -155,12 +156,16 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
     return reader
 
 
-def check_values(reader: TensorReader, file: SavedFile) -> None:
-    """Whether columns of a file have values that can be.
+def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
+    """Whether columns of a file have values that can be, and whether a sketch is that of its rank.
 
     Raises:
-        CheckpointError: one has not.
+        CheckpointError: one has not, or is not.
     """
+    if file.role == SKETCH:
+        problem = sketch_problem(reader.array(SKETCH), file.rank, manifest.world_size)
+        if problem is not None:
+            raise CheckpointError(f"{reader.path}: the sketch of table {file.table!r} has {problem}")
     for name, spec in reader.specs.items():
         column = name.removeprefix("column.")
         other = _OTHERS.get((file.role, name))

@@ -87,7 +87,7 @@ def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
                 raise CheckpointError(f"{reader.path}: tensors {wrong} have not the {file.rows} rows of the manifest")
             check_tensors(reader, manifest, file)
             reader.checked = file
-            check_values(reader, file)
+            check_values(reader, manifest, file)
 
 
 def verify_tables(chain: Chain) -> None:

@@ -21,11 +21,13 @@ LIFE = TableLife(
     admit_threshold=2.0, evict_share=0.1, evict_age=1000, evict_step_interval=50, beta=0.5, keep_evicted=True
 )
 
+SKETCH = TableLife(admit_threshold=3.0, sketch_bytes=200)
 
-def make(optimizer: Any = WINDOWS, **options: Any) -> TableBatchedEmbedding:
-    """A hash table that admits and evicts ids, and an index table."""
+
+def make(optimizer: Any = WINDOWS, life: TableLife = LIFE, **options: Any) -> TableBatchedEmbedding:
+    """A hash table that admits ids, and may evict them, and an index table."""
     tables = [
-        TableConfig("a", 30, 4, track_changes=True, life=LIFE),
+        TableConfig("a", 30, 4, track_changes=True, life=life),
         TableConfig("b", 12, 4, hashed=False, track_changes=True),
     ]
     given = TableOptimizer.create(*optimizer)
@@ -40,9 +42,9 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
         embedding(ids, torch.arange(0, 11, 5), clicks=clicks, timestamps=times).square().sum().backward()
 
 
-def saved(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+def saved(path: Path, life: TableLife = LIFE) -> list[tuple[Path, dict[str, Any]]]:
     """A full save, and a delta with removed ids and their rows, candidates and an open window; with what was saved."""
-    source = make()
+    source = make(life=life)
     train(source, range(7))
     saves = [(Path(rst.Saver().save(source, path, incremental=True)), state_of(source))]
     train(source, range(7, 9))
@@ -60,6 +62,7 @@ def state_of(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     result["columns"] = {name: values.tolist() for name, values in view.row_columns(ids).items()}
     result["candidates"] = waiting.tolist(), {name: values.tolist() for name, values in counted.items()}
     result["clocks"] = view.clocks()
+    result["sketch"] = view.sketch().tolist()
     result["evicted"] = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.evicted_waiting()]
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 import warnings
@@ -14,7 +15,21 @@ from typing import Any
 import numpy as np
 import odd_saves
 import pytest
-from odd_saves import Header, body_of, change_file, files_of, get, make, places, put, state_of, train, write_manifest
+from odd_saves import (
+    LIFE,
+    SKETCH,
+    Header,
+    body_of,
+    change_file,
+    files_of,
+    get,
+    make,
+    places,
+    put,
+    state_of,
+    train,
+    write_manifest,
+)
 from test_saver import same
 
 import rec_sdk_torch as rst
@@ -23,6 +38,7 @@ from rec_sdk_torch.checkpoint.errors import CheckpointError
 from rec_sdk_torch.checkpoint.manifest import MANIFEST
 from rec_sdk_torch.checkpoint.tensors import TensorReader
 from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.tbe import TableLife
 
 DEEP: Any = json.loads("[" * 40 + "]" * 40)
 ODD = [
@@ -104,13 +120,16 @@ def tried(save: Path, saved: Any, target: Any, few: int) -> int:
     return refused
 
 
-def test_every_value_of_a_manifest(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    saves = odd_saves.saved(tmp_path)
-    target = make()
+@pytest.mark.parametrize(("life", "least"), [(LIFE, (80, 1300)), (SKETCH, (70, 1000))], ids=["counters", "sketch"])
+def test_every_value_of_a_manifest(
+    life: TableLife, least: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    saves = odd_saves.saved(tmp_path, life)
+    target = make(life=life)
     train(target, range(50, 53))
     full, day = map(request.config.getoption, ("--full", "--day"))
     refused = [tried(save, saved, target, 0 if full else 1 + day) for save, saved in saves]
-    assert min(refused) > (1300 if full else 80)
+    assert min(refused) > least[full]
     rst.Saver().load(target, tmp_path)
     same(state_of(target), saves[-1][1])
 
@@ -234,9 +253,9 @@ class Changed:
         target: a model with other rows.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.save, self.saved = odd_saves.saved(path)[-1]
-        self.target = make()
+    def __init__(self, path: Path, life: TableLife = LIFE) -> None:
+        self.save, self.saved = odd_saves.saved(path, life)[-1]
+        self.target = make(life=life)
         train(self.target, range(50, 53))
         self._before = state_of(self.target)
         self._files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
@@ -320,3 +339,53 @@ def test_json_that_is_nested_deeply(place: str, odd: Changed) -> None:
         file |= {"bytes": len(raw), "checksums": {"header": zlib.crc32(raw)}}
         write_manifest(odd.save, body)
     odd.refused("damaged")
+
+
+# ---- sketches
+
+NUMBERS = sorted({*range(-4, 6), 16, 17, 2**31, 2**53, 2**53 + 1, 2**62, -(2**63), 2**63 - 1})
+
+
+@pytest.fixture
+def sketched(tmp_path: Path) -> Changed:
+    return Changed(tmp_path, SKETCH)
+
+
+def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
+    """Sets a number before the cells of the sketch; the number before, and the state of the sketch then."""
+    found = []
+
+    def change(header: Header, data: dict[str, np.ndarray]) -> None:
+        numbers = data["sketch"][:64].view(np.int64)
+        before, numbers[place] = int(numbers[place]), number
+        found.append((before, data["sketch"][32:].tolist()))
+
+    change_file(save, "a", "sketch", change)
+    return found[0]
+
+
+def test_every_number_of_a_sketch(sketched: Changed) -> None:
+    """Each is refused, but for those that can be: the sketch is then that of the file."""
+    refused, target = 0, make(life=SKETCH)
+    can_be = {0: range(-2, 1), 7: range(2**53 + 1)}  # homes of one rank, counts of lookups
+    for place, number in itertools.product(range(8), NUMBERS):
+        before, state = set_number(sketched.save, place, number)
+        if number == before or number in can_be.get(place, ()):
+            load(target, sketched.save)
+            assert state_of(target)["sketch"] == state
+        else:
+            sketched.refused("the sketch of table 'a' has")
+            refused += 1
+        sketched.restore()
+    assert refused > 100
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 63, 64, -1])
+def test_a_sketch_of_another_size(size: int, sketched: Changed) -> None:
+    def change(header: Header, data: dict[str, np.ndarray]) -> None:
+        data["sketch"] = data["sketch"][:size]
+        header["sketch"]["shape"] = [len(data["sketch"])]
+
+    change_file(sketched.save, "a", "sketch", change)
+    sketched.refused("the sketch of table 'a' has")
+    assert main(["verify", str(sketched.save)]) == 1
