@@ -217,7 +217,7 @@ def life(found: Match, chain: Chain) -> LifeState | None:
 
 
 def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Ids at home here that are not admitted yet, of all ranks' files, and columns of these names; 0 where none is."""
+    """Returns the candidates at home here, of all ranks' files, and those of the named columns that the files have."""
     folder, manifest = chain[-1]
     all_ids = [torch.empty(0, dtype=torch.int64, device="cpu")]
     columns = {name: list(all_ids) for name in names}
@@ -226,9 +226,9 @@ def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch
             ids = reader.read("ids")
             mine = _mine(found, ids)
             all_ids.append(ids if mine is None else ids[mine])
+            columns = {name: parts for name, parts in columns.items() if f"column.{name}" in reader.specs}
             for name, parts in columns.items():
-                there = f"column.{name}" in reader.specs
-                values = reader.read(f"column.{name}") if there else torch.zeros_like(ids)
+                values = reader.read(f"column.{name}")
                 parts.append(values if mine is None else values[mine])
     return torch.cat(all_ids), {name: torch.cat(parts) for name, parts in columns.items()}
 

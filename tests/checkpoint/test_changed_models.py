@@ -28,8 +28,8 @@ RULES = {
     "admitted": TableLife(admit_threshold=2.0),
     "sketch": TableLife(admit_threshold=2.0, sketch_bytes=500),
     "chance": TableLife(admit_probability=0.5),
-    "idle": TableLife(evict_idle_steps=3, evict_step_interval=2, admit_threshold=2.0),
-    "age": TableLife(evict_age=25, evict_step_interval=2),
+    "idle": TableLife(evict_idle_steps=3, evict_step_interval=2, admit_threshold=2.0, keep_evicted=True),
+    "age": TableLife(evict_age=25, evict_step_interval=2, admit_threshold=2.0, keep_evicted=True),
     "norm": TableLife(evict_norm=1e-3, evict_step_interval=2),
     "share": TableLife(evict_share=0.1, evict_step_interval=4),
     "clicks": TableLife(evict_share=0.1, evict_step_interval=4, beta=2.0),
@@ -157,6 +157,61 @@ def test_another_format(before: str, tmp_path: Path, request: pytest.FixtureRequ
         follow(Model(format=before), Model(format=after), tmp_path / after)
 
 
+BEGUN = {"idle": "last_use", "age": "timestamp"}
+"""Rules by the time since something happened to a row, and the column that has when."""
+
+
+def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: set[str]) -> None:
+    """Whether no id is evicted for what a save lacks, which had the columns `saved`."""
+    if rules not in BEGUN or BEGUN[rules] in saved:
+        return
+    view = model.view("t")
+    before = view.ids().sort().values, view.candidates()[0]
+    assert view.evict() == 0
+    assert all(map(torch.equal, (view.ids().sort().values, view.candidates()[0]), before))
+
+
+def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
+    """A training step with one lookup of each of `ids`."""
+    life = model.tables[0].life
+    seen = {"timestamps": torch.full_like(ids, time)} if life is not None and life.evict_age else {}
+    if life is not None and life.needs_clicks:
+        seen["clicks"] = torch.zeros_like(ids)
+    model(ids, torch.tensor([0, len(ids)]), **seen).sum().backward()
+
+
+@IGNORED
+@pytest.mark.parametrize("after", BEGUN)
+@pytest.mark.parametrize("before", RULES)
+def test_a_rule_that_the_save_lacks_begins_with_the_load(before: str, after: str, tmp_path: Path) -> None:
+    """Rows, candidates and rows that wait to be taken are overdue so long after the load, and not at once."""
+    source, model = Model(before).make(), Model(after).make()
+    saved, view = kept(source)[0], model.view("t")
+    for seed in range(0, 30, 3):
+        change(source, seed)
+    once(source, torch.arange(100, 105), 300)  # candidates, where there are some
+    source.view("t").remove(source.view("t").ids()[:3])
+    source.view("t").set_clocks({"timestamp": 300})  # as of a table that had timestamps before
+    rst.Saver().save(source, tmp_path)
+    rst.Saver().load(model, tmp_path)
+    if BEGUN[after] in saved:
+        return
+    check_nothing_is_overdue(model, after, saved)
+    assert torch.equal(view.candidates()[0], source.view("t").candidates()[0])
+    assert (len(view.candidates()[0]) > 0) == (before in ("admitted", "idle", "age"))
+    waited = view.take_evicted()
+    assert (len(waited) > 0) == (RULES[before] is not None and RULES[before].keep_evicted)
+    view.put_back(waited)
+    assert bool(view.knows(waited.ids).all())
+    check_nothing_is_overdue(model, after, saved)
+    ids = view.ids()
+    assert len(ids) > 20
+    for step in range(4):
+        once(model, torch.tensor([90]), 300 + 10 * step)
+        view.evict()
+        assert bool(view.knows(ids).any()) == (step < (3 if after == "age" else 2))
+
+
 def loaded_elsewhere(
     random: np.random.Generator, model: TableBatchedEmbedding, before: Model, path: Path
 ) -> tuple[TableBatchedEmbedding, Model]:
@@ -170,6 +225,7 @@ def loaded_elsewhere(
             rst.Saver().load(other, path)
         return model, before
     rst.Saver().load(other, path)
+    check_nothing_is_overdue(other, after.rules if new.hashed else "none", kept(model)[0])
     return other, after
 
 

@@ -12,13 +12,12 @@ from ... import _engine
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..cache.evicted import EvictedRows
-from ..config.life import NEVER
 from ..config.optimizer import TableOptimizer
 from ..config.table import TableConfig
 from .given import columns_of
 from .layout import Layout
 from .row_parts import WEIGHT, placed
-from .table_life import CLOCKS
+from .table_life import CLOCKS, STARTED
 from .table_view import Chunk, TableView
 
 
@@ -75,6 +74,11 @@ class TableSource:
     rows: int = 0
     evicted: Callable[[], list[EvictedRows]] = list
 
+    @property
+    def clocks(self) -> Mapping[str, int]:
+        """The clocks of the table when it has these contents: what these do not say of a row begins then."""
+        return STARTED if self.life is None else self.life.clocks
+
 
 class Replacement:
     """Puts what was saved in the place of an embedding's tables, all of them.
@@ -127,7 +131,8 @@ class Replacement:
                 if _fill(source, group, engines[groups.index(group)], table):
                     self.rounded.append(source.view.config.name)
                 if source.view.config.name in self._layout.evicted:
-                    self._evicted[source.view.config.name] = source.evicted()
+                    shape = source.view.row_shape(source.clocks)
+                    self._evicted[source.view.config.name] = [shape.fit(rows) for rows in source.evicted()]
         except BaseException:
             self.drop()
             raise
@@ -146,7 +151,7 @@ class Replacement:
             for table in range(len(group.members)):
                 group.before_change(table)
                 group.engine.clear_table(table)
-                group.engine.set_clock(table, 0, 0, NEVER)
+                group.engine.set_clock(table, *STARTED.values())
 
     def run(self) -> None:
         self.begun = True
@@ -178,6 +183,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
     """
     rounded = False
     places, name = source.view._places(None), source.view.config.name
+    engine.set_clock(table, *(source.clocks[clock] for clock in CLOCKS))  # rows without counts begin at this time
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         ids: Int64Array = layer.ids.numpy()
@@ -192,7 +198,6 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
     for ids, sums in source.window():
         engine.put_away(table, engine.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.life is not None:
-        engine.set_clock(table, *(source.life.clocks[clock] for clock in CLOCKS))
         if source.life.candidates is not None:
             waiting, columns = source.life.candidates
             engine.set_candidates(table, waiting.numpy(), columns_of(name, columns))

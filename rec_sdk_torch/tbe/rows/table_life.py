@@ -20,6 +20,8 @@ from .layout import Layout
 
 CLOCKS = ("batches", "steps", "timestamp")
 """Names of the clocks that the rules of a table go by."""
+STARTED = {"batches": 0, "steps": 0, "timestamp": NEVER}
+"""The clocks of a new table."""
 
 
 class LifeView:
@@ -79,7 +81,9 @@ class LifeView:
         return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
-        """The table has these candidates and no others; columns that are not given are 0.
+        """The table has these candidates and no others.
+
+        A `last_use` or a `timestamp` that is not given is that of the clocks now; `clicks` are 0.
 
         Raises:
             KeyError, ValueError: columns that cannot be; ids that are there twice, or are rows; a table that admits
@@ -198,7 +202,7 @@ class LifeView:
             )
         # An update that an interrupt broke off may need the memory of these rows: it is not completed before.
         with calls, self.layout.locks.launch:
-            taken = self._row_shape().joined(departures.first(number))
+            taken = self.row_shape().joined(departures.first(number))
             departures.drop(len(taken))
         return taken
 
@@ -207,10 +211,11 @@ class LifeView:
         departures = self.layout.evicted.get(self.config.name)
         if departures is None or not departures.pieces:
             return []
-        shape = self._row_shape()
+        shape = self.row_shape()
         return [shape.fit(piece) for piece in departures.pieces]
 
-    def _row_shape(self) -> RowShape:
+    def row_shape(self, clocks: Mapping[str, int] = STARTED) -> RowShape:
+        """Returns the parts and columns that the table keeps of a row, as they are in a row that begins at `clocks`."""
         config, optimizer = self.config, self.layout.optimizer_of(self.config.name)
         weight = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
         states: dict[str, torch.Tensor] = {}
@@ -221,7 +226,8 @@ class LifeView:
                 states[state.name] = torch.full(shape, start, dtype=dtype, device="cpu")
         kept = config.life.columns() if config.life is not None else []
         dtypes = {name: torch.float64 if name == "score" else torch.int64 for name in kept}
-        columns = {name: torch.zeros(1, dtype=dtype, device="cpu") for name, dtype in dtypes.items()}
+        begins = {"last_use": clocks["batches"] % 2**32, "timestamp": clocks["timestamp"]}
+        columns = {name: torch.full((1,), begins.get(name, 0), dtype=dtype) for name, dtype in dtypes.items()}
         return RowShape(weight, states, columns)
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:

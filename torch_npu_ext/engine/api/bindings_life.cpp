@@ -291,14 +291,16 @@ void bind_life(EngineClass& engine) {
       .def(
           "set_candidates",
           [](Engine& e, int32_t table, const Dense& ids, const Columns& columns) {
-            std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()));
+            const LifeClock now = e.clock(table);
+            const Candidates::Values first = {0, static_cast<uint32_t>(now.batches), 0, now.timestamp};
+            std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()), first);
             from_arrays(columns, of_candidates(e.life(table)), &values);
             std::vector<Engine::Candidate> candidates;
             for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids.data()[i], values[i]});
             e.set_candidates(table, candidates);
           },
-          R"(These and no others; a sketch begins anew with their counts. KeyError and ValueError as write_columns; ValueError for a table
-          without admission.)",
+          R"(These and no others; a sketch begins anew with their counts. A last_use or a timestamp that is not given is that of the
+          clock now. KeyError and ValueError as write_columns; ValueError for a table without admission.)",
           py::arg("table"), py::arg("ids"), py::arg("columns"))
       .def(
           "sketch",
