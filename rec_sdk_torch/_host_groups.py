@@ -19,12 +19,16 @@ def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
     Args:
         group: of the model.
         use: for which there is one such group.
+
+    Raises:
+        RuntimeError: a rank has ended, or does not come within the timeout.
     """
     made = _groups.setdefault(group, {})
     if use not in made:
         ranks, timeout = dist.get_process_group_ranks(group), timeout_of(group)
         # Where only some ranks call it, torch names a group by the number of groups that each of them has.
-        made[use] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not spans_world(group))
+        with exchanging(f"addresses for {use}", group):
+            made[use] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not spans_world(group))
     return made[use]
 
 

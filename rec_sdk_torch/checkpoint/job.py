@@ -59,14 +59,15 @@ class SaveJob:
     def _take(self, incremental: bool) -> None:
         owners, team, path = self._owners, self._team, str(self._root)
         with one_moment(owners):
-            found = team.gather(follows(owners, path) if incremental else [])
-            start = team.first(lambda: begin(self._root, [each for of_rank in found for each in of_rank]))
+            found = team.gather(follows(owners, path) if incremental else [], "the saves that a delta may follow")
+            bases = [each for of_rank in found for each in of_rank]
+            start = team.first(lambda: begin(self._root, bases), "the folder of a save")
             self._start = start
 
             def hold() -> None:
                 self._moment = take(owners, keys_of(owners), start, team.rank)
 
-            team.together(hold)
+            team.together(hold, "whether all ranks have begun a save")
 
     def run(self) -> str:
         """Writes the rows; the folder of the save. To be called once."""
@@ -74,8 +75,9 @@ class SaveJob:
             moment, start, team = self._moment, self._start, self._team
             assert moment is not None
             assert start is not None
-            of_ranks = team.together(lambda: write(moment))
-            folder = team.first(lambda: finish(self._owners, self._root, start, manifest_of(moment.draft, of_ranks)))
+            of_ranks = team.together(lambda: write(moment), "what each rank has written of a save")
+            manifest = manifest_of(moment.draft, of_ranks)
+            folder = team.first(lambda: finish(self._owners, self._root, start, manifest), "whether a save is complete")
             note(self._owners, folder, start, moment)
             self._start = None
         return str(folder)
@@ -109,7 +111,7 @@ def _alone(owners: Sequence[Owner]) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(team: Team, root: Path) -> Iterator[None]:
     """Holds the lock of a folder of saves, on rank 0, for all ranks."""
-    team.gather(None)  # until then a rank that is late may remove the folder, as scripts do
+    team.gather(None, "whether all ranks save")  # until then a rank that is late may remove the folder, as scripts do
     with contextlib.ExitStack() as stack:
 
         def hold() -> None:
@@ -117,5 +119,5 @@ def _held(team: Team, root: Path) -> Iterator[None]:
             if not stack.enter_context(files.held(root)):
                 raise CheckpointError(f"{root}: another save is being written there now")
 
-        team.first(hold)
+        team.first(hold, "the lock of a folder of saves")
         yield

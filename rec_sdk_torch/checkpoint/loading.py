@@ -130,7 +130,7 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
         return [name for each in made for name in each.rounded]
 
     try:
-        of_ranks = team.together(prepare)
+        of_ranks = team.together(prepare, "whether all ranks can load a save")
     except BaseException:
         for each in made:
             each.drop()

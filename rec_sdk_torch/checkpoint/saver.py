@@ -164,11 +164,11 @@ class Saver:
 def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
     owners = owners_of(module)
     team, paths = Team(owners), folders.paths_of(path)
-    foreign = team.first(lambda: _foreign(paths))
+    foreign = team.first(lambda: _foreign(paths), "which save is loaded")
     if foreign is not None:
         return _load_rec_sdk(owners, team, foreign, incremental, warm)
-    folder = team.first(lambda: folders.latest_save(paths).resolve())
-    also = team.first(lambda: [*(each.resolve() for each in paths), *_known_folders(owners)])
+    folder = team.first(lambda: folders.latest_save(paths).resolve(), "which save is loaded")
+    also = team.first(lambda: [*(each.resolve() for each in paths), *_known_folders(owners)], "the folders of saves")
     chain: list[tuple[Path, Manifest]] = []
 
     def read() -> None:
@@ -176,12 +176,12 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         match(owners, chain)
         verify(chain, team.rank, team.size)
 
-    team.together(read)
+    team.together(read, "whether a save is intact")
     with one_moment(owners):
         found = match(owners, chain)
-        rows = team.together(lambda: check(found, chain))
+        rows = team.together(lambda: check(found, chain), "how many rows each rank loads")
         check_counts(found, folder, rows)
-        beside = team.together(lambda: has_room(found, rows[team.rank], folder))[team.rank]
+        beside = team.together(lambda: has_room(found, rows[team.rank], folder), "whether memory is free")[team.rank]
         warn_of_losses(found, chain)
         rounded = put_in_place(team, owners, replacements(owners, found, chain, beside))
         last, of_chain = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
@@ -214,13 +214,13 @@ def _foreign(paths: Sequence[Path]) -> Path | None:
 def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool, warm: bool) -> str:
     with one_moment(owners):
         found: list[Any] = []
-        team.together(lambda: found.extend(rec_sdk.read(owners, folder)))
+        team.together(lambda: found.extend(rec_sdk.read(owners, folder)), "whether a save is intact")
         if incremental:
-            team.together(lambda: rec_sdk.write_over(owners, found))
+            team.together(lambda: rec_sdk.write_over(owners, found), "whether all ranks have loaded a save")
         else:
-            beside = team.together(lambda: rec_sdk.has_room(found, folder))[team.rank]
+            beside = team.together(lambda: rec_sdk.has_room(found, folder), "whether memory is free")[team.rank]
             put_in_place(team, owners, rec_sdk.replacements(owners, found, beside))
-        team.together(lambda: rec_sdk.put_life(found))
+        team.together(lambda: rec_sdk.put_life(found), "whether all ranks have loaded a save")
         for owner in owners:
             drop_marks(owner.embedding)
         if warm:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from .._host_groups import host_group
+from .._host_groups import exchanging, host_group
 from .errors import CheckpointError
 from .owners import Owner
 
@@ -34,23 +34,31 @@ class Team:
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 
     def apart(self) -> Team:
-        """The same ranks, in a process group that nothing else uses; all must call it."""
+        """Return the same ranks, in a process group that nothing else uses (collective)."""
         if self._group is None:
             return self
         team = copy.copy(self)
         team._group = host_group(self._group, "saves")
         return team
 
-    def gather(self, value: Any) -> list[Any]:
-        """`value` of each rank; all must call it."""
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Return `value` of each rank (collective). `what` names it in errors.
+
+        Raises:
+            RuntimeError: a rank has ended, or does not come within the process group's timeout.
+        """
         if self._group is None:
             return [value]
         values = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
+        with exchanging(what, self._group):
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def together(self, work: Callable[[], _Result]) -> list[_Result]:
-        """The results of `work` on all ranks. An error that one rank raises, all raise."""
+    def together(self, work: Callable[[], _Result], what: str) -> list[_Result]:
+        """Return the results of `work` on all ranks (collective); an error that one rank raises, all raise.
+
+        `what` names the results in errors of the exchange.
+        """
         result, error = None, None
         try:
             result = work()
@@ -58,7 +66,7 @@ class Team:
             if self.size == 1:
                 raise
             error = raised
-        found = self.gather((result, None if error is None else f"{type(error).__name__}: {error}"))
+        found = self.gather((result, None if error is None else f"{type(error).__name__}: {error}"), what)
         if error is not None:
             raise error
         for rank, (_, text) in enumerate(found):
@@ -66,6 +74,6 @@ class Team:
                 raise CheckpointError(f"rank {rank} of {self.size}: {text}")
         return [each for each, _ in found]
 
-    def first(self, work: Callable[[], _Result]) -> _Result:
-        """The result of `work` on rank 0, which alone does it."""
-        return cast("_Result", self.together(lambda: work() if self.rank == 0 else None)[0])
+    def first(self, work: Callable[[], _Result], what: str) -> _Result:
+        """Return the result of `work` on rank 0, which alone does it (collective); `what` is as of `together`."""
+        return cast("_Result", self.together(lambda: work() if self.rank == 0 else None, what)[0])

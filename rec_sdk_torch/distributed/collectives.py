@@ -150,7 +150,8 @@ class Exchange:
     def broadcast(self, number: int) -> int:
         """Rank 0's `number`, of 64 bits without sign."""
         tensor = torch.from_numpy(np.array([number], np.uint64).view(np.int64))
-        dist.broadcast(tensor, dist.get_global_rank(self.ids, 0), group=self.ids)
+        with self.waiting("rank 0's seed"):
+            dist.broadcast(tensor, dist.get_global_rank(self.ids, 0), group=self.ids)
         return int(tensor.numpy().view(np.uint64)[0])
 
     def gather(self, value: Any, what: str) -> list[Any]:

@@ -98,7 +98,8 @@ class _PlainSharder(TableSharder):
             rows = weight.detach().to("cpu")
             if placement.replicated:
                 rows = rows.clone()
-                dist.broadcast(rows, dist.get_global_rank(exchange.ids, 0), group=exchange.ids)
+                with exchange.waiting(f"the weights of table {table!r}"):
+                    dist.broadcast(rows, dist.get_global_rank(exchange.ids, 0), group=exchange.ids)
             ids = torch.from_numpy(placement.rows(len(rows)))
             collection._embedding.view(table).write(ids, {WEIGHT: rows[ids]})
 

@@ -6,7 +6,10 @@ import dataclasses
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +18,11 @@ from forking import fork
 from jagged import jagged
 from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, rows, shard
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint import job
 
 Start = Callable[[int], Ranks]
 TIMEOUT = 4
@@ -175,6 +180,64 @@ def test_data_that_ends_early_in_torchrecs_pipeline(
         assert steps == min(counts) - 1
         assert "of 2 could not exchange" in message
         assert "has not come within the process group's timeout" in message
+
+
+# ---- saves and state dicts without a rank
+
+
+def leave_others(rank: int, world_size: int, path: str) -> list[str]:
+    """Return what saves and gathered state dicts raise on rank 0: rank 1 takes part in each once, then no more."""
+    scenario = Scenario()
+    model = shard(Model(scenario, 3), scenario, world_size)
+    model(batch_of(scenario, 0, rank, world_size))[0].backward()
+    saver, whole = rst.Saver(), {"sparse.embedding_bags.t1.weight": torch.empty(31, 4)}
+    full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    gather: Any = functools.partial(rst.state_dict_gather, model.state_dict(), whole)
+    get: Any = functools.partial(get_model_state_dict, model.module, options=full)
+    for call in (gather, get, functools.partial(saver.save, model, path)):
+        call()
+    done = Path(path, "done")
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(job, "write", lambda moment: wait_for(done))
+        future = saver.save(model, path, background=True)
+        calls = [gather, get, future.result, functools.partial(saver.load, model, path)] if rank == 0 else []
+        with ThreadPoolExecutor(4) as together:  # so that they wait for the timeout at the same time
+            messages = list(together.map(error_of, calls))
+        if rank == 0:
+            done.touch()
+        error_of(future.result)
+    return [*messages, *sorted(os.listdir(path))]
+
+
+def wait_for(file: Path) -> None:
+    for _ in range(100 * TIMEOUT):  # of which it needs 20
+        if file.exists():
+            return
+        time.sleep(0.1)
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def test_a_rank_that_takes_no_part_in_a_save(doomed: Ranks, tmp_path: Path) -> None:
+    """Others wait for the timeout of the process group, and say which rank exchanges what."""
+    found = doomed.run(leave_others, str(tmp_path))[0]
+    exchanges = [
+        "how many rows of sparse.embedding_bags.t1.weight each rank has",
+        "the rows of table 't0' for a full state dict",
+        "what each rank has written of a save",
+        "which save is loaded",
+    ]
+    for message, what in zip(found, exchanges, strict=False):
+        assert message.startswith(f"RuntimeError: rank 0 of 2 could not exchange {what}: another rank has ended"), found
+    saves = [name for name in found[4:] if rst.Saver.is_timestamp_format(name)]
+    assert len(saves) == 1, "the save that failed has left no folder"
 
 
 # ---- a batch that fails
