@@ -1,20 +1,17 @@
-"""Measures how long training waits during saves in the background, against a memory copy of the rows that changed.
-
-python -m benchmarks.background_saves [--rows N] [--rounds N] [--json FILE] [--path FOLDER]
-"""
+"""How long training waits during saves in the background, against a memory copy of the rows that changed."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,10 @@ import numpy as np
 import torch
 
 from rec_sdk_torch import Saver
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableConfig
 
-from .machine import describe, with_malloc_settings, write_json
+from .runner import Benchmark, Option, Row, Target
+from .tables import make_table
 from .timing import no_collection
 
 DIM = 64
@@ -46,28 +44,26 @@ def timed(call: Callable[[], object]) -> Seconds:
     return Seconds(time.perf_counter() - wall, time.thread_time() - cpu)
 
 
-def medians(samples: list[Seconds]) -> dict[str, float]:
-    """Milliseconds; the longest too."""
-    return {
-        "wall_ms": 1e3 * statistics.median(each.wall for each in samples),
-        "cpu_ms": 1e3 * statistics.median(each.cpu for each in samples),
-        "longest_wall_ms": 1e3 * max(each.wall for each in samples),
-        "longest_cpu_ms": 1e3 * max(each.cpu for each in samples),
-    }
+def summary(samples: list[Seconds], name: str) -> dict[str, float]:
+    """Milliseconds: medians, and the longest."""
+    found: dict[str, float] = {}
+    for clock in ("cpu", "wall"):
+        seconds = [getattr(each, clock) for each in samples]
+        found |= {f"{name} {clock}_ms": 1e3 * statistics.median(seconds), f"longest {clock}_ms": 1e3 * max(seconds)}
+    return found
 
 
 class Training:
     """A hash or index table with Adagrad, all of whose rows are there, and batches of uniform ids."""
 
     def __init__(self, rows: int, lookups: int, cache: float, hashed: bool) -> None:
-        optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
         table = TableConfig("t", rows, DIM, hashed=hashed, track_changes=True)
         self.rows, self.lookups = rows, lookups
-        self.embedding = TableBatchedEmbedding(
-            [table], optimizer=optimizer, cache=max(2 * lookups, int(cache * rows)), seed=1
-        )
+        size = max(2 * lookups, int(cache * rows))
+        self.embedding = make_table(table, torch.optim.Adagrad, cache=size, seed=1)
         self._random = np.random.default_rng(1)
         self.update(np.arange(rows))
+        self.record_bytes = int(self.embedding.layout.find_table("t")[0].layout.bytes)
 
     def update(self, ids: np.ndarray) -> None:
         """Changes these rows."""
@@ -84,20 +80,10 @@ class Training:
         some = self._random.integers(0, self.rows, self.lookups)
         return timed(lambda: self.update(some))
 
-    @property
-    def record_bytes(self) -> int:
-        return int(self.embedding.layout.find_table("t")[0].layout.bytes)
-
-
-class Copy:
-    """A memory copy of so many records from one array to another, both in use before."""
-
-    def __init__(self, rows: int, record_bytes: int) -> None:
-        self._source = np.ones((rows, record_bytes), np.uint8)
-        self._target = np.zeros_like(self._source)
-
-    def __call__(self) -> None:
-        np.copyto(self._target, self._source)
+    def copy(self, rows: int) -> Callable[[], None]:
+        """A memory copy of so many records from one array to another, both in use before."""
+        source = np.ones((rows, self.record_bytes), np.uint8)
+        return partial(np.copyto, np.zeros_like(source), source)
 
 
 def ask(training: Training, saver: Saver, folder: Path, incremental: bool) -> tuple[Seconds, Future[str]]:
@@ -108,33 +94,33 @@ def ask(training: Training, saver: Saver, folder: Path, incremental: bool) -> tu
     with training.embedding.exclusive():
         for group in training.embedding.groups:
             group.swap.settle()
-    wall, cpu = time.perf_counter(), time.thread_time()
-    writing = saver.save(training.embedding, folder, incremental=incremental, background=True)
-    return Seconds(time.perf_counter() - wall, time.thread_time() - cpu), writing
+    writing: list[Any] = []
+    save = partial(saver.save, training.embedding, folder, incremental=incremental, background=True)
+    with no_collection():
+        return timed(lambda: writing.append(save())), writing[0]
 
 
-def delays(training: Training, saver: Saver, folder: Path, share: float | None, rounds: int) -> dict[str, Any]:
+def delay(training: Training, saver: Saver, folder: Path, share: float | None, rounds: int) -> Row:
     """The time until a save returns. `share` of the rows change before a delta; None: a full save."""
     count = training.rows if share is None else max(1, int(training.rows * share))
-    copy = Copy(count, training.record_bytes)
-    asked: list[Seconds] = []
-    copied: list[Seconds] = []
+    copy = training.copy(count)
+    asked, copied = [], []
     for _ in range(rounds):
         if share is not None:
             training.change(count)
-        with no_collection():
-            seconds, writing = ask(training, saver, folder, share is not None)
+        seconds, writing = ask(training, saver, folder, share is not None)
         asked.append(seconds)
         writing.result()
         copied.append(timed(copy))
-    asking, copying = medians(asked), medians(copied)
+    asking, copying = summary(asked, "asking"), summary(copied, "copy")
     return {
-        "save": "full" if share is None else f"delta of {share:g}",
-        "rows": count,
-        "asking": asking,
-        "copy": copying,
-        "asking_to_copy": asking["cpu_ms"] / copying["cpu_ms"],
-        "asking_to_copy_wall": asking["wall_ms"] / copying["wall_ms"],
+        **{"table": "until a save returns", "save": "full" if share is None else f"delta of {share:g}", "rows": count},
+        **asking,
+        **{name: value for name, value in copying.items() if name.startswith("copy")},
+        **{
+            f"over copy {clock}": asking[f"asking {clock}_ms"] / copying[f"copy {clock}_ms"]
+            for clock in ("cpu", "wall")
+        },
     }
 
 
@@ -148,71 +134,67 @@ def write_with_numpy(records: np.ndarray, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def steps_beside(training: Training, saver: Saver, folder: Path, rounds: int) -> dict[str, Any]:
+def steps_beside(training: Training, saver: Saver, folder: Path, rounds: int) -> Iterator[Row]:
     """Steps while a full save is written, while numpy writes as many bytes in a thread, and beside nothing, in turn."""
-    during: list[Seconds] = []
-    beside_numpy: list[Seconds] = []
-    without: list[Seconds] = []
-    seconds: list[float] = []
+    steps: dict[str, list[Seconds]] = {"a save": [], "numpy": [], "nothing": []}
+    saves = []
     records = np.ones((training.rows, training.record_bytes), np.uint8)
     for _ in range(rounds):
-        begin = time.perf_counter()
+        begin, count = time.perf_counter(), len(steps["a save"])
         future = saver.save(training.embedding, folder, background=True)
-        count = 0
         while not future.done():
-            during.append(training.step())
-            count += 1
-        seconds.append(time.perf_counter() - begin)
-        without += [training.step() for _ in range(max(count, 20))]
+            steps["a save"].append(training.step())
+        saves.append(time.perf_counter() - begin)
+        steps["nothing"] += [training.step() for _ in range(max(len(steps["a save"]) - count, 20))]
         writer = threading.Thread(target=write_with_numpy, args=(records, folder / "numpy"))
         writer.start()
         while writer.is_alive():
-            beside_numpy.append(training.step())
-    with_save, with_numpy, plain = medians(during), medians(beside_numpy), medians(without)
-    extra = sum(each.cpu for each in during) / rounds - plain["cpu_ms"] / 1e3 * len(during) / rounds
-    copy = Copy(training.rows, training.record_bytes)
-    copied = medians([timed(copy) for _ in range(rounds)])
-    return {
-        "seconds_of_a_save": statistics.median(seconds),
-        "steps_during_a_save": len(during) / rounds,
-        "during": with_save,
-        "beside_numpy": with_numpy,
-        "without": plain,
-        "during_to_without": with_save["cpu_ms"] / plain["cpu_ms"],
-        "during_to_without_wall": with_save["wall_ms"] / plain["wall_ms"],
-        "during_to_beside_numpy": with_save["cpu_ms"] / with_numpy["cpu_ms"],
-        "during_to_beside_numpy_wall": with_save["wall_ms"] / with_numpy["wall_ms"],
-        "extra_cpu_ms_of_a_save": 1e3 * extra,
-        "copy_of_all_rows": copied,
+            steps["numpy"].append(training.step())
+    found = {name: summary(each, "step") for name, each in steps.items()}
+    for name, figures in found.items():
+        over = {
+            f"over {other} {clock}": figures[f"step {clock}_ms"] / found[other][f"step {clock}_ms"]
+            for other in ("nothing", "numpy")
+            for clock in ("cpu", "wall")
+        }
+        yield {"table": "steps beside", "beside": name, "steps a round": len(steps[name]) / rounds, **figures, **over}
+    plain, during = found["nothing"]["step cpu_ms"], steps["a save"]
+    extra = (1e3 * sum(each.cpu for each in during) - plain * len(during)) / rounds
+    copied = summary([timed(training.copy(training.rows)) for _ in range(rounds)], "copy")["copy cpu_ms"]
+    yield {
+        **{"table": "a full save", "seconds": statistics.median(saves), "extra cpu_ms of its steps": extra},
+        **{"copy of all rows cpu_ms": copied, "extra over copy": extra / copied},
     }
 
 
-def main() -> None:
-    with_malloc_settings("benchmarks.background_saves")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--lookups", type=int, default=16_384, help="of a step")
-    parser.add_argument("--cache", type=float, default=0.2, help="part of the rows on the device")
-    parser.add_argument("--index", action="store_true", help="an index table instead of a hash table")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--path", type=Path, help="on the disk to save to; a temporary folder")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Deltas and a full save, then steps beside one."""
     torch.set_num_threads(options.threads)
     training, saver = Training(options.rows, options.lookups, options.cache, not options.index), Saver()
-    result: dict[str, Any] = {"machine": describe(), "options": {k: str(v) for k, v in vars(options).items()}}
     with tempfile.TemporaryDirectory(dir=options.path) as folder:
         path = Path(folder)
         saver.save(training.embedding, path)
-        result["asking"] = []
         for share in (*SHARES, None):
-            result["asking"].append(delays(training, saver, path, share, options.rounds))
-            print(json.dumps(result["asking"][-1]), flush=True)
-        result["steps"] = steps_beside(training, saver, path / "steps", max(1, options.rounds // 2))
-        print(json.dumps(result["steps"]), flush=True)
-    write_json(options.json, result)
+            yield delay(training, saver, path, share, options.rounds)
+        yield from steps_beside(training, saver, path / "steps", max(1, options.rounds // 2))
 
+
+BENCHMARK = Benchmark(
+    run,
+    {
+        "rows": Option(1_000_000, quick=3000),
+        "lookups": Option(16_384, "of a step", quick=256),
+        "cache": Option(0.2, "part of the rows on the device"),
+        "index": Option(False, "an index table instead of a hash table"),
+        "rounds": Option(5, quick=2),
+        "threads": Option(1),
+        "path": Option(help="on the disk to save to"),
+    },
+    [
+        Target("a save returns, over a copy of its rows", "over copy cpu", worst=1.0),
+        Target("steps beside a save take more, over a copy of all rows", "extra over copy", worst=1.3),
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.start()

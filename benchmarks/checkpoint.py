@@ -1,27 +1,24 @@
-"""Saves and loads against numpy, which writes and reads the same bytes on the same disk; and deltas of some rows.
-
-python -m benchmarks.checkpoint [--rows N] [--rounds N] [--json FILE] [--path FOLDER]
-"""
+"""Saves and loads against numpy, which writes and reads the same bytes on the same disk; and deltas of some rows."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from rec_sdk_torch import Saver
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 
-from .machine import write_json
+from .runner import Benchmark, Option, Row
+from .tables import make_table
 from .timing import seconds_of
 
 DIM = 64
@@ -31,10 +28,8 @@ SHARES = (0.001, 0.01, 0.1)
 
 def _table(rows: int, filled: bool) -> TableBatchedEmbedding:
     """A hash table with Adagrad; `filled` with rows 0 to `rows`."""
-    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-    embedding = TableBatchedEmbedding(
-        [TableConfig("t", rows, DIM, track_changes=True)], optimizer=optimizer, cache=max(1000, rows // 20), seed=1
-    )
+    table = TableConfig("t", rows, DIM, track_changes=True)
+    embedding = make_table(table, torch.optim.Adagrad, cache=max(1000, rows // 20), seed=1)
     view = embedding.view("t")
     for begin in range(0, rows if filled else 0, 1 << 16):
         ids = torch.arange(begin, min(begin + (1 << 16), rows))
@@ -56,64 +51,65 @@ def _numpy_read(folder: Path) -> None:
         np.load(file)
 
 
-def run(rows: int, rounds: int, path: Path) -> dict[str, Any]:
-    """Seconds of each, interleaved; medians, and ratios to numpy."""
-    source, target, saver = _table(rows, True), _table(rows, False), Saver()
-    random = np.random.default_rng(1)
-    arrays: dict[str, np.ndarray] = {
-        "ids": np.arange(rows),
-        "weight": random.random((rows, DIM), np.float32),
-        "sum": random.random((rows, DIM), np.float32),
-    }
+def _whole(source: TableBatchedEmbedding, rows: int, rounds: int, path: Path) -> Iterator[Row]:
+    """Median seconds of full saves and loads, interleaved with numpy's, and how many times as fast as numpy."""
+    target, saver, random = _table(rows, False), Saver(), np.random.default_rng(1)
+    arrays: dict[str, np.ndarray] = {name: random.random((rows, DIM), np.float32) for name in ("weight", "sum")}
+    arrays["ids"] = np.arange(rows)
     size = sum(array.nbytes for array in arrays.values())
-    seconds: dict[str, list[float]] = {name: [] for name in ("save", "load", "numpy_write", "numpy_read")}
+    seconds: dict[str, list[float]] = {}
     for number in range(rounds):
         theirs, ours = path / f"numpy{number}", path / f"ours{number}"
-        seconds["numpy_write"].append(seconds_of(partial(_numpy_write, arrays, theirs)))
-        seconds["save"].append(seconds_of(partial(saver.save, source, ours)))
-        seconds["numpy_read"].append(seconds_of(partial(_numpy_read, theirs)))
-        seconds["load"].append(seconds_of(partial(saver.load, target, ours)))
+        calls: dict[str, Callable[[], object]] = {
+            "numpy write": partial(_numpy_write, arrays, theirs),
+            "save": partial(saver.save, source, ours),
+            "numpy read": partial(_numpy_read, theirs),
+            "load": partial(saver.load, target, ours),
+        }
+        for name, call in calls.items():
+            seconds.setdefault(name, []).append(seconds_of(call))
         shutil.rmtree(theirs)
         shutil.rmtree(ours)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    return {
-        "rows": rows,
-        "bytes": size,
-        "seconds": median,
-        "save_speed_to_numpy": median["numpy_write"] / median["save"],
-        "load_speed_to_numpy": median["numpy_read"] / median["load"],
-        "deltas": _deltas(source, rows, saver, path / "deltas"),
-    }
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, numpy in (("save", "numpy write"), ("load", "numpy read")):
+        yield {
+            **{"table": "whole tables", "what": name, "rows": rows, "bytes": size, "seconds": medians[name]},
+            **{"numpy_seconds": medians[numpy], "speed_to_numpy": medians[numpy] / medians[name]},
+        }
 
 
-def _deltas(source: TableBatchedEmbedding, rows: int, saver: Saver, path: Path) -> list[dict[str, Any]]:
+def _deltas(source: TableBatchedEmbedding, rows: int, path: Path) -> Iterator[Row]:
+    """Seconds and bytes of deltas, and of a full save's seconds."""
+    saver = Saver()
     whole = seconds_of(partial(saver.save, source, path))
-    view, found = source.view("t"), []
     for share in SHARES:
         ids = torch.from_numpy(np.random.default_rng(2).choice(rows, max(1, int(rows * share)), replace=False))
-        view.write(ids, {"weight": torch.rand(len(ids), DIM)})
+        source.view("t").write(ids, {"weight": torch.rand(len(ids), DIM)})
         taken = seconds_of(partial(saver.save, source, path, incremental=True))
         latest = Path(saver.get_latest_load_path(path))
         size = sum(file.stat().st_size for file in latest.rglob("*.safetensors"))
-        found.append(
-            {"share": share, "rows": len(ids), "bytes": size, "seconds": taken, "of_a_full_save": taken / whole}
-        )
-    return found
+        shown = {"table": "deltas", "share": share, "rows": len(ids), "bytes": size, "seconds": taken}
+        yield {**shown, "of_a_full_save": taken / whole}
 
 
-def main() -> None:
-    """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--path", type=Path, help="on the disk to measure; a temporary folder")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.path) as folder:
-        result = run(args.rows, args.rounds, Path(folder))
-    print(json.dumps(result, indent=1))
-    write_json(args.json, result)
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Full saves and loads, then deltas."""
+    source = _table(options.rows, True)
+    with tempfile.TemporaryDirectory(dir=options.path) as folder:
+        yield from _whole(source, options.rows, options.rounds, Path(folder))
+        yield from _deltas(source, options.rows, Path(folder) / "deltas")
 
+
+BENCHMARK = Benchmark(
+    run,
+    {
+        "rows": Option(1_000_000, quick=2000),
+        "rounds": Option(5, quick=2),
+        "path": Option(help="on the disk to measure"),
+    },
+    threads=None,
+    malloc=False,
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.start()

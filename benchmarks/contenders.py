@@ -17,14 +17,11 @@ from rec_sdk_torch.tbe import (
     TableOptimizer,
 )
 
+from .tables import NotAvailableError
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
 CHUNK = 65536
 HOST = torch.device("cpu")
-
-
-class NotAvailableError(Exception):
-    """A contender that cannot run here or there; the message says why."""
 
 
 class Contender(ABC):

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from .bounds import Machine
-from .contenders import NotAvailableError
 from .growth import run_growth
 from .machine import describe, load_average, with_malloc_settings, write_json
 from .options import parse
@@ -23,6 +22,7 @@ from .plot import draw
 from .policy import PolicyOptions, run_policies
 from .report import case_name, render
 from .step import StepBench, StepOptions
+from .tables import NotAvailableError
 from .targets import compare, torch_targets
 from .workload import Workload, make_workload
 

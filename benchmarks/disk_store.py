@@ -1,27 +1,29 @@
-"""Training with a host store on disk, more rows than memory: python -m benchmarks.disk_store --folder /path
+"""Training with a host store on disk, more rows than memory.
 
 Runs under a memory limit (a cgroup, made below the one of this process where that is allowed), first inserts all rows,
-then trains on batches of ids that are uniform, or as skewed as clicks are, and writes what a step costs as JSON.
+then trains on batches of ids that are uniform, or as skewed as clicks are. Without --folder rows are in memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from rec_sdk_torch.settings import parse_bytes
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
-from .machine import write_json
+from .runner import Benchmark, Option, Row
+from .tables import make_table
+from .timing import Samples, seconds_of
 
 
 @contextlib.contextmanager
@@ -37,8 +39,7 @@ def memory_limit(size: int) -> Iterator[str]:
         (own / ("memory.max" if v1 is None else "memory.limit_in_bytes")).write_text(str(size))
         (own / "cgroup.procs").write_text(str(os.getpid()))
     except OSError as error:
-        print(f"no memory limit: {error}; run it under: systemd-run --scope -p MemoryMax={size} ...")
-        yield "none"
+        yield f"none: {error}; run it under: systemd-run --scope -p MemoryMax={size} ..."
         return
     try:
         yield f"cgroup {'v2' if v1 is None else 'v1'}, {size} bytes"
@@ -48,6 +49,7 @@ def memory_limit(size: int) -> Iterator[str]:
 
 
 def batches(kind: str, rows: int, size: int, count: int, seed: int) -> Iterator[torch.Tensor]:
+    """The ids of each step."""
     rng = np.random.default_rng(seed)
     for index in range(count):
         if kind == "insert":
@@ -59,58 +61,59 @@ def batches(kind: str, rows: int, size: int, count: int, seed: int) -> Iterator[
             yield torch.from_numpy(ranks * 7919 % rows)
 
 
-def steps(embedding: TableBatchedEmbedding, kind: str, rows: int, size: int, count: int) -> dict[str, float]:
+def step(embedding: TableBatchedEmbedding, ids: torch.Tensor) -> None:
+    """Forward, backward and update."""
+    embedding(ids, torch.arange(len(ids) + 1)).sum().backward()
+
+
+def steps(embedding: TableBatchedEmbedding, kind: str, options: argparse.Namespace) -> Row:
     """Medians and sums of a phase."""
-    seconds = []
+    count = -(-options.rows // options.batch) if kind == "insert" else options.steps
+    samples = Samples()
     before, processor, faults = embedding.cache_stats(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF)
-    for ids in batches(kind, rows, size, count, 1):
-        begin = time.perf_counter()
-        embedding(ids, torch.arange(len(ids) + 1)).sum().backward()
-        seconds.append(time.perf_counter() - begin)
+    for ids in batches(kind, options.rows, options.batch, count, 1):
+        samples.seconds.append(seconds_of(partial(step, embedding, ids)))
     after, now = embedding.cache_stats(), resource.getrusage(resource.RUSAGE_SELF)
     return {
+        "ids": kind,
         "steps": count,
-        "lookups_per_step": size,
         "rows_in_per_step": (after["rows_in"] - before["rows_in"]) / count,
         "rows_out_per_step": (after["rows_out"] - before["rows_out"]) / count,
-        "median_ms": 1e3 * float(np.median(seconds)),
-        "worst_ms": 1e3 * max(seconds),
-        "total_s": sum(seconds),
+        "median_ms": 1e3 * samples.median,
+        "worst_ms": 1e3 * max(samples.seconds),
+        "total_s": sum(samples.seconds),
         "processor_s": time.process_time() - processor,
         "read_from_disk_MiB": (now.ru_inblock - faults.ru_inblock) / 2048,
         "major_faults": now.ru_majflt - faults.ru_majflt,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", help="for the host store; without it rows are in memory")
-    parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--memory", default="4GiB")
-    parser.add_argument("--cache", type=int, default=200_000, help="rows of the device cache")
-    parser.add_argument("--batch", type=int, default=65_536, help="lookups of a step")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--json", type=Path, help="file for the results")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Three phases, then the memory."""
     table = TableConfig(name="t", num_embeddings=options.rows, embedding_dim=options.dim, pooling=Pooling.SUM)
-    result: dict[str, object] = vars(options).copy()
     with memory_limit(parse_bytes(options.memory, "--memory")) as limit:
-        optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-        embedding = TableBatchedEmbedding(
-            [table], optimizer=optimizer, cache=options.cache, seed=0, host_store=options.folder
-        )
-        result["limit"] = limit
+        store = None if options.folder is None else str(options.folder)
+        embedding = make_table(table, torch.optim.Adagrad, cache=options.cache, seed=0, host_store=store)
         for kind in ("insert", "uniform", "skewed"):
-            count = -(-options.rows // options.batch) if kind == "insert" else options.steps
-            result[kind] = steps(embedding, kind, options.rows, options.batch, count)
-            print(kind, json.dumps(result[kind]), flush=True)
-        result["memory_report"] = embedding.memory_report()
-        result["peak_memory_MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        del embedding
-    print(json.dumps(result, indent=1, default=str))
-    write_json(options.json, result)
+            yield steps(embedding, kind, options)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        yield {"table": "limit", "limit": limit, "peak_memory_MiB": peak, "report": embedding.memory_report()}
 
+
+BENCHMARK = Benchmark(
+    run,
+    {
+        "folder": Option(help="for the host store; without it rows are in memory"),
+        "rows": Option(20_000_000, quick=5000),
+        "dim": Option(64, quick=8),
+        "memory": Option("4GiB", quick="64GiB"),
+        "cache": Option(200_000, "rows of the device cache", quick=1000),
+        "batch": Option(65_536, "lookups of a step", quick=256),
+        "steps": Option(100, quick=3),
+    },
+    threads=None,
+    malloc=False,
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.start()

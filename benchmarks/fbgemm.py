@@ -1,4 +1,4 @@
-"""FBGEMM's module on the CPU against ours of the same name, option by option: `python -m benchmarks.fbgemm`.
+"""FBGEMM's module on the CPU against ours of the same name, option by option.
 
 Both take every step in turn, in one process and on one thread. Times are of the processor: other processes may run.
 """
@@ -6,21 +6,18 @@ Both take every step in turn, in one process and on one thread. Times are of the
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rec_sdk_torch import fbgemm
 
-from .machine import describe, load_average, write_json
-from .options import check_outputs, positive_int
 from .rivals import fbgemm_training
-from .timing import no_collection
+from .runner import Benchmark, Option, Row
+from .timing import Samples, no_collection
 
 TABLES, DIM, FEATURES = 4, 64, 8
 WARM_UP = 3
@@ -113,72 +110,59 @@ def make(module: Any, case: Case, features: int, rows: int) -> Any:
     return made
 
 
-def _step(module: Any, batch: Sequence[Any], grad: torch.Tensor | None) -> tuple[float, torch.Tensor]:
-    """Seconds of the processor, and the output."""
+def _step(module: Any, batch: Sequence[Any]) -> tuple[float, torch.Tensor]:
+    """Seconds of the processor, without those of making a gradient, and the output."""
     ids, offsets, weights, *others = batch
     weights = None if weights is None else weights.clone().requires_grad_()
     begin = time.process_time()
     out = module(ids, offsets, weights, *others)
     middle = time.process_time()
-    grad = torch.ones_like(out) if grad is None else grad
+    grad = torch.ones_like(out)
     again = time.process_time()
     out.backward(grad)
     return middle - begin + time.process_time() - again, out.detach()
 
 
-def run_case(name: str, rows: int, lookups: int, rounds: int, seed: int) -> dict[str, Any]:
+def run_case(name: str, options: argparse.Namespace) -> Row:
     """Milliseconds of a step of each, and how many times ours theirs takes: median of rounds.
 
     Raises:
         AssertionError: the outputs differ.
     """
     case = CASES[name]
-    batches = Batches(case, rows, lookups, seed)
-    modules = [make(module, case, batches.features, rows) for module in (fbgemm_training(), fbgemm)]
-    seconds: list[list[float]] = [[], []]
+    batches = Batches(case, options.rows, options.lookups, options.seed)
+    modules = [make(module, case, batches.features, options.rows) for module in (fbgemm_training(), fbgemm)]
+    theirs, ours = samples = Samples(), Samples()
     with no_collection():
-        for number in range(WARM_UP + rounds):
+        for number in range(WARM_UP + options.rounds):
             batch = batches.next()
             outputs = []
             for index in (0, 1) if number % 2 else (1, 0):
-                spent, out = _step(modules[index], batch, None)
+                spent, out = _step(modules[index], batch)
                 outputs.append(out.flatten().float())
                 if number >= WARM_UP:
-                    seconds[index].append(spent)
+                    samples[index].seconds.append(spent)
             torch.testing.assert_close(*outputs, rtol=1e-2, atol=1e-2)
-    ratios = [theirs / ours for theirs, ours in zip(*seconds, strict=True)]
-    return {
-        "case": name,
-        "fbgemm_ms": 1e3 * min(seconds[0]),
-        "ours_ms": 1e3 * min(seconds[1]),
-        "ratio": statistics.median(ratios),
-    }
+    times = {"fbgemm_ms": 1e3 * theirs.best, "ours_ms": 1e3 * ours.best}
+    return {"case": name, **times, "ratio": theirs.over(ours)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fbgemm", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
-    parser.add_argument("--rows", type=positive_int, default=100_000, help="of each of the 4 tables")
-    parser.add_argument("--lookups", type=positive_int, default=65536, help="per step")
-    parser.add_argument("--rounds", type=positive_int, default=15)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    check_outputs(parser, options.json)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        found = [run_case(name, options.rows, options.lookups, options.rounds, options.seed) for name in options.cases]
-    finally:
-        torch.set_num_threads(threads)
-    print(f"one thread, {TABLES} tables of {options.rows:,} rows, D = {DIM}, {options.lookups:,} lookups a step")
-    print(f"{'option':34}{'FBGEMM ms':>11}{'ours ms':>9}{'FBGEMM / ours':>15}")
-    for case in found:
-        print(f"{case['case']:34}{case['fbgemm_ms']:11.2f}{case['ours_ms']:9.2f}{case['ratio']:15.2f}")
-    write_json(options.json, {"machine": describe(), "load_average_at_end": load_average(), "cases": found})
-    return 0
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """A row for each option."""
+    return (run_case(name, options) for name in options.cases)
 
+
+BENCHMARK = Benchmark(
+    run,
+    {
+        "cases": Option(list(CASES), choices=list(CASES)),
+        "rows": Option(100_000, "of each of the 4 tables", quick=200),
+        "lookups": Option(65536, "per step", quick=512),
+        "rounds": Option(15, quick=2),
+        "seed": Option(0, kind=int),
+    },
+    malloc=False,
+)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    BENCHMARK.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from rec_sdk_torch.tbe.config.life import TableLife
 
 from .ids import Distribution, Int64Array
 from .machine import resident_memory
-from .timing import Samples, no_collection, processor_seconds_of, seconds_of
+from .timing import Samples, no_collection, seconds_of
 
 _FEATURES = np.zeros(1, np.int64)
 BYTES_PER_ROW = 64
@@ -230,7 +231,7 @@ def run_life(options: PlanOptions) -> list[dict[str, Any]]:
 
 def _time_life(life: TableLife, fresh: int, options: PlanOptions) -> tuple[Samples, Samples]:
     rng = np.random.default_rng(options.seed)
-    clock = processor_seconds_of
+    clock = partial(seconds_of, clock=time.thread_time)
     on, off = (Planner(make_engine(options.rows, 2 * options.rows, life=rule), rule, clock) for rule in (life, None))
     for planner in (off, on, on):  # the second time admits the ids
         planner.fill(options.rows, options.batch)

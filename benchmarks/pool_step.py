@@ -11,11 +11,12 @@ import torch
 
 from rec_sdk_torch.tbe import CacheTooSmallError
 
-from .contenders import Contender, NotAvailableError
+from .contenders import Contender
 from .operators import ATOL, RTOL, OperatorBench, operator_bytes, spans
 from .phases import PHASES, TimedOurs
 from .pool import Need, Pool, free_memory, need_of_ours, shortage
 from .rivals import Place, Resident, make_contender, need_of
+from .tables import NotAvailableError
 from .timing import Clock, Samples, no_collection
 from .workload import Workload
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from rec_sdk_torch import fbgemm
 
-from .contenders import HOST, Contender, NotAvailableError, optimizer_of
+from .contenders import HOST, Contender, optimizer_of
 from .phases import TimedCollection
 from .pool import Need, activation_bytes
+from .tables import NotAvailableError
 from .workload import BETAS, EPS, LEARNING_RATE, TableSet, Workload
 
 DENSE_ROWS = 1_000_000

@@ -1,31 +1,23 @@
-"""Updates and whole steps of 16-bit weights: rounding stochastically over rounding to nearest, on the CPU.
-
-python -m benchmarks.rounding [--rows N ...] [--rounds N] [--json FILE]
-"""
+"""Updates and whole steps of 16-bit weights: rounding stochastically over rounding to nearest, on the CPU."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, apply_optimizer_in_backward
 from rec_sdk_torch.ops import ops
 from rec_sdk_torch.record import RecordLayout
 from rec_sdk_torch.tbe import TableOptimizer
 
-from .machine import describe, with_malloc_settings, write_json
-from .options import positive_int
-from .timing import no_collection
+from .runner import Benchmark, Option, Row, Target
+from .tables import configs, make_collection
+from .timing import take_turns
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "SGD": torch.optim.SGD,
@@ -60,91 +52,55 @@ def update(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]
 def collection_step(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]:
     """Forward, backward and update of a collection of pooled tables that are resident, on batches of uniform ids."""
     bags = LOOKUPS // (TABLES * BAG)
-    names = [f"t{i}" for i in range(TABLES)]
+    names = [f"f{i}" for i in range(TABLES)]
     lengths = torch.full((TABLES * bags,), BAG, dtype=torch.int32)
     batches = [KeyedJaggedTensor(names, torch.randint(rows, (LOOKUPS,)), lengths=lengths) for _ in range(4)]
     grad = torch.randn(bags, TABLES * dim)
+    tables = configs([(rows, dim)] * TABLES, data_type=DTYPES[dtype][1])
 
     def step_of(stochastic: bool) -> Step:
-        configs = [
-            EmbCacheEmbeddingBagConfig(
-                name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name], data_type=DTYPES[dtype][1]
-            )
-            for name in names
-        ]
-        collection = EmbCacheEmbeddingBagCollection(configs, stochastic_rounding=stochastic)
-        apply_optimizer_in_backward(OPTIMIZERS[optimizer], collection.parameters(), {"lr": 0.01})
-        count = 0
-
-        def step() -> None:
-            nonlocal count
-            collection(batches[count % len(batches)]).values().backward(grad)
-            count += 1
-
-        return step
+        collection = make_collection(tables, OPTIMIZERS[optimizer], {"lr": 0.01}, stochastic_rounding=stochastic)
+        endless = itertools.cycle(batches)
+        return lambda: collection(next(endless)).values().backward(grad)
 
     return step_of(False), step_of(True)
 
 
-def processor_seconds(call: Step) -> float:
-    """Processor time of this thread."""
-    begin = time.thread_time()
-    call()
-    return time.thread_time() - begin
-
-
-def ratio(nearest: Step, stochastic: Step, rounds: int) -> dict[str, float]:
-    """Fastest of each in milliseconds, their ratio, and the median of the ratios of single rounds."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    with no_collection():
-        for i in range(rounds + 3):
-            order = ((0, nearest), (1, stochastic))
-            for which, call in order if i % 2 else order[::-1]:
-                taken = processor_seconds(call)
-                if i >= 3:
-                    seconds[which].append(taken)
-    fastest = [min(each) for each in seconds]
-    return {
-        "nearest_ms": 1e3 * fastest[0],
-        "stochastic_ms": 1e3 * fastest[1],
-        "ratio": fastest[1] / fastest[0],
-        "median_ratio": statistics.median(b / a for a, b in zip(*seconds, strict=True)),
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=positive_int, nargs="*", default=[4096, 200_000], help="of an update")
-    parser.add_argument("--step-rows", type=positive_int, default=100_000, help="of each of 4 tables of a step")
-    parser.add_argument("--dims", type=positive_int, nargs="+", default=[32, 64, 128])
-    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--no-steps", dest="steps", action="store_false", help="updates alone")
-    parser.add_argument("--rounds", type=positive_int, default=21)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Fastest rounds in milliseconds, their ratio, and the median of the ratios of single rounds."""
     torch.manual_seed(0)
     kinds = [(f"update of {rows} rows", update, rows) for rows in options.rows]
     if options.steps:
-        kinds.append(("step of a collection", collection_step, options.step_rows))
-    results: list[dict[str, Any]] = []
-    for kind, make, rows in kinds:
-        for dtype in options.dtypes:
-            print(f"{kind}, {dtype}: milliseconds to nearest, stochastically, ratio, median of the rounds' ratios")
-            for optimizer in options.optimizers:
-                for dim in options.dims:
-                    result = ratio(*make(rows, dim, optimizer, dtype), options.rounds)
-                    results.append({"kind": kind, "dtype": dtype, "optimizer": optimizer, "dim": dim, **result})
-                    numbers = "".join(f"{value:9.3f}" for value in result.values())
-                    print(f"  {optimizer:<16}D = {dim:<5}{numbers}", flush=True)
-    for kind, _, _ in kinds:
-        of_kind = [result["ratio"] for result in results if result["kind"] == kind]
-        print(f"{kind}: ratio {statistics.median(of_kind):.3f} (median), {max(of_kind):.3f} (worst)")
-    write_json(options.json, {"machine": describe(), "results": results})
-    return 0
+        kinds.append((STEP, collection_step, options.step_rows))
+    for (kind, make, rows), dtype, name, dim in itertools.product(
+        kinds, options.dtypes, options.optimizers, options.dims
+    ):
+        nearest, stochastic = make(rows, dim, name, dtype)
+        samples = take_turns({"nearest": nearest, "stochastic": stochastic}, options.rounds)
+        yield {
+            **{"kind": kind, "dtype": dtype, "optimizer": name, "dim": dim},
+            **{f"{name}_ms": 1e3 * each.best for name, each in samples.items()},
+            "ratio": samples["stochastic"].best / samples["nearest"].best,
+            "median_ratio": samples["stochastic"].over(samples["nearest"]),
+        }
 
+
+STEP = "step of a collection"
+BENCHMARK = Benchmark(
+    run,
+    {
+        "rows": Option([4096, 200_000], "of an update", quick=[64]),
+        "steps": Option(True, "steps of a collection beside the updates"),
+        "step_rows": Option(100_000, "of each of 4 tables of a step", quick=500),
+        "dims": Option([32, 64, 128], quick=[8]),
+        "optimizers": Option(list(OPTIMIZERS), choices=list(OPTIMIZERS)),
+        "dtypes": Option(list(DTYPES), choices=list(DTYPES)),
+        "rounds": Option(21, quick=1),
+    },
+    lambda rows: [
+        Target(f"{kind}, ratio", "ratio", {"kind": kind}) for kind in dict.fromkeys(row["kind"] for row in rows)
+    ],
+)
 
 if __name__ == "__main__":
-    with_malloc_settings("benchmarks.rounding")
-    torch.set_num_threads(1)
-    sys.exit(main())
+    BENCHMARK.start()

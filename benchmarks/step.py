@@ -15,9 +15,10 @@ from rec_sdk_torch._engine import available_memory
 from rec_sdk_torch.tbe import CacheTooSmallError
 
 from .bounds import Machine, step_bytes
-from .contenders import Collection, Contender, NotAvailableError, Ours
+from .contenders import Collection, Contender, Ours
 from .ids import Distribution
 from .rivals import Rival, make_rival
+from .tables import NotAvailableError
 from .timing import Samples, no_collection
 from .workload import Workload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,10 @@ class Samples:
     @property
     def best(self) -> float:
         return min(self.seconds)
+
+    def over(self, other: Samples) -> float:
+        """The median of the rounds' ratios to `other`."""
+        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
 
     def summary(self) -> dict[str, float]:
         """For the JSON."""
@@ -57,22 +61,33 @@ class Clock:
         return float(end - begin if self._module is None else begin.elapsed_time(end) / 1e3)
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """The seconds of a call; `time.thread_time` counts those in which this thread has a processor."""
+    begin = clock()
     call()
-    return time.perf_counter() - begin
-
-
-def processor_seconds_of(call: Callable[[], object]) -> float:
-    """Seconds that this thread has a processor: work beside it slows it, but does not count."""
-    begin = time.thread_time()
-    call()
-    return time.thread_time() - begin
+    return clock() - begin
 
 
 def best_of(call: Callable[[], object], repeats: int) -> float:
     """The shortest of `repeats` runs, in seconds."""
     return min(seconds_of(call) for _ in range(repeats))
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm: int = 3,
+    clock: Callable[[], float] = time.thread_time,
+) -> dict[str, Samples]:
+    """Times every call once a round, in an order that every round reverses; the first `warm` rounds do not count."""
+    samples = {name: Samples() for name in calls}
+    with no_collection():
+        for number in range(warm + rounds):
+            for name in list(calls) if number % 2 else reversed(list(calls)):
+                seconds = seconds_of(calls[name], clock)
+                if number >= warm:
+                    samples[name].seconds.append(seconds)
+    return samples
 
 
 @contextmanager

@@ -15,13 +15,14 @@ from threads import threads
 
 from benchmarks import cpu, rivals, targets
 from benchmarks.bounds import Machine, step_bytes
-from benchmarks.contenders import Collection, NotAvailableError, Ours
+from benchmarks.contenders import Collection, Ours
 from benchmarks.ids import STREAMS, Distribution, power_law_ranks, scatter, stream
 from benchmarks.options import Sample, parse
 from benchmarks.planning import Planner, PlanOptions, large_table_problem, make_engine, run_plans
 from benchmarks.policy import Optimum, PolicyOptions, RoundRobin, movielens_items, run_policies
 from benchmarks.report import render
 from benchmarks.step import StepBench, StepOptions
+from benchmarks.tables import NotAvailableError
 from benchmarks.workload import OPTIMIZERS, TableSet, Workload, make_workload
 
 for _package in ("torchrec", "matplotlib"):

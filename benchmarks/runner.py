@@ -1,0 +1,331 @@
+"""Runs every benchmark: options, report, targets and JSON. A benchmark is a function that yields rows.
+
+A row is a line of the report. Its "table" is the title of the table that it stands in. Texts, numbers and truth values
+are columns; lists and dicts are in the JSON alone. A row whose "correct" has a False makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .machine import describe, load_average, with_malloc_settings
+
+Row = dict[str, Any]
+Results = dict[str, Any]
+
+
+class CannotRunError(Exception):
+    """Says in one line why there is no run."""
+
+
+# ---- options
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: 1, 2, ..."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; at least 1 is")
+    return value
+
+
+def fraction(text: str) -> float:
+    """An argparse type: above 0, at most 1."""
+    value = float(text)
+    if not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be above 0 and at most 1")
+    return value
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the command line: a switch when its default is a truth value, several values when it is a list.
+
+    Attributes:
+        quick: the value with --quick, which tries the benchmark itself; None: the default.
+        full: the value with --full; None: the default.
+        kind: an argparse type; by default that of whole numbers from 1 on, or that of the default value.
+    """
+
+    default: Any = None
+    help: str = ""
+    quick: Any = None
+    full: Any = None
+    kind: Callable[[str], Any] | None = None
+    choices: Sequence[str] | None = None
+
+    def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
+        """Adds the option; its value is None until `values` has filled it."""
+        flag, shown = f"--{name.replace('_', '-')}", f"{self.help} (default {_shown(self.default)})".strip()
+        if isinstance(self.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=self.help)
+            return
+        several = isinstance(self.default, list)
+        first = next(iter(self.default), 1) if several else self.default
+        kind = self.kind or (positive_int if isinstance(first, int) else type(first) if first is not None else Path)
+        more: dict[str, Any] = {"nargs": "*"} if several else {}
+        parser.add_argument(
+            flag, type=kind, choices=self.choices, metavar=name.upper(), help=shown.replace("%", "%%"), **more
+        )
+
+
+def _shown(value: Any) -> str:
+    """A default in the words of the command line."""
+    if isinstance(value, list):
+        return " ".join(map(_shown, value)) or "none"
+    return str(getattr(value, "name", value))
+
+
+# ---- targets
+
+Column = str | Callable[[Row], float | None]
+"""The name of a column, or a function of a row; None where the row has no such value."""
+
+
+def values_of(column: Column, rows: Iterable[Row]) -> list[float]:
+    """The values of the rows that have one."""
+    found = (row.get(column) if isinstance(column, str) else column(row) for row in rows)
+    return [value for value in found if value is not None and not math.isnan(value)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound of a column.
+
+    Attributes:
+        where: the values of other columns that select the rows.
+        median: what the median of their values must reach.
+        worst: what each value must reach.
+        at_least: more is better; otherwise less is.
+        of_medians: the same column, of medians of rounds in place of the fastest; its median is shown.
+    """
+
+    name: str
+    column: Column
+    where: Mapping[str, Any] = field(default_factory=dict)
+    median: float | None = None
+    worst: float | None = None
+    at_least: bool = False
+    of_medians: Column | None = None
+
+    def judge(self, rows: Sequence[Row]) -> Row:
+        """Compares; `met` is None where nothing was measured, or there is no bound."""
+        chosen = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
+        values = values_of(self.column, chosen)
+        medians = values_of(self.of_medians, chosen) if self.of_medians else []
+        median = statistics.median(values) if values else None
+        worst = (min if self.at_least else max)(values, default=None)
+        judged = [(a, b) for a, b in ((median, self.median), (worst, self.worst)) if a is not None and b is not None]
+        met = all(reached >= bound if self.at_least else reached <= bound for reached, bound in judged)
+        return {
+            "target": f"{self.name}, {'at least' if self.at_least else 'at most'}",
+            **{"wanted median": self.median, "median": median, "wanted worst": self.worst, "worst": worst},
+            "rows": len(values),
+            "met": met if judged else None,
+            "median of medians": statistics.median(medians) if medians else None,
+        }
+
+
+# ---- report
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "-" if value is None else "" if isinstance(value, dict | list) else str(value)
+
+
+def _columns(rows: Iterable[Row]) -> list[str]:
+    """The names of what a table shows."""
+    shown = (name for row in rows for name, value in row.items() if not isinstance(value, dict | list | None))
+    return [name for name in dict.fromkeys(shown) if name != "table"]
+
+
+def table(rows: Sequence[Row], title: str = "") -> str:
+    """Columns of texts to the left, of numbers to the right; dicts and lists are left out."""
+    names = _columns(rows)
+    lines = [[f"{title}: {name}" if title and name == names[0] else name for name in names]]
+    lines += [[_cell(row.get(name)) for name in names] for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+    texts = [any(isinstance(row.get(name), str) for row in rows) for name in names]
+    shown = [
+        "  ".join(
+            cell.ljust(width) if text else cell.rjust(width)
+            for cell, width, text in zip(line, widths, texts, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([shown[0], "  ".join("-" * width for width in widths), *shown[1:]])
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Every table of the rows, in the order of their first rows."""
+    titles = dict.fromkeys(row.get("table", "") for row in rows)
+    return "\n\n".join(table([row for row in rows if row.get("table", "") == title], title) for title in titles)
+
+
+def machine_lines(machine: Row) -> str:
+    """The machine of the figures; says when it was busy."""
+    load = machine["load_average"][0]
+    busy = "\nOther processes were running: take these figures as rough." if load > machine["cores"] / 2 else ""
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, isa {machine['isa']}, "
+        f"load {load}\n{', '.join(machine['caches'])}{busy}"
+    )
+
+
+def say(text: str) -> None:
+    """Prints progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _plain(value: object) -> object:
+    """A form for JSON of options: table sets, distributions, paths."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value.name if isinstance(value, Path) else str(value)
+
+
+def _right(row: Row) -> bool:
+    """Whether no result of the row differs."""
+    flags = [row.get("correct", True)]
+    while flags:
+        flag = flags.pop()
+        if isinstance(flag, dict):
+            flags += flag.values()
+        elif flag is False:
+            return False
+    return True
+
+
+# ---- a benchmark
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A command: `python -m benchmarks.NAME`, by the name of the file that has `run`.
+
+    Attributes:
+        run: yields rows.
+        targets: judged at the end; or a function of all rows that gives them.
+        threads: of torch; None: as many as there are.
+        malloc: starts anew with glibc's malloc set to keep freed blocks.
+        check: what is wrong with the options, or None.
+        draw: draws the results into a file, for --plot; returns why there is no picture, or None.
+    """
+
+    run: Callable[[argparse.Namespace], Iterable[Row]]
+    options: Mapping[str, Option]
+    targets: Sequence[Target] | Callable[[Sequence[Row]], Sequence[Target]] = ()
+    threads: int | None = 1
+    malloc: bool = True
+    check: Callable[[argparse.Namespace], str | None] = lambda options: None
+    draw: Callable[[Results, Path], str | None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The last word of the command."""
+        return Path(inspect.getfile(self.run)).stem
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The options; those not given are those of the mode."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m benchmarks.{self.name}",
+            description=inspect.getdoc(inspect.getmodule(self.run)),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        modes = parser.add_mutually_exclusive_group()
+        modes.add_argument("--quick", dest="mode", action="store_const", const="quick", help="try the benchmark itself")
+        if any(option.full is not None for option in self.options.values()):
+            modes.add_argument("--full", dest="mode", action="store_const", const="full", help="every workload")
+        for name, option in self.options.items():
+            option.add_to(parser, name)
+        files = ["json", *(["plot"] if self.draw else [])]
+        for name in files:
+            parser.add_argument(f"--{name}", type=Path, metavar="FILE")
+        options = parser.parse_args(arguments)
+        for path in filter(None, (getattr(options, name) for name in files)):
+            if path.is_dir() or not path.parent.is_dir():
+                parser.error(f"cannot write {path}: it is a folder, or its folder does not exist")
+        for name, option in self.options.items():
+            if getattr(options, name) is None:
+                value = getattr(option, options.mode) if options.mode else None
+                setattr(options, name, option.default if value is None else value)
+        problem = self.check(options)
+        if problem:
+            parser.error(problem)
+        return options
+
+    def _results(self, options: argparse.Namespace) -> Iterator[Results]:
+        """The results so far, at the start and after each row."""
+        begin = time.perf_counter()
+        head = {"schema": 3, "benchmark": self.name, "options": vars(options), "machine": describe()}
+        rows: list[Row] = []
+        for row in itertools.chain([None], self.run(options)):
+            if row is not None:
+                rows.append(row)
+                say(", ".join(f"{name} {_cell(row[name])}" for name in _columns([row])))
+            targets = self.targets(rows) if callable(self.targets) else self.targets
+            yield {
+                **head,
+                "rows": rows,
+                "targets": [target.judge(rows) for target in targets],
+                "load_average_at_end": load_average(),
+                "seconds": time.perf_counter() - begin,
+            }
+
+    def measure(self, options: argparse.Namespace) -> Results:
+        """Runs, and writes the JSON after each row, so that a run cut off keeps what it has."""
+        threads, results = torch.get_num_threads(), Results()
+        torch.set_num_threads(self.threads or threads)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Sparse invariant checks")
+                for results in self._results(options):
+                    if options.json:
+                        options.json.write_text(json.dumps(results, indent=1, default=_plain) + "\n")
+        finally:
+            torch.set_num_threads(threads)
+        return results
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Runs, prints and writes. Returns 1 when results differ, 2 when there is no run."""
+        options = self.parse(arguments)
+        try:
+            results = self.measure(options)
+        except CannotRunError as error:
+            say(str(error))
+            return 2
+        parts = [machine_lines(results["machine"]), tables(results["rows"])]
+        if results["targets"]:
+            parts.append(table(results["targets"]))
+        print("\n\n".join(parts), f"took {results['seconds']:.0f} s", sep="\n\n", flush=True)
+        problem = self.draw(results, options.plot) if self.draw and options.plot else None
+        if problem:
+            print(problem)
+        return 0 if all(map(_right, results["rows"])) else 1
+
+    def start(self) -> None:
+        """Runs as a program."""
+        if self.malloc:
+            with_malloc_settings(f"benchmarks.{self.name}")
+        sys.exit(self.main())

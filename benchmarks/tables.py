@@ -1,0 +1,64 @@
+"""Tables that benchmarks train: collections of ours and of TorchRec, and one table by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import rec_sdk_torch
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+
+from .runner import CannotRunError
+
+
+class NotAvailableError(CannotRunError):
+    """A contender that cannot run here or there; the message says why."""
+
+
+def import_torchrec() -> Any:
+    """TorchRec; NotAvailableError where it cannot be imported."""
+    try:
+        import torchrec
+    except (ImportError, OSError) as error:
+        raise NotAvailableError(f"torchrec cannot be imported: {error}") from error
+    return torchrec
+
+
+def configs(sizes: Sequence[tuple[int, int]], **more: Any) -> list[dict[str, Any]]:
+    """The fields of a config for each (rows, D): table `t0` with feature `f0`, and so on."""
+    return [
+        {"name": f"t{i}", "feature_names": [f"f{i}"], "num_embeddings": rows, "embedding_dim": dim, **more}
+        for i, (rows, dim) in enumerate(sizes)
+    ]
+
+
+def make_collection(
+    tables: Sequence[Mapping[str, Any]],
+    optimizer: type[torch.optim.Optimizer],
+    keywords: Mapping[str, Any],
+    pooled: bool = True,
+    prefix: str = "EmbCache",
+    **options: Any,
+) -> Any:
+    """A collection that its backward pass updates; `prefix` "" gives TorchRec's class, or its config with ours.
+
+    Args:
+        tables: the fields of the configs.
+        prefix: of the class; configs have the same, or `config_prefix`.
+    """
+    torchrec = import_torchrec()
+    kind = "EmbeddingBag" if pooled else "Embedding"
+    config_prefix = options.pop("config_prefix", prefix)
+    config = getattr(rec_sdk_torch if config_prefix else torchrec, f"{config_prefix}{kind}Config")
+    package = rec_sdk_torch if prefix else torchrec
+    made = getattr(package, f"{prefix}{kind}Collection")(tables=[config(**fields) for fields in tables], **options)
+    apply = rec_sdk_torch.apply_optimizer_in_backward if prefix else torchrec.optim.apply_optimizer_in_backward
+    apply(optimizer, made.parameters(), dict(keywords))
+    return made
+
+
+def make_table(table: TableConfig, optimizer: type[torch.optim.Optimizer], **options: Any) -> TableBatchedEmbedding:
+    """A table-batched embedding of one table."""
+    return TableBatchedEmbedding([table], optimizer=TableOptimizer.create(optimizer, {"lr": 0.1}), **options)
