@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,17 +114,16 @@ class Machine:
             seconds += unique * (lookup + update)
         return seconds
 
-    def add_bounds(self, case: dict[str, Any], workload: Workload) -> None:
-        """Completes a case with its bounds, from all that was observed until now."""
-        unique, collection = case["unique_rows_of_tables"], case["times"]["collection"]["min_ms"]
-        bounds = {"copy": self.copy_bound(workload, unique), "random": self.random_bound(workload, unique)}
-        for name, seconds in bounds.items():
-            case[f"{name}_bound_ms"] = seconds * 1e3
-            case[f"over_{name}_bound"] = collection / (seconds * 1e3)
+    def bounds(self, case: dict[str, Any], workload: Workload) -> dict[str, float]:
+        """The bounds of a case, from all that was observed until now, and the collection's fastest step over them."""
+        unique = case["unique_rows_of_tables"]
+        found = {"copy": self.copy_bound(workload, unique), "random": self.random_bound(workload, unique)}
+        over = {f"over_{name}_bound": case["collection"] / (seconds * 1e3) for name, seconds in found.items()}
+        return {**{f"{name}_bound_ms": seconds * 1e3 for name, seconds in found.items()}, **over}
 
-    def describe(self) -> dict[str, Any]:
-        """For the JSON."""
-        costs = [
-            {"rows": rows, "row_bytes": size, "nanoseconds": cost * 1e9} for (rows, size), cost in self._costs.items()
-        ]
-        return {"threads": self.threads, "copy_bytes_per_second": self.copy_bandwidth, "random_rows": costs}
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The machine's own figures."""
+        yield {"table": "copy", "threads": self.threads, "copy_bytes_per_second": self.copy_bandwidth}
+        for (rows, size), cost in self._costs.items():
+            shown = {"table": "random rows", "threads": self.threads, "rows": rows, "row_bytes": size}
+            yield {**shown, "nanoseconds": cost * 1e9}

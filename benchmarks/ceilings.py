@@ -2,80 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from rec_sdk_torch.ops import ops
 
+from .runner import Row
 from .timing import Clock
 
-ROW_BYTES = 512
+ROW_BYTES, REPEATS = 512, 10
 NEEDS_CUDA = "needs CUDA"
-Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class CeilingSizes:
-    """Sizes of what is measured.
-
-    Attributes:
-        buffer_bytes: of one copy.
-        host_rows: of ROW_BYTES each, that the host gathers from.
-        rows: gathered, or swapped.
-        record_bytes: of a swapped row.
-        repeats: the fastest counts.
-    """
-
-    buffer_bytes: int
-    host_rows: int
-    rows: int
-    record_bytes: int
-    repeats: int
-
-    def needs(self) -> tuple[int, int]:
-        """Bytes of device and of host memory."""
-        swapped = self.rows * self.record_bytes
-        return 2 * self.buffer_bytes + 7 * swapped, 2 * self.buffer_bytes + self.host_rows * ROW_BYTES + 3 * swapped
-
-
-@dataclass
-class Ceiling:
-    """One measurement; `absent` says why there is none."""
-
-    name: str
-    moved_bytes: int = 0
-    seconds: float = 0.0
-    correct: bool | None = None
-    absent: str | None = None
-
-    def describe(self) -> Result:
-        """For the JSON."""
-        rate = self.moved_bytes / self.seconds if self.seconds else None
-        return {**asdict(self), "bytes_per_second": rate}
+def needs(options: argparse.Namespace, record_bytes: int) -> tuple[int, int]:
+    """Bytes of device and of host memory."""
+    buffer, swapped = options.copy_mib << 20, options.swap_rows * record_bytes
+    return 2 * buffer + 7 * swapped, 2 * buffer + options.host_rows * ROW_BYTES + 3 * swapped
 
 
 class Ceilings:
-    """Measures one device."""
+    """Measures one device: buffers of `copy_mib`, `swap_rows` of `host_rows` gathered, and rows of a record swapped."""
 
-    def __init__(self, device: torch.device, sizes: CeilingSizes) -> None:
-        self._device = device
-        self._sizes = sizes
+    def __init__(self, device: torch.device, options: argparse.Namespace, record_bytes: int) -> None:
+        self._device, self._options = device, options
+        self._buffer_bytes, self._record_bytes = options.copy_mib << 20, record_bytes
         self._clock = Clock(device)
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
 
-    def measure(self) -> list[Result]:
-        """All of them, in the order of the report."""
+    def measure(self) -> list[Row]:
+        """All of them, and which way of swapping is faster."""
         found = [self._device_copy(), *self._bus(), *self._host_gathers(), *self._swaps()]
-        return [ceiling.describe() for ceiling in found]
+        return [*found, *faster_swaps(found)]
+
+    @staticmethod
+    def _row(name: str, moved_bytes: int = 0, seconds: float = 0.0, **more: object) -> Row:
+        speed = {"GB/s": moved_bytes / seconds / 1e9, "ms": seconds * 1e3} if seconds else {}
+        return {"table": "ceilings, best", "name": name, **speed, "moved_bytes": moved_bytes, **more}
 
     def _best(self, call: Callable[[], object]) -> float:
         call()
         best = float("inf")
-        for _ in range(self._sizes.repeats):
+        for _ in range(REPEATS):
             self._clock.synchronize()
             begin = self._clock.mark()
             call()
@@ -85,21 +55,21 @@ class Ceilings:
         return best
 
     def _device_buffer(self) -> torch.Tensor:
-        return torch.zeros(self._sizes.buffer_bytes, dtype=torch.uint8, device=self._device)
+        return torch.zeros(self._buffer_bytes, dtype=torch.uint8, device=self._device)
 
     def _pinned(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.uint8, pin_memory=self._module is not None)
 
-    def _device_copy(self) -> Ceiling:
+    def _device_copy(self) -> Row:
         source, target = self._device_buffer(), self._device_buffer()
-        size = 2 * self._sizes.buffer_bytes
-        return Ceiling("device copy, read + written", size, self._best(lambda: target.copy_(source)))
+        size = 2 * self._buffer_bytes
+        return self._row("device copy, read + written", size, self._best(lambda: target.copy_(source)))
 
-    def _bus(self) -> list[Ceiling]:
+    def _bus(self) -> list[Row]:
         names = ["pinned H2D", "pinned D2H", "duplex, both at once"]
         if self._module is None:
-            return [Ceiling(name, absent=NEEDS_CUDA) for name in names]
-        module, size = self._module, self._sizes.buffer_bytes
+            return [self._row(name, absent=NEEDS_CUDA) for name in names]
+        module, size = self._module, self._buffer_bytes
         up, down = self._pinned(size), self._pinned(size)
         source, target = self._device_buffer(), self._device_buffer()
         streams = [module.Stream(device=self._device) for _ in range(2)]
@@ -114,36 +84,36 @@ class Ceilings:
                 here.wait_stream(stream)
 
         return [
-            Ceiling(names[0], size, self._best(lambda: target.copy_(up, non_blocking=True))),
-            Ceiling(names[1], size, self._best(lambda: down.copy_(source, non_blocking=True))),
-            Ceiling(names[2], 2 * size, self._best(duplex)),
+            self._row(names[0], size, self._best(lambda: target.copy_(up, non_blocking=True))),
+            self._row(names[1], size, self._best(lambda: down.copy_(source, non_blocking=True))),
+            self._row(names[2], 2 * size, self._best(duplex)),
         ]
 
-    def _host_gathers(self) -> list[Ceiling]:
-        sizes = self._sizes
-        rows = torch.ones((sizes.host_rows, ROW_BYTES), dtype=torch.uint8)
-        index = torch.randint(0, sizes.host_rows, (sizes.rows,), generator=torch.Generator().manual_seed(0))
-        out = self._pinned(sizes.rows, ROW_BYTES)
+    def _host_gathers(self) -> list[Row]:
+        options = self._options
+        rows = torch.ones((options.host_rows, ROW_BYTES), dtype=torch.uint8)
+        index = torch.randint(0, options.host_rows, (options.swap_rows,), generator=torch.Generator().manual_seed(0))
+        out = self._pinned(options.swap_rows, ROW_BYTES)
         pinned = " into pinned memory" if self._module else ""
         found = []
         for threads in dict.fromkeys((1, torch.get_num_threads())):
             with _threads(threads):
                 best = self._best(lambda: torch.index_select(rows, 0, index, out=out))
             name = f"host gather of {ROW_BYTES}-byte rows{pinned}, {threads} thread" + "s" * (threads > 1)
-            found.append(Ceiling(name, sizes.rows * ROW_BYTES, best, correct=bool((out == 1).all())))
+            found.append(self._row(name, options.swap_rows * ROW_BYTES, best, correct=bool((out == 1).all())))
         return found
 
-    def _swaps(self) -> list[Ceiling]:
+    def _swaps(self) -> list[Row]:
         """Rows into the cache and out of it: through a staging buffer on the device, or straight."""
-        what = f"{self._sizes.record_bytes}-byte rows"
+        what = f"{self._record_bytes}-byte rows"
         names = [f"{what} {way}, {how}" for way in ("in", "out") for how in ("staged", "direct")]
         if self._module is None:
-            return [Ceiling(name, absent=NEEDS_CUDA) for name in names]
-        sizes = self._sizes
-        count, size = sizes.rows, sizes.rows * sizes.record_bytes
-        host, back = self._pinned(count, sizes.record_bytes), self._pinned(count, sizes.record_bytes)
+            return [self._row(name, absent=NEEDS_CUDA) for name in names]
+        options = self._options
+        count, size = options.swap_rows, options.swap_rows * self._record_bytes
+        host, back = self._pinned(count, self._record_bytes), self._pinned(count, self._record_bytes)
         host.random_(generator=torch.Generator().manual_seed(1))
-        cache = torch.zeros((4 * count, sizes.record_bytes), dtype=torch.uint8, device=self._device)
+        cache = torch.zeros((4 * count, self._record_bytes), dtype=torch.uint8, device=self._device)
         slots = torch.randperm(4 * count, generator=torch.Generator().manual_seed(2))[:count].int().to(self._device)
         expected = host.to(self._device)
 
@@ -162,14 +132,14 @@ class Ceilings:
         def left() -> bool:
             return torch.equal(back, host)
 
-        def measured(name: str, call: Callable[[], None], check: Callable[[], bool], clear: torch.Tensor) -> Ceiling:
+        def measured(name: str, call: Callable[[], None], check: Callable[[], bool], clear: torch.Tensor) -> Row:
             clear.zero_()
             try:
                 seconds = self._best(call)
             except (AttributeError, RuntimeError) as error:
-                return Ceiling(name, absent=f"not in this build: {str(error).splitlines()[0]}")
+                return self._row(name, absent=f"not in this build: {str(error).splitlines()[0]}")
             self._clock.synchronize()
-            return Ceiling(name, size, seconds, correct=check())
+            return self._row(name, size, seconds, correct=check())
 
         found = [
             measured(names[0], staged_in, arrived, cache),
@@ -193,24 +163,23 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def rate(ceilings: list[Result], prefix: str) -> float | None:
+def rate(ceilings: list[Row], prefix: str) -> float | None:
     """Bytes per second of the ceiling whose name starts with `prefix`; None where it was not measured."""
-    for ceiling in ceilings:
-        if ceiling["name"].startswith(prefix):
-            found: float | None = ceiling["bytes_per_second"]
-            return found
-    return None
+    found = (row["GB/s"] * 1e9 for row in ceilings if row.get("name", "").startswith(prefix) and "GB/s" in row)
+    return next(found, None)
 
 
-def faster_swaps(ceilings: list[Result]) -> list[str]:
-    """Which way of swapping is faster, in words; nothing where only one was measured."""
-    lines = []
-    pairs = [c for c in ceilings if c["name"].endswith(", staged")]
-    for staged in pairs:
-        name = staged["name"].removesuffix(", staged")
-        direct = next(c for c in ceilings if c["name"] == f"{name}, direct")
-        if staged["seconds"] and direct["seconds"]:
-            ratio = staged["seconds"] / direct["seconds"]
-            winner = "direct" if ratio > 1 else "staged"
-            lines.append(f"{name}: {winner} is faster, {max(ratio, 1 / ratio):.2f}x")
-    return lines
+def faster_swaps(ceilings: list[Row]) -> Iterator[Row]:
+    """Which way of swapping is faster; nothing where only one was measured."""
+    milliseconds = {row["name"]: row["ms"] for row in ceilings if "ms" in row}
+    for name, staged in milliseconds.items():
+        direct = milliseconds.get(name.replace(", staged", ", direct"))
+        if name.endswith(", staged") and direct:
+            winner = "direct" if staged > direct else "staged"
+            ratio = max(staged / direct, direct / staged)
+            yield {
+                "table": "faster way of a swap",
+                "rows": name.removesuffix(", staged"),
+                "way": winner,
+                "times": ratio,
+            }

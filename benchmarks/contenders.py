@@ -17,7 +17,7 @@ from rec_sdk_torch.tbe import (
     TableOptimizer,
 )
 
-from .tables import NotAvailableError
+from .tables import NotAvailableError, configs, import_torchrec, make_collection
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
 CHUNK = 65536
@@ -205,42 +205,23 @@ class Collection(Ours):
         Raises:
             NotAvailableError: there is no torchrec.
         """
-        try:
-            import torchrec
-        except (ImportError, OSError) as error:
-            raise NotAvailableError(f"torchrec cannot be imported: {error}") from error
-        self._torchrec: Any = torchrec
+        self._torchrec = import_torchrec()
         self._keys = [f"f{index}" for index in range(workload.tables.count)]
         super().__init__(workload, *args, **options)
         self._grads = [self._grad] if workload.pooled else workload.by_feature(self._grad)
 
-    def _configs(self) -> list[Any]:
-        import rec_sdk_torch
-
-        pooled = self.workload.pooled
-        options: dict[str, Any] = {}
-        if self.hashed:
-            kind: Any = rec_sdk_torch.EmbCacheEmbeddingBagConfig if pooled else rec_sdk_torch.EmbCacheEmbeddingConfig
-            options["initializer_type"] = InitializerType.UNIFORM
-        else:
-            kind = self._torchrec.EmbeddingBagConfig if pooled else self._torchrec.EmbeddingConfig
-        tables = zip(self._keys, self.workload.tables.sizes, self.workload.dims, strict=True)
-        return [
-            kind(name=f"t{i}", feature_names=[key], num_embeddings=rows, embedding_dim=dim, **options)
-            for i, (key, rows, dim) in enumerate(tables)
-        ]
-
     def _make(self) -> Any:
-        import rec_sdk_torch
-
-        kind: Any = rec_sdk_torch.EmbCacheEmbeddingCollection
-        if self.workload.pooled:
-            kind = rec_sdk_torch.EmbCacheEmbeddingBagCollection
-        options = {"cache": self.cache, "seed": self.seed, "bounds_check_mode": BoundsCheckMode.FATAL}
-        collection = kind(self._configs(), device=self.device, **options)
-        optimizer, keywords = optimizer_of(self.workload.optimizer)
-        rec_sdk_torch.apply_optimizer_in_backward(optimizer, collection.parameters(), keywords)
-        return collection
+        fields: dict[str, Any] = {"initializer_type": InitializerType.UNIFORM} if self.hashed else {}
+        return make_collection(
+            configs(list(zip(self.workload.tables.sizes, self.workload.dims, strict=True)), **fields),
+            *optimizer_of(self.workload.optimizer),
+            pooled=self.workload.pooled,
+            config_prefix="EmbCache" if self.hashed else "",
+            device=self.device,
+            cache=self.cache,
+            seed=self.seed,
+            bounds_check_mode=BoundsCheckMode.FATAL,
+        )
 
     def _batch(self, values: torch.Tensor, lengths: torch.Tensor) -> Any:
         return self._torchrec.KeyedJaggedTensor(keys=self._keys, values=values, lengths=lengths)

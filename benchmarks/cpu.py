@@ -1,131 +1,168 @@
-"""The CPU benchmark: `python -m benchmarks.cpu [--full] [--json FILE] [--plot FILE]`, from the repository root."""
+"""Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec.
+
+As it is: D = 64, 4x100k and three samples, two distributions, 7 rounds; under two minutes. With --full most of an hour
+for each number of threads.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import sys
-import time
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
+from rec_sdk_torch._engine import cache_policies
+
 from .bounds import Machine
-from .growth import run_growth
-from .machine import describe, load_average, with_malloc_settings, write_json
-from .options import parse
-from .planning import PlanOptions, run_plans
-from .plot import draw
-from .policy import PolicyOptions, run_policies
-from .report import case_name, render
-from .step import StepBench, StepOptions
+from .ids import Distribution
+from .planning import run_growth, run_plans
+from .plot import case_name, draw
+from .policy import run_policies
+from .rivals import RIVALS
+from .runner import Benchmark, Option, Row, fraction, say
+from .step import StepBench
 from .tables import NotAvailableError
-from .targets import compare, torch_targets
-from .workload import Workload, make_workload
-
-Result = dict[str, Any]
+from .targets import cpu_targets
+from .workload import FORMS, OPTIMIZERS, TableSet, Workload, make_workload
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+@dataclass(frozen=True)
+class Sample:
+    """One workload beside the product of the axes."""
+
+    tables: TableSet
+    form: str
+    optimizer: str
+
+    @classmethod
+    def parse(cls, text: str) -> Sample:
+        """From `1x4m:sequence:adagrad`.
+
+        Raises:
+            argparse.ArgumentTypeError: another form, or a sequence of tables whose dims differ.
+        """
+        tables, form, optimizer, *rest = [*text.split(":"), "", ""]
+        if form not in FORMS or optimizer not in OPTIMIZERS or any(rest):
+            raise argparse.ArgumentTypeError(f"{text!r} is not TABLES:FORM:OPTIMIZER, such as 1x4m:sequence:adagrad")
+        sample = cls(TableSet.parse(tables), form, optimizer)
+        if sample.tables.criteo and form != "pooled":
+            raise argparse.ArgumentTypeError(f"{text!r}: a sequence needs tables of one dim; criteo is pooled only")
+        return sample
+
+    @property
+    def name(self) -> str:
+        return f"{self.tables.name}:{self.form}:{self.optimizer}"
 
 
-def _workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, bool]]:
-    """The product of the axes, as far as there is such a workload, and the samples; whether it is one of these."""
+def _workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.Namespace]]:
+    """The product of the axes, as far as there is such a workload; and the samples, without caches and index tables."""
     for tables, dim, form, optimizer in itertools.product(
         options.tables, options.dims, options.forms, options.optimizers
     ):
         if not tables.criteo or form == "pooled":
-            yield make_workload(tables, dim, form == "pooled", optimizer, options.lookups, options.bag), False
+            yield make_workload(tables, dim, form == "pooled", optimizer, options.lookups, options.bag), options
+    alone = argparse.Namespace(**{**vars(options), "cache": [], "index": False})
     for sample in options.samples:
         pooled, dim = sample.form == "pooled", options.dims[0]
-        yield make_workload(sample.tables, dim, pooled, sample.optimizer, options.lookups, options.bag), True
+        yield make_workload(sample.tables, dim, pooled, sample.optimizer, options.lookups, options.bag), alone
 
 
-def _steps(options: argparse.Namespace, machine: Machine) -> list[Result]:
-    """Every case for one number of threads."""
-    caches = tuple(c for c in options.cache if c < 1.0)
-    chosen = StepOptions(tuple(options.rivals), caches, options.index, options.rounds, options.seed)
-    found: list[tuple[Workload, Result]] = []
-    for workload, sampled in _workloads(options):
+def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
+    """Every case for one number of threads; bounds are known when all have been measured."""
+    torch.set_num_threads(threads)
+    machine = Machine(threads, options.buffer_mib << 20, options.bound_repeats)
+    found: list[tuple[Workload, Row]] = []
+    for workload, chosen in _workloads(options):
         try:
-            bench = StepBench(workload, replace(chosen, caches=(), index=False) if sampled else chosen)
+            bench = StepBench(workload, chosen)
         except NotAvailableError as error:
-            _say(f"{workload.tables.name} D={workload.dim} {workload.optimizer}: {error}; left out")
+            say(f"{workload.tables.name} D={workload.dim} {workload.optimizer}: {error}; left out")
             continue
         for distribution in options.distributions:
-            case = bench.run(distribution, machine)
-            _say(f"{case_name(case)}: {case['times']['collection']['min_ms']:.2f} ms")
-            found.append((workload, case))
+            found.append((workload, bench.run(distribution, machine)))
+            say(case_name(found[-1][1]))
         del bench
+    yield from machine.rows()
     for workload, case in found:
-        machine.add_bounds(case, workload)
-    return [case for _, case in found]
+        yield {**case, **machine.bounds(case, workload)}
 
 
-def _run_steps(options: argparse.Namespace) -> tuple[list[Result], list[Result]]:
-    cases, bounds = [], []
-    for threads in options.threads:
-        torch.set_num_threads(threads)
-        machine = Machine(threads, options.buffer_mib << 20, repeats=5 if options.full else 3)
-        cases += _steps(options, machine)
-        bounds.append(machine.describe())
-    return cases, bounds
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """All chosen sections."""
+    # The most skewed first: a small cache that a batch does not fit in stays out from then on.
+    options.distributions.sort(key=lambda distribution: -distribution.alpha)
+    if "step" in options.sections:
+        cases = list(itertools.chain.from_iterable(_steps(options, threads) for threads in options.threads))
+        yield from cases
+        reasons = [f"{name}: {reason}" for case in cases for name, reason in case.get("skipped", {}).items()]
+        for reason in dict.fromkeys(reasons):
+            yield {"table": "left out", "contender": reason, "cases": reasons.count(reason)}
+    torch.set_num_threads(1)
+    if "plan" in options.sections:
+        yield from run_plans(options)
+    if "policy" in options.sections:
+        yield from run_policies(options)
+    if "growth" in options.sections:
+        yield from run_growth(options)
 
 
-def _run_plans(options: argparse.Namespace) -> list[Result]:
-    threads = tuple(sorted({1, *options.threads}))
-    rows = (options.plan_rows, options.large_rows)
-    return run_plans(PlanOptions(options.plan_batch, *rows, options.rounds, options.seed, threads), _say)
+def _problem(options: argparse.Namespace) -> str | None:
+    tables, samples = OPTIONS["tables"], OPTIONS["samples"]
+    if all(options.tables is not each for each in (tables.default, tables.quick, tables.full)):
+        options.samples = [] if options.samples in (samples.default, samples.full) else options.samples
+    if "pooled" not in options.forms and any(tables.criteo for tables in options.tables):
+        return "criteo has tables of several dims, which a sequence cannot have: add --forms pooled"
+    return None
 
 
-def _run_policies(options: argparse.Namespace) -> list[Result]:
-    batch = options.policy_batch or max(1, options.policy_rows // 16)
-    policies = tuple(options.policies)
-    sizes = PolicyOptions(options.policy_rows, 0.1, batch, 20, options.policy_steps, 1.05, policies, options.seed)
-    return run_policies(replace(sizes, movielens=options.movielens))
+def _tables(*texts: str) -> list[TableSet]:
+    return [TableSet.parse(text) for text in texts]
 
 
-def run(options: argparse.Namespace) -> Result:
-    """All chosen sections, as what the JSON holds."""
-    begin = time.perf_counter()
-    results: Result = {"schema": 2, "mode": "full" if options.full else "quick", "options": vars(options)}
-    results["machine"] = describe()
-    sections, threads = options.sections, torch.get_num_threads()
-    try:
-        results["steps"], results["bounds"] = _run_steps(options) if "step" in sections else ([], [])
-        torch.set_num_threads(1)
-        results["plans"] = _run_plans(options) if "plan" in sections else []
-        results["policies"] = _run_policies(options) if "policy" in sections else []
-        growth = options.growth_rows if "growth" in sections else []
-        lookups = options.lookups
-        results["growth"] = run_growth(growth, lookups, options.rounds, 2 * lookups, options.seed, _say)
-    finally:
-        torch.set_num_threads(threads)
-    # It is that of no core when steps were not measured at one thread: no target that depends on it was then either.
-    bandwidth = next((bound["copy_bytes_per_second"] for bound in results["bounds"] if bound["threads"] == 1), 0.0)
-    results["torch_targets"] = torch_targets(bandwidth)
-    results["targets"] = compare(results["steps"], results["plans"], results["growth"], bandwidth)
-    results["load_average_at_end"] = load_average()
-    results["seconds"] = time.perf_counter() - begin
-    return results
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs, prints, writes; 1 when a contender's results differ from the collection's."""
-    options = parse(arguments)
-    warnings.filterwarnings("ignore", message="Sparse invariant checks")
-    results = run(options)
-    print(render(results))
-    write_json(options.json, results)
-    if options.plot:
-        draw(results, options.plot)
-    return 0 if all(all(case["correct"].values()) for case in results["steps"]) else 1
-
+SECTIONS = ("step", "plan", "policy", "growth")
+_SINGLE = Sample.parse("1x100k:sequence:sgd")
+_SAMPLES = [_SINGLE, *map(Sample.parse, ("1x4m:sequence:adagrad", "criteo:pooled:adagrad"))]
+_ALPHAS = [Distribution(alpha) for alpha in (1.05, 0.0)]
+OPTIONS = {
+    "sections": Option(list(SECTIONS[:3]), full=list(SECTIONS), choices=SECTIONS),
+    "tables": Option(
+        _tables("4x100k"), "4x100k, criteo", _tables("2x500"), _tables("4x100k", "1x4m", "criteo"), TableSet.parse
+    ),
+    "samples": Option(
+        _SAMPLES, "more workloads, of the first dim; none when --tables is given", [], [_SINGLE], Sample.parse
+    ),
+    "dims": Option([64], quick=[8], full=[32, 64, 128]),
+    "optimizers": Option(list(OPTIMIZERS), choices=OPTIMIZERS),
+    "distributions": Option(
+        _ALPHAS,
+        "uniform, or the exponent of a power law",
+        full=[*_ALPHAS, *map(Distribution, (0.8, 1.2))],
+        kind=Distribution.parse,
+    ),
+    "forms": Option(list(FORMS), "criteo is pooled only", choices=FORMS),
+    "rivals": Option(["torch", "fbgemm", "torchrec"], choices=RIVALS),
+    "cache": Option([0.1], "fractions of the rows beside all of them", quick=[0.5], kind=fraction),
+    "index": Option(True, "the collection of index tables"),
+    "rounds": Option(7, quick=2, full=21),
+    "lookups": Option(65536, "per step; half from D = 128 on", quick=256),
+    "bag": Option(16, "ids of a sample in a table", quick=4),
+    "threads": Option([1], "each in turn"),
+    "buffer_mib": Option(512, "memory that the bounds are measured in", quick=4, full=1024),
+    "bound_repeats": Option(3, "measurements of a bound", full=5),
+    "plan_batch": Option(1_000_000, "ids", quick=2000),
+    "plan_rows": Option(1_000_000, quick=4000),
+    "large_rows": Option(0, "a second, larger table; 0: none", full=100_000_000, kind=int),
+    "policy_rows": Option(250_000, quick=2000, full=1_000_000),
+    "policy_batch": Option(0, "ids; 0: rows / 16", kind=int),
+    "policy_steps": Option(40, "batches counted", quick=5),
+    "policies": Option(list(cache_policies()), "of the engine"),
+    "movielens": Option(help="folder of MovieLens-100K: its items in time order, as one more trace"),
+    "growth_rows": Option([0][:0], full=[10**6, 10**7, 10**8], kind=int),
+    "seed": Option(0, kind=int),
+}
+BENCHMARK = Benchmark(run, OPTIONS, cpu_targets, check=_problem, draw=draw)
 
 if __name__ == "__main__":
-    with_malloc_settings("benchmarks.cpu")
-    sys.exit(main())
+    BENCHMARK.start()

@@ -1,35 +1,29 @@
-"""The CUDA benchmark: `python -m benchmarks.cuda [--json FILE] [--plot FILE]`, from the repository root."""
+"""Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM: the shape of dynamicemb's TestCaching.
+
+The exit status is 1 when results differ, and 2 when it cannot run. --device cpu tries the benchmark itself.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import subprocess
-import sys
-import time
-import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
 from rec_sdk_torch.backends.devices import backend_for
 
-from .ceilings import Ceilings, CeilingSizes
-from .machine import describe, load_average, with_malloc_settings, write_json
-from .options import parse_gpu
+from .ceilings import Ceilings, needs, rate
+from .ids import Distribution
+from .phases import PHASES
 from .plot import draw_phases
-from .pool import Need, Pool, draw_pool, free_memory, need_of_ours, shortage
+from .pool import DIM, ID_RANGES, LOOKUPS, Need, Pool, draw_pool, free_memory, need_of_ours, shortage
 from .pool_step import run_case
-from .report import case_title, render_case, render_ceilings, render_gpu_targets, render_machine, render_pools
-from .targets import compare_on_gpu
-from .workload import Workload
-
-Result = dict[str, Any]
-
-
-class CannotRunError(Exception):
-    """Says in one line why there is no run."""
+from .rivals import POOL_RIVALS
+from .runner import Benchmark, CannotRunError, Option, Row, fraction, say
+from .targets import GPU_TARGETS, PUBLISHED, STEP
+from .workload import TableSet, Workload
 
 
 def find_device(name: str) -> torch.device:
@@ -53,160 +47,166 @@ def find_device(name: str) -> torch.device:
 
 
 def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        found = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        )
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.split("\n")[0].strip()
 
 
-def describe_device(device: torch.device) -> Result:
-    """For report and JSON."""
+def describe_device(device: torch.device) -> Row:
+    """The first line of the report."""
+    row: Row = {"table": "device", "type": device.type, "name": "the host: nothing here says anything about a GPU"}
     if device.type == "cpu":
-        return {"type": "cpu", "name": None}
+        return row
     properties = torch.cuda.get_device_properties(device)
     return {
-        "type": device.type,
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_bytes": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
+        **{**row, "name": properties.name, "capability": f"{properties.major}.{properties.minor}"},
+        **{"memory_bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count},
+        **{"driver": _driver(), "cuda": torch.version.cuda, "torch": torch.__version__},
     }
 
 
-def _ceiling_sizes(options: argparse.Namespace) -> CeilingSizes:
+def _pools(options: argparse.Namespace) -> list[Pool]:
+    ranges = {True: options.tables, False: options.uniform_tables}
+    return [
+        draw_pool(each, ranges[each.alpha > 0], options.lookups, options.batches, options.seed)
+        for each in options.distributions
+    ]
+
+
+def _cases(options: argparse.Namespace, pool: Pool) -> list[tuple[Workload, float]]:
+    return [
+        (pool.workload(options.dim, optimizer), ratio)
+        for optimizer in options.optimizers
+        for ratio in (options.ratios if pool.distribution.alpha else options.uniform_ratios)
+    ]
+
+
+def _need(options: argparse.Namespace, pool: Pool) -> Need:
+    """The memory of the largest case."""
+    found = [need_of_ours(workload, pool, ratio) for workload, ratio in _cases(options, pool)]
+    return Need(max(need.device for need in found), max(need.host for need in found))
+
+
+def _describe_pool(pool: Pool, need: Need) -> Row:
+    return {
+        **{"table": "pools of batches", "distribution": pool.distribution.name, "tables": pool.id_range.count},
+        **{"id_range": pool.id_range.rows, "batches": len(pool.ids), "lookups": pool.ids[0].numel()},
+        **{"footprint": sum(pool.footprints), "footprints": pool.footprints, "rows": pool.rows},
+        "unique_rows": sum(pool.unique_rows) / len(pool.unique_rows),
+        **{"device_bytes": need.device, "host_bytes": need.host},
+    }
+
+
+def case_rows(case: Row, ceilings: list[Row], device_name: str | None) -> Iterator[Row]:
+    """A case, a line for each contender's steps, and the operators alone beside bounds and published figures."""
+    title = f"{case['distribution']}, {case['optimizer']}, cache of {case['ratio']:g}"
+    if "absent" in case:
+        yield {"table": "left out", "case": title, "what": case["ours"], "reason": case["absent"]}
+        return
+    yield from (
+        {"table": "left out", "case": title, "what": name, "reason": why} for name, why in case["skipped"].items()
+    )
+    shape = (case["optimizer"], case["alpha"], case["ratio"], case["dim"], case["lookups"])
+    published = shape == ("adam", 1.05, 1.0, DIM, LOOKUPS)
+    medians = {
+        name: {phase: each["median_ms"] for phase, each in times.items()} for name, times in case["times"].items()
+    }
+    right = all(flag for flags in case["correct"].values() for flag in flags.values())
+    figures: Row = {"plans ready": medians[case["ours"]]["plans ready"]}
+    duplex, moved = rate(ceilings, "duplex"), case["bytes_in"] + case["bytes_out"]
+    if case["operators"]:
+        figures |= {name: each["median_ms"] for name, each in case["operators"].items()}
+    if duplex and moved:
+        figures["bytes at the duplex copy, ms"] = moved / duplex * 1e3
+    key = {"published shape": published and right and device_name is not None}
+    yield {"table": STEP, "case": title, **case, **figures, **key}
+    for name, times in medians.items():
+        shown = {phase: times.get(phase) for phase in (*PHASES, "other", "plans ready", "end to end", "in a row")}
+        agrees = all(case["correct"].get(name, {}).values())
+        yield {"table": "ms a step, median", "case": title, "contender": name, **shown, "correct": agrees}
+    if case["operators"]:
+        for name, lookup, update in operator_lines(case, medians, rate(ceilings, "device copy"), published):
+            row = {"table": "operators and rivals in a row, ms", "case": title, "contender": name}
+            yield {**row, "lookup": lookup, "update": update, "together": lookup + update}
+
+
+def operator_lines(
+    case: Row, medians: dict[str, dict[str, float]], copy: float | None, published: bool
+) -> Iterator[tuple[str, float, float]]:
+    """Names, and the milliseconds of the lookup and of the update."""
+    yield "ours, operators, plans ready", *(case["operators"][name]["median_ms"] for name in ("lookup", "update"))
+    if copy:
+        yield "their bytes at the speed of a copy", *(case["bytes"][name] / copy * 1e3 for name in ("lookup", "update"))
+    for name, times in medians.items():
+        if name in case["correct"] and not name.startswith("collection"):
+            yield name, times["lookup in a row"], times["update in a row"]
+    if published:
+        yield from ((f"published: {name}, H100, not measured", first, second) for name, first, second in PUBLISHED)
+
+
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """The device, its ceilings, then every case.
+
+    Raises:
+        CannotRunError: there is no device, or too little memory.
+    """
+    device = find_device(options.device)
+    pools = _pools(options)
     record = Workload(options.tables, options.dim, False, options.optimizers[0], options.lookups, 1).record_bytes
-    return CeilingSizes(options.copy_mib << 20, options.host_rows, options.swap_rows, record, repeats=10)
+    wanted = {"the ceilings": Need(*needs(options, record))}
+    wanted |= {pool.distribution.name: _need(options, pool) for pool in pools}
+    for name, need in wanted.items():
+        problem = shortage(need, free_memory(device))
+        if problem:
+            raise CannotRunError(f"{name}: {problem}; give fewer --batches, or smaller --ratios or --tables")
+    described = describe_device(device)
+    yield described
+    yield from (_describe_pool(pool, wanted[pool.distribution.name]) for pool in pools)
+    ceilings = Ceilings(device, options, record).measure()
+    yield from ceilings
+    grad = torch.empty(0)
+    for pool in pools:
+        for workload, ratio in _cases(options, pool):
+            say(f"{pool.distribution.name}, {workload.optimizer}, cache of {ratio:g} ...")
+            gc.collect()  # the case before has cycles, which hold its memory
+            if device.type != "cpu":
+                torch.get_device_module(device).empty_cache()
+            if len(grad) != workload.lookups:
+                grad = workload.gradient(options.seed).to(device)
+            case = run_case(workload, pool, ratio, options.rivals, grad, options.seed)
+            yield from case_rows(case, ceilings, None if device.type == "cpu" else described["name"])
 
 
-class Run:
-    """A run: says, prints and writes what it has after every part, so that a run cut off keeps it."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
-        self._begin = time.perf_counter()
-        self._device = find_device(options.device)
-        self._pools = [self._draw(distribution) for distribution in options.distributions]
-        self._results: Result = {"schema": 1, "options": vars(options)}
-        self._results["machine"] = {**describe(), "device": describe_device(self._device)}
-        self._grad = torch.empty(0)
-
-    def _draw(self, distribution: Any) -> Pool:
-        options = self._options
-        id_range = options.tables if distribution.alpha else options.uniform_tables
-        return draw_pool(distribution, id_range, options.lookups, options.batches, options.seed)
-
-    def _cases(self) -> list[tuple[Pool, Workload, float]]:
-        options = self._options
-        return [
-            (pool, pool.workload(options.dim, optimizer), ratio)
-            for pool in self._pools
-            for optimizer in options.optimizers
-            for ratio in (options.ratios if pool.distribution.alpha else options.uniform_ratios)
-        ]
-
-    def _need(self, of: Pool) -> Need:
-        needs = [need_of_ours(workload, pool, ratio) for pool, workload, ratio in self._cases() if pool is of]
-        return Need(max(need.device for need in needs), max(need.host for need in needs))
-
-    def _check_memory(self, sizes: CeilingSizes) -> None:
-        free = free_memory(self._device)
-        needs = {pool.distribution.name: self._need(pool) for pool in self._pools}
-        for name, need in {"the ceilings": Need(*sizes.needs()), **needs}.items():
-            problem = shortage(need, free)
-            if problem:
-                raise CannotRunError(f"{name}: {problem}; give fewer --batches, or smaller --ratios or --tables")
-
-    def _describe_pool(self, pool: Pool) -> Result:
-        need = self._need(pool)
-        return {
-            "distribution": pool.distribution.name,
-            "tables": pool.id_range.count,
-            "id_range": pool.id_range.rows,
-            "batches": len(pool.ids),
-            "lookups": pool.ids[0].numel(),
-            "footprints": pool.footprints,
-            "rows": pool.rows,
-            "unique_rows": sum(pool.unique_rows) / len(pool.unique_rows),
-            "device_bytes": need.device,
-            "host_bytes": need.host,
-        }
-
-    def run(self) -> int:
-        """Everything; 1 where a result differs.
-
-        Raises:
-            CannotRunError: there is too little memory.
-        """
-        results = self._results
-        sizes = _ceiling_sizes(self._options)
-        self._check_memory(sizes)
-        print(render_machine(results["machine"]), flush=True)
-        results["pools"] = [self._describe_pool(pool) for pool in self._pools]
-        print(render_pools(results["pools"]), flush=True)
-        results["ceilings"] = Ceilings(self._device, sizes).measure()
-        print(f"\n{render_ceilings(results['ceilings'])}", flush=True)
-        results["steps"] = []
-        for pool, workload, ratio in self._cases():
-            results["steps"].append(self._case(pool, workload, ratio))
-            print(f"\n{render_case(results['steps'][-1], results['ceilings'])}", flush=True)
-            self._write()
-        print(f"\n{render_gpu_targets(results['targets'])}\ntook {results['seconds']:.0f} s", flush=True)
-        if self._options.plot:
-            problem = draw_phases(results, self._options.plot)
-            if problem:
-                print(problem)
-        return 0 if all(_right(case) for case in results["steps"]) and _all_right(results["ceilings"]) else 1
-
-    def _case(self, pool: Pool, workload: Workload, ratio: float) -> Result:
-        options = self._options
-        title = {"distribution": pool.distribution.name, "optimizer": workload.optimizer, "ratio": ratio}
-        print(f"{case_title(title)} ...", file=sys.stderr, flush=True)
-        gc.collect()  # the case before has cycles, which hold its memory
-        if self._device.type != "cpu":
-            torch.get_device_module(self._device).empty_cache()
-        if len(self._grad) != workload.lookups:
-            self._grad = workload.gradient(options.seed).to(self._device)
-        return run_case(workload, pool, ratio, options.rivals, self._grad, options.seed)
-
-    def _write(self) -> None:
-        results = self._results
-        results["targets"] = compare_on_gpu(results["steps"], results["machine"]["device"]["name"])
-        results["load_average_at_end"] = load_average()
-        results["seconds"] = time.perf_counter() - self._begin
-        write_json(self._options.json, results)
+def _range(text: str, quick: str, name: str) -> Option:
+    return Option(ID_RANGES[name], text, TableSet.parse(quick), kind=TableSet.parse)
 
 
-def _right(case: Result) -> bool:
-    flags = [*case.get("correct", {}).values()]
-    if case.get("operators"):
-        flags.append(case["operators"]["correct"])
-    return all(all(flag.values()) for flag in flags)
-
-
-def _all_right(ceilings: Sequence[Result]) -> bool:
-    return all(ceiling["correct"] is not False for ceiling in ceilings)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """1 when results differ, 2 where it cannot run."""
-    options = parse_gpu(arguments)
-    warnings.filterwarnings("ignore", message="Sparse invariant checks")
-    try:
-        return Run(options).run()
-    except CannotRunError as error:
-        print(error, file=sys.stderr)
-        return 2
-
+BENCHMARK = Benchmark(
+    run,
+    {
+        "device": Option("cuda", choices=("cuda", "cpu"), kind=str),
+        "distributions": Option([Distribution(1.05), Distribution(0.0)], kind=Distribution.parse),
+        "optimizers": Option(["adam", "sgd"], choices=("adam", "sgd")),
+        "ratios": Option([1.0, 0.8, 0.5, 0.2], "of cache to footprint", kind=fraction),
+        "uniform_ratios": Option([1.0], "each more takes long", kind=fraction),
+        "rivals": Option(list(POOL_RIVALS), choices=POOL_RIVALS),
+        "tables": _range("COUNTxIDS of power laws", "2x5000", "power law"),
+        "uniform_tables": _range("COUNTxIDS", "2x400", "uniform"),
+        "dim": Option(DIM, quick=8),
+        "lookups": Option(LOOKUPS, "per step, of all tables", quick=200),
+        "batches": Option(20, "drawn, and timed rounds", quick=8),
+        "copy_mib": Option(1024, "of a measured copy", quick=1),
+        "host_rows": Option(8_000_000, "that the host gathers from", quick=5000),
+        "swap_rows": Option(262_144, "of a measured gather or swap", quick=512),
+        "seed": Option(0, kind=int),
+    },
+    GPU_TARGETS,
+    threads=None,
+    draw=draw_phases,
+)
 
 if __name__ == "__main__":
-    with_malloc_settings("benchmarks.cuda")
-    sys.exit(main())
+    BENCHMARK.start()

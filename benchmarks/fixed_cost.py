@@ -15,11 +15,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from .contenders import optimizer_of
-from .rivals import fbgemm_training
+from .rivals import fbgemm_module
 from .runner import Benchmark, Option, Row, Target, say
 from .tables import NotAvailableError, configs, make_collection
 from .timing import no_collection
-from .workload import EPS, LEARNING_RATE
 
 DIM, ROWS = 16, 1_000
 FIXED, PER_TABLE = 150.0, 1.0
@@ -82,16 +81,7 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine
 
 def _fbgemm(optimizer: str, batches: Batches) -> Step:
     """The module alone, from ids and offsets: there is no KeyedJaggedTensor."""
-    training = fbgemm_training()
-    place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-    module = training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS, DIM, *place)] * len(batches.keys),
-        optimizer=getattr(training.OptimType, f"EXACT_{optimizer.upper()}"),
-        learning_rate=LEARNING_RATE,
-        eps=EPS,
-        bounds_check_mode=training.BoundsCheckMode.NONE,
-        stochastic_rounding=False,
-    )
+    module = fbgemm_module([(ROWS, DIM)] * len(batches.keys), optimizer)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), batches.lengths.cumsum(0)])
     grad = torch.ones(batches.samples, DIM * len(batches.keys))
     return lambda ids: module(ids, offsets).backward(grad)

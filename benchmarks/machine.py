@@ -1,13 +1,11 @@
-"""Describes the machine that the figures were taken on, and writes them."""
+"""Describes the machine that the figures were taken on."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import sys
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +83,3 @@ def describe() -> dict[str, Any]:
         "malloc": {name: os.environ.get(name) for name in _MALLOC},
         "load_average": load_average(),
     }
-
-
-def _plain(value: object) -> object:
-    """A form for JSON of what it does not know: table sets, distributions, paths."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Path):
-        return value.name
-    raise TypeError(f"{type(value)} has no JSON form")
-
-
-def write_json(path: Path | None, results: object) -> None:
-    """Writes the figures of a run, where a file is wanted."""
-    if path is not None:
-        path.write_text(json.dumps(results, indent=1, default=_plain) + "\n", encoding="utf-8")

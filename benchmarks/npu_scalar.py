@@ -1,6 +1,5 @@
 """How many instructions the scalar unit of each vector core issues for the AscendC kernels. Counted, not measured.
 
-    python -m benchmarks.npu_scalar
     python -m benchmarks.npu_scalar --compiler "clang++ --target=aarch64-linux-gnu" --run qemu-aarch64
 
 A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The
@@ -21,9 +20,8 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .ids import Distribution
+from .runner import Benchmark, CannotRunError, Option, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = Path(__file__).resolve().parent / "scalar_unit"
@@ -134,7 +133,7 @@ def with_counters(assembler: str, machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-class CountingError(RuntimeError):
+class CountingError(CannotRunError):
     """The kernels cannot be compiled to count, or the program of them cannot run."""
 
 
@@ -214,12 +213,11 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--compiler` and `--run`, for `ScalarUnits`."""
-    parser.add_argument(
-        "--compiler", help="a C++ compiler for x86-64 or 64-bit Arm, with its options (default: $CXX or c++)"
-    )
-    parser.add_argument("--run", default="", help="runs what the compiler makes for another machine: qemu-aarch64")
+OPTIONS = {
+    "compiler": Option(None, "a C++ compiler for x86-64 or 64-bit Arm, with its options; else $CXX or c++", kind=str),
+    "run": Option("", "runs what the compiler makes for another machine: qemu-aarch64"),
+}
+"""The arguments of `ScalarUnits`."""
 
 
 class Budget(NamedTuple):
@@ -270,33 +268,29 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
     )
 
 
-def _print_counts(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """The budget, and each operator's busiest core on uniform lookups.
+
+    Raises:
+        CountingError: the kernels cannot be compiled to count, or the program of them cannot run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         units = ScalarUnits(Path(folder), options.compiler, options.run)
-        print(f"Scalar instructions, counted in code for {units.machine}, D = 128:")
+        table = f"scalar instructions, counted in code for {units.machine}, D = 128"
         for name, value in budget(units)._asdict().items():
-            print(f"  {name:<12}{value:8.1f}")
-        slots = Distribution.parse("uniform").draw(np.random.default_rng(0), 100_000, 65_536)
-        print("Of the busiest of 48 cores, 65,536 uniform lookups of 100,000 rows:")
-        for operator, kernels in units.count(slots, 100_000, 128).items():
-            counts = ", ".join(f"{kernel} {max(cores):,}" for kernel, cores in kernels.items())
-            print(f"  {operator:<30}{counts}")
+            yield {"table": table, "one more": name, "instructions": value}
+        slots = Distribution.parse("uniform").draw(np.random.default_rng(0), options.rows, options.lookups)
+        for operator, kernels in units.count(slots, options.rows, 128).items():
+            for kernel, cores in kernels.items():
+                yield {"table": "busiest of 48 cores", "operator": operator, "kernel": kernel, "scalar": max(cores)}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Prints the budget, and each operator's busiest core on 65,536 uniform lookups."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.npu_scalar", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    add_options(parser)
-    options = parser.parse_args(arguments)
-    try:
-        _print_counts(options)
-    except CountingError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
+BENCHMARK = Benchmark(
+    run,
+    {"rows": Option(100_000, quick=1000), "lookups": Option(65_536, "uniform", quick=1000), **OPTIONS},
+    threads=None,
+    malloc=False,
+)
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    BENCHMARK.start()

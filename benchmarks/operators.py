@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from .timing import Clock, Samples, no_collection
 from .workload import BETAS, EPS, LEARNING_RATE, Workload
 
 RTOL, ATOL = 1e-4, 2e-5
-Result = dict[str, Any]
 
 
 def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
@@ -31,17 +30,11 @@ def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class ReadyPlan:
-    """A plan's arrays on the device."""
-
-    slots: torch.Tensor
-    unique_slots: torch.Tensor
-    table_offsets: torch.Tensor
-    segment_offsets: torch.Tensor
-    grad_row: torch.Tensor
-    grad_source: torch.Tensor | None
-    hot_segments: torch.Tensor | None
+ARRAYS = (
+    *("slots", "unique_slots", "table_offsets", "segment_offsets"),
+    *("grad_row", "grad_source", "hot_segments"),
+)
+"""The arrays of a plan that operators take; the last two may be None."""
 
 
 class OperatorBench:
@@ -60,31 +53,24 @@ class OperatorBench:
         self._coefficients = torch.tensor(rows, dtype=torch.float32, device=ours.device)
         self._plans = [self._ready(ids) for ids in batches]
 
-    def _ready(self, ids: torch.Tensor) -> ReadyPlan:
-        plan = self._ours.plan(ids)
+    def _ready(self, ids: torch.Tensor) -> SimpleNamespace:
+        plan, device = self._ours.plan(ids), self._ours.device
         try:
             if plan.rows_in:
                 raise AssertionError(f"{plan.rows_in} rows are not resident")
             of = arrays_on_device(torch.from_numpy(plan.arena), plan)
+            arrays = {name: getattr(of, name) for name in ARRAYS}
             # Copies, since the plan's memory is used again.
-            device = self._ours.device
-            return ReadyPlan(
-                of.slots.clone().to(device),
-                of.unique_slots.clone().to(device),
-                of.table_offsets.clone().to(device),
-                of.segment_offsets.clone().to(device),
-                of.grad_row.clone().to(device),
-                None if of.grad_source is None else of.grad_source.clone().to(device),
-                None if of.hot_segments is None else of.hot_segments.clone().to(device),
-            )
+            copies = {name: None if each is None else each.clone().to(device) for name, each in arrays.items()}
+            return SimpleNamespace(**copies)
         finally:
             plan.release()
 
-    def _lookup(self, plan: ReadyPlan) -> torch.Tensor:
+    def _lookup(self, plan: SimpleNamespace) -> torch.Tensor:
         rows: torch.Tensor = ops.lookup_sequence(self._weights, plan.slots)
         return rows
 
-    def _update(self, plan: ReadyPlan) -> None:
+    def _update(self, plan: SimpleNamespace) -> None:
         group = self._group
         segments = (plan.unique_slots, plan.table_offsets, plan.segment_offsets, plan.grad_row)
         kernel, layout = self._optimizer.spec.kernel, group.layout
@@ -116,7 +102,7 @@ class OperatorBench:
             "update": torch.allclose(layout.weight(after), expected, rtol=RTOL, atol=ATOL),
         }
 
-    def _torch_update(self, plan: ReadyPlan, records: torch.Tensor) -> torch.Tensor:
+    def _torch_update(self, plan: SimpleNamespace, records: torch.Tensor) -> torch.Tensor:
         """The weights of `records` after torch's own update."""
         layout = self._group.layout
         weights = torch.nn.Parameter(layout.weight(records).clone())
@@ -138,7 +124,7 @@ class OperatorBench:
         optimizer.step()
         return weights.detach()
 
-    def time(self) -> Result:
+    def time(self) -> dict[str, dict[str, float]]:
         """Each operator alone and both together, all batches in a row, so that launches are hidden."""
         marks = []
         clock = self._clock

@@ -1,10 +1,11 @@
-"""The plan benchmark: ids per second of the host planner alone, and the memory of its map and store."""
+"""The host planner alone: ids per second, the memory of its map and store, and the cost of admission and eviction."""
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,15 @@ import numpy as np
 import torch
 
 from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, begin
+from rec_sdk_torch.tbe import CacheTooSmallError
 from rec_sdk_torch.tbe.config.life import TableLife
 
+from .contenders import Ours
 from .ids import Distribution, Int64Array
 from .machine import resident_memory
+from .runner import Benchmark, Option, Row, Target, say
 from .timing import Samples, no_collection, seconds_of
+from .workload import TableSet, make_workload
 
 _FEATURES = np.zeros(1, np.int64)
 BYTES_PER_ROW = 64
@@ -51,7 +56,7 @@ class Planner:
     """An engine that is fed batches; the swap is done for it, against a cache that is never read."""
 
     def __init__(
-        self, engine: Engine, life: TableLife | None = None, clock: Callable[[Callable[[], object]], float] = seconds_of
+        self, engine: Engine, life: TableLife | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.engine = engine
         self._clock = clock
@@ -65,7 +70,7 @@ class Planner:
         times = np.full(len(ids), self.engine.stats()["batches"], np.int64) if self._life.evict_age else None
         plans: list[Any] = []
         make = partial(self.engine.plan, clicks=clicks, timestamps=times)
-        spent = self._clock(lambda: plans.append(make(ids, offsets, _FEATURES, 1)))
+        spent = seconds_of(lambda: plans.append(make(ids, offsets, _FEATURES, 1)), self._clock)
         plan = plans.pop()
         leaving, coming = plan.rows_out, plan.rows_in
         if max(leaving, coming) > len(self._records):
@@ -76,7 +81,7 @@ class Planner:
         self.engine.applied(plan)
         if leaving:
             self.engine.land(plan, self._records[:leaving])
-        return spent + self._clock(plan.release)
+        return spent + seconds_of(plan.release, self._clock)
 
     def fill(self, rows: int, batch: int) -> None:
         """Makes ids 0 .. rows resident."""
@@ -84,105 +89,147 @@ class Planner:
             self.plan(np.arange(first, min(first + batch, rows), dtype=np.int64))
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """Sizes of the plan benchmark.
-
-    Attributes:
-        batch: ids of a batch.
-        rows: of the small table.
-        large_rows: of the large one; 0 leaves it out.
-        rounds: timed batches of a case.
-        seed: of the ids.
-        threads: of torch; each plans the hits of the small tables.
-    """
-
-    batch: int
-    rows: int
-    large_rows: int
-    rounds: int
-    seed: int
-    threads: tuple[int, ...] = (1,)
+def shortage_of(rows: int, record_bytes: int = 0) -> str | None:
+    """Why a table of `rows` cannot be planned for here; None if it can."""
+    need, free = rows * (BYTES_PER_ROW + record_bytes), available_memory()
+    if need <= free:
+        return None
+    return f"{rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free; left out"
 
 
-def _drawn(alpha: float, rows: int, options: PlanOptions) -> Iterator[Int64Array]:
+def drawn(alpha: float, rows: int, options: argparse.Namespace) -> Iterator[Int64Array]:
+    """Batches of a power law."""
     rng = np.random.default_rng(options.seed)
     while True:
-        yield Distribution(alpha).draw(rng, rows, options.batch)
+        yield Distribution(alpha).draw(rng, rows, options.plan_batch)
 
 
-def _new(options: PlanOptions) -> Iterator[Int64Array]:
-    begin = 0
-    while True:
-        # An odd factor makes every batch's ids new, and none of them the last one's neighbour.
-        yield np.arange(begin, begin + options.batch, dtype=np.int64) * 0x9E3779B1
-        begin += options.batch
+def _new(options: argparse.Namespace) -> Iterator[Int64Array]:
+    """Batches of ids that were never there: an odd factor makes none of them the last one's neighbour."""
+    for first in itertools.count(step=options.plan_batch):
+        yield np.arange(first, first + options.plan_batch, dtype=np.int64) * 0x9E3779B1
 
 
-def _time(
-    name: str, planner: Planner, batches: Iterator[Int64Array], warm: int, options: PlanOptions
-) -> dict[str, Any]:
+def _plans(key: Row, planner: Planner, batches: Iterator[Int64Array], warm: int, rounds: int) -> Row:
+    """Plans of so many batches, beside torch.unique of the same ids."""
     ours, unique = Samples(), Samples()
     for _ in range(warm):
         planner.plan(next(batches))
     planner.engine.reset_stats()
     with no_collection():
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             ids = next(batches)
             ours.seconds.append(planner.plan(ids))
-            tensor = torch.from_numpy(ids)
-            unique.seconds.append(seconds_of(partial(torch.unique, tensor, return_inverse=True)))
+            unique.seconds.append(seconds_of(partial(torch.unique, torch.from_numpy(ids), return_inverse=True)))
     counters = planner.engine.stats()
     lookups = counters["lookups"] / counters["batches"]
     return {
-        "case": name,
-        "ids_per_second": lookups / ours.median,
+        "table": "plan",
+        **key,
+        "M ids/s": lookups / ours.median / 1e6,
+        "torch.unique": lookups / unique.median / 1e6,
         "slowest_batch_ms": max(ours.seconds) * 1e3,
-        "torch_unique_ids_per_second": lookups / unique.median,
-        "time": ours.summary(),
+        "new_rows": counters["new_rows"],
+        "rows_out": counters["rows_out"],
         "counters": counters,
     }
 
 
-def _hits(
-    options: PlanOptions, rows: int, hashed: bool, alphas: dict[str, float], threads: tuple[int, ...] = (1,)
-) -> list[dict[str, Any]]:
+def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int]) -> Iterator[Row]:
     """All rows resident; memory is what the process grew by while they came."""
-    kind = "hash" if hashed else "index"
     before = resident_memory()
-    planner = Planner(make_engine(rows, rows, hashed))
-    planner.fill(rows, options.batch)
-    grown = resident_memory() - before
-    results = []
-    for count in threads:
+    planner = Planner(make_engine(rows, rows, kind == "hash"))
+    planner.fill(rows, options.plan_batch)
+    memory, alone = planner.engine.memory(), dict[float, float]()
+    figures = {"map_bytes_per_row": memory["id_map_bytes"] / rows} if kind == "hash" else {}
+    figures["process_bytes_per_row"] = (resident_memory() - before) / rows
+    for count, alpha in itertools.product(threads, (0.0, 1.05)):
         torch.set_num_threads(count)
-        for label, alpha in alphas.items():
-            name = f"{kind}, {rows:,} rows, {label}, {count} thread(s)"
-            result = _time(name, planner, _drawn(alpha, rows, options), 1, options)
-            case = {"kind": kind, "rows": rows, "alpha": alpha, "what": "hits", "threads": count}
-            results.append({**result, **case})
+        key = {"what": "hits", "kind": kind, "rows": rows, "ids": Distribution(alpha).name, "threads": count}
+        row = _plans(key, planner, drawn(alpha, rows, options), 1, options.rounds)
+        alone.setdefault(alpha, row["M ids/s"])
+        over = {"two threads over one": row["M ids/s"] / alone[alpha]} if count == 2 else {}
+        yield {**row, **figures, **over, "memory": memory}
+        figures = {}
     torch.set_num_threads(1)
-    results[0]["memory"] = {**planner.engine.memory(), "process_growth_bytes": grown}
-    return results
 
 
-def _changes(options: PlanOptions) -> list[dict[str, Any]]:
+def _changes(options: argparse.Namespace) -> Iterator[Row]:
     """New ids into a map of the right size and into one that must grow, and a cache too small for two batches."""
-    total = options.batch * (options.rounds + 1)
-    cases: list[tuple[str, str, Planner, Iterator[Int64Array], int]] = [
-        ("insert", "new ids, map sized for them", Planner(make_engine(total, total)), _new(options), 1),
-        ("growth", "new ids, map grows", Planner(make_engine(total, total, expected=1)), _new(options), 0),
-    ]
-    rows = options.batch * 4
-    small = Planner(make_engine(rows, options.batch + options.batch // 4))
-    cases.append(("eviction", f"uniform over {rows:,} rows, small cache", small, _drawn(0.0, rows, options), 6))
-    results = []
-    for what, name, planner, batches, warm in cases:
-        result = _time(name, planner, batches, warm, options)
-        results.append({**result, "kind": "hash", "rows": rows, "alpha": 0.0, "what": what, "threads": 1})
-    results[-1]["store_memory"] = small.engine.memory()
-    return results
+    batch, total = options.plan_batch, options.plan_batch * (options.rounds + 1)
+    rows = 4 * batch
+    cases = {
+        "insert": (make_engine(total, total), _new(options), 1),
+        "growth": (make_engine(total, total, expected=1), _new(options), 0),
+        "eviction": (make_engine(rows, batch + batch // 4), drawn(0.0, rows, options), 6),
+    }
+    for what, (engine, batches, warm) in cases.items():
+        key = {"what": what, "kind": "hash", "rows": rows if what == "eviction" else total, "threads": 1}
+        yield _plans(key, Planner(engine), batches, warm, options.rounds)
 
+
+def run_plans(options: argparse.Namespace) -> Iterator[Row]:
+    """All cases, at one thread but for hits; torch is left with one."""
+    torch.set_num_threads(1)
+    threads = sorted({1, *options.threads})
+    for kind in ("hash", "index"):
+        yield from _hits(options, kind, options.plan_rows, threads)
+    problem = shortage_of(options.large_rows)
+    if problem:
+        say(f"plan: {problem}")
+    elif options.large_rows:
+        yield from _hits(options, "hash", options.large_rows, [1])
+    yield from _changes(options)
+
+
+# ---- a table that grows
+
+GROWTH_DIM = 8
+
+
+def run_growth(options: argparse.Namespace) -> Iterator[Row]:
+    """Builds a table of each size row by row, so that its store holds all of them, and trains it in a small cache."""
+    for rows in options.growth_rows:
+        problem = shortage_of(rows, 4 * GROWTH_DIM)
+        try:
+            if problem is None:
+                yield _growth(rows, options)
+        except CacheTooSmallError as error:
+            problem = f"{rows:,} rows left out: {error}"
+        if problem:
+            say(f"growth: {problem}")
+
+
+def _growth(rows: int, options: argparse.Namespace) -> Row:
+    workload = make_workload(TableSet(1, rows), GROWTH_DIM, False, "sgd", options.lookups, 16)
+    before = resident_memory()
+    ours = Ours(workload, cache=min(1.0, 2 * options.lookups / rows), seed=options.seed)
+    built = time.perf_counter()
+    for first in range(0, rows, workload.lookups):
+        ids = torch.arange(first, min(first + workload.lookups, rows))
+        ours.module(ids, torch.tensor([0, len(ids)]))
+    built, grown = time.perf_counter() - built, resident_memory() - before
+    rng, samples = np.random.default_rng(options.seed), Samples()
+    ours.reset_counters()
+    with no_collection():
+        for _ in range(options.rounds):
+            samples.seconds.append(seconds_of(partial(ours.step, workload.draw(Distribution(1.05), rng))))
+    (group,) = ours.module.groups
+    memory, counters = group.engine.memory(), ours.counters()
+    beyond = (memory["id_map_bytes"] + memory["store_bytes"]) / rows - workload.record_bytes
+    return {
+        **{
+            "table": "growing table",
+            "rows": rows,
+            "record_bytes": workload.record_bytes,
+            "step_ms": samples.median * 1e3,
+        },
+        **{"build_seconds": built, "map_bytes_per_row": beyond, "process_bytes_per_row": grown / rows},
+        **{"miss_rate": counters["unique_misses"] / counters["unique_rows"], "memory": memory, "counters": counters},
+    }
+
+
+# ---- admission and eviction
 
 RULES = {
     "POLICY_COUNT": TableLife(admit_threshold=2),
@@ -203,73 +250,52 @@ RULES = {
 """The rules that `run_life` measures. None of them evicts there: an eviction is no part of a plan."""
 
 
-def run_life(options: PlanOptions) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[Row]:
     """Plans with rules on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups.
 
     By the time of the processor, on one thread: the ratio of the shortest plans.
     """
-    results = []
     for rule, life in RULES.items():
-        for name, fresh in (("hits", 0), ("a tenth of lookups new", options.batch // 10)):
+        row: Row = {"rule": rule, "kind": "admission" if life.admits and "," not in rule else "eviction"}
+        for name, fresh in (("all known", 0), ("a tenth new", options.plan_batch // 10)):
             with_rule, without = _time_life(life, fresh, options)
-            results.append(
-                {
-                    "case": f"{rule}, {name}",
-                    "what": "life",
-                    "kind": "hash",
-                    "rows": options.rows,
-                    "alpha": 1.05,
-                    "threads": 1,
-                    "ids_per_second": options.batch / with_rule.median,
-                    "time": with_rule.summary(),
-                    "without": without.summary(),
-                    "ratio": with_rule.best / without.best,
-                }
-            )
-    return results
+            yield {
+                **row,
+                "lookups": name,
+                "M ids/s": options.plan_batch / with_rule.median / 1e6,
+                "ratio": with_rule.best / without.best,
+            }
 
 
-def _time_life(life: TableLife, fresh: int, options: PlanOptions) -> tuple[Samples, Samples]:
-    rng = np.random.default_rng(options.seed)
-    clock = partial(seconds_of, clock=time.thread_time)
-    on, off = (Planner(make_engine(options.rows, 2 * options.rows, life=rule), rule, clock) for rule in (life, None))
+def _time_life(life: TableLife, fresh: int, options: argparse.Namespace) -> tuple[Samples, Samples]:
+    rows, batch = options.plan_rows, options.plan_batch
+    on, off = (Planner(make_engine(rows, 2 * rows, life=rule), rule, time.thread_time) for rule in (life, None))
     for planner in (off, on, on):  # the second time admits the ids
-        planner.fill(options.rows, options.batch)
+        planner.fill(rows, batch)
     with_rule, without = Samples(), Samples()
     with no_collection():
-        for number in range(options.rounds):
-            ids = Distribution(1.05).draw(rng, options.rows, options.batch)
-            ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + options.rows * (number + 2)
+        for number, ids in zip(range(options.rounds), drawn(1.05, rows, options), strict=False):
+            ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + rows * (number + 2)
             order = [(off, without), (on, with_rule)]
             for planner, samples in order if number % 2 else reversed(order):
                 samples.seconds.append(planner.plan(ids))
     return with_rule, without
 
 
-def large_table_problem(rows: int) -> str | None:
-    """Why a table of `rows` cannot be planned for here; None if it can."""
-    need, free = rows * BYTES_PER_ROW, available_memory()
-    if need <= free:
-        return None
-    return f"{rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+BENCHMARK = Benchmark(
+    run,
+    {
+        "plan_batch": Option(65536, "ids", quick=500),
+        "plan_rows": Option(1_000_000, quick=1000),
+        "rounds": Option(41, quick=2),
+        "seed": Option(1, kind=int),
+    },
+    [
+        Target(f"plans with a rule of {kind} over those without", "ratio", {"kind": kind}, worst=worst)
+        for kind, worst in (("admission", 1.3), ("eviction", 1.4))
+    ],
+    malloc=False,
+)
 
-
-def run_plans(options: PlanOptions, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """All cases, at one thread but for hits; torch is left with one."""
-    torch.set_num_threads(1)
-    skewed = {"uniform": 0.0, "power law 1.05": 1.05}
-    results = _hits(options, options.rows, True, skewed, options.threads)
-    results += _hits(options, options.rows, False, skewed, options.threads)
-    if options.large_rows:
-        problem = large_table_problem(options.large_rows)
-        if problem:
-            report(f"plan: {problem}; left out")
-        else:
-            results += _hits(options, options.large_rows, True, skewed)
-    return results + _changes(options)
-
-
-if __name__ == "__main__":  # python -m benchmarks.planning: what admission and eviction cost
-    torch.set_num_threads(1)
-    for case in run_life(PlanOptions(batch=65536, rows=1_000_000, large_rows=0, rounds=41, seed=1)):
-        print(f"{case['case']}: {case['ratio']:.2f} of the time without")
+if __name__ == "__main__":
+    BENCHMARK.start()

@@ -2,86 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .phases import PHASES
-from .report import case_name, case_title
-
-Result = dict[str, Any]
-
-
-def _plots() -> Any:
-    """Draws to files; ImportError where there is no matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+from .runner import Results, Row
+from .targets import STEP
 
 
-def _save(figure: Any, title: str, path: Path) -> None:
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    _plots().close(figure)
+def case_name(case: Row) -> str:
+    """One line for a workload."""
+    shown = " ".join(str(case[name]) for name in ("tables", "form", "optimizer", "distribution"))
+    return f"{shown} D={case['dim']} x{case['threads']}"
 
 
-def draw(results: Result, path: Path) -> None:
-    """Left: every contender's time over the collection's. Right: that over its bounds. One line per workload."""
-    cases = results["steps"]
-    height = max(3.0, 0.28 * len(cases) + 1.5)
-    figure, (left, right) = _plots().subplots(1, 2, figsize=(15, height), sharey=True, constrained_layout=True)
-    places = list(range(len(cases)))
-    for name in dict.fromkeys(name for case in cases for name in case["ratios"]):
-        points = [(case["ratios"][name], place) for place, case in enumerate(cases) if name in case["ratios"]]
-        left.plot(*zip(*points, strict=True), "o", label=name)
-    for key, label in (("over_copy_bound", "copy bound"), ("over_random_bound", "random-access bound")):
-        right.plot([case[key] for case in cases], places, "o", label=label)
-    left.set_yticks(places, [case_name(case) for case in cases], fontsize=7)
-    left.invert_yaxis()
-    for axis, title in (
-        (left, "time over the collection's (more is better for us)"),
-        (right, "collection over bound (1 is ideal)"),
-    ):
-        axis.set_xscale("log")
-        axis.axvline(1.0, color="black", linewidth=0.8)
-        axis.grid(visible=True, axis="x", which="both", alpha=0.3)
-        axis.set_title(title)
-        if cases:
-            axis.legend()
-    _save(figure, f"{results['machine']['cpu']}, load average {results['machine']['load_average'][0]}", path)
+Panel = tuple[str, Callable[[Any], None]]
 
 
-def draw_phases(results: Result, path: Path) -> str | None:
-    """One line per case: ours phase by phase, and the rivals end to end. Returns why there is no picture."""
+def _picture(results: Results, path: Path, labels: Sequence[str], panels: Sequence[Panel]) -> str | None:
+    """A panel for each (title, function of its axis), one line for each label; says why there is none."""
     try:
-        plots = _plots()
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
     except ImportError as error:
         return f"no plot: {error}"
-    cases = [case for case in results["steps"] if "absent" not in case]
-    figure, axis = plots.subplots(figsize=(13, max(3.0, 0.5 * len(cases) + 1.5)), constrained_layout=True)
-    places = list(range(len(cases)))
-    left = [0.0] * len(cases)
-    for phase in (*PHASES, "other"):
-        widths = [max(0.0, case["times"][case["ours"]][phase]["median_ms"]) for case in cases]
-        axis.barh(places, widths, left=left, label=f"ours: {phase}")
-        left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    rivals = dict.fromkeys(name for case in cases for name in case["correct"] if not name.startswith("collection"))
-    for name in rivals:
-        points = [
-            (case["times"][name]["end to end"]["median_ms"], place)
-            for place, case in enumerate(cases)
-            if name in case["times"] and all(case["correct"][name].values())
-        ]
-        if points:
-            axis.plot(*zip(*points, strict=True), "o", label=name)
-    axis.set_yticks(places, [case_title(case) for case in cases], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlabel("ms a step, median")
-    axis.grid(visible=True, axis="x", alpha=0.3)
-    if cases:
-        axis.legend()
-    device = results["machine"]["device"]
-    _save(figure, device["name"] if device["type"] != "cpu" else "the host itself, not a GPU", path)
+    height = max(3.0, 0.28 * len(labels) + 1.5)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(15, height), sharey=True, squeeze=False, constrained_layout=True
+    )
+    for axis, (title, draw_panel) in zip(axes[0], panels, strict=True):
+        draw_panel(axis)
+        axis.set_title(title)
+        axis.grid(visible=True, axis="x", which="both", alpha=0.3)
+        if labels:
+            axis.legend()
+    axes[0][0].set_yticks(range(len(labels)), labels, fontsize=7)
+    axes[0][0].invert_yaxis()
+    machine = results["machine"]
+    figure.suptitle(f"{machine['cpu']}, load average {machine['load_average'][0]}")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
     return None
+
+
+def _points(axis: Any, name: str, values: Iterable[float | None]) -> None:
+    """A mark on the line of each case that has a value."""
+    points = [(value, place) for place, value in enumerate(values) if value is not None]
+    if points:
+        axis.plot(*zip(*points, strict=True), "o", label=name)
+
+
+def draw(results: Results, path: Path) -> str | None:
+    """Left: every contender's time over the collection's. Right: that over its bounds. One line per workload."""
+    cases = [row for row in results["rows"] if row.get("table") == STEP]
+
+    def over_collection(axis: Any) -> None:
+        axis.set_xscale("log")
+        for name in dict.fromkeys(name for case in cases for name in case["ratios"]):
+            _points(axis, name, (case["ratios"].get(name) for case in cases))
+
+    def over_bounds(axis: Any) -> None:
+        axis.set_xscale("log")
+        for bound in ("copy", "random"):
+            _points(axis, f"{bound} bound", (case[f"over_{bound}_bound"] for case in cases))
+
+    panels = [("time over the collection's (more is better for us)", over_collection)]
+    panels.append(("collection over bound (1 is ideal)", over_bounds))
+    return _picture(results, path, [case_name(case) for case in cases], panels)
+
+
+def draw_phases(results: Results, path: Path) -> str | None:
+    """One line per case: ours phase by phase, and the rivals end to end."""
+    cases = [row for row in results["rows"] if row.get("table") == STEP and "times" in row]
+
+    def phases(axis: Any) -> None:
+        left = [0.0] * len(cases)
+        for phase in (*PHASES, "other"):
+            widths = [max(0.0, case["times"][case["ours"]][phase]["median_ms"]) for case in cases]
+            axis.barh(range(len(cases)), widths, left=left, label=f"ours: {phase}")
+            left = [begin + width for begin, width in zip(left, widths, strict=True)]
+        for name in dict.fromkeys(name for case in cases for name in case["correct"] if name != "operators"):
+            times = (case["times"].get(name, {}).get("end to end", {}).get("median_ms") for case in cases)
+            _points(axis, name, times)
+
+    return _picture(results, path, [case["case"] for case in cases], [("ms a step, median", phases)])

@@ -1,55 +1,26 @@
-"""Exact counts of what cache policies miss: on a stationary power law, a drifting one, a scan, and MovieLens-100K."""
+"""Exact counts of rows missed and moved: a power law, a drifting one, a scan, and MovieLens-100K."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from rec_sdk_torch.cache_advice.simulation import simulate
 
 from .ids import STREAMS, Int64Array, stream
+from .runner import Row
 
-LOOK_AHEAD = "look_ahead"
+LOOK_AHEAD, DEPTHS = "look_ahead", (1, 4, 12)
+"""The policy that looks ahead, and the numbers of batches that are announced to it."""
+FRACTION, WARM, ALPHA = 0.1, 20, 1.05
+"""The part of the rows that the cache holds, batches before the count begins, and the exponent of the power laws."""
 COUNTERS = ("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out")
 """Names of the counters of the engine that a simulated cache has too."""
-
-
-@dataclass(frozen=True)
-class PolicyOptions:
-    """Sizes of a policy run.
-
-    Attributes:
-        rows: of the table.
-        fraction: of them the cache holds.
-        batch: ids of a batch.
-        warm: batches before the count begins.
-        steps: batches counted.
-        alpha: of the power laws.
-        policies: of the engine.
-        seed: of the ids.
-        depths: batches announced ahead, for the policy that looks ahead.
-        movielens: folder of MovieLens-100K; its batches have 1/16 of the rows, and all are served.
-    """
-
-    rows: int
-    fraction: float
-    batch: int
-    warm: int
-    steps: int
-    alpha: float
-    policies: tuple[str, ...]
-    seed: int
-    depths: tuple[int, ...] = (1, 4, 12)
-    movielens: Path | None = None
-
-    @property
-    def slots(self) -> int:
-        return max(1, round(self.rows * self.fraction))
 
 
 class Simulated:
@@ -60,12 +31,11 @@ class Simulated:
     """
 
     def __init__(self) -> None:
-        self.counters: dict[str, int] = {}
         self.reset()
 
     def reset(self) -> None:
         """Sets every counter to zero."""
-        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.counters: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
     def count(self, lookups: int, unique: int, missing: int, leaving: int) -> None:
         """Adds a batch."""
@@ -143,17 +113,40 @@ class Optimum(Simulated):
         self.count(len(ids), len(unique), missing, leaving)
 
 
-def _result(trace: str, policy: str, options: PolicyOptions, counters: dict[str, int]) -> dict[str, Any]:
-    return {
-        "stream": trace,
-        "policy": policy,
-        "rows": options.rows,
-        "slots": options.slots,
-        "batch": options.batch,
-        "steps": options.steps,
-        "unique_miss_rate": counters["unique_misses"] / counters["unique_rows"],
-        "counters": counters,
-    }
+class Trace(NamedTuple):
+    """Batches of ids below `rows`."""
+
+    name: str
+    rows: int
+    batches: list[Int64Array]
+
+    @property
+    def slots(self) -> int:
+        return max(1, round(self.rows * FRACTION))
+
+    def row(self, policy: str, counters: dict[str, int]) -> Row:
+        """A line of the report."""
+        return {
+            **{"table": "cache policy, exact counts", "stream": self.name, "policy": policy},
+            **{"slots": self.slots, "rows": self.rows},
+            "miss_rate": counters["unique_misses"] / counters["unique_rows"],
+            **counters,
+        }
+
+    def engine(self, policy: str, depth: int = 0) -> Row:
+        """The engine's own policy, with `depth` batches announced."""
+        counts = simulate(self.batches, self.slots, self.rows, policy, depth, WARM)
+        numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
+        name = f"{policy}, {depth} announced" if depth else policy
+        return self.row(name, dict(zip(COUNTERS, numbers, strict=True)))
+
+    def simulated(self, name: str, cache: RoundRobin | Optimum) -> Row:
+        """A simulated cache."""
+        for step, ids in enumerate(self.batches):
+            if step == WARM:
+                cache.reset()
+            cache.plan(ids)
+        return self.row(f"{name} (simulated)", cache.counters)
 
 
 def movielens_items(folder: Path) -> Int64Array:
@@ -163,50 +156,27 @@ def movielens_items(folder: Path) -> Int64Array:
     return items
 
 
-def _traces(options: PolicyOptions) -> list[tuple[str, PolicyOptions, list[Int64Array]]]:
-    """Names, sizes and batches."""
-    steps = options.warm + options.steps
-    traces = []
+def traces(options: argparse.Namespace) -> Iterator[Trace]:
+    """The streams; and MovieLens in batches of 1/16 of its rows, all of which are served."""
+    rows = options.policy_rows
+    batch = options.policy_batch or max(1, rows // 16)
     for kind in STREAMS:
-        endless = stream(kind, options.rows, options.batch, options.alpha, options.seed)
-        traces.append((kind, options, list(itertools.islice(endless, steps))))
+        endless = stream(kind, rows, batch, ALPHA, options.seed)
+        yield Trace(kind, rows, list(itertools.islice(endless, WARM + options.policy_steps)))
     if options.movielens is not None:
         items = movielens_items(options.movielens)
         rows = int(items.max()) + 1
         batch = max(1, rows // 16)
-        batches = [items[first : first + batch] for first in range(0, len(items) - batch + 1, batch)]
-        sizes = replace(options, rows=rows, batch=batch, steps=len(batches) - options.warm)
-        traces.append(("MovieLens items", sizes, batches))
-    return traces
+        starts = range(0, len(items) - batch + 1, batch)
+        yield Trace("MovieLens items", rows, [items[first : first + batch] for first in starts])
 
 
-def _engine_run(
-    trace: str, policy: str, options: PolicyOptions, batches: Sequence[Int64Array], depth: int = 0
-) -> dict[str, Any]:
-    counts = simulate(batches, options.slots, options.rows, policy, depth, options.warm)
-    numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
-    name = f"{policy}, {depth} announced" if depth else policy
-    return _result(trace, name, options, dict(zip(COUNTERS, numbers, strict=True)))
-
-
-def _simulated_run(
-    trace: str, name: str, simulated: RoundRobin | Optimum, options: PolicyOptions, batches: Sequence[Int64Array]
-) -> dict[str, Any]:
-    for step, ids in enumerate(batches):
-        if step == options.warm:
-            simulated.reset()
-        simulated.plan(ids)
-    return _result(trace, name, options, simulated.counters)
-
-
-def run_policies(options: PolicyOptions) -> list[dict[str, Any]]:
+def run_policies(options: argparse.Namespace) -> Iterator[Row]:
     """Every policy on every trace; then the hand, and what no policy can do better than."""
-    results = []
-    for trace, sizes, batches in _traces(options):
-        results += [_engine_run(trace, policy, sizes, batches) for policy in options.policies]
-        if LOOK_AHEAD in options.policies:
-            results += [_engine_run(trace, LOOK_AHEAD, sizes, batches, depth) for depth in options.depths]
-        hand, optimum = RoundRobin(sizes.rows, sizes.slots), Optimum(sizes.rows, sizes.slots, batches)
-        results.append(_simulated_run(trace, "round robin (simulated)", hand, sizes, batches))
-        results.append(_simulated_run(trace, "Belady (simulated)", optimum, sizes, batches))
-    return results
+    for trace in traces(options):
+        for policy in options.policies:
+            yield trace.engine(policy)
+        for depth in DEPTHS if LOOK_AHEAD in options.policies else ():
+            yield trace.engine(LOOK_AHEAD, depth)
+        yield trace.simulated("round robin", RoundRobin(trace.rows, trace.slots))
+        yield trace.simulated("Belady", Optimum(trace.rows, trace.slots, trace.batches))

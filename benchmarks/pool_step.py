@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -16,13 +15,13 @@ from .operators import ATOL, RTOL, OperatorBench, operator_bytes, spans
 from .phases import PHASES, TimedOurs
 from .pool import Need, Pool, free_memory, need_of_ours, shortage
 from .rivals import Place, Resident, make_contender, need_of
+from .runner import Row
 from .tables import NotAvailableError
 from .timing import Clock, Samples, no_collection
 from .workload import Workload
 
 CHECKED = 2
 """Batches that all contenders train on, from the same weights, before anything is timed."""
-Result = dict[str, Any]
 
 
 @dataclass
@@ -98,7 +97,7 @@ class StepCase:
     def _cached(self) -> list[_Entrant]:
         return [entrant for entrant in self._entrants if isinstance(entrant.contender, TimedOurs)]
 
-    def run(self) -> Result:
+    def run(self) -> Row:
         """Checks results, then times."""
         self._load_rivals()
         self._check()
@@ -212,55 +211,42 @@ class StepCase:
     def _counters(self) -> dict[str, dict[str, int]]:
         return {entrant.name: self._our(entrant).embedding.cache_stats() for entrant in self._cached()}
 
-    def operators(self) -> Result | None:
+    def operators(self, correct: dict[str, dict[str, bool]]) -> Row | None:
         """The operators alone; None where the cache does not hold every row."""
         if self.ratio < 1.0:
             return None
         bench = OperatorBench(self.ours, self.pool.ids, self._grad)
-        correct = bench.check()
-        return {"times": bench.time(), "correct": correct}
+        correct["operators"] = bench.check()
+        return bench.time()
 
-    def _result(self, counters: dict[str, dict[str, int]]) -> Result:
+    def _result(self, counters: dict[str, dict[str, int]]) -> Row:
         mine = counters[self.ours.name]
         unique = mine["unique_rows"] / mine["batches"]
-        slots = self.ours.embedding.cache_sizes
+        correct = {entrant.name: entrant.correct for entrant in self._entrants[1:]}
         return {
-            **self.workload.describe(),
-            "distribution": self.pool.distribution.name,
-            "alpha": self.pool.distribution.alpha,
-            "id_range": self.pool.id_range.rows,
-            "footprints": self.pool.footprints,
-            "ratio": self.ratio,
-            "ours": self.ours.name,
-            "slots": sum(slots.values()),
-            "record_bytes": self.workload.record_bytes,
-            "unique_rows": unique,
+            **{"distribution": self.pool.distribution.name, "optimizer": self.workload.optimizer, "ratio": self.ratio},
+            **{"alpha": self.pool.distribution.alpha, "dim": self.workload.dim, "lookups": self.workload.lookups},
+            **{"ours": self.ours.name, "slots": sum(self.ours.embedding.cache_sizes.values())},
+            **{"record_bytes": self.workload.record_bytes, "unique_rows": unique},
             "hit_rate": 1.0 - mine["unique_misses"] / mine["unique_rows"],
-            "bytes": operator_bytes(self.workload, unique),
-            "counters": counters,
-            "correct": {entrant.name: entrant.correct for entrant in self._entrants[1:]},
+            **{key: mine[key] / mine["batches"] for key in ("rows_in", "bytes_in", "rows_out", "bytes_out")},
+            **{"workload": self.workload.describe(), "bytes": operator_bytes(self.workload, unique)},
+            **{"counters": counters, "correct": correct, "skipped": self.skipped},
             "times": {
                 entrant.name: {name: sample.summary() for name, sample in entrant.samples.items()}
                 for entrant in self._entrants
             },
-            "skipped": self.skipped,
-            "need": {"device_bytes": self._need.device, "host_bytes": self._need.host},
+            "need": asdict(self._need),
         }
 
 
-def run_case(
-    workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int
-) -> Result:
+def run_case(workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int) -> Row:
     """A case, with the operators alone where every row is resident; `absent` says why there is none."""
     try:
         case = StepCase(workload, pool, ratio, rivals, grad, seed)
         result = case.run()
-        result["operators"] = case.operators()
+        result["operators"] = case.operators(result["correct"])
     except (CacheTooSmallError, NotAvailableError, MemoryError, torch.OutOfMemoryError) as error:
-        return {
-            "distribution": pool.distribution.name,
-            "optimizer": workload.optimizer,
-            "ratio": ratio,
-            "absent": str(error),
-        }
+        key = {"distribution": pool.distribution.name, "optimizer": workload.optimizer, "ratio": ratio}
+        return {**key, "ours": "ours", "absent": str(error)}
     return result

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,38 +17,11 @@ import rec_sdk_torch
 
 from .contenders import Collection
 from .ids import Distribution
+from .runner import Row
 from .timing import best_of, no_collection
 from .workload import LEARNING_RATE, Workload
 
 RESIDENT = 1.0
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PrefetchOptions:
-    """How the cases of a workload are run.
-
-    Attributes:
-        hidden: widths of the dense model, each by itself.
-        caches: fractions of the rows that a cache holds; all of them, 1.0, among them.
-        depths: of `prefetch`.
-        alpha: of the power law of the ids.
-        rounds: of each of them one segment of every cache and depth.
-        warm: steps of a segment before its clock starts.
-        steps: of a segment, timed.
-        settle: batches looked up before the first segment, so that a small cache holds what is asked for often.
-        seed: of ids, weights and orders.
-    """
-
-    hidden: tuple[int, ...]
-    caches: tuple[float, ...]
-    depths: tuple[int, ...]
-    alpha: float
-    rounds: int
-    warm: int
-    steps: int
-    settle: int
-    seed: int
 
 
 @dataclass
@@ -149,40 +123,36 @@ class _Case:
     def fastest(self) -> Segment:
         return min(self.segments, key=lambda segment: segment.seconds)
 
-    def describe(self, workload: Workload) -> Result:
+    def describe(self, workload: Workload) -> Row:
         fastest = self.fastest
         seconds = [segment.seconds for segment in self.segments]
         counters = {name: sum(s.counters[name] for s in self.segments) for name in fastest.counters}
         counted = counters["lookups"] // workload.lookups
         plan_us = [s.counters["plan_us"] / (s.counters["lookups"] // workload.lookups) for s in self.segments]
         return {
-            "time": {
-                "min_ms": min(seconds) * 1e3,
-                "median_ms": statistics.median(seconds) * 1e3,
-                "rounds": len(seconds),
-            },
-            "wait_ms": fastest.waited * fastest.seconds * 1e3,
+            **{"ms": min(seconds) * 1e3, "median_ms": statistics.median(seconds) * 1e3, "rounds": len(seconds)},
             "wait_share": fastest.waited,
             "median_wait_share": statistics.median(segment.waited for segment in self.segments),
             "plan_ms": min(plan_us) / 1e3,
             "depth_reached": max(segment.counters["depth_reached"] for segment in self.segments),
             "planned_at_start": min(segment.planned for segment in self.segments),
             "missed_rows_per_batch": counters["unique_misses"] / counted,
-            "unique_miss_rate": counters["unique_misses"] / counters["unique_rows"],
-            "counted_batches": counted,
-            "counters": counters,
+            **{"counted_batches": counted, "counters": counters},
         }
 
 
-def _batches(trainer: Trainer, options: PrefetchOptions) -> Iterator[Any]:
+def _batches(trainer: Trainer, options: argparse.Namespace) -> Iterator[Any]:
     rng = np.random.default_rng(options.seed)
     while True:
         yield trainer.collection.inputs(trainer.collection.workload.draw(Distribution(options.alpha), rng))
 
 
-def _run_hidden(workload: Workload, options: PrefetchOptions, hidden: int) -> list[Result]:
-    """Every cache and depth. Depths are permuted for each cache by itself, so that equal losses compare them, too."""
-    trainers = [Trainer(workload, cache, hidden, options.seed) for cache in options.caches]
+def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> Iterator[Row]:
+    """Every cache and depth, beside the same depth with all rows resident.
+
+    Depths are permuted for each cache by itself, so that equal losses compare them, too.
+    """
+    trainers = [Trainer(workload, cache, hidden, options.seed) for cache in dict.fromkeys([*options.cache, RESIDENT])]
     stream = _batches(trainers[0], options)
     for trainer in trainers:
         trainer.fill()
@@ -208,27 +178,9 @@ def _run_hidden(workload: Workload, options: PrefetchOptions, hidden: int) -> li
         # All have the weights of one model: a step of the dense layers alone changes them, so the others take the same.
         dense = min(dense, *(trainer.dense_seconds(3) for trainer in trainers))
     described = {key: case.describe(workload) for key, case in cases.items()}
-    results = []
     for (cache, depth), case in described.items():
-        resident = described[RESIDENT, depth]["time"]
-        ratios = {f"{name}over_resident": case["time"][key] / resident[key] for name, key in _RATIOS}
-        named = {"hidden": hidden, "cache": cache, "depth": depth, "dense_ms": dense * 1e3, "correct": correct}
-        results.append({**named, **case, **ratios})
-    return results
-
-
-_RATIOS = (("", "min_ms"), ("medians_", "median_ms"))
-
-
-def run_prefetch(workload: Workload, options: PrefetchOptions, report: Callable[[str], None]) -> list[Result]:
-    """A case for every width, cache and depth; `over_resident` is over the same depth with all rows resident."""
-    results = []
-    for hidden in options.hidden:
-        found = _run_hidden(workload, options, hidden)
-        for case in found:
-            report(
-                f"hidden {hidden}, cache {case['cache']:g}, depth {case['depth']}: {case['time']['min_ms']:.2f} ms, "
-                f"{case['wait_share']:.1%} of it waiting"
-            )
-        results += found
-    return results
+        resident = described[RESIDENT, depth]
+        named = {"hidden": hidden, "dense_ms": dense * 1e3, "cache": cache, "depth": depth}
+        hides = {"hides a plan": dense * 1e3 > case["plan_ms"]}
+        ratios = {f"{name}_over_resident": case[name] / resident[name] for name in ("ms", "median_ms")}
+        yield {**named, **case, **ratios, **hides, "correct": correct}

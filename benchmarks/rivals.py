@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from rec_sdk_torch import fbgemm
 from .contenders import HOST, Contender, optimizer_of
 from .phases import TimedCollection
 from .pool import Need, activation_bytes
-from .tables import NotAvailableError
+from .tables import NotAvailableError, configs, import_torchrec, make_collection
 from .workload import BETAS, EPS, LEARNING_RATE, TableSet, Workload
 
 DENSE_ROWS = 1_000_000
@@ -89,6 +90,32 @@ def fbgemm_training() -> Any:
     return training
 
 
+OPTIM_TYPES = {
+    "sgd": "EXACT_SGD",
+    "adagrad": "EXACT_ADAGRAD",
+    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
+    "adam": "ADAM",
+}
+
+
+def fbgemm_module(
+    sizes: Sequence[tuple[int, int]], optimizer: str, training: Any = None, place: str = "HOST", **options: Any
+) -> Any:
+    """`SplitTableBatchedEmbeddingBagsCodegen` of tables of (rows, D), on the CPU unless `place` is of a device."""
+    training = training or fbgemm_training()
+    location = getattr(training.EmbeddingLocation, place)
+    compute = training.ComputeDevice.CPU if place == "HOST" else training.ComputeDevice.CUDA
+    mode = getattr(training.PoolingMode, options.pop("pooling_mode", "SUM"))
+    return training.SplitTableBatchedEmbeddingBagsCodegen(
+        [(*size, location, compute) for size in sizes],
+        optimizer=getattr(training.OptimType, OPTIM_TYPES[optimizer]),
+        pooling_mode=mode,
+        bounds_check_mode=training.BoundsCheckMode.NONE,
+        stochastic_rounding=False,
+        **{"learning_rate": LEARNING_RATE, "eps": EPS, **options},
+    )
+
+
 class Fbgemm(Rival):
     """`SplitTableBatchedEmbeddingBagsCodegen` on the CPU.
 
@@ -106,20 +133,11 @@ class Fbgemm(Rival):
         self._single = bags_of_one and not workload.pooled
         if not bags_of_one and workload.pooled:
             raise NotAvailableError("PoolingMode.NONE does not pool")
-        training = self._training()
-        optimizers = {"sgd": "EXACT_SGD", "adagrad": "EXACT_ADAGRAD", "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD"}
-        if workload.optimizer not in optimizers:
+        if workload.optimizer == "adam":
             raise NotAvailableError("FBGEMM has no Adam on the CPU")
-        place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-        self._module = training.SplitTableBatchedEmbeddingBagsCodegen(
-            [(*size, *place) for size in zip(workload.tables.sizes, workload.dims, strict=True)],
-            optimizer=getattr(training.OptimType, optimizers[workload.optimizer]),
-            learning_rate=LEARNING_RATE,
-            eps=EPS,
-            pooling_mode=training.PoolingMode.SUM if bags_of_one else training.PoolingMode.NONE,
-            bounds_check_mode=training.BoundsCheckMode.NONE,
-            stochastic_rounding=False,
-        )
+        sizes = list(zip(workload.tables.sizes, workload.dims, strict=True))
+        mode = "SUM" if bags_of_one else "NONE"
+        self._module = fbgemm_module(sizes, workload.optimizer, self._training(), pooling_mode=mode)
         lookups = workload.tables.count * workload.per_table
         self._offsets = torch.arange(lookups + 1) if self._single else workload.offsets
         grad = workload.gradient(seed)
@@ -173,29 +191,9 @@ class TorchRec(Rival):
         grad = workload.gradient(seed)
         self._grads = [grad] if workload.pooled else workload.by_feature(grad)
         self._keys = [f"f{index}" for index in range(workload.tables.count)]
-        self._collection = self._make_collection()
-        self._apply_optimizer()
-
-    def _make_collection(self) -> Any:
-        try:
-            import torchrec
-        except (ImportError, OSError) as error:
-            raise NotAvailableError(f"torchrec cannot be imported: {error}") from error
-        self._jagged: Any = torchrec.KeyedJaggedTensor
-        pooled = self.workload.pooled
-        config = torchrec.EmbeddingBagConfig if pooled else torchrec.EmbeddingConfig
-        sizes = zip(self._keys, self.workload.tables.sizes, self.workload.dims, strict=True)
-        tables = [
-            config(name=f"t{i}", feature_names=[key], num_embeddings=rows, embedding_dim=dim)
-            for i, (key, rows, dim) in enumerate(sizes)
-        ]
-        return (torchrec.EmbeddingBagCollection if pooled else torchrec.EmbeddingCollection)(tables=tables)
-
-    def _apply_optimizer(self) -> None:
-        from torchrec.optim import apply_optimizer_in_backward
-
-        optimizer, options = optimizer_of(self.workload.optimizer)
-        apply_optimizer_in_backward(optimizer, self._collection.parameters(), options)
+        self._jagged = import_torchrec().KeyedJaggedTensor
+        tables = configs(list(zip(workload.tables.sizes, workload.dims, strict=True)))
+        self._collection = make_collection(tables, *optimizer_of(workload.optimizer), workload.pooled, prefix="")
 
     def tables(self) -> list[torch.Tensor]:
         return list(self._collection.parameters())
@@ -332,27 +330,14 @@ class FbgemmCuda(Resident, Fbgemm):
         self.name = "fbgemm cached" if cached else "fbgemm"
         if place.device.type != "cuda":
             raise NotAvailableError("needs CUDA")
-        training = fbgemm_training()
+        fbgemm_training()
         self.workload = workload
         self._cached, self._single = cached, False
-        locations = training.EmbeddingLocation
-        location = locations.MANAGED_CACHING if cached else locations.DEVICE
-        spec = (workload.tables.rows, workload.dim, location, training.ComputeDevice.CUDA)
-        kinds = training.OptimType
+        sizes = [(workload.tables.rows, workload.dim)] * workload.tables.count
+        options = {"beta1": BETAS[0], "beta2": BETAS[1], "cache_load_factor": place.ratio, "device": place.device}
+        location = "MANAGED_CACHING" if cached else "DEVICE"
         try:
-            self._module = training.SplitTableBatchedEmbeddingBagsCodegen(
-                [spec] * workload.tables.count,
-                optimizer=kinds.ADAM if workload.optimizer == "adam" else kinds.EXACT_SGD,
-                learning_rate=LEARNING_RATE,
-                eps=EPS,
-                beta1=BETAS[0],
-                beta2=BETAS[1],
-                cache_load_factor=place.ratio,
-                pooling_mode=training.PoolingMode.NONE,
-                bounds_check_mode=training.BoundsCheckMode.NONE,
-                stochastic_rounding=False,
-                device=place.device,
-            )
+            self._module = fbgemm_module(sizes, workload.optimizer, None, location, pooling_mode="NONE", **options)
         except (RuntimeError, AttributeError, NotImplementedError) as error:
             first = str(error).splitlines()[0]
             raise NotAvailableError(f"this fbgemm_gpu has no CUDA kernels: {first}") from error

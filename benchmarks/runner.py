@@ -153,10 +153,11 @@ def _cell(value: Any) -> str:
     return "-" if value is None else "" if isinstance(value, dict | list) else str(value)
 
 
-def _columns(rows: Iterable[Row]) -> list[str]:
+def _columns(rows: Sequence[Row]) -> list[str]:
     """The names of what a table shows."""
-    shown = (name for row in rows for name, value in row.items() if not isinstance(value, dict | list | None))
-    return [name for name in dict.fromkeys(shown) if name != "table"]
+    names = dict.fromkeys(name for row in rows for name in row if name != "table")
+    hidden = (dict, list, type(None))
+    return [name for name in names if not all(isinstance(row.get(name), hidden) for row in rows)]
 
 
 def table(rows: Sequence[Row], title: str = "") -> str:

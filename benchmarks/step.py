@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,73 +19,26 @@ from .contenders import Collection, Contender, Ours
 from .ids import Distribution
 from .rivals import Rival, make_rival
 from .tables import NotAvailableError
+from .targets import BEST, MEDIANS, STEP
 from .timing import Samples, no_collection
 from .workload import Workload
 
 CHECKED_STEPS = 2
 _FILL_BATCHES = 200
 _MARGIN = 2 << 30
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """How a case is run.
-
-    Attributes:
-        rivals: their names.
-        caches: fractions of the rows that a collection's cache beside the full one holds.
-        index: also run a collection of index tables, which need no id map.
-        rounds: timed steps of every contender.
-        seed: of ids, weights and gradients.
-    """
-
-    rivals: tuple[str, ...]
-    caches: tuple[float, ...]
-    index: bool
-    rounds: int
-    seed: int
-
-
-@dataclass
-class _Timed:
-    """Seconds of one contender, round by round."""
-
-    forward: Samples = field(default_factory=Samples)
-    backward: Samples = field(default_factory=Samples)
-    step: Samples = field(default_factory=Samples)
-
-    def run(self, contender: Contender, batch: Any) -> None:
-        """One timed step."""
-        begin = time.perf_counter()
-        raw = contender.forward(batch)
-        middle = time.perf_counter()
-        contender.backward(raw)
-        end = time.perf_counter()
-        self.forward.seconds.append(middle - begin)
-        self.backward.seconds.append(end - middle)
-        self.step.seconds.append(end - begin)
-
-    def phases(self) -> dict[str, dict[str, float]]:
-        return {"forward": self.forward.summary(), "backward": self.backward.summary()}
-
-
-@dataclass
-class _Measured:
-    """The findings of a case."""
-
-    correct: dict[str, bool]
-    skipped: dict[str, str]
-    timed: dict[str, _Timed]
-    unique_rows: list[float]
-    """Distinct rows of a batch, of each table, on average."""
-    counters: dict[str, dict[str, int]]
+PHASES = ("forward", "backward", "step")
+Timed = dict[str, dict[str, Samples]]
+"""By contender and phase."""
 
 
 class StepBench:
     """One set of tables, dims, form and optimizer, built once and run on several distributions."""
 
-    def __init__(self, workload: Workload, options: StepOptions) -> None:
+    def __init__(self, workload: Workload, options: argparse.Namespace) -> None:
         """Builds the collection, and whatever else there is memory for.
+
+        Args:
+            options: `rivals`, `cache` (fractions of the rows), `index`, `rounds` and `seed`, as of the command.
 
         Raises:
             NotAvailableError: the collection itself cannot run.
@@ -100,7 +53,7 @@ class StepBench:
         self._add("ours", partial(self._filled, Ours))
         for name in options.rivals:
             self._add(name, partial(make_rival, name, workload, options.seed))
-        for cache in options.caches:
+        for cache in [cache for cache in options.cache if cache < 1.0]:
             make = partial(Collection, workload, cache=cache, seed=options.seed)
             self._add(f"collection@{cache:g}", make, 1 + cache)
         if options.index:
@@ -128,16 +81,14 @@ class StepBench:
             self.skipped[name] = str(error)
 
     def run(self, distribution: Distribution, machine: Machine) -> dict[str, Any]:
-        """One case: checks results, then times. `machine` adds the bounds when the run is over."""
+        """One case: checks results, then times. `machine` knows the bounds when the run is over."""
         rng = np.random.default_rng(self.options.seed)
         self._copy_to_rivals()
-        skipped = dict(self.skipped)
-        self._fill_caches(distribution, skipped)
+        self._fill_caches(distribution)
         correct = self._check(distribution, rng)
         timed, unique = self._time(distribution, rng)
-        counters = {contender.name: contender.counters() for contender in self._ours()}
         machine.observe(self.workload)
-        return self._case(distribution, machine.threads, _Measured(correct, skipped, timed, unique, counters))
+        return self._case({"distribution": distribution.name, "threads": machine.threads}, timed, unique, correct)
 
     def _ours(self) -> list[Ours]:
         return [contender for contender in self.contenders if isinstance(contender, Ours)]
@@ -149,7 +100,7 @@ class StepBench:
                 for rival in tables:
                     rival[table][begin : begin + len(rows)].copy_(rows)
 
-    def _fill_caches(self, distribution: Distribution, skipped: dict[str, str]) -> None:
+    def _fill_caches(self, distribution: Distribution) -> None:
         """Brings partial caches to the state in which every miss evicts; drops those a batch does not fit in.
 
         For good: they would be steps behind the others in the next distribution.
@@ -163,7 +114,7 @@ class StepBench:
                         break
             except CacheTooSmallError as error:
                 self.contenders.remove(contender)
-                self.skipped[contender.name] = skipped[contender.name] = str(error)
+                self.skipped[contender.name] = str(error)
 
     def _check(self, distribution: Distribution, rng: np.random.Generator) -> dict[str, bool]:
         """Takes the same steps with all contenders, and compares outputs and weights with the collection's."""
@@ -185,11 +136,12 @@ class StepBench:
                 correct[contender.name] &= torch.allclose(got, weights, rtol=1e-4, atol=2e-5)
         return correct
 
-    def _time(self, distribution: Distribution, rng: np.random.Generator) -> tuple[dict[str, _Timed], list[float]]:
-        timed = {contender.name: _Timed() for contender in self.contenders}
+    def _time(self, distribution: Distribution, rng: np.random.Generator) -> tuple[Timed, list[float]]:
+        """Seconds, and the distinct rows of a batch of each table, on average."""
+        timed: Timed = {each.name: {phase: Samples() for phase in PHASES} for each in self.contenders}
         unique = np.zeros(self.workload.tables.count)
-        for contender in self._ours():
-            contender.reset_counters()
+        for ours in self._ours():
+            ours.reset_counters()
         with no_collection():
             for _ in range(self.options.rounds):
                 ids = self.workload.draw(distribution, rng)
@@ -197,33 +149,46 @@ class StepBench:
                 batches = [contender.inputs(ids) for contender in self.contenders]
                 # Drawn anew, because what ran before a contender has left the caches to it.
                 for place in rng.permutation(len(self.contenders)):
-                    timed[self.contenders[place].name].run(self.contenders[place], batches[place])
+                    contender, samples = self.contenders[place], timed[self.contenders[place].name]
+                    begin = time.perf_counter()
+                    raw = contender.forward(batches[place])
+                    middle = time.perf_counter()
+                    contender.backward(raw)
+                    end = time.perf_counter()
+                    for phase, seconds in zip(PHASES, (middle - begin, end - middle, end - begin), strict=True):
+                        samples[phase].seconds.append(seconds)
         return timed, (unique / self.options.rounds).tolist()
 
-    def _case(self, distribution: Distribution, threads: int, measured: _Measured) -> dict[str, Any]:
-        counted = measured.counters["collection"]
+    def _case(self, key: dict[str, Any], timed: Timed, unique: list[float], correct: dict[str, bool]) -> dict[str, Any]:
+        counters = {contender.name: contender.counters() for contender in self._ours()}
+        steps = {name: phases["step"] for name, phases in timed.items()}
+        agree = [name for name, right in correct.items() if right]
+        ratios = {name: steps[name].best / steps["collection"].best for name in agree}
+        workload = self.workload.describe()
         return {
-            **self.workload.describe(),
-            "distribution": distribution.name,
-            "alpha": distribution.alpha,
-            "threads": threads,
-            "unique_rows": sum(measured.unique_rows),
-            "unique_rows_of_tables": measured.unique_rows,
-            "hit_rate": 1.0 - counted["unique_misses"] / counted["unique_rows"],
-            "times": {name: timed.step.summary() for name, timed in measured.timed.items()},
-            "phases": {name: timed.phases() for name, timed in measured.timed.items()},
-            "correct": measured.correct,
-            "skipped": measured.skipped,
-            "ratios": _ratios(measured, lambda samples: samples.best),
-            "ratios_of_medians": _ratios(measured, lambda samples: samples.median),
-            "bytes": dict(
-                zip(("streams", "read", "written"), step_bytes(self.workload, measured.unique_rows), strict=True)
-            ),
-            "counters": measured.counters,
+            "table": STEP,
+            **{name: workload[name] for name in ("tables", "dim", "form", "optimizer")},
+            **key,
+            "collection": steps["collection"].best * 1e3,
+            **{
+                name: f"{steps[name].best * 1e3:.2f} " + (f"({ratios[name]:.2f}x)" if right else "DIFFERS")
+                for name, right in correct.items()
+            },
+            **{
+                f"{name} {phase}": timed[name][phase].best * 1e3
+                for phase in PHASES[:2]
+                for name in ("collection", "ours")
+                if name in timed
+            },
+            "unique_rows": sum(unique),
+            "hit_rate": 1.0 - counters["collection"]["unique_misses"] / counters["collection"]["unique_rows"],
+            **{"workload": workload, "unique_rows_of_tables": unique},
+            **{"correct": correct, "skipped": dict(self.skipped)},
+            "times": {
+                name: {phase: each.summary() for phase, each in phases.items()} for name, phases in timed.items()
+            },
+            BEST: ratios,
+            MEDIANS: {name: steps[name].median / steps["collection"].median for name in agree},
+            "bytes": dict(zip(("streams", "read", "written"), step_bytes(self.workload, unique), strict=True)),
+            "counters": counters,
         }
-
-
-def _ratios(measured: _Measured, of: Callable[[Samples], float]) -> dict[str, float]:
-    """Steps of those with the collection's results, over its own."""
-    steps = {name: of(timed.step) for name, timed in measured.timed.items()}
-    return {name: steps[name] / steps["collection"] for name, right in measured.correct.items() if right}

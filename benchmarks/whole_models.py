@@ -25,20 +25,13 @@ from support.clicks import ClickData, JaggedIds, random_split
 from support.generated import clicks, power_law
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
 from support.training import evaluate, train_step
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    JaggedTensor,
-    KeyedJaggedTensor,
-    KeyedTensor,
-)
+from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 
 import rec_sdk_torch as rst
 
-from .rivals import fbgemm_training
+from .rivals import fbgemm_module
+from .tables import make_collection
 from .workload import CRITEO_SIZES
 
 DENSE = 13
@@ -118,30 +111,25 @@ def optimizer_of(model: nn.Module, tables: Tables) -> KeyedOptimizer:
 # ---- contenders
 
 
+def _make(problem: Problem, dim: int, optimizer: str, table: dict[str, Any], prefix: str, **options: Any) -> nn.Module:
+    """A collection of the problem's tables, with `table` among the fields of each, updated in the backward pass."""
+    tables = [
+        {"name": name, "feature_names": features, "num_embeddings": rows, "embedding_dim": dim, **table}
+        for name, (rows, features) in problem.tables.items()
+    ]
+    choice = TABLE_OPTIMIZERS[optimizer]
+    keywords = choice.options(choice.default_lr)
+    made: nn.Module = make_collection(tables, choice.optimizer_class, keywords, problem.pooled, prefix, **options)
+    return made
+
+
 def ours(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int, cache: float = 1.0) -> Tables:
     """Hash tables with a device cache of this share of their rows."""
-    kind = rst.EmbCacheEmbeddingBagConfig if problem.pooled else rst.EmbCacheEmbeddingConfig
-    collection = rst.EmbCacheEmbeddingBagCollection if problem.pooled else rst.EmbCacheEmbeddingCollection
     longest = {name: problem.data.longest(name) for name in problem.data.features}
-    module: Any = collection(
-        tables=[
-            kind(
-                name=name,
-                feature_names=features,
-                num_embeddings=rows,
-                embedding_dim=dim,
-                initializer_type=rst.InitializerType.TRUNCATED_NORMAL,
-                weight_init_stddev=STD,
-            )
-            for name, (rows, features) in problem.tables.items()
-        ],
-        batch_size=batch_size,
-        multi_hot_sizes=[sum(longest[name] for name in features) for _, features in problem.tables.values()],
-        cache=cache,
-        seed=seed,
-    )
-    choice = TABLE_OPTIMIZERS[optimizer]
-    rst.apply_optimizer_in_backward(choice.optimizer_class, module.parameters(), choice.options(choice.default_lr))
+    sizes = [sum(longest[name] for name in features) for _, features in problem.tables.values()]
+    table = {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL, "weight_init_stddev": STD}
+    options = {"batch_size": batch_size, "multi_hot_sizes": sizes, "cache": cache, "seed": seed}
+    module: Any = _make(problem, dim, optimizer, table, "EmbCache", **options)
     return Tables(module, module.fused_optimizer, module.cache_stats)
 
 
@@ -177,25 +165,8 @@ def torch_sparse(problem: Problem, dim: int, optimizer: str, batch_size: int, se
 
 def torchrec(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
     """TorchRec's collections, unsharded: their gradients are dense."""
-    from torchrec.optim import apply_optimizer_in_backward
-
-    kind = EmbeddingBagConfig if problem.pooled else EmbeddingConfig
-    collection = EmbeddingBagCollection if problem.pooled else EmbeddingCollection
-    module = collection(
-        tables=[
-            kind(
-                name=name,
-                feature_names=features,
-                num_embeddings=rows,
-                embedding_dim=dim,
-                init_fn=partial(nn.init.normal_, std=STD),
-            )
-            for name, (rows, features) in problem.tables.items()
-        ]
-    )
-    choice = TABLE_OPTIMIZERS[optimizer]
-    apply_optimizer_in_backward(choice.optimizer_class, module.parameters(), choice.options(choice.default_lr))
-    return Tables(module, None)
+    table = {"init_fn": partial(nn.init.normal_, std=STD)}
+    return Tables(_make(problem, dim, optimizer, table, ""), None)
 
 
 class FbgemmTables(nn.Module):
@@ -203,17 +174,9 @@ class FbgemmTables(nn.Module):
 
     def __init__(self, problem: Problem, dim: int, optimizer: str, lr: float) -> None:
         super().__init__()
-        training = fbgemm_training()
-        place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
         self.pooled = problem.pooled
-        self.lookup = training.SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, *place) for rows, _ in problem.tables.values()],
-            optimizer=getattr(training.OptimType, f"EXACT_{optimizer.upper()}"),
-            learning_rate=lr,
-            eps=1e-10,
-            bounds_check_mode=training.BoundsCheckMode.NONE,
-            stochastic_rounding=False,
-        )
+        sizes = [(rows, dim) for rows, _ in problem.tables.values()]
+        self.lookup = fbgemm_module(sizes, optimizer, learning_rate=lr, eps=1e-10)
         for weight in self.lookup.split_embedding_weights():
             weight.normal_(std=STD)
         self.dim = dim

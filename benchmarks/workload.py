@@ -19,6 +19,7 @@ EPS = 1e-8
 BETAS = (0.9, 0.999)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 """Formulas that the rivals have too, one for each form of a record."""
+FORMS = ("sequence", "pooled")
 _SUFFIXES = {"k": 1_000, "m": 1_000_000}
 
 CRITEO_SIZES = (

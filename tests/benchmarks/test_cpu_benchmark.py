@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
+import itertools
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,87 +16,76 @@ import torch
 from counts import sums
 from threads import threads
 
-from benchmarks import cpu, rivals, targets
+pytest.importorskip("torchrec", reason="tables are collections")
+pytest.importorskip("fbgemm_gpu", reason="it is a rival")
+
+from quick_runs import quick
+
+from benchmarks import cpu, policy, rivals, targets
 from benchmarks.bounds import Machine, step_bytes
 from benchmarks.contenders import Collection, Ours
+from benchmarks.cpu import Sample
 from benchmarks.ids import STREAMS, Distribution, power_law_ranks, scatter, stream
-from benchmarks.options import Sample, parse
-from benchmarks.planning import Planner, PlanOptions, large_table_problem, make_engine, run_plans
-from benchmarks.policy import Optimum, PolicyOptions, RoundRobin, movielens_items, run_policies
-from benchmarks.report import render
-from benchmarks.step import StepBench, StepOptions
+from benchmarks.planning import Planner, make_engine, run_plans, shortage_of
+from benchmarks.policy import Optimum, RoundRobin, movielens_items, run_policies
+from benchmarks.runner import Row
+from benchmarks.step import PHASES, StepBench
 from benchmarks.tables import NotAvailableError
 from benchmarks.workload import OPTIMIZERS, TableSet, Workload, make_workload
-
-for _package in ("torchrec", "matplotlib"):
-    pytest.importorskip(_package, reason=f"the CPU benchmark with all rivals and its plot needs {_package}")
-
-TINY = [
-    *["--tables", "2x500", "--dims", "8", "--lookups", "256", "--bag", "4", "--rounds", "2", "--buffer-mib", "4"],
-    *["--plan-batch", "2000", "--plan-rows", "4000", "--policy-rows", "2000", "--policy-steps", "5"],
-]
 
 
 def _workload(optimizer: str = "adagrad", pooled: bool = False, lookups: int = 256) -> Workload:
     return make_workload(TableSet(2, 500), 8, pooled, optimizer, lookups, 4)
 
 
-def _run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    path = tmp_path / "results.json"
-    assert cpu.main([*TINY, *arguments, "--json", str(path)]) == 0
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result
+def _options(**changes: Any) -> argparse.Namespace:
+    """Options as --quick has them, changed."""
+    return argparse.Namespace(**{**vars(cpu.BENCHMARK.parse(["--quick"])), **changes})
+
+
+def _bench(workload: Workload, *names: str, **changes: Any) -> StepBench:
+    return StepBench(workload, _options(**{"rivals": names, "cache": [], "index": False, **changes}))
+
+
+def _machine() -> Machine:
+    return Machine(1, 1 << 20, 1)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("torchrec")
-    folder = tmp_path_factory.mktemp("bench")
-    found = _run(folder, "--plot", str(folder / "plot.png"), "--cache", "0.5")
-    assert (folder / "plot.png").stat().st_size > 1000
-    return found
+def rows() -> list[Row]:
+    return quick("cpu")["rows"]
 
 
-def test_machine_is_named(results: dict[str, Any]) -> None:
-    machine = results["machine"]
-    for key in ("cpu", "cores", "caches", "memory_bytes", "isa", "torch_threads", "load_average", "malloc", "packages"):
-        assert key in machine
-    assert machine["packages"]["torch"]
-    assert results["schema"] == 2
-    assert results["options"]["dims"] == [8]
+@pytest.fixture(scope="module")
+def steps(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["table"] == targets.STEP]
 
 
-def test_every_workload_is_there(results: dict[str, Any]) -> None:
-    steps = results["steps"]
-    assert {(c["optimizer"], c["form"], c["alpha"]) for c in steps} == {
-        (optimizer, form, alpha) for optimizer in OPTIMIZERS for form in ("sequence", "pooled") for alpha in (1.05, 0)
-    }
+def test_every_workload_is_there(steps: list[Row]) -> None:
+    axes = itertools.product(("sequence", "pooled"), OPTIMIZERS, ("power law 1.05", "uniform"))
+    assert [(case["form"], case["optimizer"], case["distribution"]) for case in steps] == list(axes)
     for case in steps:
         assert case["hit_rate"] == 1.0
         assert all(case["correct"].values())
         assert set(case["ratios"]) == set(case["times"]) - {"collection"}
-        assert case["times"]["collection"]["rounds"] == 2
-        assert set(case["phases"]) == set(case["times"])
-        for phases in case["phases"].values():
-            assert {name: phase["rounds"] for name, phase in phases.items()} == {"forward": 2, "backward": 2}
+        for phases in case["times"].values():
+            assert {name: phase["rounds"] for name, phase in phases.items()} == dict.fromkeys(PHASES, 2)
         for key in ("copy_bound_ms", "random_bound_ms", "over_copy_bound", "over_random_bound"):
             assert case[key] > 0
 
 
-def test_contenders_stand_where_they_can(results: dict[str, Any]) -> None:
-    for case in results["steps"]:
+def test_contenders_stand_where_they_can(steps: list[Row]) -> None:
+    for case in steps:
         assert ("torch" in case["times"]) is (case["optimizer"] != "rowwise_adagrad")
         assert {"collection", "ours", "collection-index", "collection@0.5"} <= set(case["times"])
         for name in ("torch", "fbgemm", "torchrec"):
             assert (name in case["times"]) is not (name in case["skipped"])
 
 
-def test_counters_of_a_step(results: dict[str, Any]) -> None:
-    for case in results["steps"]:
+def test_counters_of_a_step(steps: list[Row]) -> None:
+    for case in steps:
         full, half = case["counters"]["collection"], case["counters"]["collection@0.5"]
-        assert full["batches"] == 2
-        assert full["lookups"] == 2 * 256
+        assert (full["batches"], full["lookups"]) == (2, 2 * 256)
         assert full["unique_rows"] == 2 * case["unique_rows"] == 2 * sum(case["unique_rows_of_tables"])
         assert full["rows_in"] == full["unique_misses"] == full["rows_out"] == 0
         assert sums(case["counters"]["ours"]) == sums(full)
@@ -104,88 +96,86 @@ def test_counters_of_a_step(results: dict[str, Any]) -> None:
         assert half["bytes_out"] == half["rows_out"] * workload.record_bytes
 
 
-def test_plans_and_policies(results: dict[str, Any]) -> None:
-    by_kind = {plan["what"]: plan for plan in results["plans"]}
+def test_plans_policies_and_growth(rows: list[Row]) -> None:
+    plans = [row for row in rows if row["table"] == "plan"]
+    by_kind = {plan["what"]: plan for plan in plans}
     assert set(by_kind) == {"hits", "insert", "growth", "eviction"}
-    for plan in results["plans"]:
-        counters = plan["counters"]
-        assert counters["lookups"] == 2 * 2000
+    for plan in plans:
+        assert plan["counters"]["lookups"] == 2 * 2000
         if plan["what"] == "hits":
-            assert counters["new_rows"] == counters["unique_misses"] == 0
-    assert by_kind["insert"]["counters"]["new_rows"] == by_kind["growth"]["counters"]["new_rows"] == 2 * 2000
-    assert by_kind["eviction"]["counters"]["rows_out"] > 0
+            assert plan["new_rows"] == plan["counters"]["unique_misses"] == 0
+    assert by_kind["insert"]["new_rows"] == by_kind["growth"]["new_rows"] == 2 * 2000
+    assert by_kind["eviction"]["rows_out"] > 0
     assert by_kind["hits"]["kind"] == "index"
-    assert all(run["counters"]["rows_in"] == run["counters"]["unique_misses"] for run in results["policies"])
+    assert all(row["rows_in"] == row["unique_misses"] for row in rows if "policy" in row)
+    growing = [row for row in rows if row["table"] == "growing table"]
+    assert [(row["rows"], row["memory"]["rows"], row["record_bytes"]) for row in growing] == [
+        (size, size, 32) for size in (2000, 4000)
+    ]
+    assert all(row["counters"]["lookups"] == 2 * 256 for row in growing)
 
 
-def test_targets_are_listed(results: dict[str, Any]) -> None:
-    found = {target["target"]: target for target in results["targets"]}
-    assert found["torch sparse, adam"]["workloads"] == 4
-    assert found["FBGEMM, sgd"]["workloads"] == 4
-    assert found["collection over table-batched embedding"]["workloads"] == 16
+def test_targets_are_listed() -> None:
+    results = quick("cpu")
+    found = {target["target"].rpartition(",")[0]: target for target in results["targets"]}
+    (copy,) = (row for row in results["rows"] if row["table"] == "copy")
+    cores = "20 GB/s or more" if copy["copy_bytes_per_second"] >= 20e9 else "below 20 GB/s"
+    counts = [target["rows"] for name, target in found.items() if cores in name]
+    assert counts == [4, 4, 4], "torch's, by the bandwidth that was measured"
+    assert (found["FBGEMM, sgd"]["rows"], found["collection over table-batched embedding"]["rows"]) == (4, 16)
     assert found["plan, hash, 100 million rows, M ids/s"]["met"] is None
-    (bound,) = results["bounds"]
-    assert results["torch_targets"]["copy_bytes_per_second"] == bound["copy_bytes_per_second"]
-    assert results["torch_targets"]["fast"] is (bound["copy_bytes_per_second"] >= 20e9)
-    assert results["torch_targets"]["row"] in render(results)
 
 
-def _case(**changes: Any) -> dict[str, Any]:
-    case = {
-        "optimizer": "sgd",
-        "threads": 1,
-        "alpha": 1.05,
-        "dim": 64,
-        "form": "pooled",
-        "correct": {"torch": True},
-        "ratios": {},
-        "ratios_of_medians": {},
-        "over_copy_bound": 1.0,
-    }
-    return {**case, **changes}
+def _case(**changes: Any) -> Row:
+    key = {"table": targets.STEP, "optimizer": "sgd", "threads": 1, "distribution": "power law 1.05", "dim": 64}
+    flags = {"form": "pooled", "correct": {"torch": True}, "ratios": {}, "ratios_of_medians": {}}
+    return {**key, **flags, "over_copy_bound": 1.0, **changes}
 
 
-def _compare(cases: list[dict[str, Any]], bandwidth: float = 30e9) -> dict[str, Any]:
-    return {target["target"]: target for target in targets.compare(cases, [], [], bandwidth)}
+def _compare(cases: list[Row], bandwidth: float = 30e9) -> Row:
+    """The judged targets by name, without the sign and the words on torch's cores."""
+    every = [{"table": "copy", "threads": 1, "copy_bytes_per_second": bandwidth}, *cases]
+    judged = [target.judge(every) for target in targets.cpu_targets(every)]
+    return {re.sub(r", cores [^,]*|, at (least|most)$", "", target["target"]): target for target in judged}
 
 
 def test_targets_of_torch_follow_the_copy_bandwidth() -> None:
-    cases = [_case(ratios={"torch": 1.9}), _case(ratios={"torch": 1.3}), _case(ratios={"torch": 2.6})]
+    cases = [_case(ratios={"torch": ratio}) for ratio in (1.9, 1.3, 2.6)]
     slow, fast = (_compare(cases, bandwidth)["torch sparse, sgd"] for bandwidth in (19.9e9, 20e9))
-    assert slow["reached"] == fast["reached"] == {"median": 1.9, "worst": 1.3}
-    assert (slow["wanted"], slow["met"]) == ({"median": 1.5, "worst": 1.2}, True)
-    assert (fast["wanted"], fast["met"]) == ({"median": 2.5, "worst": 1.7}, False)
-    assert "below 20 GB/s" in targets.torch_targets(19.9e9)["row"]
-    assert "20 GB/s or more" in targets.torch_targets(20e9)["row"]
+    assert "below 20 GB/s" in slow["target"]
+    assert "20 GB/s or more" in fast["target"]
+    assert [(each["median"], each["worst"]) for each in (slow, fast)] == [(1.9, 1.3)] * 2
+    assert [(each["wanted median"], each["wanted worst"], each["met"]) for each in (slow, fast)] == [
+        (1.5, 1.2, True),
+        (2.5, 1.7, False),
+    ]
 
 
 def test_the_worst_workload_is_judged_as_well() -> None:
     name = "collection over table-batched embedding"
     near = [_case(ratios={"ours": 1.0}, ratios_of_medians={"ours": 0.8}) for _ in range(2)]
     judged = _compare([*near, _case(ratios={"ours": 1 / 1.08})])[name]
-    assert (judged["reached"]["median"], judged["met"]) == (1.0, True)
-    assert judged["median_of_medians"] == 1.25
+    assert (judged["median"], judged["met"], judged["median of medians"]) == (1.0, True, 1.25)
     judged = _compare([*near, _case(ratios={"ours": 0.5})])[name]
-    assert judged["reached"] == {"median": 1.0, "worst": 2.0}
-    assert judged["met"] is False
+    assert (judged["median"], judged["worst"], judged["met"]) == (1.0, 2.0, False)
 
 
 def test_targets_take_their_own_cases_only() -> None:
     cases = [
         _case(form="sequence", over_copy_bound=1.5, ratios={"fbgemm": 2.0, "fbgemm-none": 1.8}),
         _case(over_copy_bound=1.7, ratios={"collection@0.1": 1.9}),
-        _case(over_copy_bound=9.0, dim=32, alpha=0.0, ratios={"collection@0.1": 7.0}),
+        _case(over_copy_bound=9.0, dim=32, distribution="uniform", ratios={"collection@0.1": 7.0}),
         _case(over_copy_bound=9.0, correct={"torch": False}),
         _case(over_copy_bound=9.0, threads=2, ratios={"torch": 0.1, "ours": 0.1}),
     ]
     found = _compare(cases)
-    assert found["copy bound, D = 64, sequence"]["reached"] == {"median": 1.5, "worst": 1.5}
-    assert found["copy bound, D = 64, pooled"]["reached"] == {"median": 1.7, "worst": 1.7}
-    cached = found["cache of 10% over all rows resident, power law 1.05, no prefetch"]
-    assert (cached["reached"]["median"], cached["workloads"]) == (1.9, 1)
-    assert found["FBGEMM, sgd"]["reached"]["median"] == 1.8
+    reached = {name: (target["median"], target["worst"], target["rows"]) for name, target in found.items()}
+    assert reached["copy bound, D = 64, sequence"] == (1.5, 1.5, 1)
+    assert reached["copy bound, D = 64, pooled"] == (1.7, 1.7, 1)
+    assert reached["cache of 10% over all rows resident, power law 1.05, no prefetch"] == (1.9, 1.9, 1)
+    assert reached["FBGEMM, sgd"][0] == 1.8
     assert found["torch sparse, sgd"]["met"] is None
-    assert found["collection over table-batched embedding"]["workloads"] == 0
+    assert reached["collection over table-batched embedding"][2] == 0
 
 
 def test_plans_of_two_threads_are_judged_by_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,28 +183,35 @@ def test_plans_of_two_threads_are_judged_by_those_of_one(monkeypatch: pytest.Mon
     plan = Planner.plan
     monkeypatch.setattr(Planner, "plan", lambda self, ids: (used.append(torch.get_num_threads()), plan(self, ids))[1])
     with threads(torch.get_num_threads()):
-        plans = run_plans(PlanOptions(500, 1000, 0, 1, 0, threads=(1, 2)), lambda _: None)
+        sizes = {"plan_batch": 500, "plan_rows": 1000, "large_rows": 0, "rounds": 1, "threads": [1, 2]}
+        plans = list(run_plans(_options(**sizes)))
         assert torch.get_num_threads() == 1
     assert used.count(2) == 8, "a warm batch and a timed one, of two kinds of table and two distributions"
-    hits = [(plan["kind"], plan["threads"]) for plan in plans if plan["what"] == "hits"]
-    assert hits == [(kind, threads) for kind in ("hash", "index") for threads in (1, 1, 2, 2)]
-    rates = {1: 40e6, 2: 60e6}
-    shown = [{**plan, "rows": 1_000_000, "ids_per_second": rates[plan["threads"]]} for plan in plans]
-    found = {target["target"]: target for target in targets.compare([], shown, [], 0.0)}
-    assert found["plan, hash, 1 million rows, M ids/s"]["reached"]["worst"] == 40
+    hits = [plan for plan in plans if plan["what"] == "hits"]
+    assert [(plan["kind"], plan["threads"]) for plan in hits] == [
+        (kind, count) for kind in ("hash", "index") for count in (1, 1, 2, 2)
+    ]
+    alone = {(plan["kind"], plan["ids"]): plan["M ids/s"] for plan in hits if plan["threads"] == 1}
+    for plan in hits[2:4]:
+        assert plan["two threads over one"] == plan["M ids/s"] / alone[plan["kind"], plan["ids"]]
+    found = _compare([{**plan, "rows": 1_000_000, "M ids/s": 40.0, "two threads over one": 1.5} for plan in hits])
+    assert (found["plan, hash, 1 million rows, M ids/s"]["worst"], found["plan, index table, M ids/s"]["rows"]) == (
+        40,
+        2,
+    )
     speedup = found["plan, hash, 1 million rows, two threads over one"]
-    assert (speedup["reached"]["worst"], speedup["workloads"], speedup["met"]) == (1.5, 2, False)
+    assert (speedup["worst"], speedup["rows"], speedup["met"]) == (1.5, 2, False)
 
 
 def test_contenders_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = StepBench(_workload("sgd"), StepOptions(("torch",), (0.5,), True, 8, 0))
+    bench = _bench(_workload("sgd"), "torch", cache=[0.5], index=True, rounds=8)
     turns: list[str] = []
     for contender in bench.contenders:
         backward = contender.backward
         monkeypatch.setattr(
             contender, "backward", lambda raw, call=backward, name=contender.name: (turns.append(name), call(raw))[1]
         )
-    case = bench.run(Distribution(0.0), Machine(1, 1 << 20, 1))
+    case = bench.run(Distribution(0.0), _machine())
     assert list(case["times"]) == ["collection", "ours", "torch", "collection@0.5", "collection-index"]
     timed = turns[-8 * len(bench.contenders) :]
     rounds = [tuple(timed[i : i + len(bench.contenders)]) for i in range(0, len(timed), len(bench.contenders))]
@@ -259,32 +256,38 @@ def test_weights_are_those_of_the_table(kind: type[Ours], pooled: bool) -> None:
     assert torch.equal(whole[1], twins[1].weights(1, torch.arange(500)))
 
 
-def test_growing_table(tmp_path: Path) -> None:
-    found = _run(tmp_path, "--sections", "growth", "--growth-rows", "2000", "4000")
-    for run, rows in zip(found["growth"], (2000, 4000), strict=True):
-        assert run["memory"]["rows"] == rows
-        assert run["record_bytes"] == 32
-        assert run["counters"]["lookups"] == 2 * 256
-
-
-def test_samples(tmp_path: Path) -> None:
+def test_samples() -> None:
     samples = ["--samples", "1x300:pooled:adam", "criteo@300:pooled:sgd"]
-    found = _run(tmp_path, "--sections", "step", *samples, "--optimizers", "sgd", "--forms", "sequence")
-    sampled = [case for case in found["steps"] if case["tables"] != "2x500"]
-    assert [(case["tables"], case["optimizer"], case["alpha"]) for case in sampled] == [
-        *(("1x300", "adam", alpha) for alpha in (1.05, 0)),
-        *(("criteo@300", "sgd", alpha) for alpha in (1.05, 0)),
-    ]
+    words = ["--quick", "--sections", "step", *samples, "--optimizers", "sgd", "--forms", "sequence"]
+    found = cpu.BENCHMARK.measure(cpu.BENCHMARK.parse(words))
+    sampled = [case for case in found["rows"] if case["table"] == targets.STEP and case["tables"] != "2x500"]
+    cases = itertools.product((("1x300", "adam"), ("criteo@300", "sgd")), ("power law 1.05", "uniform"))
+    assert [((case["tables"], case["optimizer"]), case["distribution"]) for case in sampled] == list(cases)
     assert {"collection", "ours"} <= set(sampled[0]["times"])
     assert "collection-index" not in sampled[0]["times"]
 
 
+@pytest.mark.parametrize("file", ["plot.png", None])
+def test_plots(file: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cpu", "cuda"):
+        draw = importlib.import_module(f"benchmarks.{name}").BENCHMARK.draw
+        path = tmp_path / f"{name}.png"
+        if file is None:
+            monkeypatch.setitem(sys.modules, "matplotlib", None)
+            assert "no plot: " in draw(quick(name), path)
+            assert not path.exists()
+        else:
+            pytest.importorskip("matplotlib")
+            assert draw(quick(name), path) is None
+            assert path.stat().st_size > 1000
+
+
 def test_the_single_feature_is_part_of_every_run() -> None:
     for arguments in ([], ["--full"]):
-        options = parse(arguments)
+        options = cpu.BENCHMARK.parse(arguments)
         assert Sample(TableSet(1, 100_000), "sequence", "sgd") in options.samples
         assert (options.lookups, options.dims[0] if not arguments else 64) == (65536, 64)
-    assert parse(["--tables", "2x500"]).samples == []
+    assert cpu.BENCHMARK.parse(["--tables", "2x500"]).samples == []
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,7 @@ def test_bad_samples(text: str) -> None:
 
 def test_a_sequence_of_criteo_is_refused() -> None:
     with pytest.raises(SystemExit):
-        parse(["--tables", "criteo", "--forms", "sequence"])
+        cpu.BENCHMARK.parse(["--tables", "criteo", "--forms", "sequence"])
     with pytest.raises(ValueError, match="one dim"):
         make_workload(TableSet.parse("criteo"), 64, False, "sgd", 65536, 16)
 
@@ -319,8 +322,8 @@ def test_criteo() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_mixed_tables_agree_with_every_rival(optimizer: str) -> None:
     workload = make_workload(TableSet.parse("criteo@300"), 16, True, optimizer, 26 * 40, 16)
-    bench = StepBench(workload, StepOptions(("torch", "fbgemm", "torchrec"), (), True, 2, 0))
-    case = bench.run(Distribution(1.05), Machine(1, 1 << 20, 1))
+    bench = _bench(workload, "torch", "fbgemm", "torchrec", index=True)
+    case = bench.run(Distribution(1.05), _machine())
     assert len(case["correct"]) >= 2
     assert all(case["correct"].values()), case["correct"]
     assert case["counters"]["collection"]["unique_rows"] == 2 * case["unique_rows"]
@@ -347,26 +350,26 @@ def test_bytes_of_a_step() -> None:
 
 
 def test_a_wrong_rival_is_marked() -> None:
-    bench = StepBench(_workload("sgd"), StepOptions(("torch",), (), False, 2, 0))
+    bench = _bench(_workload("sgd"), "torch")
     (rival,) = [contender for contender in bench.contenders if isinstance(contender, rivals.TorchSparse)]
     for group in rival._optimizer.param_groups:
         group["lr"] *= 1.5
-    machine = Machine(1, 1 << 20, 1)
+    machine = _machine()
     case = bench.run(Distribution(0.0), machine)
-    machine.add_bounds(case, bench.workload)
+    case |= machine.bounds(case, bench.workload)
     assert case["correct"] == {"ours": True, "torch": False}
     assert list(case["ratios"]) == ["ours"]
     assert "torch" in case["times"]
-    counted = {name for name, target in _compare([case]).items() if target["workloads"]}
+    counted = {name for name, target in _compare([case]).items() if target["rows"]}
     assert counted == {"collection over table-batched embedding"}
 
 
 def test_a_wrong_table_batched_embedding_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = StepBench(_workload("sgd"), StepOptions((), (), False, 2, 0))
+    bench = _bench(_workload("sgd"))
     ours = bench.contenders[1]
     assert ours.name == "ours"
     monkeypatch.setattr(ours, "_grad", ours.workload.gradient(1))  # type: ignore[attr-defined]
-    case = bench.run(Distribution(0.0), Machine(1, 1 << 20, 1))
+    case = bench.run(Distribution(0.0), _machine())
     assert case["correct"] == {"ours": False}
     assert case["ratios"] == {}
 
@@ -376,14 +379,14 @@ def test_missing_rival_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise NotAvailableError("fbgemm_gpu cannot be imported: not here")
 
     monkeypatch.setattr(rivals, "fbgemm_training", missing)
-    bench = StepBench(_workload("sgd"), StepOptions(("fbgemm",), (), False, 2, 0))
+    bench = _bench(_workload("sgd"), "fbgemm")
     assert bench.skipped == {"fbgemm": "fbgemm_gpu cannot be imported: not here"}
 
 
 def test_a_cache_that_a_batch_does_not_fit_in() -> None:
     workload = _workload("sgd", lookups=1024)
-    bench = StepBench(workload, StepOptions((), (0.02,), False, 2, 0))
-    case = bench.run(Distribution(0.0), Machine(1, 1 << 20, 1))
+    bench = _bench(workload, cache=[0.02])
+    case = bench.run(Distribution(0.0), _machine())
     assert "distinct rows" in case["skipped"]["collection@0.02"]
     assert list(case["times"]) == ["collection", "ours"]
 
@@ -448,17 +451,17 @@ def test_engine_counts_on_a_known_case() -> None:
 
 
 def test_policies_see_the_same_stream() -> None:
-    options = PolicyOptions(1000, 0.1, 20, 5, 40, 1.05, ("lru", "lrfu", "look_ahead"), 0, depths=(2, 12))
-    runs = run_policies(options)
-    names = ["lru", "lrfu", "look_ahead", "look_ahead, 2 announced", "look_ahead, 12 announced"]
+    chosen = {"policy_rows": 1000, "policy_batch": 20, "policy_steps": 40, "policies": ["lru", "lrfu", "look_ahead"]}
+    runs = list(run_policies(_options(**chosen)))
+    names = ["lru", "lrfu", "look_ahead", *(f"look_ahead, {depth} announced" for depth in (1, 4, 12))]
     names += ["round robin (simulated)", "Belady (simulated)"]
     assert [(r["stream"], r["policy"]) for r in runs] == [(s, n) for s in STREAMS for n in names]
     for first in range(0, len(runs), len(names)):
-        misses = [run["counters"]["unique_misses"] for run in runs[first : first + len(names)]]
-        assert len({run["counters"]["unique_rows"] for run in runs[first : first + len(names)]}) == 1
+        misses = [run["unique_misses"] for run in runs[first : first + len(names)]]
+        assert len({run["unique_rows"] for run in runs[first : first + len(names)]}) == 1
         assert min(misses) == misses[-1], "nothing is better than Belady's optimum"
         assert misses[1] == misses[2], "with nothing announced there is nothing to look ahead to"
-        assert misses[4] <= misses[3] <= misses[2]
+        assert misses[5] <= misses[4] <= misses[3] <= misses[2]
 
 
 def test_the_optimum_of_a_known_case() -> None:
@@ -470,28 +473,21 @@ def test_the_optimum_of_a_known_case() -> None:
     assert (optimum.counters["unique_misses"], optimum.counters["rows_out"]) == (6, 4)
 
 
-def test_items_in_time_order(tmp_path: Path) -> None:
+def test_items_in_time_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "u.data").write_text("1\t7\t3\t30\n2\t5\t3\t10\n1\t6\t4\t20\n")
     assert movielens_items(tmp_path).tolist() == [4, 5, 6]
-    options = PolicyOptions(100, 0.5, 2, 1, 2, 1.05, ("lru",), 0, movielens=tmp_path)
-    runs = [run for run in run_policies(options) if run["stream"] == "MovieLens items"]
-    assert [run["rows"] for run in runs] == [7, 7, 7]
-    assert [run["counters"]["unique_misses"] for run in runs] == [2, 2, 2], "the first item is warm-up"
+    monkeypatch.setattr(policy, "WARM", 1)
+    runs = run_policies(_options(policies=["lru"], movielens=tmp_path, policy_rows=100, policy_steps=1))
+    found = [(run["rows"], run["unique_misses"]) for run in runs if run["stream"] == "MovieLens items"]
+    assert found == [(7, 2)] * 3, "the first item is warm-up"
 
 
 def test_a_table_that_does_not_fit_says_what_it_needs() -> None:
-    problem = large_table_problem(10**13)
-    assert problem is not None
-    assert "GiB" in problem
-    assert large_table_problem(1000) is None
+    assert "GiB" in str(shortage_of(10**13))
+    assert shortage_of(1000) is None
 
 
 @pytest.mark.parametrize("text", ["4", "x", "0x5", "2x0", "axb", "criteo@", "criteo@0", "criteo5k"])
 def test_bad_table_sets(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"{text!r} is not COUNTxROWS"):
         TableSet.parse(text)
-
-
-def test_an_output_folder_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        cpu.main(["--json", str(tmp_path / "none" / "results.json")])

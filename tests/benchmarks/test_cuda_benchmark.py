@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
+import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from counts import sums
+from quick_runs import quick
 from threads import threads
 
 from benchmarks import cuda, pool_step, rivals
-from benchmarks.ceilings import Ceilings, CeilingSizes, faster_swaps, rate
+from benchmarks.ceilings import Ceilings, faster_swaps, rate
 from benchmarks.ids import Distribution
 from benchmarks.operators import OperatorBench, operator_bytes
 from benchmarks.pool import DIM, LOOKUPS, Need, Pool, draw_pool
 from benchmarks.pool_step import CHECKED, StepCase
-from benchmarks.report import render_case, render_ceilings, render_gpu_targets
-from benchmarks.targets import compare_on_gpu
+from benchmarks.runner import Row
+from benchmarks.targets import GPU_TARGETS, STEP
 from benchmarks.workload import TableSet, Workload
 
-TINY = ["--device", "cpu", "--scale", "tiny"]
 BATCHES, PER_TABLE = 8, 100
 NEEDS_STREAMS = {"pinned H2D", "pinned D2H", "duplex, both at once"}
+TINY = ["--quick", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,16 +35,19 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def _run(folder: Path, *arguments: str, expected: int = 0) -> dict[str, Any]:
-    path = folder / "results.json"
-    assert cuda.main([*TINY, *arguments, "--json", str(path)]) == expected
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result
+def _run(*arguments: str) -> list[Row]:
+    rows: list[Row] = cuda.BENCHMARK.measure(cuda.BENCHMARK.parse([*TINY, *arguments]))["rows"]
+    return rows
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return _run(tmp_path_factory.mktemp("cuda"), "--ratios", "1.0", "0.8", "0.5", "--uniform-ratios", "1.0")
+def rows() -> list[Row]:
+    return quick("cuda")["rows"]
+
+
+@pytest.fixture(scope="module")
+def cases(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["table"] == STEP]
 
 
 def _pool(alpha: float = 1.05, lookups: int = 2 * PER_TABLE) -> Pool:
@@ -62,7 +65,7 @@ def _case(optimizer: str = "sgd", ratio: float = 1.0, rivals: tuple[str, ...] = 
 
 def test_the_full_scale_is_that_of_testcaching() -> None:
     assert (LOOKUPS, DIM) == (10 * (2**20 // 10), 128) == (1_048_570, 128)
-    options = cuda.parse_gpu([])
+    options = cuda.BENCHMARK.parse([])
     assert (options.tables, options.uniform_tables) == (TableSet(10, 26_843_545), TableSet(10, 1_677_721))
     assert (options.lookups, options.dim, options.ratios) == (LOOKUPS, DIM, [1.0, 0.8, 0.5, 0.2])
     assert (options.optimizers, options.batches) == (["adam", "sgd"], 20)
@@ -94,43 +97,37 @@ def test_bytes_of_the_operators() -> None:
 # ---- a run
 
 
-def test_device_and_rows_are_named(results: dict[str, Any]) -> None:
-    assert results["machine"]["device"] == {"type": "cpu", "name": None}
-    assert results["machine"]["packages"]["torch"]
-    power, uniform = results["pools"]
-    assert (power["distribution"], power["id_range"]) == ("power law 1.05", 5000)
-    assert (uniform["distribution"], uniform["id_range"]) == ("uniform", 400)
-    for pool in (power, uniform):
+def test_device_and_rows_are_named(rows: list[Row]) -> None:
+    assert rows[0]["type"] == "cpu"
+    pools = [row for row in rows if row["table"] == "pools of batches"]
+    assert [(pool["distribution"], pool["id_range"]) for pool in pools] == [("power law 1.05", 5000), ("uniform", 400)]
+    for pool in pools:
         assert (pool["batches"], pool["lookups"]) == (BATCHES, 2 * PER_TABLE)
         assert 0 < pool["rows"] <= pool["id_range"]
         assert min(pool["device_bytes"], pool["host_bytes"]) > 0
 
 
-def test_ceilings_that_need_cuda_are_absent(results: dict[str, Any]) -> None:
-    ceilings = {ceiling["name"]: ceiling for ceiling in results["ceilings"]}
+def test_ceilings_that_need_cuda_are_absent(rows: list[Row]) -> None:
+    ceilings = {row["name"]: row for row in rows if row["table"] == "ceilings, best"}
     swaps = {name for name in ceilings if name.endswith((", staged", ", direct"))}
     assert len(swaps) == 4
     for name, ceiling in ceilings.items():
-        if name in NEEDS_STREAMS | swaps:
-            assert ceiling["absent"] == "needs CUDA"
-            assert (ceiling["seconds"], ceiling["bytes_per_second"]) == (0, None)
-        else:
-            assert ceiling["absent"] is None
-            assert ceiling["correct"] is not False
+        absent = name in NEEDS_STREAMS | swaps
+        assert ceiling.get("absent") == ("needs CUDA" if absent else None)
+        assert ("GB/s" in ceiling) is not absent
+        assert ceiling.get("correct") is not False
     assert ceilings["device copy, read + written"]["moved_bytes"] == 2 << 20
     assert ceilings["host gather of 512-byte rows, 1 thread"]["moved_bytes"] == 512 * 512
     assert ceilings["host gather of 512-byte rows, 1 thread"]["correct"]
-    assert "not measured: pinned H2D: needs CUDA" in render_ceilings(results["ceilings"])
 
 
-def test_every_case_is_there_and_right(results: dict[str, Any]) -> None:
-    found = [(c["alpha"], c["optimizer"], c["ratio"]) for c in results["steps"]]
-    assert found == [
+def test_every_case_is_there_and_right(cases: list[Row]) -> None:
+    assert [(c["alpha"], c["optimizer"], c["ratio"]) for c in cases] == [
         *((1.05, optimizer, ratio) for optimizer in ("adam", "sgd") for ratio in (1.0, 0.8, 0.5)),
         *((0.0, optimizer, 1.0) for optimizer in ("adam", "sgd")),
     ]
-    for case in results["steps"]:
-        assert case["correct"]
+    for case in cases:
+        assert ("operators" in case["correct"]) is (case["operators"] is not None) is (case["ratio"] == 1.0)
         for flags in case["correct"].values():
             assert flags == {"lookup": True, "update": True}
         assert case["skipped"]["fbgemm"] == case["skipped"]["fbgemm-cached"] == "needs CUDA"
@@ -145,11 +142,13 @@ def test_every_case_is_there_and_right(results: dict[str, Any]) -> None:
                 assert min(times[phase]["min_ms"] for phase in ("plan", "lookup", "update")) > 0, "a phase is not seen"
             assert set(times) == measured
             assert times["end to end"]["rounds"] == times["lookup in a row"]["rounds"] == BATCHES
+        if case["operators"]:
+            assert {times["rounds"] for times in case["operators"].values()} == {BATCHES}
 
 
-def test_counters(results: dict[str, Any]) -> None:
-    pools = {pool["distribution"]: pool for pool in results["pools"]}
-    for case in results["steps"]:
+def test_counters(rows: list[Row], cases: list[Row]) -> None:
+    pools = {row["distribution"]: row for row in rows if row["table"] == "pools of batches"}
+    for case in cases:
         pool = pools[case["distribution"]]
         assert case["slots"] == 2 * math.ceil(case["ratio"] * pool["rows"])
         assert case["record_bytes"] == {"adam": 96, "sgd": 32}[case["optimizer"]]
@@ -164,62 +163,41 @@ def test_counters(results: dict[str, Any]) -> None:
         assert len({tuple(sums(counted).items()) for counted in case["counters"].values()}) == 1
         hits = 1 - case["counters"][case["ours"]]["unique_misses"] / (BATCHES * pool["unique_rows"])
         assert case["hit_rate"] == pytest.approx(hits)
-    halves = [case["hit_rate"] for case in results["steps"] if case["optimizer"] == "adam" and case["alpha"]]
+    halves = [case["hit_rate"] for case in cases if case["optimizer"] == "adam" and case["alpha"]]
     assert halves == sorted(halves, reverse=True), "a smaller cache hits less"
 
 
-def test_operators_where_every_row_is_resident(results: dict[str, Any]) -> None:
-    for case in results["steps"]:
-        assert (case["operators"] is not None) is (case["ratio"] == 1.0)
-        if case["operators"]:
-            assert case["operators"]["correct"] == {"lookup": True, "update": True}
-            assert {t["rounds"] for t in case["operators"]["times"].values()} == {BATCHES}
+# ---- results that differ, or do not fit
 
 
-def test_the_host_reaches_no_target(results: dict[str, Any]) -> None:
-    assert [target["wanted_ms"] for target in results["targets"]] == [0.4, 1.0, 4.3, 2.2]
-    assert all(target["met"] is None for target in results["targets"])
-    assert "not measured" in render_gpu_targets(results["targets"])
+def test_targets_count_right_results_of_the_full_shape_on_a_gpu_only(cases: list[Row]) -> None:
+    case = {name: value for name, value in cases[0].items() if name not in ("table", "published shape")}
+    full = {**case, "dim": DIM, "lookups": LOOKUPS}
+    wrong = {**full, "correct": {"torch sparse": {"lookup": True, "update": False}}}
 
+    def judged(given: Row, device: str | None = "NVIDIA H100") -> list[Row]:
+        rows = list(cuda.case_rows(given, [], device))
+        assert sum("published: " in row.get("contender", "") for row in rows) == 3 * (given["dim"] == DIM)
+        return [target.judge(rows) for target in GPU_TARGETS]
 
-def test_report_of_a_case(results: dict[str, Any]) -> None:
-    case = results["steps"][0]
-    shown = render_case(case, results["ceilings"])
-    assert "100.00% of them hits; 0 rows in (0.0 MB), 0 out" in shown
-    assert "lookup right, update right" in shown
-    assert "left out: fbgemm: needs CUDA" in shown
-    assert "published" not in shown
-    full = render_case({**case, "dim": DIM, "lookups": LOOKUPS}, results["ceilings"])
-    for line in ("3.36", "11.3", "0.347"):
-        assert line in full
-    assert full.count("H100, not measured") == 3
-
-
-# ---- what is not right, or does not fit
-
-
-def test_targets_count_right_results_of_the_full_shape_only(results: dict[str, Any]) -> None:
-    case = {**results["steps"][0], "dim": DIM, "lookups": LOOKUPS}
-    ready = case["times"][case["ours"]]["plans ready"]["median_ms"]
-    listed = compare_on_gpu([case], "NVIDIA H100 80GB HBM3")
-    assert [t["reached_ms"] for t in listed][2:] == [ready, ready]
-    assert [t["met"] for t in listed] == [t["reached_ms"] <= t["wanted_ms"] for t in listed]
-    slow = json.loads(json.dumps(case))
+    found = judged(full)
+    assert [each["wanted worst"] for each in found] == [0.4, 1.0, 4.3, 2.2]
+    assert [each["worst"] for each in found][2:] == [case["times"][case["ours"]]["plans ready"]["median_ms"]] * 2
+    assert [each["met"] for each in found] == [each["worst"] <= each["wanted worst"] for each in found]
+    slow = json.loads(json.dumps(full))
     slow["times"][case["ours"]]["plans ready"]["median_ms"] = 3.0
-    assert [t["met"] for t in compare_on_gpu([slow], "NVIDIA H100 80GB HBM3")][2:] == [True, False]
-    wrong = {**case, "correct": {"torch sparse": {"lookup": True, "update": False}}}
-    for cases, name in (([wrong], "NVIDIA H100"), ([case], None), ([results["steps"][0]], "NVIDIA H100")):
-        assert all(t["reached_ms"] is None for t in compare_on_gpu(cases, name))
-    assert "this is A100" in render_gpu_targets(compare_on_gpu([case], "A100"))
+    assert [each["met"] for each in judged(slow)][2:] == [True, False]
+    for given, device in ((wrong, "NVIDIA H100"), (full, None), (case, "NVIDIA H100")):
+        assert all(each["met"] is None for each in judged(given, device))
 
 
-def test_a_wrong_update_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_update_is_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(rivals, "LEARNING_RATE", 0.015)
     chosen = ["--distributions", "1.05", "--optimizers", "sgd", "--ratios", "0.5", "--rivals", "index-add"]
-    found = _run(tmp_path, *chosen, expected=1)
-    (case,) = found["steps"]
+    assert cuda.BENCHMARK.main([*TINY, *chosen]) == 1
+    assert re.search(r"index_add .* NO\n", capsys.readouterr().out)
+    (case,) = (row for row in _run(*chosen) if row["table"] == STEP)
     assert case["correct"] == {"index_add": {"lookup": True, "update": False}}
-    assert "update DIFFERS" in render_case(case, found["ceilings"])
 
 
 def test_a_wrong_lookup_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,11 +225,10 @@ def test_operators_need_all_rows() -> None:
         OperatorBench(case.ours, case.pool.ids, case._grad)
 
 
-def test_a_batch_that_does_not_fit_in_the_cache(tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_in_the_cache() -> None:
     chosen = ["--distributions", "uniform", "--optimizers", "sgd", "--uniform-ratios", "0.05", "--rivals"]
-    (case,) = _run(tmp_path, *chosen)["steps"]
-    assert "distinct rows" in case["absent"]
-    assert "left out: table" in render_case(case, [])
+    (absent,) = (row for row in _run(*chosen) if row["table"] == "left out")
+    assert "distinct rows" in absent["reason"]
 
 
 def test_a_rival_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +247,7 @@ def test_too_little_memory_ends_the_run_early(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cuda, "free_memory", lambda device: Need(0, 0))
-    assert cuda.main(TINY) == 2
+    assert cuda.BENCHMARK.main(TINY) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "device memory: needs" in said.err
@@ -279,50 +256,27 @@ def test_too_little_memory_ends_the_run_early(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cuda.main([]) == 2
+    assert cuda.BENCHMARK.main([]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1
     assert said.err.startswith("--device cuda: torch ")
 
 
-def test_without_matplotlib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    plot = tmp_path / "plot.png"
-    _run(tmp_path, "--distributions", "uniform", "--optimizers", "sgd", "--rivals", "--plot", str(plot))
-    assert "no plot: " in capsys.readouterr().out
-    assert not plot.exists()
-
-
-def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot = tmp_path / "plot.png"
-    _run(tmp_path, "--distributions", "1.05", "--optimizers", "sgd", "--rivals", "index-add", "--plot", str(plot))
-    assert plot.stat().st_size > 1000
-
-
 # ---- parts
 
 
 def test_which_swap_is_faster() -> None:
-    def swap(name: str, seconds: float) -> dict[str, Any]:
-        return {"name": name, "seconds": seconds, "bytes_per_second": None}
-
-    pair = [swap("512-byte rows in, staged", 3.0), swap("512-byte rows in, direct", 2.0)]
-    other = [swap("512-byte rows out, staged", 2.0), swap("512-byte rows out, direct", 4.0)]
-    assert faster_swaps([*pair, *other]) == [
-        "512-byte rows in: direct is faster, 1.50x",
-        "512-byte rows out: staged is faster, 2.00x",
-    ]
-    assert faster_swaps([pair[0], swap("512-byte rows in, direct", 0.0)]) == []
+    way = [("in, staged", 3.0), ("in, direct", 2.0), ("out, staged", 2.0), ("out, direct", 4.0), ("up, staged", 1.0)]
+    found = faster_swaps([{"name": name, "ms": milliseconds} for name, milliseconds in way])
+    assert [(row["rows"], row["way"], row["times"]) for row in found] == [("in", "direct", 1.5), ("out", "staged", 2.0)]
 
 
 def test_rate_of_a_ceiling() -> None:
-    found = Ceilings(torch.device("cpu"), CeilingSizes(1 << 16, 100, 50, 32, 1)).measure()
+    sizes = argparse.Namespace(copy_mib=1, host_rows=100, swap_rows=50)
+    found = Ceilings(torch.device("cpu"), sizes, 32).measure()
     assert rate(found, "duplex") is None
-    assert rate(found, "device copy") == found[0]["moved_bytes"] / found[0]["seconds"]
+    assert rate(found, "device copy") == found[0]["GB/s"] * 1e9
 
 
 def test_checked_batches_are_those_that_are_compared() -> None:
