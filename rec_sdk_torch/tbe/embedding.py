@@ -33,6 +33,7 @@ from .step.monitor import Monitor
 from .step.outputs import split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
+from .step.recompute import Recomputations, Recomputed, saved_tensors_hooks
 from .step.reports import Reports
 from .step.step import FusedLookup, Step, look_up
 
@@ -128,6 +129,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         self._trainable = False
         self._step = LaterStep if options.updates_at_step else Step
         self._anchor: torch.Tensor | None = None
+        self._recomputations = Recomputations()
 
     @property
     def options(self) -> EmbeddingOptions:
@@ -370,14 +372,21 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         if not self._trainable:
             layout.check_trainable()
             self._trainable = True
+        if self._anchor is None:
+            self._anchor = layout.edges.anchor(self.device)
+        hooks = saved_tensors_hooks(True)
+        if hooks is not None:
+            earlier = self._recomputations.earlier(hooks[0], batch)
+            if earlier is not None:
+                return FusedLookup.apply(self._anchor, Recomputed(earlier), *weights)  # type: ignore[no-any-return]
         if layout.locks.unfinished is not None:
             layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
         monitor = self.monitor
         step = self._step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
         monitor.copied_batches += batch.copied
+        if hooks is not None:
+            self._recomputations.add(hooks[0], batch, step)
         try:
-            if self._anchor is None:
-                self._anchor = layout.edges.anchor(self.device)
             outputs = FusedLookup.apply(self._anchor, step, *weights) if weights else look_up(self._anchor, step)
         except BaseException:
             step.release()  # now: the traceback may live on

@@ -9,6 +9,7 @@ import pytest
 import torch
 from jagged import apply, bag_config, bags_collection, jagged, same_bits
 from ranks import Place, Ranks
+from torch.utils.checkpoint import checkpoint
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 
@@ -108,3 +109,37 @@ def passes_with_inputs(rank: int, world_size: int, update: str) -> None:
 @pytest.mark.parametrize("update", ["backward", "step"])
 def test_backward_passes_with_inputs(ranks_of: Callable[[int], Ranks], update: str) -> None:
     ranks_of(2).run(passes_with_inputs, update)
+
+
+def checkpointed(rank: int, world_size: int, update: str) -> None:
+    """Activation checkpointing reads the rows of the forward again, on all ranks, and counts ids once."""
+    rules = rst.AdmitAndEvictConfig(admit_threshold=3, not_admitted_default_value=2.0)
+    dense = torch.linspace(0.5, 2, 4, device=Place.device, requires_grad=True)
+    states, reads = [], []
+    for again in (False, True):
+        alone = bags_collection(Place.device, bag_config(admit_and_evict_config=rules), cache=40, update=update)
+        apply(alone, torch.optim.Adagrad)
+        tables = shard(alone, "t0")
+        read: list[torch.Tensor] = []
+
+        def forward(batch: Any, tables: Any = tables, read: list[torch.Tensor] = read) -> torch.Tensor:
+            rows = tables(batch).values()
+            read.append(rows.detach().clone())
+            loss: torch.Tensor = (rows * dense).tanh().sum()
+            return loss
+
+        for _ in range(4):
+            batch = jagged({"f0": BAGS[rank]})
+            (checkpoint(forward, batch, use_reentrant=False) if again else forward(batch)).backward()
+            tables.fused_optimizer.step()
+        states.append(tables.state_dict() | tables.home._embedding.view("t0").candidates()[1])
+        reads.append(read)
+    assert not list(same_bits(*states))
+    plain, twice = reads
+    assert len(twice) == 2 * len(plain)
+    assert all(torch.equal(twice[i], plain[i // 2]) for i in range(len(twice)))
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_activation_checkpointing(ranks_of: Callable[[int], Ranks], update: str) -> None:
+    ranks_of(2).run(checkpointed, update)

@@ -286,18 +286,24 @@ class Group:
             rows: torch.Tensor = done[0]
             return rows if out is None else out
 
-    def lookup_resident(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """As `lookup`, of a plan that is applied."""
+    def lookup_resident(
+        self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None, kept: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `lookup`, of a plan that is applied; `kept` is what `copy_rows` gave before the rows changed."""
         if self._transfers.pinned:
             self._transfers.follow()
             if plan.arrival is not None:
                 plan.arrival.wait()
-        rows, arrays = self.swap.weights, plan.arrays
+        arrays = plan.arrays
+        rows, slots = (self.swap.weights, arrays.slots) if kept is None else (kept, self._in_order(kept))
         with profiled("lookup"):
             if out is None:
-                return lookup_sequence(rows, arrays.slots)
-            lookup_pooled(rows, arrays.slots, arrays.offsets, weights, self._columns, self._means, 0, out)
+                return lookup_sequence(rows, slots)
+            lookup_pooled(rows, slots, arrays.offsets, weights, self._columns, self._means, 0, out)
             return out
+
+    def _in_order(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(rows), dtype=torch.int32, device="cpu").to(self._device)
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
         """The weights that the plan's lookups read, float32 `[n, D]`."""
@@ -305,16 +311,10 @@ class Group:
         return lookup_sequence(self.swap.weights, plan.arrays.slots)
 
     def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        """Gradient of the per-sample weights, float32 `[n]`, from that of the output, `[B, total]`.
-
-        `rows` are what `copy_rows` gave before an update changed them; None when none did.
-        """
+        """Gradient of the per-sample weights, float32 `[n]`, from that of the output; `rows` as `kept` before."""
         self._transfers.follow()
-        slots = plan.arrays.slots
-        if rows is None:
-            rows = self.swap.weights
-        else:
-            slots = torch.arange(len(slots), dtype=torch.int32, device=self._device)
+        slots = plan.arrays.slots if rows is None else self._in_order(rows)
+        rows = self.swap.weights if rows is None else rows
         result: torch.Tensor = ops.pooled_weights_grad(
             rows, slots, plan.arrays.offsets, grad, self._columns, self._means
         )
@@ -323,7 +323,7 @@ class Group:
     def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """As `weights_grad`, of a batch whose lookups `read` the `rows`, float32 `[n, D]`."""
         self._transfers.follow()
-        slots = torch.arange(len(rows), dtype=torch.int32, device="cpu").to(self._device)
+        slots = self._in_order(rows)
         (offsets,) = self._transfers.put(batch.bags(self.features))
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -25,15 +25,6 @@ class LaterStep(Step):
 
     repeats = True
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._over = False
-
-    def release(self) -> None:
-        """Ends the pins of all plans; no backward pass can come after it."""
-        self._over = True
-        super().release()
-
     def backward(
         self,
         grads: Sequence[torch.Tensor | None],
@@ -42,7 +33,7 @@ class LaterStep(Step):
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
         """Aggregates the gradients, and returns the gradients of the per-sample weights; see `Step.backward`."""
-        if self._over:
+        if self.over:
             raise RuntimeError(
                 "the embedding's rows were updated by step() after this forward and a backward through it: look the "
                 "batch up again"

@@ -39,9 +39,11 @@ class Step:
     Attributes:
         repeats: whether several backward passes may come.
         edges: to the tables' parameters.
+        rereads: whether its rows may be read again as they were, see `Recomputed`.
     """
 
     repeats = False
+    rereads = False
 
     def __init__(
         self,
@@ -76,9 +78,16 @@ class Step:
         self._calls: list[Call] = []
         self._done: list[Any] = []  # what the calls gave that were made
         self._table_update: TableUpdate | None = None
+        self._released = False
+
+    @property
+    def over(self) -> bool:
+        """Whether its rows were updated, or will not be: they may have left the cache."""
+        return self._released or bool(self._calls) or self._table_update is not None
 
     def release(self) -> None:
-        """Ends the pins of all plans."""
+        """Ends the pins of all plans; no backward pass can come after it."""
+        self._released = True
         for plan in self._plans:
             plan.release()
 
@@ -116,7 +125,7 @@ class Step:
                     outputs += split_apart(rows, lengths[index])
                 else:
                     outputs.append(rows)
-            if weights_grad:
+            if weights_grad or self.rereads:
                 locks.watch(self)
         return tuple(outputs) if out is None else (out,)
 

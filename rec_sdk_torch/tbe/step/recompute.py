@@ -1,0 +1,151 @@
+"""Activation checkpointing: a forward that torch runs again reads what it read before, and counts nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ...ops import empty_output
+from ..cache.batch import Batch
+from ..rows.parameter_edges import graph_task
+from .outputs import split_apart
+from .step import Step
+
+saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
+    torch._C._autograd._top_saved_tensors_default_hooks
+)
+"""The innermost hooks on tensors that autograd saves, which activation checkpointing sets; None without hooks."""
+
+
+def _frame(pack: Callable[..., Any]) -> tuple[Any, bool]:
+    """Returns torch's object of a checkpointed region, and whether the region is run again.
+
+    Args:
+        pack: the hook that packs a tensor. The object is None for hooks of others.
+
+    Raises:
+        RuntimeError: a version of torch whose hooks have another form.
+    """
+    function = inspect.unwrap(pack)
+    if getattr(function, "__module__", None) != "torch.utils.checkpoint":
+        return None, False
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    if "target_frame_ref" in cells:
+        return cells["target_frame_ref"].cell_contents(), True
+    if "frame" in cells:
+        return cells["frame"].cell_contents, False
+    raise RuntimeError(
+        f"activation checkpointing of torch {torch.__version__} around a lookup of tables: its second run cannot be "
+        "told from its first, and would count ids twice. Use use_reentrant=True, or leave lookups out of the function"
+    )
+
+
+class Recomputations:
+    """The steps of lookups inside checkpointed regions, while torch may run the regions again."""
+
+    def __init__(self) -> None:
+        self._steps: WeakKeyDictionary[Any, list[tuple[Batch, Step]]] = WeakKeyDictionary()
+        self._lookups: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def add(self, pack: Callable[..., Any], batch: Batch, step: Step) -> None:
+        """Keeps the step of a lookup for as long as torch keeps the region that it is in.
+
+        Args:
+            pack: the innermost hook that packs a saved tensor.
+            batch: the lookups.
+            step: of the batch, before its forward.
+        """
+        frame, _ = _frame(pack)
+        if frame is not None:
+            step.rereads = True
+            self._steps.setdefault(frame, []).append((batch, step))
+
+    def earlier(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
+        """Returns the step that a lookup repeats; None for a lookup that is no repetition.
+
+        Raises:
+            RuntimeError: the function looks up another batch than in its first run.
+        """
+        frame, again = _frame(pack)
+        if frame is None or not (again or graph_task() != -1):
+            return None
+        if not again:  # a region inside one that is run again
+            step = self._latest(batch)
+            if step is not None:
+                self._steps.setdefault(frame, []).append((batch, step))
+            return step
+        steps, number = self._steps.get(frame, ()), self._lookups.get(pack, 0)
+        self._lookups[pack] = number + 1
+        if number >= len(steps) or not steps[number][0].same_plan(batch):
+            raise RuntimeError(
+                "activation checkpointing runs a function again, and it looks up another batch of tables than before, "
+                "or tables that did not train then. Give checkpoint() the batch as an argument, keep model.train() or "
+                "model.eval() until the backward pass, and draw no ids inside the function"
+            )
+        return steps[number][1]
+
+    def _latest(self, batch: Batch) -> Step | None:
+        of_regions = [entry for steps in self._steps.values() for entry in steps]
+        return next((step for known, step in reversed(of_regions) if not step.over and known.same_plan(batch)), None)
+
+
+class Recomputed(Step):
+    """A repetition of a step: it reads the rows that the step read, which trains them once."""
+
+    def __init__(self, step: Step) -> None:
+        """
+        Raises:
+            RuntimeError: the rows of the step were updated.
+        """
+        if step.over:
+            raise RuntimeError(
+                "activation checkpointing runs a lookup again whose rows were updated meanwhile: one backward pass can "
+                "come through a checkpointed lookup, and with update='step' several before step()"
+            )
+        super().__init__(step._layout, step._guard, step._monitor, step._plans, step._lengths, step._shape)
+        self._kept = step._kept
+        self._step = step  # whose plans end with it
+        self.repeats = step.repeats
+
+    def release(self) -> None:
+        """Does nothing: the step that is repeated holds the pins."""
+
+    def forward(
+        self, weights: Sequence[torch.Tensor | None], device: torch.device, weights_grad: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Reads the rows as `Step.forward` did."""
+        out = None if self._shape is None else empty_output(self._shape, device)
+        outputs: list[torch.Tensor] = []
+        self._locks.catch_up()
+        with self._locks.launch:
+            self._locks.complete()
+            for index, (group, plan) in enumerate(zip(self._groups, self._plans, strict=True)):
+                rows = group.lookup_resident(plan, weights[index] if weights else None, out, self._kept.get(index))
+                if self._lengths is not None and len(self._lengths[index]) > 1:
+                    outputs += split_apart(rows, self._lengths[index])
+                else:
+                    outputs.append(rows)
+        return tuple(outputs) if out is None else (out,)
+
+    def backward(
+        self,
+        grads: Sequence[torch.Tensor | None],
+        weights: Sequence[torch.Tensor | None],
+        wanted: Sequence[bool],
+        tables: frozenset[str] | None = None,
+    ) -> list[torch.Tensor | None]:
+        """Returns the gradients of per-sample weights, of a backward pass inside the checkpointed function.
+
+        Raises:
+            RuntimeError: the pass would train the tables, as the pass of the first run did.
+        """
+        if tables is None or tables:
+            raise RuntimeError(
+                "a backward pass inside a function that activation checkpointing runs again would train its tables "
+                "twice"
+            )
+        return super().backward(grads, weights, wanted, tables)
