@@ -33,14 +33,15 @@ def parse_bytes(text: str, name: str) -> int:
     """Bytes meant by `text`, such as `"2GiB"`, `"512 MB"` or `"17179869184"`.
 
     Raises:
-        ValueError: not a positive number with a known unit; the message names `name`.
+        ValueError: not a positive number below 2^63 with a known unit; the message names `name`.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match.group(2).upper()) if match else None
-    size = int(float(match.group(1)) * unit) if match and unit else 0
-    if size <= 0:
-        raise ValueError(f"{name}: expected a size in bytes such as '2GiB' or '17179869184', got {text!r}")
-    return size
+    size = float(match.group(1)) * unit if match and unit else 0.0
+    if not 1 <= size < 2**63:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise ValueError(f"{name}: expected a size in bytes such as '2GiB' or '17179869184', below 2^63, got {shown!r}")
+    return int(size)
 
 
 def parse_switch(text: str, name: str) -> bool:

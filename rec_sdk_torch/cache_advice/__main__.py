@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from .._command import BAD_USE, CommandParser, complain
 from .._lazy import torch_npu_problem
+from ..settings import parse_bytes
 
 if TYPE_CHECKING:
     from .costs import Bandwidth
@@ -50,7 +51,9 @@ def _parser() -> CommandParser:
     parser.add_argument("--misses", type=float, default=0.05, help="share of known rows that may miss (default: 0.05)")
     parser.add_argument("--memory", help="device memory for all tables, such as 2GiB; in place of --misses")
     parser.add_argument("--device", default="cpu", help="whose copies are measured: cpu, cuda or npu (default: cpu)")
-    parser.add_argument("--bandwidth", type=float, help="GB/s each way, in place of the measurement")
+    parser.add_argument(
+        "--bandwidth", help="of copies each way, such as 10GB, in place of the measurement; alone: GB/s"
+    )
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draws the miss rates; needs matplotlib")
     return parser
 
@@ -63,8 +66,10 @@ def _checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse
             parser.error(f"--{name} is {getattr(options, name)}, it must be at least {least}")
     if not 0 <= options.misses <= 1:
         parser.error(f"--misses is {options.misses:g}, it must be from 0 to 1")
-    if options.bandwidth is not None and not options.bandwidth > 0:
-        parser.error(f"--bandwidth is {options.bandwidth:g}, it must be above 0")
+    try:
+        options.bandwidth = _bytes_per_second(options.bandwidth) if options.bandwidth is not None else None
+    except ValueError as error:
+        parser.error(str(error))
     try:
         options.sizes = [float(each) for each in options.sizes.split(",")] if options.sizes else []
     except ValueError:
@@ -72,6 +77,17 @@ def _checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse
     if any(not 0 < each < float("inf") for each in options.sizes):
         parser.error(f"--sizes is {options.sizes}, each must be above 0")
     return options
+
+
+def _bytes_per_second(text: str) -> float:
+    """Bytes per second by `--bandwidth`: a size with a unit, or a number of GB."""
+    try:
+        speed = 1e9 * float(text)
+    except ValueError:
+        return parse_bytes(text.removesuffix("/s"), "--bandwidth")
+    if not 0 < speed < float("inf"):
+        raise ValueError(f"--bandwidth is {text[:40]}, it must be above 0 and finite")
+    return speed
 
 
 def _record_bytes(options: argparse.Namespace) -> int:
@@ -111,7 +127,7 @@ def _bandwidth(options: argparse.Namespace) -> Bandwidth:
     from .costs import Bandwidth, measured
 
     if options.bandwidth is not None:
-        return Bandwidth(options.bandwidth * 1e9, options.bandwidth * 1e9, "as --bandwidth says")
+        return Bandwidth(options.bandwidth, options.bandwidth, "as --bandwidth says")
     return measured(parse_device(options.device))
 
 
@@ -126,7 +142,6 @@ def _traces(options: argparse.Namespace) -> dict[str, Trace]:
 
 
 def _advise(options: argparse.Namespace) -> None:
-    from ..settings import parse_bytes
     from .advice import choose, examine
     from .report import draw, lines, to_paste
     from .simulation import MOST_AHEAD

@@ -24,7 +24,7 @@ from ..optim.norms import GradientNorms, gradient_norms
 from ..optim.requests import share_options, table_optimizers
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import EvictedRows, TableBatchedEmbedding, TableOptimizer
-from ..tbe.cache.batch import Batch, Int64Array
+from ..tbe.cache.batch import Batch, Int64Array, meta_error
 from ..tbe.config.life import Seen
 from ..tbe.options import Scaler
 from ..tbe.rows.gradients import TableGradient, add_to_rows, take_gradients
@@ -175,7 +175,8 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """`features`, and as the planner reads it.
 
         Raises:
-            ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys.
+            ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys; a
+                tensor on the meta device.
             TypeError: ids that are neither int32 nor int64.
             RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
         """
@@ -185,6 +186,8 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             weights = features.weights_or_none()
             if weights is None:
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
+            if weights.is_meta:
+                raise meta_error("per-sample weights")
             weights = weights.to(device=self._embedding.device)
         if self.training and torch.is_grad_enabled():
             self._sync_optimizers()

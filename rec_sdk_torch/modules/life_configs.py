@@ -9,7 +9,7 @@ from enum import Enum, unique
 from typing import Any
 
 from ..tbe import TableLife
-from ..tbe.config.numbers import as_int
+from ..tbe.config.numbers import as_float, as_int
 
 
 @unique
@@ -34,14 +34,15 @@ def _check_int(owner: str, name: str, value: object, low: int) -> None:
     number = as_int(value)
     if number is None:
         raise TypeError(f"{owner}: {name} is {value!r}, expected an int")
-    if number < low:
-        raise ValueError(f"{owner}: {name} is {number}, must be at least {low}")
+    if not low <= number < 2**63:
+        raise ValueError(f"{owner}: {name} is {number}, must be at least {low} and below 2^63")
 
 
 def _check_float(owner: str, name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{owner}: {name} is {value!r}, expected a number")
-    if not low <= float(value) <= high or math.isinf(value):  # also for NaN
+    number = as_float(value)
+    if not low <= number <= high or math.isinf(number):  # also for NaN
         raise ValueError(f"{owner}: {name} is {value}, must be finite and in [{low}, {high}]")
 
 

@@ -66,7 +66,8 @@ def _refuse(function: Any, target: Any) -> None:
             raise RuntimeError(
                 f"table {tensor.table!r}: {name} on its parameter would change no row, since the parameter has none. "
                 "A table's config says its initial weights (initializer_type, init_fn), load_state_dict sets its rows; "
-                "an average of parameters (AveragedModel) is for the dense modules only"
+                "an average of parameters (AveragedModel) and an optimizer that writes to parameters (LBFGS) are for "
+                "the dense modules only"
             )
 
 
@@ -152,7 +153,12 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     def grad(self, value: torch.Tensor | None) -> None:
         embedding = self._updated_at_step()
         if embedding is None:
-            _GRAD.__set__(self, value)
+            try:
+                _GRAD.__set__(self, value)
+            except (TypeError, RuntimeError) as error:
+                raise type(error)(
+                    f"table {self.table!r}: without update='step' it has no rows in grad: {error}"
+                ) from None
         else:
             embedding.set_gradient(self.table, value)
 

@@ -76,6 +76,13 @@ BATCHES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         ValueError,
         r"3 lengths, expected its keys \(1\) times 2",
     ),
+    ("a batch on the meta device", lambda: batch_of(IDS, [2, 1]).to("meta"), ValueError, "ids are on the meta device"),
+    (
+        "offsets on the meta device",
+        lambda: KeyedJaggedTensor(keys=["f0"], values=IDS, offsets=torch.tensor([0, 2, 3], device="meta")),
+        ValueError,
+        "offsets are on the meta device",
+    ),
     ("no feature", lambda: KeyedJaggedTensor(keys=[], values=IDS[:0], lengths=IDS[:0]), ValueError, "'f0'"),
 ]
 
@@ -123,6 +130,8 @@ def test_sample_weights(device: torch.device, training: bool) -> None:
     apply(collection)
     with pytest.raises(ValueError, match=r"is_weighted=True.*no weights"):
         collection(numbered(3))
+    with pytest.raises(ValueError, match="per-sample weights are on the meta device"):
+        collection(batch_of(IDS, [2, 1], weights=torch.ones(3, device="meta")))
     for count in (2, 4):
         with pytest.raises(ValueError, match=f"{count} per-sample weights for 3 ids"):
             collection(batch_of(IDS, [2, 1], weights=torch.ones(count)))
@@ -251,6 +260,9 @@ CACHES: list[tuple[Any, type[Exception], str]] = [
     ({"t0": 0}, ValueError, "'t0'.*0 rows"),
     ({"t0": None}, TypeError, "'t0'.*None"),
     ({"t0": "x"}, ValueError, "'t0'.*'x'"),
+    ("9" * 400, ValueError, "cache.*below 2.63, got '9{40}[.]{3}'"),
+    (f"{2**63}", ValueError, "cache.*below 2.63"),
+    ({"t0": "9" * 400 + "GiB"}, ValueError, "cache of table 't0'.*below 2.63"),
 ]
 
 
@@ -329,6 +341,8 @@ def test_tables_that_are_no_list(device: torch.device, odd: Any) -> None:
         ("weight_init_max", "a", "init_max is 'a', expected a number"),
         ("weight_init_mean", None, "init_mean is None, expected a number"),
         ("weight_init_stddev", "a", "init_stddev is 'a', expected a number"),
+        ("weight_init_mean", 10**400, "init_mean is 10+, expected a number that a float can hold"),
+        ("weight_init_max", torch.ones(2), "init_max is tensor.*, expected a number"),
     ],
 )
 def test_fields_of_the_wrong_type(device: torch.device, field: str, value: Any, message: str) -> None:

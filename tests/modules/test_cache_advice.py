@@ -251,6 +251,22 @@ def test_options_of_the_command(trace: Path, capsys: pytest.CaptureFixture[str])
     assert "needs rec_sdk_torch.prefetch(depth=3)" in advise(capsys, trace, "--policies", "look_ahead", "--ahead", "3")
 
 
+@pytest.mark.parametrize(
+    ("given", "speed"), [("10", 1e10), ("0.5", 5e8), ("10GB", 1e10), ("2 GiB/s", 2**31), ("800MB/s", 8e8)]
+)
+def test_units_of_the_bandwidth(given: str, speed: float, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(trace), "--batch", "30", "--sizes", "1", "--bandwidth", given]) == 0
+    assert f"{speed / 1e9:.2f} GB/s to the device, {speed / 1e9:.2f} GB/s back" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "9" * 400, "9" * 400 + "GB", "fast", "10 GHz"])
+def test_a_bandwidth_that_cannot_be(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace.npz", f"--bandwidth={given}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--bandwidth" in line
+
+
 def test_plots(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "misses.png"
@@ -269,6 +285,7 @@ def test_plots(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--policies", "clock"], "no ['clock'], only"),
         (["--memory", "1"], "the smallest caches of the 2 tables need"),
         (["--memory", "much"], "--memory: expected a size"),
+        (["--memory", "9" * 400], "--memory: expected a size in bytes such as '2GiB' or '17179869184', below 2^63"),
         (["--ahead", "16"], "it must be at most 15"),
         (["--dim", "100000"], "100000"),
         (["--device", "tpu"], "tpu"),

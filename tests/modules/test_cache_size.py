@@ -121,7 +121,7 @@ def test_environment(
 
 def test_unreadable_environment(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     collection = bags_collection(device)
-    for text in ("lots", "-1", "0", ""):
+    for text in ("lots", "-1", "0", "", f"{2**63}"):
         monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", text)
         with pytest.raises(ValueError, match=f"EMBCACHE_SIZE_ON_DEVICE_MEM.*'{text}'"):
             read(collection, numbered(1))

@@ -37,6 +37,8 @@ REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (SGD, {"maximize": 1}, TypeError, "maximize is 1, expected a bool"),
     (SGD, {"nesterov": True}, ValueError, "nesterov=True is not supported by the fused update without momentum"),
     (SGD, {"momentum": 0.9, "nesterov": True, "dampening": 0.1}, ValueError, "nesterov=True needs dampening=0, but"),
+    (torch.optim.Adam, {"betas": None}, TypeError, "betas is None, expected two numbers"),
+    (SGD, {"momentum": 10**400}, ValueError, r"momentum is inf, must be in \[0\.0, 1\.0\)"),
     (SGD, {"momentum": 1.0}, ValueError, r"momentum is 1\.0, must be in \[0\.0, 1\.0\)"),
     (RMSPROP, {"alpha": 1.0}, ValueError, r"alpha is 1\.0, must be in \[0\.0, 1\.0\)"),
     (RMSPROP, {"centered": 0.5}, TypeError, "centered is 0.5, expected a bool"),

@@ -231,8 +231,15 @@ def test_gradients_that_are_set(device: torch.device) -> None:
     handle.grad = handle.grad * 2
     handle.grad.add_(1)
     handle.grad.data.mul_(0.5)  # which autograd's counters do not show
-    with pytest.raises(ValueError, match=r"table 't0': a gradient of shape \(3, 4\).*expected"):
-        handle.grad = torch.zeros(3, 4, device=device)
+    odd: list[tuple[Any, type[Exception], str]] = [
+        (torch.zeros(3, 4, device=device), ValueError, r"a gradient of shape \(3, 4\).*expected"),
+        ([1], TypeError, "its gradient is a list, expected a tensor"),
+        (torch.zeros(2, 4).to_sparse(), ValueError, "its gradient is torch.sparse_coo, expected a dense tensor"),
+        (torch.zeros(2, 4, device="meta"), ValueError, "its gradient is on the meta device"),
+    ]
+    for value, error, message in odd:
+        with pytest.raises(error, match=f"table 't0': {message}"):
+            handle.grad = value
     collection.fused_optimizer.step()
     for i, step in ((3, 2.5), (4, 1.5)):
         assert torch.equal(rows_of(collection)[i], before[i] - step)
@@ -296,6 +303,21 @@ def test_optimizers_that_update_otherwise(
 def test_an_unknown_update(device: torch.device) -> None:
     with pytest.raises(ValueError, match=re.escape("update is 'later', allowed are ['backward', 'step']")):
         bags_collection(device, update="later")
+
+
+def test_lbfgs_cannot_update_tables(device: torch.device) -> None:
+    model = Both(device, plain=False)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure() -> torch.Tensor:
+        loss: torch.Tensor = model(batches(1)[0])
+        loss.backward()
+        return loss
+
+    with pytest.raises(
+        RuntimeError, match=r"table 't0': add_ .* writes to parameters \(LBFGS\) are for the dense modules"
+    ):
+        optimizer.step(closure)
 
 
 def test_an_optimizer_of_torch_cannot_update_tables(device: torch.device) -> None:

@@ -25,6 +25,20 @@ def _same_numbers(a: IntArray, b: IntArray) -> bool:
     return one == other or np.array_equal(a, b)
 
 
+def meta_error(name: str) -> ValueError:
+    """Return the error of a batch whose tensor `name` is on the meta device."""
+    return ValueError(
+        f"the batch's {name} are on the meta device, where tensors have no values: a table can be read only by ids on "
+        "the CPU or on a device"
+    )
+
+
+def _to_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        raise meta_error(name)
+    return tensor.cpu()
+
+
 @dataclass(eq=False)
 class Batch:
     """Ids of K keys times B samples, key-major, in host memory.
@@ -71,7 +85,7 @@ class Batch:
 
         Raises:
             TypeError: ids or offsets that are neither int32 nor int64.
-            ValueError: shapes that do not fit each other.
+            ValueError: shapes that do not fit each other; a tensor on the meta device.
         """
         if values.dim() != 1 or offsets.dim() != 1:
             raise ValueError(f"ids and offsets must be flat, got shapes {values.shape} and {offsets.shape}")
@@ -82,8 +96,8 @@ class Batch:
         for name, tensor in (("ids", values), ("offsets", offsets)):
             if tensor.dtype not in _INTEGERS:
                 raise TypeError(f"{name} are {tensor.dtype}, expected torch.int32 or torch.int64")
-        ids: IntArray = (values if values.is_cpu else values.cpu()).numpy()
-        bags: IntArray = (offsets if offsets.is_cpu else offsets.cpu()).numpy()
+        ids: IntArray = (values if values.is_cpu else _to_host("ids", values)).numpy()
+        bags: IntArray = (offsets if offsets.is_cpu else _to_host("offsets", offsets)).numpy()
         weighted = weights is not None if weighted is None else weighted
         known = NOTHING_SEEN if seen is None else seen.arrays(len(ids))
         return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, known)

@@ -53,7 +53,7 @@ def when_written(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[An
     The copy waits for nothing that the current stream is given later.
     """
     device = tensor.device
-    if device.type == "cpu":
+    if device.type in ("cpu", "meta"):  # a batch on the meta device is refused when it is copied
         return contextlib.nullcontext
     event = torch.get_device_module(device).current_stream(device).record_event()
 

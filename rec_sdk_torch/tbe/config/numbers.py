@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from typing import SupportsFloat
 
 
 def as_int(value: object) -> int | None:
@@ -15,8 +17,16 @@ def as_int(value: object) -> int | None:
         return None
 
 
+def as_float(value: SupportsFloat) -> float:
+    """Return a number as a float, which is infinite for an int that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+
+
 def is_number(value: object) -> bool:
-    """Whether `value` is a number, or a tensor or an array of one: no bool, no text."""
+    """Whether `value` is a number that a float can hold, or a tensor or an array of one: no bool, no text."""
     if isinstance(value, (bool, str, bytes)):
         return False
     try:

@@ -15,7 +15,7 @@ import torch
 from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
 from ...ops import coefficient_names
 from ...record import WEIGHT_DTYPES
-from .numbers import as_int
+from .numbers import as_float, as_int
 from .table import OVERFLOW, holds
 
 COEFFICIENTS = 16
@@ -91,10 +91,7 @@ def _checked_number(where: str, name: str, value: object, low: float = 0.0, belo
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{where}: {name} is {value!r}, expected a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = as_float(value)
     if not low <= number < below:  # also false for NaN
         raise ValueError(f"{where}: {name} is {number}, must be in [{low}, {below})")
     stored = ctypes.c_float(number).value
@@ -221,7 +218,7 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
     if "gwd_lower_bound" in known or options.get("counter_weight_decay_mode") == "adagradw":
         _checked_number(where, "lr * weight_decay", float(options["lr"]) * float(options["weight_decay"]), below=1.0)
     betas = options.get("betas")
-    if betas is not None:
+    if betas is not None or "betas" in options.keys() & known:
         if not isinstance(betas, Sequence) or len(betas) != 2:
             raise TypeError(f"{where}: betas is {betas!r}, expected two numbers")
         for index, beta in enumerate(betas):

@@ -14,7 +14,7 @@ import torch
 from ...record import WEIGHT_DTYPES
 from ...warn import InputWarning, warn
 from .life import TableLife
-from .numbers import as_int
+from .numbers import as_int, is_number
 
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
@@ -255,8 +255,8 @@ class TableConfig:
             )
         for name in ("init_min", "init_max", "init_mean", "init_stddev"):
             value = getattr(self, name)
-            if not hasattr(value, "__float__") and not (value is None and name in ("init_min", "init_max")):
-                raise TypeError(f"table {self.name!r}: {name} is {value!r}, expected a number")
+            if not is_number(value) and not (value is None and name in ("init_min", "init_max")):
+                raise TypeError(f"table {self.name!r}: {name} is {value!r}, expected a number that a float can hold")
         low, high = self.init_range
         needs = f"needs finite ones of {self._dtypes}"
         if self.initializer_type is InitializerType.TRUNCATED_NORMAL:

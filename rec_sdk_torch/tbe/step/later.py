@@ -11,6 +11,7 @@ from ..._exits import calls
 from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..cache.waiting import WaitingRows, aggregated
+from ..rows.given import tensor_problem
 from ..rows.layout import Layout
 from ..rows.waiting import Waiting, joined
 from .step import Step
@@ -192,8 +193,13 @@ class WaitingGradients:
             value: float32 `[n, D]`, as large as `gradient` gives it; None, or a tensor without elements, for none.
 
         Raises:
-            ValueError: another shape or data type than `gradient` has, or none waits.
+            TypeError: neither a tensor nor None.
+            ValueError: another shape, layout or data type than `gradient` has, on the meta device, or none waits.
         """
+        problem = None if value is None else tensor_problem(value)
+        if problem is not None:
+            error = ValueError if isinstance(value, torch.Tensor) else TypeError
+            raise error(f"table {table!r}: its gradient {problem}")
         if value is None or not value.numel():
             self._leave_out(table)
             return
