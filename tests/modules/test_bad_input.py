@@ -266,7 +266,7 @@ CACHES: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("cache", "error", "message"), CACHES, ids=[str(c[0]) for c in CACHES])
+@pytest.mark.parametrize(("cache", "error", "message"), CACHES, ids=[str(c[0])[:40] for c in CACHES])
 def test_cache_options(device: torch.device, cache: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         bags_collection(device, cache=cache)
