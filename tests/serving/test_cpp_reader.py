@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import cmake
-import numpy as np
 import pytest
 import torch
+from cpp_server import EXAMPLE, TREE, Server, check, refused, rewritten
 from cpp_units import TESTS, Tree
 from served_tables import DTYPES, make, train
 
@@ -24,38 +23,11 @@ from rec_sdk_torch.export import quantize_save
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
-EXAMPLE = TESTS.parent / "examples" / "cpp_server"
-TREE = Tree("cpp-server", EXAMPLE, ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"])
-IDS = np.array([*range(0, 460, 7), -(2**63), 2**63 - 1, 10**12, 999])
-
 
 @pytest.fixture(scope="module")
 def program() -> Path:
     TREE.build()
     return TREE.folder / "cpp_server"
-
-
-class Server:
-    """A C++ server of one table, asked line by line."""
-
-    def __init__(self, program: Path, table: str, *folders: Path) -> None:
-        pipe = subprocess.PIPE
-        command = [str(program), table, *map(str, folders)]
-        self._run = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-
-    def ask(self, question: str, lines: int = 1) -> list[str]:
-        assert self._run.stdin
-        assert self._run.stdout
-        self._run.stdin.write(question + "\n")
-        self._run.stdin.flush()
-        answers: list[str] = []
-        while len(answers) < lines and not (answers and answers[-1].startswith("error")):  # an error is one line
-            answers.append(self._run.stdout.readline().rstrip("\n"))
-        return answers
-
-    def close(self) -> None:
-        self._run.communicate()
-        assert self._run.returncode == 0
 
 
 @pytest.fixture
@@ -65,19 +37,6 @@ def servers(program: Path) -> Iterator[list[Server]]:
     yield begun
     for server in begun:
         server.close()
-
-
-def check(server: Server, reader: TableReader) -> None:
-    """Asks for ids, some of which are no rows, and for their sum and mean."""
-    weights, found = reader.find(torch.from_numpy(IDS))
-    ids = " ".join(map(str, IDS))
-    lines = [line.split() for line in server.ask(f"find {ids}", len(IDS))]
-    assert [line[0] for line in lines] == [str(int(there)) for there in found]
-    assert np.array_equal(np.array([line[1:] for line in lines], np.float32), weights.float().numpy())
-    for pooling in ("sum", "mean"):
-        (line,) = server.ask(f"{pooling} {ids}")
-        expected = reader.lookup_pooled(IDS, np.array([0, len(IDS)]), pooling=pooling)
-        assert np.array_equal(np.array([line.split()[1:]], np.float32), expected)
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -138,28 +97,6 @@ def test_chains_in_several_folders(tmp_path: Path, program: Path, servers: list[
         check(servers[-1], TableReader(folders, "a"))
 
 
-def refused(program: Path, *arguments: str | Path, **variables: str) -> str:
-    finished = subprocess.run(
-        [program, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | variables,
-    )
-    assert finished.returncode == 1, finished.stderr
-    return finished.stderr
-
-
-def rewritten(text: bytes, change: dict[str, object]) -> bytes:
-    """A manifest with other fields and the right checksum."""
-    body = json.loads(text) | change
-    del body["checksum"]
-    plain = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
-    place = plain.index(b'\n "created": ')
-    return plain[:place] + b'\n "checksum": %d,' % zlib.crc32(plain) + plain[place:]
-
-
 def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
     embedding = make()
     train(embedding, range(300))
@@ -170,6 +107,7 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
     assert "holds no save" in refused(program, "a", tmp_path / "empty")
     manifest = save / MANIFEST
     good = manifest.read_bytes()
+    body, delta = json.loads(good), {"kind": "delta", "sequence": 1, "base": "0" * 32, "previous": "0" * 32}
     wrong = [
         (good.replace(b'"rows": 300', b'"rows": 301'), "checksum is wrong"),
         (good[:-3], "damaged: JSON"),
@@ -177,7 +115,13 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
         (b'{"format": "another"}', "damaged: of another program"),
         (rewritten(good, {"version": 9}), "of format version 9, this one reads up to 4"),
         (rewritten(good, {"id": None}), "damaged: JSON: no string"),
-        (rewritten(good, {"previous": "0" * 32}), "a delta of the save 0"),
+        (rewritten(good, {"previous": "0" * 32}), "damaged: a full save, number 0 of the chain"),
+        (rewritten(good, {"sequence": 2**63 - 1}), "damaged: a full save, number 9223372036854775807"),
+        (rewritten(good, delta), "a delta of the save 0"),
+        (rewritten(good, {"files": body["files"][:1] * 200}), "has files that share bytes"),
+        (rewritten(good, {"files": []}), "table a has 300 rows, its files only 0"),
+        (rewritten(good, {"tables": [{**body["tables"][0], "key": "../a"}]}), "damaged: a table has the key ../a"),
+        (rewritten(good, {"files": [{**body["files"][0], "path": "../x"}]}), "damaged: a file has the path ../x"),
     ]
     for text, message in wrong:
         manifest.write_bytes(text)
@@ -219,6 +163,72 @@ def test_a_bad_delta_leaves_it_where_it_was(tmp_path: Path, program: Path, serve
     assert servers[0].ask("refresh")[0].startswith("error: ")
     check(servers[0], reader)
     assert servers[0].ask("nonsense")[0].startswith("error: expected find")
+
+
+def test_folders_of_other_names_are_no_saves(tmp_path: Path, program: Path, servers: list[Server]) -> None:
+    embedding = make()
+    train(embedding, range(300))
+    save = Path(Saver().save(embedding, tmp_path))
+    for name in ("20990229000000", "20991301000000", "20990101240000", "20990101006000", "2099010100000x", "2099"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text("{}")
+    servers.append(Server(program, "a", tmp_path))
+    check(servers[0], TableReader(tmp_path, "a"))
+    save.rename(tmp_path / "20960229235959.000001")
+    assert servers[0].ask("refresh") == ["later"]
+    check(servers[0], TableReader(tmp_path, "a"))
+
+
+def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list[Server]) -> None:
+    """However many saves follow each other; a refresh reads the new one."""
+    embedding, size = make(), 1 << 18
+
+    def save() -> None:
+        folder = Path(Saver().save(embedding, tmp_path, incremental=True))
+        text = rewritten((folder / MANIFEST).read_bytes(), {"padding": "x" * size})
+        (folder / MANIFEST).write_bytes(text)
+        embedding.view("a").write(torch.arange(9), {"weight": torch.randn(9, 5)})
+
+    for _ in range(8):
+        save()
+    servers.append(Server(program, "a", tmp_path))
+    servers[0].ask("find 1")
+    opened = servers[0].bytes_read()
+    assert 8 <= opened / size < 9
+    save()
+    assert servers[0].ask("refresh") == ["later"]
+    assert 1 <= (servers[0].bytes_read() - opened) / size < 2
+
+
+def test_where_a_temporary_index_cannot_be(tmp_path: Path, program: Path) -> None:
+    embedding = make()
+    train(embedding, range(300))
+    save = Path(Saver().save(embedding, tmp_path))
+    index_path(save, "a").unlink()
+    (tmp_path / "file").touch()
+    for absent in (tmp_path / "absent", tmp_path / "file"):
+        said = refused(program, "a", tmp_path, TMPDIR=str(absent))
+        assert "no folder for the index of a save that has none (TMPDIR): " in said
+        assert "filesystem error" not in said
+
+
+def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) -> None:
+    """Files of another user, of the names that processes to come might use, are not in the way."""
+    embedding = make()
+    train(embedding, range(300))
+    save = Path(Saver().save(embedding, tmp_path / "saves"))
+    index_path(save, "a").unlink()
+    last = subprocess.Popen(["true"])
+    last.wait()
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    taken = [aside / f"rec_sdk-index-{last.pid + later}-0" for later in range(500)]
+    for path in taken:
+        path.touch()
+    command = [program, "a", tmp_path / "saves"]
+    environment = os.environ | {"TMPDIR": str(aside)}
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment, capture_output=True)
+    assert sorted(aside.iterdir()) == sorted(taken)
 
 
 def test_it_is_found_where_it_is_installed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "torch_npu_ext/engine/base/memory.h"
+#include "torch_npu_ext/engine/store/serving.h"
 #include "torch_npu_ext/serving/include/rec_sdk/table_reader.h"
 #include "torch_npu_ext/serving/json.h"
 
@@ -16,7 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kManifest[] = "manifest.json";
 constexpr int64_t kLastVersion = 4;
 constexpr int64_t kMostHeader = 1 << 20;
 
@@ -34,10 +34,6 @@ uint32_t crc32(const char* data, size_t count, uint32_t before = 0) {
   uint32_t sum = ~before;
   for (size_t i = 0; i < count; ++i) sum = sum >> 8 ^ kTable[(sum ^ static_cast<uint8_t>(data[i])) & 0xFF];
   return ~sum;
-}
-
-[[noreturn]] void fail(const Path& path, const std::string& what) {
-  throw SaveError(path.string() + ": " + what);
 }
 
 // A plain file below the folder of a save, on the way to which there is no link.
@@ -73,77 +69,178 @@ bool is_right(const std::string& text) {
   return digits == std::to_string(sum);
 }
 
-bool is_name(const std::string& name) {  // date and time of 14 digits, perhaps with microseconds
-  const auto digits = [&](size_t begin, size_t count) {
-    return std::all_of(name.begin() + static_cast<int64_t>(begin),
-                       name.begin() + static_cast<int64_t>(begin + count),
-                       [](char c) { return c >= '0' && c <= '9'; });
-  };
-  return (name.size() == 14 && digits(0, 14)) ||
-         (name.size() == 21 && digits(0, 14) && name[14] == '.' && digits(15, 6));
+bool consists_of(const std::string& text, const char* characters) {
+  return text.find_first_not_of(characters) == std::string::npos;
 }
 
-std::vector<Path> saves_in(const Path& folder) {
-  std::error_code error;
-  if (fs::exists(folder / kManifest, error)) return {folder};
-  std::vector<Path> found;
-  fs::directory_iterator all(folder, error);
-  if (error) fail(folder, "there is no such folder, or it cannot be read");
-  for (const fs::directory_entry& each : all) {
-    if (is_name(each.path().filename().string()) && fs::exists(each.path() / kManifest, error)) {
-      found.push_back(each.path());
+constexpr char kDigits[] = "0123456789";
+constexpr char kHexadecimal[] = "0123456789abcdef";
+constexpr char kLetters[] = "0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+std::string checked_id(const std::string& id) {
+  if (id.size() != 32 || !consists_of(id, kHexadecimal)) {
+    throw std::invalid_argument("the id " + id);
+  }
+  return id;
+}
+
+// The name of a table, with a number behind a dot where several have the name.
+bool is_key(const std::string& key, const std::string& name) {
+  if (name.empty() || !consists_of(name, kLetters)) return false;
+  if (key == name) return true;
+  const size_t number = name.size() + 1;
+  return key.size() > number && key.compare(0, number, name + ".") == 0 && key[number] != '0' &&
+         consists_of(key.substr(number), kDigits);
+}
+
+// Parts of printable ASCII with slashes between, none of which is empty or leads out of the folder.
+bool is_inner_path(const std::string& path) {
+  if (!std::all_of(path.begin(), path.end(), [](char c) { return c >= ' ' && c <= '~'; })) return false;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = path.find('/', begin);
+    const std::string part = path.substr(begin, end == std::string::npos ? end : end - begin);
+    if (part.empty() || part == "." || part == "..") return false;
+  }
+  return true;
+}
+
+SavedTable parse_table(const Json& t) {
+  const SavedTable table{t["key"].string(),          t["name"].string(),           t["module"].string(),
+                         t["weight_dtype"].string(), t["embedding_dim"].integer(), t["rows"].integer(),
+                         t["hashed"].boolean()};
+  if (!is_key(table.key, table.name)) throw std::invalid_argument("a table has the key " + table.key);
+  if (table.dim < 1 || table.dim > INT32_MAX || table.rows < 0) {
+    throw std::invalid_argument("sizes of " + table.key);
+  }
+  row_format(table.weight_type);
+  return table;
+}
+
+SavedFile parse_file(const Json& f) {
+  const bool packed = f.has("offset");
+  SavedFile file{f["path"].string(),
+                 f["role"].string(),
+                 f["table"].string(),
+                 f["rank"].integer(),
+                 f["layer"].integer(),
+                 f["rows"].integer(),
+                 f["bytes"].integer(),
+                 packed ? f["offset"].integer() : 0,
+                 f["checksums"]["header"].integer(),
+                 packed};
+  if (!is_inner_path(file.path)) throw std::invalid_argument("a file has the path " + file.path);
+  if (file.rank < 0 || file.layer < 0 || file.rows < 0 || file.bytes < 8 || file.offset < 0) {
+    throw std::invalid_argument("sizes of " + file.path);
+  }
+  return file;
+}
+
+// Whether it decides which ids have rows.
+bool has_ids(const SavedFile& file) { return file.role == "removed" || file.role == "rows"; }
+
+// Every byte is in one file at most: what is read is then bounded by the size of the save.
+void check_places(const std::vector<SavedFile>& files) {
+  std::vector<const SavedFile*> ordered;
+  for (const SavedFile& file : files) ordered.push_back(&file);
+  std::sort(ordered.begin(), ordered.end(), [](const SavedFile* a, const SavedFile* b) {
+    return std::tie(a->path, a->offset) < std::tie(b->path, b->offset);
+  });
+  for (size_t i = 1; i < ordered.size(); ++i) {
+    const SavedFile &file = *ordered[i - 1], &next = *ordered[i];
+    if (file.path == next.path && next.offset - file.offset < file.bytes) {
+      throw std::invalid_argument(file.path + " has files that share bytes");
     }
   }
-  std::sort(found.begin(), found.end());
-  return found;
 }
 
-Path resolved(const Path& path) {
-  std::error_code error;
-  const Path found = fs::canonical(path, error);
-  if (error) fail(path, error.message());
-  return found;
+// The files of removed ids and of rows of the tables.
+std::vector<SavedFile> relevant(std::vector<SavedFile> files, const std::vector<SavedTable>& tables) {
+  const auto is_relevant = [&](const SavedFile& file) {
+    return has_ids(file) && std::any_of(tables.begin(), tables.end(),
+                                        [&](const SavedTable& t) { return t.key == file.table; });
+  };
+  files.erase(std::partition(files.begin(), files.end(), is_relevant), files.end());
+  return files;
 }
 
-Save parse_save(const Path& folder, const Json& body) {
+// Where a tensor begins behind the header of its file, which has `end` bytes behind it.
+int64_t place_of(const Json& header, const std::string& name, const std::string& dtype,
+                 const std::vector<int64_t>& shape, int64_t row_bytes, int64_t end) {
+  const Json& tensor = header[name];
+  std::vector<int64_t> numbers[2];
+  for (const Json& each : tensor["shape"].list()) numbers[0].push_back(each.integer());
+  for (const Json& each : tensor["data_offsets"].list()) numbers[1].push_back(each.integer());
+  const auto& [own, ends] = numbers;
+  if (tensor["dtype"].string() != dtype || own != shape) {
+    throw std::invalid_argument(name + " is no tensor " + dtype + " of " + std::to_string(shape[0]) +
+                                " rows" + (shape.size() > 1 ? " of " + std::to_string(shape[1]) : ""));
+  }
+  if (ends.size() != 2 || ends[0] < 0 || ends[1] < ends[0] || ends[1] > end ||
+      ends[1] - ends[0] != saturated_product(shape[0], row_bytes)) {
+    throw std::invalid_argument(name + " has not the bytes of " + std::to_string(shape[0]) + " rows");
+  }
+  return ends[0];
+}
+
+void check_rows(const Save& save) {
+  for (const SavedTable& table : save.tables) {
+    int64_t rows = 0;
+    for (const SavedFile& file : save.files) {
+      if (file.rows > UINT32_MAX) throw std::invalid_argument("sizes of " + file.path);
+      if (file.table == table.key && file.role == "rows") rows += file.rows;
+    }
+    if (save.sequence == 0 && rows < table.rows) {
+      throw std::invalid_argument("table " + table.key + " has " + std::to_string(table.rows) +
+                                  " rows, its files only " + std::to_string(rows));
+    }
+  }
+}
+
+Save parse_save(const Path& folder, const Json& body, const std::string& wanted) {
   Save save;
   save.folder = folder;
-  save.id = body["id"].string();
-  save.base = body["base"].string();
-  if (!body["previous"].is_null()) save.previous = body["previous"].string();
+  save.id = checked_id(body["id"].string());
+  save.base = checked_id(body["base"].string());
+  if (!body["previous"].is_null()) save.previous = checked_id(body["previous"].string());
   save.sequence = body["sequence"].integer();
+  const bool full = body["kind"].string() == "full";
+  if ((!full && body["kind"].string() != "delta") || save.sequence < 0 || full != save.previous.empty() ||
+      full != (save.base == save.id) || full != (save.sequence == 0)) {
+    throw std::invalid_argument("a " + body["kind"].string() + " save, number " +
+                                std::to_string(save.sequence) + " of the chain " + save.base +
+                                (save.previous.empty() ? "" : " after " + save.previous));
+  }
   if (body.has("folders")) {
     for (const Json& each : body["folders"].list()) save.folders.push_back(each.string());
   }
   std::set<std::string> keys;
-  for (const Json& t : body["tables"].list()) {
-    save.tables.push_back({t["key"].string(), t["name"].string(), t["module"].string(),
-                           t["weight_dtype"].string(), t["embedding_dim"].integer(), t["rows"].integer(),
-                           t["hashed"].boolean()});
-    const SavedTable& table = save.tables.back();
-    if (table.dim < 1 || table.dim > INT32_MAX || table.rows < 0)
-      throw std::invalid_argument("sizes of " + table.key);
+  const std::string name = wanted.substr(0, wanted.find('.'));
+  for (const Json& each : body["tables"].list()) {
+    SavedTable table = parse_table(each);
     if (!keys.insert(table.key).second) throw std::invalid_argument("table " + table.key + " twice");
+    if (table.name == name) save.tables.push_back(std::move(table));
   }
-  for (const Json& f : body["files"].list()) {
-    const bool packed = f.has("offset");
-    save.files.push_back({f["path"].string(), f["role"].string(), f["table"].string(), f["rank"].integer(),
-                          f["layer"].integer(), f["rows"].integer(), f["bytes"].integer(),
-                          packed ? f["offset"].integer() : 0, f["checksums"]["header"].integer(), packed});
+  for (const Json& each : body["files"].list()) {
+    save.files.push_back(parse_file(each));
     const SavedFile& file = save.files.back();
-    if (file.rows < 0 || file.rows > UINT32_MAX || file.bytes < 8 || file.offset < 0) {
-      throw std::invalid_argument("sizes of " + file.path);
+    if (has_ids(file) && keys.count(file.table) == 0) {
+      throw std::invalid_argument(file.path + " is of a table " + file.table);
     }
   }
+  check_places(save.files);
+  save.files = relevant(std::move(save.files), save.tables);
+  check_rows(save);
   return save;
 }
 
 }  // namespace
 
+void fail(const Path& path, const std::string& what) { throw SaveError(path.string() + ": " + what); }
+
 std::vector<SavedFile> Save::files_of(const std::string& key) const {
   std::vector<SavedFile> found;
   for (const SavedFile& file : files) {
-    if (file.table == key && (file.role == "removed" || file.role == "rows")) found.push_back(file);
+    if (file.table == key) found.push_back(file);
   }
   const auto order = [](const SavedFile& f) {
     return std::make_tuple(f.layer, f.role == "rows", f.rank, f.path);
@@ -153,24 +250,7 @@ std::vector<SavedFile> Save::files_of(const std::string& key) const {
   return found;
 }
 
-Path latest_save(const std::vector<std::string>& folders) {
-  Path latest;
-  std::string name;
-  for (const std::string& each : folders) {
-    const std::vector<Path> saves = saves_in(each);
-    if (saves.empty()) continue;
-    const std::string its = resolved(saves.back()).filename().string();
-    if (latest.empty() || its >= name) {
-      latest = saves.back();
-      name = its;
-    }
-  }
-  if (latest.empty())
-    fail(folders.front(), "holds no save, that is no folder named by date and time with a manifest.json");
-  return latest;
-}
-
-Save read_save(const Path& folder) {
+Save read_save(const Path& folder, const std::string& table) {
   const Path path = folder / kManifest;
   check_plain(folder, kManifest);
   const std::string text = read_all(path);
@@ -184,54 +264,19 @@ Save read_save(const Path& folder) {
                      std::to_string(kLastVersion));
     }
     if (!is_right(text)) fail(path, "damaged, its checksum is wrong");
-    return parse_save(folder, body);
+    return parse_save(folder, body, table);
   } catch (const std::invalid_argument& error) {
     fail(path, std::string("damaged: ") + error.what());
   }
 }
 
-std::vector<Save> chain_of(const Path& save, const std::vector<std::string>& folders) {
-  std::vector<Save> chain{read_save(save)};
-  std::vector<Path> roots{resolved(save).parent_path()};
-  for (const std::string& each : folders) {
-    const Path folder = resolved(each);
-    roots.push_back(fs::exists(folder / kManifest) ? folder.parent_path() : folder);
-  }
-  const auto find = [&](const Save& later) {
-    const Path home = resolved(later.folder).parent_path();
-    for (const std::string& each : later.folders) roots.push_back((home / each).lexically_normal());
-    for (const Path& root : roots) {
-      std::vector<Save> found;
-      std::error_code error;
-      if (!fs::is_directory(root, error)) continue;
-      for (const Path& folder : saves_in(root)) {
-        try {
-          Save one = read_save(folder);
-          if (one.id == later.previous) found.push_back(std::move(one));
-        } catch (const SaveError&) {  // not the one, as far as can be told
-        }
-      }
-      if (found.size() > 1)
-        fail(found[1].folder, "the same save as " + found[0].folder.string() + ": remove one");
-      if (!found.empty()) return found[0];
-    }
-    fail(later.folder, "a delta of the save " + later.previous + ", which is not there, or damaged");
-  };
-  while (!chain.back().previous.empty()) {
-    Save before = find(chain.back());
-    if (before.base != chain[0].base || before.sequence + 1 != chain.back().sequence) {
-      fail(chain.back().folder, "it cannot follow " + before.folder.string());
-    }
-    chain.push_back(std::move(before));
-  }
-  return chain;
-}
-
-Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& table, int64_t row_bytes) {
+Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& table) {
   check_plain(save.folder, file.path);
   const Path path = save.folder / file.path;
   std::ifstream in(path, std::ios::binary);
-  const auto size = static_cast<int64_t>(fs::file_size(path));
+  std::error_code error;
+  const auto size = static_cast<int64_t>(fs::file_size(path, error));
+  if (error) fail(path, error.message());
   if (file.packed ? size < file.bytes || size - file.bytes < file.offset : size != file.bytes) {
     fail(path, "damaged, it has " + std::to_string(size) + " bytes");
   }
@@ -253,17 +298,16 @@ Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& 
         fields["__metadata__"]["table"].string() != file.table) {
       throw std::invalid_argument("of another save or table");
     }
-    const auto place = [&](const std::string& name, int64_t bytes) {
-      const std::vector<Json>& ends = fields[name]["data_offsets"].list();
-      if (ends.size() != 2 || ends[0].integer() < 0 ||
-          ends[1].integer() - ends[0].integer() != saturated_product(file.rows, bytes) ||
-          ends[1].integer() > file.bytes - static_cast<int64_t>(header.size())) {
-        throw std::invalid_argument(name + " has not the bytes of " + std::to_string(file.rows) +
-                                    " rows of table " + table.key);
-      }
-      return file.offset + static_cast<int64_t>(header.size()) + ends[0].integer();
-    };
-    return {path, place("ids", 8), file.role == "rows" ? place("weight", row_bytes) : -1};
+    const int64_t begin = file.offset + static_cast<int64_t>(header.size());
+    const int64_t end = file.bytes - static_cast<int64_t>(header.size());
+    const auto ids = begin + place_of(fields, "ids", "I64", {file.rows}, 8, end);
+    if (file.role == "removed") return {path, ids, -1};
+    const RowFormat format = row_format(table.weight_type);
+    const int64_t bytes = row_bytes(format, table.dim);
+    const bool quantized = format == RowFormat::kInt8 || format == RowFormat::kInt4;
+    return {path, ids,
+            begin + place_of(fields, "weight", quantized ? "U8" : table.weight_type,
+                             {file.rows, quantized ? bytes : table.dim}, bytes, end)};
   } catch (const std::invalid_argument& error) {
     fail(path, std::string("damaged: ") + error.what());
   }

@@ -1,4 +1,4 @@
-// Folders of saves: the latest one, what its manifest says, and those that it follows.
+// Saves: what the manifest of one says of a table, and where the tensors of its files lie.
 #pragma once
 
 #include <cstdint>
@@ -23,30 +23,31 @@ struct SavedTable {
   bool hashed;
 };
 
-// A save. All functions here throw SaveError.
+// A save, and of its tables those of one name. All functions here throw SaveError.
 struct Save {
   Path folder;
   std::string id, base, previous;  // previous: empty for a full save
-  int64_t sequence;
+  int64_t sequence;                // from 1 on for a delta, 0 for a full save
   std::vector<std::string> folders;
   std::vector<SavedTable> tables;
-  std::vector<SavedFile> files;
+  std::vector<SavedFile> files;  // of removed ids and of rows of these tables
 
-  // Files of removed ids and of rows of a table, in the order in which they are to be read.
+  // The files of a table, in the order in which they are to be read.
   std::vector<SavedFile> files_of(const std::string& key) const;
 };
 
-Path latest_save(const std::vector<std::string>& folders);
-Save read_save(const Path& folder);
-// The save and those that it follows, the newest first.
-std::vector<Save> chain_of(const Path& save, const std::vector<std::string>& folders);
+constexpr char kManifest[] = "manifest.json";
+
+// `table`: the name of tables, or the key of one.
+Save read_save(const Path& folder, const std::string& table);
 
 // Where the tensors of a file of a save lie in it.
 struct Tensors {
   Path path;
   int64_t ids, weight;  // weight: -1 where there is none
 };
-// `row_bytes`: of a row of weights.
-Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& table, int64_t row_bytes);
+Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& table);
+
+[[noreturn]] void fail(const Path& path, const std::string& what);
 
 }  // namespace rec_sdk

@@ -1,9 +1,9 @@
 #include "torch_npu_ext/serving/include/rec_sdk/table_reader.h"
 
-#include <unistd.h>
+#include <stdlib.h>
 
 #include <algorithm>
-#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <mutex>
@@ -12,6 +12,7 @@
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/store/index_file.h"
 #include "torch_npu_ext/engine/store/serving.h"
+#include "torch_npu_ext/serving/archive.h"
 #include "torch_npu_ext/serving/saves.h"
 
 namespace rec_sdk {
@@ -19,28 +20,45 @@ namespace {
 
 constexpr int64_t kPiece = 1 << 16;  // ids in memory at once, while an index is made
 
-// Errors of the engine as those of a save.
+namespace fs = std::filesystem;
+
+// Errors of the engine and of the file system as those of a save.
 template <class F>
 auto named(const F& f) {
   try {
     return f();
   } catch (const DiskError& error) {
     throw SaveError(error.path() + ": " + error.what() + ": " + std::strerror(error.error()));
+  } catch (const fs::filesystem_error& error) {
+    fail(error.path1(), error.code().message());
   } catch (const std::invalid_argument& error) {
     throw SaveError(error.what());
   }
 }
 
-// A file that is gone with this.
-struct Temporary {
-  explicit Temporary(Path file) : path(std::move(file)) {}
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-  Path path;
-  ~Temporary() {
-    std::error_code ignored;
-    std::filesystem::remove(path, ignored);
+// A new folder under a random name. Its destructor removes it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::error_code error;
+    const Path place = fs::temp_directory_path(error);
+    if (error) fail(place, "no folder for the index of a save that has none (TMPDIR): " + error.message());
+    std::string name = (place / "rec_sdk-index-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) {
+      fail(place, std::string("an index of a save cannot be made there (TMPDIR): ") + std::strerror(errno));
+    }
+    path_ = name;
   }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const Path& path() const { return path_; }
+
+ private:
+  Path path_;
 };
 
 const SavedTable& table_of(const Save& save, const std::string& name) {
@@ -92,16 +110,12 @@ void add_ids(IndexWriter& writer, const Tensors& from, const SavedFile& file, ui
   }
 }
 
-// The index of a save that has none, in a file of its own.
-std::unique_ptr<Temporary> make_index(const Save& save,
-                                      const std::vector<std::pair<SavedFile, Tensors>>& files) {
-  static std::atomic<int> made{0};
-  auto index = std::make_unique<Temporary>(
-      std::filesystem::temp_directory_path() /
-      ("rec_sdk-index-" + std::to_string(getpid()) + "-" + std::to_string(made++)));
+// Writes the index of a table into a new file.
+void write_index(const Path& path, const Save& save,
+                 const std::vector<std::pair<SavedFile, Tensors>>& files) {
   int64_t most = 0;
   for (const auto& [file, place] : files) most += file.rows;
-  IndexWriter writer(index->path.string(), most, save.id);
+  IndexWriter writer(path.string(), most, save.id);
   for (uint64_t round = 0; round < writer.rounds(); ++round) {
     uint32_t number = 0;
     for (const auto& [file, place] : files) {
@@ -111,7 +125,29 @@ std::unique_ptr<Temporary> make_index(const Save& save,
     writer.end_round();
   }
   writer.finish(false);  // it is gone with the reader: nothing waits for the disk
-  return index;
+}
+
+// The table in one save. Its index is made in a temporary folder, which `temporary` keeps, if the save has
+// none.
+ServedSave served_save(const Save& save, const SavedTable& table,
+                       std::vector<std::unique_ptr<TemporaryFolder>>& temporary) {
+  std::vector<std::pair<SavedFile, Tensors>> files;
+  ServedSave served{(save.folder / ("index-" + table.key)).string(), save.id, {}};
+  for (const SavedFile& file : save.files_of(table.key)) {
+    const Tensors place = open_tensors(save, file, table);
+    files.emplace_back(file, place);
+    if (file.role == "rows") served.files.push_back({place.path.string(), place.weight, file.rows});
+  }
+  std::error_code error;
+  const auto kind = fs::symlink_status(served.index, error).type();
+  if (kind == fs::file_type::not_found) {
+    temporary.push_back(std::make_unique<TemporaryFolder>());
+    served.index = (temporary.back()->path() / "index").string();
+    write_index(served.index, save, files);
+  } else if (kind != fs::file_type::regular) {
+    throw SaveError(served.index + ": no plain file");
+  }
+  return served;
 }
 
 struct Moment {
@@ -120,44 +156,29 @@ struct Moment {
   std::unique_ptr<ServedTable> table;
 };
 
-std::shared_ptr<const Moment> open_moment(const Path& latest, const std::vector<std::string>& folders,
-                                          const std::string& name) {
-  const std::vector<Save> chain = chain_of(latest, folders);
-  const SavedTable about = table_of(chain[0], name);
-  return named([&] {
-    const RowFormat format = row_format(about.weight_type);
-    std::vector<ServedSave> saves;
-    std::vector<std::unique_ptr<Temporary>> indexes;
-    for (const Save& save : chain) {
-      const SavedTable& table = same_table(save, about);
-      std::vector<std::pair<SavedFile, Tensors>> files;
-      ServedSave served{(save.folder / ("index-" + table.key)).string(), save.id, {}};
-      for (const SavedFile& file : save.files_of(table.key)) {
-        const Tensors place = open_tensors(save, file, table, row_bytes(format, table.dim));
-        files.emplace_back(file, place);
-        if (file.role == "rows") served.files.push_back({place.path.string(), place.weight, file.rows});
-      }
-      const auto kind = std::filesystem::symlink_status(served.index).type();
-      if (kind == std::filesystem::file_type::not_found) {
-        indexes.push_back(make_index(save, files));
-        served.index = indexes.back()->path.string();
-      } else if (kind != std::filesystem::file_type::regular) {
-        throw SaveError(served.index + ": no plain file");
-      }
-      saves.push_back(std::move(served));
-    }
-    auto moment = std::make_shared<Moment>();
-    moment->save = latest;
-    moment->about = about;
-    moment->table = std::make_unique<ServedTable>(saves, format, about.dim);
-    return std::shared_ptr<const Moment>(std::move(moment));
-  });
+std::shared_ptr<const Moment> open_moment(const Path& latest, SaveArchive& archive, const std::string& name) {
+  const Chain chain = archive.chain(latest);
+  const SavedTable about = table_of(*chain[0], name);
+  const RowFormat format = row_format(about.weight_type);
+  std::vector<ServedSave> saves;
+  std::vector<std::unique_ptr<TemporaryFolder>> temporary;
+  for (const std::shared_ptr<const Save>& save : chain) {
+    saves.push_back(served_save(*save, same_table(*save, about), temporary));
+  }
+  auto moment = std::make_shared<Moment>();
+  moment->save = latest;
+  moment->about = about;
+  moment->table = std::make_unique<ServedTable>(saves, format, about.dim);
+  return moment;
 }
 
 }  // namespace
 
 struct TableReader::State {
-  std::vector<std::string> folders;
+  State(std::vector<std::string> folders, std::string table, float value)
+      : archive(std::move(folders), table), name(std::move(table)), missing(value) {}
+
+  SaveArchive archive;
   std::string name;
   float missing;
   mutable std::mutex reading;
@@ -170,14 +191,11 @@ struct TableReader::State {
   }
 };
 
-TableReader::TableReader(std::vector<std::string> folders, std::string table, float missing)
-    : state_(std::make_unique<State>()) {
+TableReader::TableReader(std::vector<std::string> folders, std::string table, float missing) {
   if (folders.empty())
     throw std::invalid_argument("folders is empty, expected a folder of saves, or several");
-  state_->folders = std::move(folders);
-  state_->name = std::move(table);
-  state_->missing = missing;
-  state_->now = open_moment(latest_save(state_->folders), state_->folders, state_->name);
+  state_ = std::make_unique<State>(std::move(folders), std::move(table), missing);
+  named([&] { state_->now = open_moment(state_->archive.latest(), state_->archive, state_->name); });
 }
 
 TableReader::TableReader(const std::string& folder, std::string table, float missing)
@@ -189,12 +207,14 @@ TableReader& TableReader::operator=(TableReader&&) noexcept = default;
 
 bool TableReader::refresh() {
   const std::lock_guard<std::mutex> one(state_->refreshing);
-  const Path latest = latest_save(state_->folders);
-  if (latest == state_->moment()->save) return false;
-  std::shared_ptr<const Moment> next = open_moment(latest, state_->folders, state_->name);
-  const std::lock_guard<std::mutex> guard(state_->reading);
-  state_->now.swap(next);
-  return true;
+  return named([&] {
+    const Path latest = state_->archive.latest();
+    if (latest == state_->moment()->save) return false;
+    std::shared_ptr<const Moment> next = open_moment(latest, state_->archive, state_->name);
+    const std::lock_guard<std::mutex> guard(state_->reading);
+    state_->now.swap(next);
+    return true;
+  });
 }
 
 std::string TableReader::save() const { return state_->moment()->save.string(); }

@@ -19,14 +19,18 @@ template <class Format>
 class FloatRows {
  public:
   using Stored = typename Format::Storage;
+  struct __attribute__((packed)) Unaligned {  // files of other writers may begin anywhere in a pack
+    Stored value;
+  };
   struct Row {
-    const Stored* __restrict data;
-    REC_SDK_INLINE float operator[](int64_t k) const { return Format::load(data[k]); }
+    const Unaligned* __restrict data;
+    REC_SDK_INLINE float operator[](int64_t k) const { return Format::load(data[k].value); }
   };
 
   FloatRows(int64_t dim, float missing) : missing_(static_cast<size_t>(dim), Format::store(missing)) {}
   REC_SDK_INLINE Row row(const char* at, int64_t column) const {
-    return {(at == nullptr ? missing_.data() : reinterpret_cast<const Stored*>(at)) + column};
+    const void* const row = at == nullptr ? static_cast<const void*>(missing_.data()) : at;
+    return {static_cast<const Unaligned*>(row) + column};
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/base/parallel.h"
 #include "torch_npu_ext/engine/store/served_rows.h"
 
@@ -53,8 +54,9 @@ ServedTable::ServedTable(const std::vector<ServedSave>& saves, RowFormat format,
     layer.index = std::make_unique<IndexFile>(save.index, save.id);
     for (const ServedFile& file : save.files) {
       auto mapped = std::make_unique<MappedFile>(file.path);
-      if (file.weight_begin < 0 || file.rows < 0 ||
-          mapped->size() < static_cast<size_t>(file.weight_begin + file.rows * row_bytes_)) {
+      const auto size = static_cast<int64_t>(mapped->size());
+      if (file.weight_begin < 0 || file.rows < 0 || file.weight_begin > size ||
+          saturated_product(file.rows, row_bytes_) > size - file.weight_begin) {
         throw std::invalid_argument(file.path + ": damaged, it has " + std::to_string(mapped->size()) +
                                     " bytes");
       }
