@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rec_sdk_torch.cache_advice.simulation import simulate
+from rec_sdk_torch.cache_advice.simulation import Simulation
 
 from .ids import STREAMS, Int64Array, stream
 from .runner import Row
@@ -135,7 +135,7 @@ class Trace(NamedTuple):
 
     def engine(self, policy: str, depth: int = 0) -> Row:
         """The engine's own policy, with `depth` batches announced."""
-        counts = simulate(self.batches, self.slots, self.rows, policy, depth, WARM)
+        counts = Simulation.of(self.batches).run(self.slots, policy, depth, WARM)
         numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
         name = f"{policy}, {depth} announced" if depth else policy
         return self.row(name, dict(zip(COUNTERS, numbers, strict=True)))

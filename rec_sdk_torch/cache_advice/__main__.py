@@ -2,9 +2,9 @@
 
 TRACE is a file with the ids in the order in which they were looked up. An .npz or .safetensors has an array of integers
 for each table, [samples] or [samples, ids], or flat beside "<table>_offsets", [samples + 1]. A .parquet has a column of
-integers or of lists for each table. The planner of the engine itself goes through it at each size under each policy,
-with rows of one element in place of weights: its counts are those of a training with these batches, one at a time. The
-time of swaps is modelled from a bandwidth; prefetching overlaps part of it with the training, which is not counted.
+integers or of lists for each table. The policies of the engine go through its rows at each size: their counts are those
+of a training with these batches, one at a time. The time of swaps is modelled from a bandwidth; prefetching overlaps
+part of it with the training, which is not counted.
 
 It prints a table for each table of the trace, and a line with cache= to paste. Without --memory it takes the smallest
 size of each table that misses few rows; with it, the sizes that save most time in so much memory.
@@ -13,6 +13,7 @@ size of each table that misses few rows; with it, the sizes that save most time 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from .._lazy import torch_npu_problem
 from ..settings import parse_bytes
 
 if TYPE_CHECKING:
+    from .advice import Progress
     from .costs import Bandwidth
     from .traces import Trace
 
@@ -141,6 +143,15 @@ def _traces(options: argparse.Namespace) -> dict[str, Trace]:
     return {name: trace for name, trace in traces.items() if not options.table or name in options.table}
 
 
+def _bar(table: str) -> Progress:
+    """Return a progress bar, which shows nothing where stderr is no terminal, or tqdm is not installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return iter
+    return functools.partial(tqdm, desc=table, unit="cache", leave=False, disable=None)
+
+
 def _advise(options: argparse.Namespace) -> None:
     from .advice import choose, examine
     from .report import draw, lines, to_paste
@@ -152,15 +163,10 @@ def _advise(options: argparse.Namespace) -> None:
     policies, record_bytes = _policies(options), _record_bytes(options)
     traces, bandwidth = _traces(options), _bandwidth(options)
 
-    def progress(what: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{what:<70}", end="", file=sys.stderr, flush=True)
-
     tables = [
-        examine(name, trace, options.batch, options.sizes, policies, options.ahead, record_bytes, progress)
+        examine(name, trace, options.batch, options.sizes, policies, options.ahead, record_bytes, _bar(name))
         for name, trace in traces.items()
     ]
-    progress("\r")
     print("\n".join(lines(tables, bandwidth)))
     advice = choose(tables, bandwidth, options.misses, memory)
     if advice.policy == "look_ahead":

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TypeAlias
 
 from .costs import Bandwidth
-from .simulation import Counts, simulate
+from .simulation import Counts, Simulation
 from .traces import Trace
 
 __all__ = ["Advice", "Table", "choose", "examine", "sizes_of"]
 
 STEPS = 12
 """Sizes that are tried of a table when none are given."""
+
+Progress: TypeAlias = Callable[[Sequence[tuple[str, int]]], Iterable[tuple[str, int]]]
+"""Gives the items of a sequence, and shows how many are done."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,15 @@ def examine(
     policies: Sequence[str],
     ahead: int,
     record_bytes: int,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Table:
-    """Simulates one table; `progress` is told what is simulated next."""
-    batches = [ids for ids in trace.batches(samples) if len(ids)]
-    distinct, largest = len(np.unique(trace.ids)), max(len(np.unique(ids)) for ids in batches)
-    sizes = sizes_of(wanted, distinct, largest)
-    counts: dict[str, list[Counts]] = {}
-    for policy in policies:
-        for slots in sizes:
-            progress(f"{name}: {policy}, {slots} rows")
-            counts.setdefault(policy, []).append(simulate(batches, slots, distinct, policy, ahead))
-    return Table(name, len(trace.ids), distinct, largest, record_bytes, sizes, counts)
+    """Simulates one table. `progress` wraps the pairs of a policy and a size, and iterates over them."""
+    simulation = Simulation(trace.ids, trace.starts(samples))
+    sizes = sizes_of(wanted, simulation.distinct, simulation.largest)
+    counts: dict[str, list[Counts]] = {policy: [] for policy in policies}
+    for policy, slots in progress([(policy, slots) for policy in policies for slots in sizes]):
+        counts[policy].append(simulation.run(slots, policy, ahead))
+    return Table(name, len(trace.ids), simulation.distinct, simulation.largest, record_bytes, sizes, counts)
 
 
 def _seconds(table: Table, policy: str, place: int, bandwidth: Bandwidth) -> float:

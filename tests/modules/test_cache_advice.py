@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from planned_caches import planned
 
-from rec_sdk_torch.cache_advice.__main__ import main
-from rec_sdk_torch.cache_advice.advice import Table, choose, sizes_of
+from rec_sdk_torch import _engine
+from rec_sdk_torch.cache_advice.__main__ import _bar, main
+from rec_sdk_torch.cache_advice.advice import Table, choose, examine, sizes_of
 from rec_sdk_torch.cache_advice.costs import Bandwidth, measured
-from rec_sdk_torch.cache_advice.simulation import MOST_AHEAD, Counts, simulate
+from rec_sdk_torch.cache_advice.simulation import MOST_AHEAD, Counts, Simulation
 from rec_sdk_torch.cache_advice.traces import Trace, TraceError, read_traces
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
@@ -45,10 +48,64 @@ def test_counts_are_those_of_a_training(policy: str, slots: int, device: torch.d
     for ids in batches:
         table(torch.from_numpy(ids), torch.tensor([0, len(ids)])).sum().backward()
     stats = table.cache_stats()
-    found = simulate(batches, slots, 100, policy, ahead=0)
+    found = Simulation.of(batches).run(slots, policy, ahead=0)
     names = ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out")
     assert [found.rows, found.new, found.misses, found.rows_in, found.rows_out] == [stats[name] for name in names]
     assert found.batches == stats["batches"] == len(batches)
+
+
+@pytest.mark.parametrize("policy", _engine.cache_policies())
+@pytest.mark.parametrize(("slots", "ahead", "warm"), [(60, 0, 0), (61, 2, 0), (90, 3, 7), (300, MOST_AHEAD, 1)])
+def test_counts_are_those_of_the_planner(policy: str, slots: int, ahead: int, warm: int) -> None:
+    batches = [*batches_of(slots, count=150, ids=60, rows=900), *batches_of(1, count=150, ids=5, rows=40)]
+    found = Simulation.of(batches).run(slots, policy, ahead, warm)
+    counts = [found.rows, found.new, found.misses, found.rows_in, found.rows_out, found.lookups]
+    assert counts == planned(batches, slots, policy, ahead, warm)
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions, in Python and in C, `work` calls."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_work_in_python_does_not_grow_with_the_trace() -> None:
+    """All that is done for each batch or id is done in the engine, once for each cache."""
+
+    def calls(samples: int) -> int:
+        ids = (2000 * np.random.default_rng(1).random(samples) ** 4).astype(np.int64)
+        trace = Trace(ids, np.arange(samples + 1))
+        return calls_of(lambda: examine("t", trace, 50, [0.4, 0.7], ["lru", "lrfu"], 2, 8, iter))
+
+    calls(1000)
+    assert calls(50_000) == calls(1000) < 200
+
+
+def test_a_bar_shows_the_caches_that_are_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = _bar("t_item")
+    assert list(bar([("lru", 1), ("lru", 2)])) == [("lru", 1), ("lru", 2)]
+    assert capsys.readouterr().err == "", "no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert list(_bar("t_item")([("lru", 1), ("lru", 2)])) == [("lru", 1), ("lru", 2)]
+    assert "t_item:   0%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("starts", [[], [0], [1, 2], [0, 2, 1, 3], [0, 4]])
+def test_starts_that_are_none(starts: list[int]) -> None:
+    with pytest.raises(ValueError, match="starts must"):
+        Simulation(np.arange(3), np.array(starts, np.int64))
 
 
 @pytest.mark.parametrize("slots", [35, 60])
@@ -67,23 +124,23 @@ def test_lru_is_what_the_book_says(slots: int) -> None:
             cache.popitem(last=False)
         cache.update(dict.fromkeys(ids.tolist()))
         seen.update(ids.tolist())
-    found = simulate(batches, slots, len(seen), "lru", ahead=0)
+    found = Simulation.of(batches).run(slots, "lru", ahead=0)
     assert found.new == new
     # Which of the rows that one batch used last leave first is the engine's to choose.
     assert found.misses == pytest.approx(misses, rel=0.1)
 
 
 def test_look_ahead_needs_announcements_and_misses_less() -> None:
-    batches = batches_of(5, count=80)
-    blind, one, ahead, most = (simulate(batches, 50, 200, "look_ahead", n) for n in (0, 1, 2, MOST_AHEAD))
-    lrfu = simulate(batches, 50, 200, "lrfu", 2)
+    simulation = Simulation.of(batches_of(5, count=80))
+    blind, one, ahead, most = (simulation.run(50, "look_ahead", n) for n in (0, 1, 2, MOST_AHEAD))
+    lrfu = simulation.run(50, "lrfu", 2)
     assert most.misses < ahead.misses < one.misses < blind.misses
     assert blind.misses <= lrfu.misses * 1.05
 
 
 def test_rows_that_fit_miss_once() -> None:
     batches = batches_of(1)
-    found = simulate(batches, distinct(batches), distinct(batches), "lrfu", 0)
+    found = Simulation.of(batches).run(distinct(batches), "lrfu", 0)
     assert found.miss_rate == 0
     assert found.misses == found.new == found.rows_in == distinct(batches)
     assert found.rows_out == 0
@@ -157,13 +214,17 @@ def test_sizes(wanted: list[float], expected: list[int]) -> None:
 # ---------------------------------------------------------------- traces
 
 
+def cut(trace: Trace, samples: int) -> list[list[int]]:
+    """The ids of each batch that has some."""
+    return [ids.tolist() for ids in np.split(trace.ids, trace.starts(samples)[1:-1])]
+
+
 def test_arrays_of_any_shape(tmp_path: Path) -> None:
     flat, pairs = np.arange(6, dtype=np.int32), np.arange(6).reshape(3, 2)
     np.savez(tmp_path / "t.npz", a=flat, b=pairs, c=np.arange(5), c_offsets=np.array([0, 2, 2, 5]), d=np.ones(3))
     found = read_traces(tmp_path / "t.npz")
     assert set(found) == {"a", "b", "c"}
-    cut = {name: [ids.tolist() for ids in trace.batches(2)] for name, trace in found.items()}
-    assert cut == {
+    assert {name: cut(trace, 2) for name, trace in found.items()} == {
         "a": [[0, 1], [2, 3], [4, 5]],
         "b": [[0, 1, 2, 3], [4, 5]],
         "c": [[0, 1], [2, 3, 4]],
@@ -186,8 +247,7 @@ def test_parquet(tmp_path: Path) -> None:
     columns = {"a": [1, 2, 3], "b": [[1, 2], None, [3]], "c": ["x", "y", "z"]}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=1)
     found = read_traces(tmp_path / "t.parquet")
-    cut = {name: [ids.tolist() for ids in trace.batches(1)] for name, trace in found.items()}
-    assert cut == {"a": [[1], [2], [3]], "b": [[1, 2], [], [3]]}
+    assert {name: cut(trace, 1) for name, trace in found.items()} == {"a": [[1], [2], [3]], "b": [[1, 2], [3]]}
 
 
 @pytest.mark.parametrize(
@@ -302,4 +362,4 @@ def test_wrong_options_are_one_line(
 
 def test_a_trace_has_its_last_batch() -> None:
     trace = Trace(np.arange(5, dtype=np.int64), np.arange(6, dtype=np.int64))
-    assert [len(ids) for ids in trace.batches(2)] == [2, 2, 1]
+    assert cut(trace, 2) == [[0, 1], [2, 3], [4]]

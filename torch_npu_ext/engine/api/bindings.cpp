@@ -265,6 +265,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_life(engine);
   bind_snapshots(engine);
   bind_serving(m);
+  bind_simulation(m);
 }
 
 }  // namespace rec_sdk

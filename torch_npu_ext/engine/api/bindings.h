@@ -158,5 +158,6 @@ void bind_life_spec(py::module_& m);
 void bind_life(EngineClass& engine);
 void bind_snapshots(EngineClass& engine);
 void bind_serving(py::module_& m);
+void bind_simulation(py::module_& m);
 
 }  // namespace rec_sdk
