@@ -142,12 +142,14 @@ def steps_beside(training: Training, saver: Saver, folder: Path, rounds: int) ->
     for _ in range(rounds):
         begin, count = time.perf_counter(), len(steps["a save"])
         future = saver.save(training.embedding, folder, background=True)
+        steps["a save"].append(training.step())
         while not future.done():
             steps["a save"].append(training.step())
         saves.append(time.perf_counter() - begin)
         steps["nothing"] += [training.step() for _ in range(max(len(steps["a save"]) - count, 20))]
         writer = threading.Thread(target=write_with_numpy, args=(records, folder / "numpy"))
         writer.start()
+        steps["numpy"].append(training.step())
         while writer.is_alive():
             steps["numpy"].append(training.step())
     found = {name: summary(each, "step") for name, each in steps.items()}

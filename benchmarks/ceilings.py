@@ -109,13 +109,11 @@ class Ceilings:
         names = [f"{what} {way}, {how}" for way in ("in", "out") for how in ("staged", "direct")]
         if self._module is None:
             return [self._row(name, absent=NEEDS_CUDA) for name in names]
-        options = self._options
-        count, size = options.swap_rows, options.swap_rows * self._record_bytes
+        count, size = self._options.swap_rows, self._options.swap_rows * self._record_bytes
         host, back = self._pinned(count, self._record_bytes), self._pinned(count, self._record_bytes)
         host.random_(generator=torch.Generator().manual_seed(1))
         cache = torch.zeros((4 * count, self._record_bytes), dtype=torch.uint8, device=self._device)
         slots = torch.randperm(4 * count, generator=torch.Generator().manual_seed(2))[:count].int().to(self._device)
-        expected = host.to(self._device)
 
         def staged_in() -> None:
             ops.scatter_rows(cache, slots, host.to(self._device, non_blocking=True))
@@ -123,33 +121,27 @@ class Ceilings:
         def staged_out() -> None:
             back.copy_(ops.gather_rows(cache, slots), non_blocking=True)
 
-        def direct_out() -> None:
-            ops.gather_rows.out(cache, slots, out=back)
-
-        def arrived() -> bool:
-            return torch.equal(ops.gather_rows(cache, slots), expected)
-
-        def left() -> bool:
-            return torch.equal(back, host)
-
-        def measured(name: str, call: Callable[[], None], check: Callable[[], bool], clear: torch.Tensor) -> Row:
-            clear.zero_()
+        calls: list[Callable[[], object]] = [
+            staged_in,
+            lambda: ops.scatter_rows(cache, slots, host),
+            staged_out,
+            lambda: ops.gather_rows.out(cache, slots, out=back),
+        ]
+        found = []
+        for name, call in zip(names, calls, strict=True):
+            cache.zero_()
+            back.zero_()
             try:
+                if " out, " in name:
+                    staged_in()
                 seconds = self._best(call)
             except (AttributeError, RuntimeError) as error:
-                return self._row(name, absent=f"not in this build: {str(error).splitlines()[0]}")
+                found.append(self._row(name, absent=f"not in this build: {str(error).splitlines()[0]}"))
+                continue
+            if " in, " in name:
+                staged_out()
             self._clock.synchronize()
-            return self._row(name, size, seconds, correct=check())
-
-        found = [
-            measured(names[0], staged_in, arrived, cache),
-            measured(names[1], lambda: ops.scatter_rows(cache, slots, host), arrived, cache),
-        ]
-        staged_in()
-        found += [
-            measured(names[2], staged_out, left, back),
-            measured(names[3], direct_out, left, back),
-        ]
+            found.append(self._row(name, size, seconds, correct=torch.equal(back, host)))
         return found
 
 

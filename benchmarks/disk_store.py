@@ -27,8 +27,12 @@ from .timing import Samples, seconds_of
 
 
 @contextlib.contextmanager
-def memory_limit(size: int) -> Iterator[str]:
-    """Limits this process and its page cache to `size` bytes; gives how."""
+def memory_limit(text: str) -> Iterator[str]:
+    """Limits this process and its page cache to the bytes of `text`, such as 4GiB, or `none`; gives how."""
+    if text == "none":
+        yield text
+        return
+    size = parse_bytes(text, "--memory")
     groups = [line.strip().split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     v1 = next((path for _, controllers, path in groups if "memory" in controllers.split(",")), None)
     root = "/sys/fs/cgroup" if v1 is None else "/sys/fs/cgroup/memory"
@@ -39,6 +43,8 @@ def memory_limit(size: int) -> Iterator[str]:
         (own / ("memory.max" if v1 is None else "memory.limit_in_bytes")).write_text(str(size))
         (own / "cgroup.procs").write_text(str(os.getpid()))
     except OSError as error:
+        with contextlib.suppress(OSError):
+            own.rmdir()
         yield f"none: {error}; run it under: systemd-run --scope -p MemoryMax={size} ..."
         return
     try:
@@ -91,7 +97,7 @@ def steps(embedding: TableBatchedEmbedding, kind: str, options: argparse.Namespa
 def run(options: argparse.Namespace) -> Iterator[Row]:
     """Three phases, then the memory."""
     table = TableConfig(name="t", num_embeddings=options.rows, embedding_dim=options.dim, pooling=Pooling.SUM)
-    with memory_limit(parse_bytes(options.memory, "--memory")) as limit:
+    with memory_limit(options.memory) as limit:
         store = None if options.folder is None else str(options.folder)
         embedding = make_table(table, torch.optim.Adagrad, cache=options.cache, seed=0, host_store=store)
         for kind in ("insert", "uniform", "skewed"):
@@ -106,7 +112,7 @@ BENCHMARK = Benchmark(
         "folder": Option(help="for the host store; without it rows are in memory"),
         "rows": Option(20_000_000, quick=5000),
         "dim": Option(64, quick=8),
-        "memory": Option("4GiB", quick="64GiB"),
+        "memory": Option("4GiB", "limit of this process; or none", quick="none"),
         "cache": Option(200_000, "rows of the device cache", quick=1000),
         "batch": Option(65_536, "lookups of a step", quick=256),
         "steps": Option(100, quick=3),

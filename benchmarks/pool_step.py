@@ -37,6 +37,12 @@ class _Entrant:
     def name(self) -> str:
         return self.contender.name
 
+    @property
+    def ours(self) -> TimedOurs:
+        """The contender, where `cached` says that it is one of ours."""
+        assert isinstance(self.contender, TimedOurs)
+        return self.contender
+
     def add(self, figures: dict[str, float]) -> None:
         for name, seconds in figures.items():
             self.samples.setdefault(name, Samples()).seconds.append(seconds)
@@ -158,17 +164,12 @@ class StepCase:
     def _time_in_turn(self) -> None:
         """Waits for the device around every step, so that a step pays for all that it started."""
         for entrant in self._cached():
-            self._our(entrant).embedding.reset_cache_stats()
-            self._our(entrant).take_phases()
+            entrant.ours.embedding.reset_cache_stats()
+            entrant.ours.take_phases()
         with no_collection():
             for batch in self._batches():
                 for entrant in self._entrants:
                     entrant.add(self._step(entrant, batch))
-
-    @staticmethod
-    def _our(entrant: _Entrant) -> TimedOurs:
-        assert isinstance(entrant.contender, TimedOurs)
-        return entrant.contender
 
     def _step(self, entrant: _Entrant, batch: int) -> dict[str, float]:
         contender, clock = entrant.contender, self._clock
@@ -209,7 +210,7 @@ class StepCase:
     # ---- what was found
 
     def _counters(self) -> dict[str, dict[str, int]]:
-        return {entrant.name: self._our(entrant).embedding.cache_stats() for entrant in self._cached()}
+        return {entrant.name: entrant.ours.embedding.cache_stats() for entrant in self._cached()}
 
     def operators(self, correct: dict[str, dict[str, bool]]) -> Row | None:
         """The operators alone; None where the cache does not hold every row."""

@@ -78,9 +78,13 @@ class Option:
         first = next(iter(self.default), 1) if several else self.default
         kind = self.kind or (positive_int if isinstance(first, int) else type(first) if first is not None else Path)
         more: dict[str, Any] = {"nargs": "*"} if several else {}
-        parser.add_argument(
-            flag, type=kind, choices=self.choices, metavar=name.upper(), help=shown.replace("%", "%%"), **more
-        )
+        if self.choices is None or len(self.choices) > MOST_CHOICES:
+            more["metavar"] = name.upper()
+        parser.add_argument(flag, type=kind, choices=self.choices, help=shown.replace("%", "%%"), **more)
+
+
+MOST_CHOICES = 6
+"""The most choices that --help lists."""
 
 
 def _shown(value: Any) -> str:

@@ -21,7 +21,7 @@ pytest.importorskip("fbgemm_gpu", reason="it is a rival")
 from quick_runs import QUICK, benchmark, quick
 
 from benchmarks import end_to_end, fbgemm, fixed_cost, many_tables, optimizers, prefetch, rounding
-from benchmarks.prefetch_step import Trainer
+from benchmarks.prefetch import Trainer
 from benchmarks.runner import Benchmark, Option, Target, table
 from benchmarks.whole_models import CONTENDERS, PROBLEMS, criteo_shape, train_one
 from benchmarks.workload import CRITEO_SIZES
@@ -61,7 +61,7 @@ def test_a_quick_run(name: str) -> None:
         assert results["machine"][key] is not None
     for row in results["rows"]:
         assert all(math.isfinite(number) for number in numbers(row))
-        assert row.get("ratio", 1) > 0
+        assert row.get("phase") == "bytes" or row.get("ratio", 1) > 0, "memory of the process need not grow"
     assert {target["met"] for target in results["targets"]} <= {True, False, None}
 
 
