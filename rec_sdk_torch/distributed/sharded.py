@@ -21,7 +21,7 @@ from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding_ids import PaddingIds, with_zeros
 from ..tbe.cache.transfers import Transfers
 from ..tbe.rows.state_dict import row_numbers, warn_of_rows
-from ..tbe.step.prefetch_queue import Prefetched
+from ..tbe.step.prefetch_queue import MAX_COMING, Prefetched
 from .alike import TrainingSettings
 from .collectives import Exchange, SendRows, Vote
 from .dedup import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
@@ -171,6 +171,8 @@ class ShardedCollection(
             other.advance()
         coming = Coming(self, features, depth)
         self._coming.append(coming)
+        queue = self.home._embedding.queue
+        queue.expected = max(queue.expected, min(len(self._coming), MAX_COMING if depth is None else depth + 1))
         return coming
 
     def prefetch_end(self) -> Coming:

@@ -366,12 +366,13 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
 
     def _train(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         layout = self.layout
+        if not self._trainable:
+            layout.check_real()
+            layout.check_trainable()
+            self._trainable = layout.make_room(batch.whole, self.queue.most_at_once())
         groups = layout.built or layout.groups
         weights = () if batch.weights is None else layout.weights_of(batch)
         lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)
-        if not self._trainable:
-            layout.check_trainable()
-            self._trainable = True
         if self._anchor is None:
             self._anchor = layout.edges.anchor(self.device)
         hooks = saved_tensors_hooks(True)

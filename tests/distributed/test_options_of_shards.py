@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from jagged import apply, bag_config, bags_collection, jagged
 from option_cases import OPTIONS, WORLD_SIZE, expected, make_collection, observed
 from ranks import Place, Ranks
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -39,6 +40,33 @@ def shard(rank: int, world_size: int, name: str) -> bool:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_shards(ranks_of: Callable[[int], Ranks], name: str) -> None:
     assert all(ranks_of(WORLD_SIZE).run(shard, name))
+
+
+def share_of_a_rank(rank: int, world_size: int, depth: int) -> dict[str, int]:
+    """The slots of a rank for a tenth of a small table, once a batch of 40 samples of each rank was trained."""
+    small = bag_config("t0", ["f0"], num_embeddings=160)
+    large = bag_config("t1", ["f1"], num_embeddings=2000)
+    collection = bags_collection(Place.device, small, large, cache=0.1)
+    apply(collection)
+    (sharder,) = [each for each in rst.get_default_hybrid_sharders(None) if each.module_type is type(collection)]
+    by_rows: Any = ParameterSharding(ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
+    plan = EmbeddingModuleShardingPlan(dict.fromkeys(("t0", "t1"), by_rows))
+    env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    tables = sharder.shard(collection, plan, env, Place.device)
+    each = [[[(40 * rank + 80 * step + i) % 160] for i in range(40)] for step in range(5)]
+    batches = [jagged({"f0": ids, "f1": ids}) for ids in each]
+    for batch in rst.prefetch(iter(batches), tables, depth=depth) if depth else batches:
+        tables(batch).wait().values().sum().backward()
+    sizes: dict[str, int] = tables.cache_sizes
+    return sizes
+
+
+@pytest.mark.parametrize(("depth", "slots"), [(0, 40), (1, 80), (2, 80)])
+def test_a_share_of_a_small_table_holds_a_batch_of_all_ranks(
+    ranks_of: Callable[[int], Ranks], depth: int, slots: int
+) -> None:
+    """Half of the 80 rows of a batch are at home on each rank, and 80 of the table."""
+    assert ranks_of(2).run(share_of_a_rank, depth) == [{"t0": slots, "t1": max(40 * (depth + 1), 100)}] * 2
 
 
 @pytest.mark.parametrize("bounds", [{}, {"init_min": 0.0}, {"init_min": -0.25, "init_max": 0.5}], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jagged import (
@@ -16,6 +17,7 @@ from jagged import (
     numbered,
     read,
     rows_of,
+    same_bits,
     sequences_collection,
     train_step,
 )
@@ -94,6 +96,91 @@ def test_a_share_of_a_small_table_is_all_of_it(device: torch.device) -> None:
     apply(collection)
     assert collection.cache_sizes == {"t0": 3}
     train_step(collection, jagged({"f0": [[0], [1], [2]]}))
+
+
+# ---- what the first batch can need
+
+SMALL = bag_config("t0", ["f0"], num_embeddings=146, embedding_dim=4)
+LARGE = EmbeddingBagConfig(num_embeddings=9000, embedding_dim=4, name="t1", feature_names=["f1"])
+INDEX = EmbeddingBagConfig(num_embeddings=146, embedding_dim=4, name="t0", feature_names=["f0"])
+
+
+def numbers(step: int, batch_size: int = 60) -> Any:
+    """Distinct ids of both tables."""
+    ids = np.arange(batch_size) + batch_size * step
+    return jagged({"f0": (ids % 146)[:, None].tolist(), "f1": ids[:, None].tolist()})
+
+
+@pytest.mark.parametrize("small", [SMALL, INDEX])
+@pytest.mark.parametrize(
+    ("cache", "before", "depth", "expected"),
+    [
+        (0.1, (15, 900), 0, (60, 900)),
+        (0.01, (2, 90), 0, (60, 90)),
+        (0.1, (15, 900), 1, (120, 900)),
+        (0.01, (2, 90), 2, (146, 180)),  # three batches, but no more than the table
+        ({"t0": 0.1, "t1": 70}, (15, 70), 0, (60, 70)),  # rows are taken at their word
+        ("14632B", (15, 899), 0, (67, 846)),  # a tenth of the bytes of both
+        ("14632B", (15, 899), 2, (146, 768)),
+    ],
+    ids=str,
+)
+def test_a_share_holds_the_first_batch_and_those_ahead(
+    device: torch.device, small: Any, cache: Any, before: tuple[int, int], depth: int, expected: tuple[int, int]
+) -> None:
+    made = []
+    for size in (cache, 1000):
+        collection = bags_collection(device, small, LARGE, cache=size)
+        apply(collection)
+        if size is cache:
+            assert tuple(collection.cache_sizes.values()) == before
+        for batch in rst.prefetch(map(numbers, range(9)), collection, depth=depth):
+            train_step(collection, batch)
+            if size is cache:
+                assert tuple(collection.cache_sizes.values()) == expected
+        made.append(collection)
+    assert not list(same_bits(*(each.state_dict() for each in made)))
+    if device.type == "cpu":
+        assert tuple(copy.deepcopy(made[0]).cache_sizes.values()) == expected
+
+
+@pytest.mark.parametrize("cache", [15, {"t0": 15}, {"t0": "240B"}])
+def test_numbers_of_rows_are_taken_at_their_word(device: torch.device, cache: Any) -> None:
+    collection = bags_collection(device, SMALL, LARGE, cache=cache)
+    apply(collection)
+    with pytest.raises(rst.CacheTooSmallError, match="'t0'"):
+        collection(numbers(0))
+    assert collection.cache_sizes["t0"] == 15
+
+
+def test_memory_that_is_too_small_for_the_first_batch(device: torch.device) -> None:
+    """The least that a batch can need is not its least need: ids may be the same."""
+    collection = bags_collection(device, SMALL, LARGE, cache="160B")
+    apply(collection)
+    train_step(collection, jagged({"f0": [[1]] * 60, "f1": [[2]] * 60}))
+    assert sum(collection.cache_sizes.values()) <= 10
+
+
+@pytest.mark.parametrize("first", ["load", "read", "empty"])
+def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, first: str) -> None:
+    source = bags_collection(device, SMALL, LARGE, cache=1000)
+    apply(source, torch.optim.Adagrad)
+    train_step(source, numbers(0))
+    collection = bags_collection(device, SMALL, LARGE, cache=0.01)
+    apply(collection, torch.optim.Adagrad)
+    if first == "empty":
+        train_step(collection, jagged({"f0": [[]], "f1": [[]]}))
+    if first == "read":
+        read(collection, numbers(0))
+    collection.load_state_dict(source.state_dict())
+    collection.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
+    assert tuple(collection.cache_sizes.values()) == (2, 90)
+    for step in range(1, 4):
+        for each in (source, collection):
+            train_step(each, numbers(step))
+    assert tuple(collection.cache_sizes.values()) == (60, 90)
+    assert not list(same_bits(source.state_dict(), collection.state_dict()))
+    assert not list(same_bits(source.fused_optimizer.state_dict(), collection.fused_optimizer.state_dict()))
 
 
 def test_states_take_their_share(device: torch.device) -> None:

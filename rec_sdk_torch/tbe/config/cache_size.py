@@ -133,13 +133,15 @@ def cache_slots(
     cache: CacheOption,
     hint: BatchHint,
     device_free: int,
+    needed: Sequence[int] | None = None,
 ) -> list[int]:
     """Slots of each table.
 
     `cache` is rows per table (int), a fraction of `num_embeddings` (float) but at least a batch of `hint`, device
     memory of all tables (str such as `"2GiB"`), one of these by table name (dict; unnamed tables as for None), or None:
     as much of each table as fits into EMBCACHE_SIZE_ON_DEVICE_MEM and half the free device memory, at least two
-    batches of `hint`.
+    batches of `hint`. Only numbers of rows and bytes of one table may be fewer than `needed`, the rows of each table
+    that batches can need.
 
     Raises:
         TypeError, ValueError: an option that cannot be read or met; the message names table and setting.
@@ -147,6 +149,8 @@ def cache_slots(
     """
     check_cache_option(tables, cache)
     least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)  # a batch and its successor
+    if needed is not None:
+        least, one_batch = ([max(pair) for pair in zip(rows, needed, strict=True)] for rows in (least, one_batch))
     budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)
     why = "EMBCACHE_SIZE_ON_DEVICE_MEM (or half the free device memory)"
     if isinstance(cache, str):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ..._engine import available_memory
 from ...backends.devices import backend_for
 from ..cache.accumulation import counted
 from ..cache.batch import Batch, Int64Array
@@ -50,6 +51,7 @@ class Layout:
             all rows.
         windows: backward passes so far of the accumulation windows of each length.
         waiting: gradients that wait for `step()`.
+        needed: rows of each table that the first batch which is trained, and those ahead of it, can need; None before.
         evicted: by name, of tables whose rows are handed out when they leave: where these wait.
         replicated: by name, tables that all ranks of a sharded collection have.
         always: by name, ids whose rows a table has though they may not have been met.
@@ -95,6 +97,7 @@ class Layout:
         self.works_on_tables = False
         self.windows: dict[int, int] = {}
         self.waiting: Waiting = NOTHING
+        self.needed: list[int] | None = None
         self.evicted = {t.name: Departures(t.name) for t in self.tables if t.life is not None and t.life.keep_evicted}
         self.replicated: frozenset[str] = frozenset()
         self.always: dict[str, Callable[[], Int64Array]] = {}
@@ -165,13 +168,46 @@ class Layout:
         if self.built:
             sizes = {member.config.name: member.slots for group in self.built for member in group.members}
             return [sizes[table.name] for table in self.tables]
+        return self._sizes()
+
+    def _sizes(self) -> list[int]:
+        """Rows of each table that a cache which is made now holds."""
         self.check_real()
         free = backend_for(self.device).free_memory(self.device)
         sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
-        return cache_slots(self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free)
+        options = self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free
+        try:
+            return cache_slots(*options, self.needed)
+        except (ValueError, MemoryError):
+            if self.needed is None:
+                raise
+            return cache_slots(*options)  # no memory for what batches can need, which is more than they do need
+
+    def make_room(self, batch: Batch, batches: int) -> bool:
+        """Lets the caches hold so many batches as large as `batch`, the first one that is trained.
+
+        Sizes that `cache=` gives as numbers of rows stay. Groups that were built before, by a load, are laid out anew
+        only where this batch might not fit, and the host has memory for both.
+
+        Returns:
+            False: the batch says nothing, since it has no lookups or is not well formed.
+        """
+        if not batch.well_formed or not len(batch.values):
+            return False
+        lookups = batch.lookups(np.arange(self.num_features))
+        rows = [int(lookups[list(features)].sum()) for features in self._features]
+        self.needed = [min(batches * own, t.num_embeddings) for own, t in zip(rows, self.tables, strict=True)]
+        if self.built and not self.window_open() and not self.in_flight():
+            before = self.cache_sizes()
+            wanted = self._sizes()
+            small = any(have < min(own, want) for have, own, want in zip(before, rows, wanted, strict=True))
+            stored = sum(group.memory(None)["store_bytes"] for group in self.built)
+            if small and stored < available_memory():
+                self._rebuild()
+        return True
 
     def _build(self, serial: int = 0) -> list[Group]:
-        slots, options = self.cache_sizes(), self.options
+        slots, options = self._sizes(), self.options
         if options.host_store is None:
             stored = [stored_bytes(t, o) for t, o in zip(self.tables, self.optimizers, strict=True)]
             check_host_memory(self.tables, stored)
@@ -278,6 +314,7 @@ class Layout:
         """Builds groups with the rows of `other`, if that one is built, and has its rows to hand out."""
         for name, departures in self.evicted.items():
             departures.pieces[:] = other.evicted[name].pieces
+        self.needed = other.needed
         if other.built:
             fresh = self._build()
             move_rows(other.built, fresh)

@@ -144,6 +144,7 @@ class PrefetchQueue:
 
     Attributes:
         idle: nothing is planned now.
+        expected: the most batches that were to come at once.
     """
 
     def __init__(self, layout: Layout, monitor: Monitor, may_plan: Callable[[], bool]) -> None:
@@ -165,6 +166,7 @@ class PrefetchQueue:
         self.idle = True
         self._too_small = self._warned = self._told = False
         self._reading = False  # what was prefetched is not trained
+        self.expected = 1
         self._unused = 0  # training batches in a row that were none of those to come
 
     def __len__(self) -> int:
@@ -174,6 +176,10 @@ class PrefetchQueue:
         """In a process that was forked: the thread that planned is not there."""
         self._lock = threading.RLock()
         self.idle = True
+
+    def most_at_once(self) -> int:
+        """Batches whose rows the caches should hold at once: the one that is trained, and those that are planned."""
+        return min(self.expected, PLANNED_BY_FORESIGHT + 1) if self._foresees else self.expected
 
     # ---- batches
 
@@ -273,6 +279,7 @@ class PrefetchQueue:
                     f"{MAX_COMING} batches were prefetched and have not come: run their forward, or forget() them"
                 )
             self._coming.append(prefetched)
+            self.expected = max(self.expected, min(len(self._coming), prefetched.depth + 1))
             planned = self._coming[0].plans is not None
         if not planned:  # otherwise once the next forward is launched: it would wait for the engine
             self.go_on()
