@@ -52,6 +52,10 @@ class ShardHandle(TableHandle):
             exchange: with the ranks that have the other rows; None where each rank has all rows.
         """
         self._all_rows, self._exchange, self.weight.ranks = rows, exchange, exchange
+        if rows is not None:  # the unsharded table has no such buffer, and torchrec.distributed.shard compares names
+            ids = self.ids
+            del self.ids
+            self.ids = ids
 
     def ids_here(self) -> torch.Tensor:
         """Ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met, in order."""

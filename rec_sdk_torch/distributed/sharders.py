@@ -12,6 +12,7 @@ from ..modules.embedding_collections import (
     EmbCacheEmbeddingCollection,
     HashEmbeddingBagCollection,
 )
+from .feature_processed_sharder import FeatureProcessedSharder
 from .machines import LocalSize
 from .plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
 from .sharder import TableSharder
@@ -87,9 +88,11 @@ def get_default_hybrid_sharders(
         EmbCacheEmbeddingBagCollectionSharder,
         HashEmbeddingBagCollectionSharder,
     )
-    plain = [
-        sharder(host_env, local_size=local_size) for sharder in (PlainBagCollectionSharder, PlainCollectionSharder)
+    own = [sharder(cpu_env=host_env, local_size=local_size) for sharder in ours]
+    around: list[Any] = [
+        *(sharder(host_env, local_size=local_size) for sharder in (PlainBagCollectionSharder, PlainCollectionSharder)),
+        FeatureProcessedSharder(own),
     ]
-    taken = {sharder.module_type for sharder in plain}
+    taken = {sharder.module_type for sharder in around}
     theirs = [sharder for sharder in get_default_sharders() if sharder.module_type not in taken]
-    return [*(sharder(cpu_env=host_env, local_size=local_size) for sharder in ours), *plain, *theirs]
+    return [*own, *around, *theirs]

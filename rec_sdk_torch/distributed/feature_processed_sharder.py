@@ -1,0 +1,67 @@
+"""Shards TorchRec's FeatureProcessedEmbeddingBagCollection around collections of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from .sharder import TableSharder
+
+
+class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
+    """Divides the tables of the collection inside; the processors are trained as dense parameters are.
+
+    Around TorchRec's own collection it is TorchRec's sharder. A planner asks for sharding types and kernels of the
+    module whose parameters it has asked for last.
+    """
+
+    def __init__(self, sharders: list[TableSharder]) -> None:
+        """`sharders`: of the collections that may be inside."""
+        super().__init__()
+        self._sharders = {sharder.module_type: sharder for sharder in sharders}
+        self._planned: TableSharder | None = None
+
+    def shardable_parameters(self, module: FeatureProcessedEmbeddingBagCollection) -> dict[str, torch.nn.Parameter]:
+        """Return the weights by table."""
+        self._planned = self._sharders.get(type(module._embedding_bag_collection))
+        if self._planned is None:
+            theirs: dict[str, torch.nn.Parameter] = super().shardable_parameters(module)
+            return theirs
+        return self._planned.shardable_parameters(module._embedding_bag_collection)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Return the types of the sharder for the collection inside."""
+        sharder: Any = super() if self._planned is None else self._planned
+        types: list[str] = sharder.sharding_types(compute_device_type)
+        return types
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Return the kernels of the sharder for the collection inside."""
+        sharder: Any = super() if self._planned is None else self._planned
+        kernels: list[str] = sharder.compute_kernels(sharding_type, compute_device_type)
+        return kernels
+
+    def shard(
+        self,
+        module: FeatureProcessedEmbeddingBagCollection,
+        params: Any,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Put the sharded collection into `module`, if that inside is of this package.
+
+        Raises:
+            as the sharder of the collection inside.
+        """
+        sharder = self._sharders.get(type(module._embedding_bag_collection))
+        if sharder is None:
+            return super().shard(module, params, env, device, module_fqn)
+        name = "_embedding_bag_collection"
+        path = name if not module_fqn else f"{module_fqn}.{name}"
+        setattr(module, name, sharder.shard(module._embedding_bag_collection, params, env, device, path))
+        return module
