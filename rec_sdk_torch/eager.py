@@ -19,6 +19,8 @@ _tracing_state = torch._C._get_tracing_state
 _dispatch_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
 _transforms = torch._C._functorch.peek_interpreter_stack
+_capturing: dict[str, Callable[[], bool]] = {}
+"""By kind of device, whether its current stream is being captured into a graph; kinds that have been used."""
 
 UNTRACEABLE = (
     "embedding tables cannot be traced: a lookup reads the ids of its batch in Python. Use torch.compile without "
@@ -65,6 +67,24 @@ def check_real(values: object) -> None:
         raise RuntimeError(f"{type(values).__name__} in place of a tensor: {UNTRACEABLE}")
 
 
+def refuse_captures(kind: str) -> None:
+    """Lets `check_batch` and `check_stream` refuse captures of streams of a kind of device, such as "cuda" or "npu"."""
+    module = getattr(torch, kind)
+    if hasattr(module, "is_current_stream_capturing"):  # else the device has no graphs
+        _capturing[kind] = module.is_current_stream_capturing
+
+
+def check_stream() -> None:
+    """Raises RuntimeError where the current stream of a device is being captured."""
+    for kind, is_capturing in _capturing.items():
+        if is_capturing():
+            raise RuntimeError(
+                f"embedding tables cannot be used while torch.{kind}.graph captures a stream: a replay would read and "
+                "update the rows of the captured batch, in slots that other rows have by then. Capture the dense part "
+                "of the model by itself, with the tables' output as its input"
+            )
+
+
 class NotScripted:
     """A module that torch.jit.script refuses before it looks at what the module is made of."""
 
@@ -73,7 +93,7 @@ class NotScripted:
 
 
 def check_batch(ids: object) -> None:
-    """Raises RuntimeError for ids that cannot be read: those of a tracer, or anything in a function transform.
+    """Raises RuntimeError for ids that cannot be read: those of a tracer, in a function transform, or in a capture.
 
     Tracers that run a model on real tensors (torch.jit.trace, ONNX through it, make_fx) would note rows as constants.
     """
@@ -88,3 +108,5 @@ def check_batch(ids: object) -> None:
             "embedding tables cannot be looked up in a function that torch.func transforms (grad, vmap): look them up "
             "before, and give the function their output"
         )
+    if _capturing:
+        check_stream()

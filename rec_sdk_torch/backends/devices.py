@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..eager import refuse_captures
 from . import cpu, cuda, npu
 
 
@@ -63,6 +64,8 @@ def backend_for(device: torch.device) -> Backend:
     backend = _BACKENDS[device.type]
     backend.load()
     backend.start(device)
+    if device.type != "cpu":
+        refuse_captures(device.type)
     return backend
 
 

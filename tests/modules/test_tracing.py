@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchrec import KeyedJaggedTensor
 from torchrec.fx import Tracer
 
-from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, eager
+from rec_sdk_torch.backends import devices
+from rec_sdk_torch.tbe.cache.transfers import Transfers
 
 UNTRACEABLE = "embedding tables cannot be traced.*without fullgraph.*export the dense part"
 
@@ -184,3 +188,62 @@ def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
     assert not list(same_bits(model.tables.fused_optimizer.state_dict(), plain.tables.fused_optimizer.state_dict()))
     assert not [name for name in same_bits(model.state_dict(), plain.state_dict()) if not fullgraph]
     train(model)
+
+
+@pytest.fixture(params=["cuda", "npu"])
+def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for the streams of a device: `on` says whether the current one is captured."""
+    state = SimpleNamespace(on=False, kind=request.param)
+    stand_in = SimpleNamespace(is_current_stream_capturing=lambda: state.on)
+    monkeypatch.setattr(torch, state.kind, stand_in, raising=False)
+    nothing: dict[str, Any] = {"load": lambda: None, "start": lambda device: None}
+    monkeypatch.setitem(devices._BACKENDS, state.kind, replace(devices._BACKENDS[state.kind], **nothing))
+    monkeypatch.setattr(eager, "_capturing", {})
+    device: Any = SimpleNamespace(type=state.kind)
+    devices.backend_for(device)
+    return state
+
+
+def embedding_of_bags(device: torch.device) -> Any:
+    sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    return TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10, device=device)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("make", [Pooled, Sequences, embedding_of_bags])
+def test_lookups_are_not_captured(device: torch.device, capture: SimpleNamespace, make: Any, train: bool) -> None:
+    if device.type != "cpu":
+        pytest.skip("the stand-in is for a device that is not there")
+    model = make(device)
+    model.train(train)
+    inputs = (torch.tensor([1, 2]), torch.tensor([0, 1, 2])) if make is embedding_of_bags else (BATCHES[0],)
+    model(*inputs)
+    state = model.state_dict()
+    capture.on = True
+    with pytest.raises(RuntimeError, match=rf"cannot be used while torch\.{capture.kind}\.graph captures a stream"):
+        model(*inputs)
+    capture.on = False
+    assert not list(same_bits(state, model.state_dict()))
+    model(*inputs)
+
+
+def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace) -> None:
+    """Whatever uses a cache on a device calls this first."""
+    if device.type != "cpu":
+        pytest.skip("the stand-in is for a device that is not there")
+    transfers = Transfers(device, replace(devices.backend_for(device), pin_staging=True))
+    capture.on = True
+    with pytest.raises(RuntimeError, match=rf"torch\.{capture.kind}\.graph"):
+        transfers.follow()
+
+
+def test_captures_are_asked_for_on_a_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.type == "cpu":
+        pytest.skip("the CPU has no streams")
+    model = Pooled(device)
+    train(model)
+    if device.type not in eager._capturing:
+        pytest.skip("this version of the device's package has no graphs")
+    monkeypatch.setitem(eager._capturing, device.type, lambda: True)
+    with pytest.raises(RuntimeError, match="captures a stream"):
+        model(BATCHES[0])

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ...backends.devices import Backend
+from ...eager import check_stream
 from ...settings import read_settings
 
 _ALIGNMENT = 64
@@ -138,9 +139,13 @@ class Transfers:
 
         To be called before every use of a group's cache, where host and device are two: a row may leave it right after
         its update was launched.
+
+        Raises:
+            RuntimeError: the stream is being captured.
         """
         if not self.pinned:
             return
+        check_stream()
         stream = self._module.current_stream(self.device)
         if self._last is not None and stream != self._last:
             stream.wait_stream(self._last)
