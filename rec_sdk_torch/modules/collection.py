@@ -15,7 +15,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from ..eager import check_batch
+from ..eager import check_batch, eager
 from ..formulas import spec_for
 from ..optim.clipping import look_for_tables
 from ..optim.fused import EmbCacheFusedOptimizer
@@ -119,6 +119,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             self._applied = [handle.__dict__["_optimizer_classes"] for handle in handles.values()]
 
     @property
+    @eager
     def fused_optimizer(self) -> KeyedOptimizer:
         """The tables' optimizer as a TorchRec `KeyedOptimizer`; an empty one while none was applied."""
         self._sync_optimizers()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torchrec.optim.fused import FusedOptimizer
 
+from ..eager import eager
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options
@@ -237,6 +238,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """Whether `step()` updates rows."""
         return self._embedding.options.updates_at_step
 
+    @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """With `update="step"` updates the rows with the gradients that wait, and uses them up; else does nothing.
 

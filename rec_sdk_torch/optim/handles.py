@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._guards import TracingContext
 from torch.utils.hooks import RemovableHandle
 
 from .._rank_rows import note_rank_rows
-from ..eager import check_real
+from ..eager import check_real, eager
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.rows.state_dict import save_table
 from ..tbe.step.monitor import describe_optimizer
@@ -72,6 +73,11 @@ def _refuse(function: Any, target: Any) -> None:
 
 
 _GRAD: Any = torch.Tensor.grad
+
+
+@eager
+def _gradient(embedding: TableBatchedEmbedding, table: str) -> torch.Tensor | None:
+    return embedding.gradient(table)
 
 
 class Ranks(Protocol):
@@ -144,10 +150,11 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     def grad(self) -> torch.Tensor | None:
         """With `update="step"` the gradient of the rows that wait, see `TableBatchedEmbedding.gradient`.
 
-        Float32 `[n, D]`, or None. Setting it to None leaves the table out of the next update.
+        Float32 `[n, D]`, or None. Setting it to None leaves the table out of the next update. torch.compile finds none
+        as it makes a tensor without values in the handle's place, which cannot have a gradient of another shape.
         """
-        embedding = self._updated_at_step()
-        return super().grad if embedding is None else embedding.gradient(self.table)
+        embedding = None if TracingContext.try_get() is not None else self._updated_at_step()
+        return super().grad if embedding is None else _gradient(embedding, self.table)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:

@@ -14,8 +14,10 @@ import torch
 from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torchrec import KeyedJaggedTensor
 from torchrec.fx import Tracer
+from torchrec.optim import CombinedOptimizer
 
 from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, eager
 from rec_sdk_torch.backends import devices
@@ -247,3 +249,44 @@ def test_captures_are_asked_for_on_a_device(device: torch.device, monkeypatch: p
     monkeypatch.setitem(eager._capturing, device.type, lambda: True)
     with pytest.raises(RuntimeError, match="captures a stream"):
         model(BATCHES[0])
+
+
+def set_to_none(tables: Any) -> None:
+    for handle in tables.parameters():
+        handle.grad = None
+
+
+USES: dict[str, Callable[[Any], Callable[[], Any]]] = {
+    "fused_optimizer.step": lambda tables: lambda: [tables.fused_optimizer.step()],
+    "step": lambda tables: tables.fused_optimizer.step,
+    "CombinedOptimizer.step": lambda tables: CombinedOptimizer([tables.fused_optimizer]).step,
+    "zero_grad": lambda tables: lambda: [tables.fused_optimizer.zero_grad()],
+    "gradients": lambda tables: lambda: [handle.grad for handle in tables.parameters()],
+    "gradients that are set": lambda tables: lambda: set_to_none(tables),
+    "clip_grad_norm_": lambda tables: lambda: clip_grad_norm_(tables.parameters(), 0.1),
+    "clip_grad_value_": lambda tables: lambda: clip_grad_value_(tables.parameters(), 0.1),
+    "grad_norm": lambda tables: lambda: tables.grad_norm().total,
+    "rates": lambda tables: lambda: tables.fused_optimizer.param_groups[0]["lr"],
+    "states": lambda tables: lambda: tables.fused_optimizer.state_dict()["state"],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_what_compiled_functions_do_with_optimizers(device: torch.device, use: str, update: str) -> None:
+    """As the functions do by themselves: the first call, and one that finds the function compiled."""
+    if update == "backward" and use.startswith(("clip", "grad_norm")):
+        pytest.skip("an error by itself, too")
+    tables = [bags_collection(device, update=update) for _ in range(2)]
+    for each in tables:
+        apply(each, torch.optim.Adam)
+    plain = USES[use](tables[0])
+    compiled = torch.compile(USES[use](tables[1]), backend="eager")
+    for batch in BATCHES[:3]:
+        for each in tables:
+            each(batch).values().square().sum().backward()
+        expected, found = plain(), compiled()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        for each in tables:
+            each.fused_optimizer.step()
+        assert not list(same_bits(tables[0].state_dict(), tables[1].state_dict()))
