@@ -303,6 +303,35 @@ def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
     return SavedTables(found)
 
 
+def evicted_files(tables: SavedTables) -> list[tuple[Path, Manifest, SavedFile, int]]:
+    """Returns the files of evicted rows that wait, and the first such row of each, in the order of their evictions.
+
+    Raises:
+        CheckpointError: a save has fewer of them than the save after it says.
+    """
+    found = []
+    waiting: dict[int, int] | None = None  # of each rank, so many of the last rows of this save; None: all
+    later = tables.chain[-1][0]
+    for folder, manifest, table in reversed(tables.chain):
+        before = dict(enumerate(table.evicted_before))
+        for file in reversed(manifest.files_of(table.key, EVICTED)):
+            rows = file.rows if waiting is None else min(file.rows, waiting.get(file.rank, 0))
+            if waiting is not None and rows:
+                waiting[file.rank] -= rows
+            if rows:
+                found.append((folder, manifest, file, file.rows - rows))
+        for rank, rows in (waiting or {}).items():
+            if rows > before.get(rank, 0):
+                raise CheckpointError(
+                    f"{later}: {rows - before.get(rank, 0)} evicted rows of table {table.key!r} of rank {rank} are not "
+                    f"in {folder}, which it follows"
+                )
+        waiting, later = before if waiting is None else waiting, folder
+        if not any(waiting.values()):
+            break
+    return found[::-1]
+
+
 def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
     """Which of `ids` are among those known, which are ascending: bool `[n]`."""
     if not len(known):

@@ -13,9 +13,9 @@ from ..tbe.rows.pieces import piece_rows
 from ..tbe.rows.replacement import Replacement, TableSource
 from ..tbe.rows.state_dict import warn_of_rows
 from ..warn import SaveWarning, warn
-from .contents import SavedTables, count_problem
+from .contents import SavedTables, count_problem, evicted_files
 from .errors import CheckpointError
-from .manifest import EVICTED, WINDOW, Chain, Formats, Manifest, RowFormat, SavedOptimizer
+from .manifest import WINDOW, Chain, Formats, Manifest, RowFormat, SavedOptimizer
 from .owners import Owner
 from .reading import Match, evicted, layers, life, same_family, window
 from .room import has_room_beside
@@ -57,6 +57,7 @@ def _checked_rows(found: Match, chain: Chain) -> int:
         found.cut,
     )
     rows = tables.check_ids()
+    evicted_files(tables)
     if config.hashed and 0 < capacity < rows:
         raise CapacityError(f"{chain[-1][0]}: table {found.name!r} has {rows} ids, its capacity here is {capacity}")
     return rows
@@ -160,7 +161,7 @@ def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
         waiting,
         life(found, chain),
         _rows(found),
-        lambda: evicted(found, chain),
+        lambda: evicted(found),
     )
 
 
@@ -213,9 +214,8 @@ def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
             f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded", SaveWarning
         )
     for each in found:
-        files = manifest.files_of(each.keys[-1], EVICTED)
-        if files and each.name not in each.owner.embedding.layout.evicted:
-            rows = sum(file.rows for file in files)
+        rows = sum(file.rows - begin for _, _, file, begin in evicted_files(each.tables))
+        if rows and each.name not in each.owner.embedding.layout.evicted:
             warn(
                 f"{folder}: {rows} rows had left table {each.name!r} and were not taken: they are left out, since the "
                 "table has no keep_evicted",

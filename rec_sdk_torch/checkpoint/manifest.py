@@ -25,8 +25,10 @@ from .tensors import Pack
 
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
-VERSION, PACKED_VERSION, FOLDERS_VERSION, QUANTIZED_VERSION = 1, 2, 3, 4
-"""Versions of the format: without packs, with them, with saves of a chain in several folders, with quantized rows."""
+VERSION, PACKED_VERSION, FOLDERS_VERSION, QUANTIZED_VERSION, EVICTED_VERSION = 1, 2, 3, 4, 5
+"""Versions of the format: without packs, with them, with saves of a chain in several folders, with quantized rows, with
+evicted rows in the saves before.
+"""
 MANY_TABLES = 16
 """A save of so many has packs, and no index of a small table."""
 FULL, DELTA = "full", "delta"
@@ -131,6 +133,8 @@ class SavedTable:
         optimizer: its place in the manifest's optimizers; None without.
         rows: ids in the table at the moment of the save, in all ranks.
         clocks: what else the table counts, by name.
+        evicted_before: of each rank, how many of the evicted rows of the save before still wait: the last ones. Empty
+            for a full save, or where none do.
     """
 
     key: Key
@@ -148,6 +152,7 @@ class SavedTable:
     rows: Count
     columns: dict[Name, ColumnType] = field(default_factory=dict)
     clocks: dict[Annotated[str, OneOf(CLOCKS)], _Timestamp] = field(default_factory=dict)
+    evicted_before: list[Count] = field(default_factory=list)
 
     @property
     def row_format(self) -> RowFormat:
@@ -250,6 +255,12 @@ class Manifest:
         datetime.fromisoformat(self.created)
         for table in self.tables:
             table.check()
+            ranks = 0 if full or not table.clocks else self.world_size
+            if len(table.evicted_before) not in (0, ranks):
+                raise ValueError(
+                    f"table {table.key!r} has evicted rows of {len(table.evicted_before)} ranks in the save before, "
+                    f"expected {ranks}"
+                )
             if table.optimizer is not None and table.optimizer >= len(self.optimizers):
                 raise ValueError(f"table {table.key!r} has optimizer {table.optimizer} of {len(self.optimizers)}")
         twice = [key for key, count in Counter(table.key for table in self.tables).items() if count > 1]
@@ -297,6 +308,10 @@ class Manifest:
         return len(self.tables) >= MANY_TABLES
 
     @property
+    def _is_continued(self) -> bool:
+        return any(table.evicted_before for table in self.tables)
+
+    @property
     def _is_quantized(self) -> bool:
         return any(table.weight_dtype in BITS for table in self.tables)
 
@@ -341,10 +356,11 @@ class Manifest:
         version = PACKED_VERSION if any("offset" in file for file in files) else VERSION
         version = FOLDERS_VERSION if self.folders else version
         version = QUANTIZED_VERSION if self._is_quantized else version
+        version = EVICTED_VERSION if self._is_continued else version
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         if not self.folders:
             del own["folders"]
-        lists = {name: list(map(vars, own[name])) for name in ("tables", "optimizers")}
+        lists = {"tables": list(map(_saved, own["tables"])), "optimizers": list(map(vars, own["optimizers"]))}
         body = {**own, **lists, "files": files, "format": FORMAT, "version": version}
         lines = ",\n".join(f" {_encode(name)}: {_lines(body[name])}" for name in sorted(body))
         text = f"{{\n{lines}\n}}\n".encode()
@@ -371,6 +387,14 @@ def _lines(value: Any) -> str:
 def _without_none(file: SavedFile) -> dict[str, Any]:
     """A file as the manifest has it, whose offset is there for those in packs alone."""
     return {name: value for name, value in vars(file).items() if value is not None}
+
+
+def _saved(table: SavedTable) -> dict[str, Any]:
+    """Returns a table as the manifest has it."""
+    found = dict(vars(table))
+    if not table.evicted_before:
+        del found["evicted_before"]
+    return found
 
 
 def _is_right(raw: bytes, body: dict[str, Any]) -> bool:
@@ -403,8 +427,8 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise CheckpointError(f"{path}: not of a save of rec_sdk_torch, or damaged")
         version = body.get("version")
-        if type(version) is not int or not VERSION <= version <= QUANTIZED_VERSION:
-            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {QUANTIZED_VERSION}")
+        if type(version) is not int or not VERSION <= version <= EVICTED_VERSION:
+            raise CheckpointError(f"{path}: of format version {version}, this one reads up to {EVICTED_VERSION}")
         if not _is_right(raw, body):
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
         manifest = record(Manifest, body, "")
@@ -415,6 +439,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError(f"it follows saves in other folders, as from format version {FOLDERS_VERSION} on")
         if version < QUANTIZED_VERSION and manifest._is_quantized:
             raise ValueError(f"its rows are quantized, as from format version {QUANTIZED_VERSION} on")
+        if version < EVICTED_VERSION and manifest._is_continued:
+            raise ValueError(f"evicted rows are in the save before, as from format version {EVICTED_VERSION} on")
         return manifest
     except CheckpointError:
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..tbe import TableBatchedEmbedding
@@ -25,12 +25,15 @@ class Mark:
         formats: of the tables of the model that was saved.
         versions: of each group, then.
         groups: of the embedding, then.
+        evicted: by table, a serial after those of this rank's evicted rows in the save; a table is left out where the
+            save may have them in another order.
     """
 
     place: Place
     formats: Formats
     versions: list[int]
     groups: list[weakref.ref[Group]]
+    evicted: Mapping[str, int]
 
     def holds(self, embedding: TableBatchedEmbedding) -> bool:
         """Whether the versions are those of the groups that the embedding has now."""
@@ -57,15 +60,18 @@ def set_mark(
     formats: Formats,
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
+    evicted: Mapping[str, int] | None = None,
 ) -> None:
     """Notes that the tables were those of a save when they had these versions.
 
-    `groups`: of the embedding then; None: those of now.
+    Args:
+        groups: of the embedding then; None: those of now.
+        evicted: by table, a serial of then, where the save has this rank's evicted rows as they were.
     """
     marks = _marks.setdefault(embedding, {})
     marks.pop(place.folders[0], None)
     of_then = [weakref.ref(group) for group in (embedding.groups if groups is None else groups)]
-    marks[place.folders[0]] = Mark(place, formats, list(versions), of_then)
+    marks[place.folders[0]] = Mark(place, formats, list(versions), of_then, evicted or {})
     for other in [key for key, mark in marks.items() if not mark.holds(embedding)]:
         del marks[other]
     while len(marks) > MOST_PATHS:

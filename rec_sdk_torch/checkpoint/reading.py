@@ -23,13 +23,14 @@ from .contents import (
     check_tensors,
     check_values,
     count_problem,
+    evicted_files,
     open_file,
     open_unchecked,
     saved_table,
     saved_tables,
 )
 from .errors import CheckpointError
-from .manifest import CANDIDATES, EVICTED, REMOVED, ROWS, SKETCH, WINDOW, Chain, Manifest, SavedTable
+from .manifest import CANDIDATES, REMOVED, ROWS, SKETCH, WINDOW, Chain, Manifest, SavedTable
 from .owners import Owner
 from .quantized import BITS
 from .sketches import sketches_of
@@ -98,7 +99,9 @@ def verify_tables(chain: Chain) -> None:
     """
     folder, last = chain[-1]
     for saved in last.tables:
-        rows = saved_tables(chain, saved).check_ids()
+        tables = saved_tables(chain, saved)
+        rows = tables.check_ids()
+        evicted_files(tables)
         problem = count_problem(saved, rows, saved.rows)
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")
@@ -251,18 +254,16 @@ def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:
     return None if mine is None else torch.from_numpy(np.ascontiguousarray(mine))
 
 
-def evicted(found: Match, chain: Chain) -> list[EvictedRows]:
+def evicted(found: Match) -> list[EvictedRows]:
     """Rows at home here that have left the table and were not taken, of all ranks' files; none where it keeps none."""
     if found.name not in found.owner.embedding.layout.evicted:
         return []
-    folder, manifest = chain[-1]
     result = []
-    for file in manifest.files_of(found.keys[-1], EVICTED):
+    for folder, manifest, file, begin in evicted_files(found.tables):
         with open_file(folder, manifest, file) as reader:
-            ids = reader.read("ids")
-            states = {part: reader.read(f"state.{part}") for part in found.parts if part != WEIGHT}
-            columns = _columns(found, reader, 0, file.rows, None)
-            rows = EvictedRows(ids, reader.read(WEIGHT), states, columns, reader.read("reason"))
+            ids, weight, reason = (reader.read(name, begin, file.rows) for name in ("ids", WEIGHT, "reason"))
+            states = {part: reader.read(f"state.{part}", begin, file.rows) for part in found.parts if part != WEIGHT}
+            rows = EvictedRows(ids, weight, states, _columns(found, reader, begin, file.rows, None), reason)
             mine = _mine(found, ids)
             result.append(rows if mine is None else rows[mine])
     return result

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 import torch
 
 from .._exits import OwnThread, calls
+from ..tbe.cache.evicted import next_serial
 from ..tbe.rows.pieces import versions
 from . import folders, rec_sdk
 from .draft import formats_of
@@ -191,7 +192,9 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         for owner in owners:
             drop_marks(owner.embedding)
             if followed:
-                set_mark(owner.embedding, place, now, versions(owner.embedding.layout))
+                alone = team.size == last.world_size == 1
+                evicted = dict.fromkeys(owner.configs, next_serial()) if alone else {}
+                set_mark(owner.embedding, place, now, versions(owner.embedding.layout), evicted=evicted)
         if warm:
             warm_tables(found, chain)
     return str(folder)

@@ -13,6 +13,7 @@ import torch
 
 from ..tbe import EvictedRows
 from ..tbe.cache.device_cache import Group
+from ..tbe.cache.evicted import next_serial
 from ..tbe.cache.warming import CachedRows
 from ..tbe.rows.pieces import cached, changed, knows_changes, removed, split, versions, window_count, window_rows
 from ..tbe.rows.row_parts import WEIGHT
@@ -82,12 +83,16 @@ class Written:
         rows: of each table, by its key.
         versions: of each embedding.
         clocks: of each table that admits or evicts ids, by its key.
+        evicted_before: of each table, by its key, evicted rows that wait and are in the save before.
+        serial: later than those of all evicted rows of the moment.
     """
 
     files: list[SavedFile]
     rows: dict[str, int] = field(default_factory=dict)
     versions: list[list[int]] = field(default_factory=list)
     clocks: dict[str, dict[str, int]] = field(default_factory=dict)
+    evicted_before: dict[str, int] = field(default_factory=dict)
+    serial: int = field(default_factory=next_serial)
 
 
 def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
@@ -157,7 +162,7 @@ class TableMoment:
         candidates: those that wait to be admitted.
         sketch: that counts them.
         cached: rows that were in the device cache; None where none was.
-        evicted: rows that have left it and were not taken; no one changes them.
+        evicted: rows that have left it since the save before and were not taken; no one changes them.
     """
 
     key: str
@@ -218,6 +223,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
                     continue
                 since = None if mark is None else _version(owner, name, mark.versions)
                 moment.tables.append(_take_table(moment, owner, saved, since))
+                _take_evicted(moment, moment.tables[-1], None if mark is None else mark.evicted.get(name))
             moment.written.versions.append(versions(owner.embedding.layout))
     except BaseException:
         moment.close()
@@ -249,7 +255,6 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
             pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
             moment.out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
         table.cached = cached(view)
-        table.evicted = view.evicted_waiting()
         if view.config.life is not None:
             moment.written.clocks[key] = view.clocks()
             if view.config.life.admits:
@@ -264,6 +269,14 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
         snapshot.close()
         raise
     return table
+
+
+def _take_evicted(moment: Moment, table: TableMoment, since: int | None) -> None:
+    """Takes the evicted rows that wait and are not in the save before, which had all up to the serial `since`."""
+    table.evicted = table.view.evicted_waiting(-1 if since is None else since)
+    departures = table.owner.embedding.layout.evicted.get(table.view.config.name)
+    if departures is not None:
+        moment.written.evicted_before[table.key] = departures.rows() - sum(map(len, table.evicted))
 
 
 def write(moment: Moment) -> Written:
@@ -340,11 +353,17 @@ def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
             table,
             rows=sum(each.rows[table.key] for each in written),
             clocks=written[0].clocks.get(table.key, {}),
+            evicted_before=_of_ranks([each.evicted_before.get(table.key, 0) for each in written]),
         )
         for table in draft.tables
     ]
     files = [file for each in written for file in each.files]
     return replace(draft, tables=tables, files=files, world_size=len(written))
+
+
+def _of_ranks(counts: list[int]) -> list[int]:
+    """Returns the counts of all ranks, or nothing where all are 0."""
+    return counts if any(counts) else []
 
 
 def finish(owners: Sequence[Owner], path: Path, start: Start, manifest: Manifest) -> Path:
@@ -373,4 +392,5 @@ def note(owners: Sequence[Owner], save: Path, start: Start, moment: Moment) -> N
     folders = tuple(dict.fromkeys([str(save.parent), *start.folders]))
     place, now = Place(start.id, start.base, start.sequence, save.name, folders), formats(moment.draft.tables)
     for owner, version, groups in zip(owners, moment.written.versions, moment.groups, strict=True):
-        set_mark(owner.embedding, place, now, version, groups)
+        evicted = dict.fromkeys(owner.configs, moment.written.serial)
+        set_mark(owner.embedding, place, now, version, groups, evicted)

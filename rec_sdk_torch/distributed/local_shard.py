@@ -17,6 +17,7 @@ from ..modules.collection import CachedCollection
 from ..optim.handles import TableHandle, module_dict
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Batch
+from ..tbe.cache.evicted import Departed
 from ..tbe.cache.group_spec import drawn
 from ..tbe.config.cache_size import BatchHint, CacheOption
 from ..tbe.config.life import DIVIDED_RULES, Seen, TableLife
@@ -193,7 +194,7 @@ class HomeTables(CachedCollection):
             if table.life is not None:
                 _move_life(old, new, mine)
             if table.name in source.layout.evicted:
-                pieces = [rows[mine(rows.ids)] for rows in old.evicted_waiting()]
+                pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
                 self._embedding.layout.evicted[table.name].pieces[:] = pieces
             before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:

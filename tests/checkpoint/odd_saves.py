@@ -45,7 +45,9 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
 def saved(path: Path, life: TableLife = LIFE) -> list[tuple[Path, dict[str, Any]]]:
     """A full save, and a delta with removed ids and their rows, candidates and an open window; with what was saved."""
     source = make(life=life)
-    train(source, range(7))
+    train(source, range(6))
+    source.view("a").remove(source.view("a").ids()[-1:])
+    train(source, range(6, 7))
     saves = [(Path(rst.Saver().save(source, path, incremental=True)), state_of(source))]
     train(source, range(7, 9))
     source.view("a").remove(source.view("a").ids()[:2])

@@ -251,7 +251,7 @@ def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
     train(target, range(50, 53))
     before = [target.cache_stats(table) for table in (None, "a", "b")]
     rst.Saver().load(target, saves[0])
-    assert len(target.view("a").take_evicted()) == target.cache_stats("a")["evicted_waiting"] + 2
+    assert len(target.view("a").take_evicted()) == target.cache_stats("a")["evicted_waiting"] + 3
     for table, counted in zip((None, "a", "b"), before, strict=True):
         now = target.cache_stats(table)
         assert now["warmed_rows"] > 0

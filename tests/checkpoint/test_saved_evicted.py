@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import odd_saves
 import pytest
 import torch
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint import job, saving
+from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.checkpoint.manifest import EVICTED, read_manifest
 from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
@@ -78,6 +80,65 @@ def test_a_load_has_the_rows_that_were_not_taken(
     assert taken(target) == taken(source)
     assert not any(taken(target).values())
     assert torch.equal(target.view("a").ids().sort().values, source.view("a").ids().sort().values)
+
+
+def rows_in(folder: Path, table: str) -> int:
+    """Evicted rows of a table that a save itself has."""
+    return sum(file.rows for file in read_manifest(folder).files_of(table, EVICTED))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp_path: Path) -> None:
+    """Others are in the saves before, whose first ones may have been taken meanwhile, or all of them."""
+    source, saver, random = make(), rst.Saver(), np.random.default_rng(5)
+    written: list[tuple[Path, dict[str, Any]]] = []
+    for step, at_most in enumerate([0, 0, 3, 1, 10_000, 0, 5]):
+        before = {name: source.cache_stats(name)["evicted_waiting"] for name in "ab"}
+        train(source, range(4 * step, 4 * step + 4))
+        left = {name: source.cache_stats(name)["evicted_waiting"] - before[name] for name in "ab"}
+        for name in "ab":
+            source.view(name).take_evicted(at_most)
+        folder = Path(saver.save(source, tmp_path, incremental=True))
+        kept = waiting(source)
+        new = {name: rows_in(folder, name) for name in "ab"}
+        assert new == {name: min(left[name], len(kept[name])) for name in "ab"}
+        written.append((folder, kept))
+        if resumed and random.random() < 0.5:
+            source = make(cache=30)
+            saver.load(source, tmp_path)
+    idle = Path(saver.save(source, tmp_path, incremental=True))
+    assert (rows_in(idle, "a"), rows_in(idle, "b")) == (0, 0)
+    assert all(waiting(source).values())
+    for folder, expected in [*written, (idle, waiting(source))]:
+        target = make()
+        saver.load(target, folder)
+        assert waiting(target) == expected
+        assert main(["verify", str(folder)]) == 0
+
+
+def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
+    source, saver = make(), rst.Saver()
+    train(source, range(9))
+    saver.save(source, tmp_path, incremental=True)
+    train(source, range(9, 10))
+    folder = Path(saver.save(source, tmp_path, incremental=True))
+    target = make()
+    train(target, range(20, 30))
+    then, body = waiting(target), odd_saves.body_of(folder)
+    table = next(table for table in body["tables"] if table["name"] == "a")
+    right = table["evicted_before"]
+    assert body["version"] == 5
+    for wrong, version, message in (
+        ([right[0] + 1], 5, "1 evicted rows of table 'a' of rank 0 are not in"),
+        ([*right, 1], 5, "evicted rows of 2 ranks in the save before, expected 1"),
+        (right, 4, "evicted rows are in the save before, as from format version 5 on"),
+    ):
+        table["evicted_before"] = wrong
+        odd_saves.write_manifest(folder, body | {"version": version})
+        with pytest.raises(rst.CheckpointError, match=message):
+            rst.Saver().load(target, tmp_path)
+        assert main(["verify", str(tmp_path)]) == 1
+    assert waiting(target) == then
 
 
 def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_foreign_and_later_manifests(tmp_path: Path) -> None:
     _, folder = saved(tmp_path)
     path = folder / manifests.MANIFEST
     body = json.loads(path.read_text())
-    for change, message in (({"format": "x"}, "not of a save"), ({"version": 5}, "format version 5")):
+    for change, message in (({"format": "x"}, "not of a save"), ({"version": 6}, "format version 6")):
         path.write_text(json.dumps({**body, **change}))
         refused(make(), folder, message)
 

@@ -15,6 +15,7 @@ from sharded_model import Scenario, shard
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.manifest import DELTA, EVICTED, read_manifest
 from rec_sdk_torch.tbe import EvictedRows, EvictReason
 
 Start = Callable[[int], Ranks]
@@ -99,6 +100,49 @@ def test_each_rank_hands_out_its_own(ranks_of: Start, sharding: str, tmp_path: P
         assert [right for *_, right in back] == [True, True]
         assert sum(count for count, *_ in back) == len(taken)
         assert sorted(i for _, ids, _ in back for i in ids) == list(range(8 * STEPS))
+
+
+def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) -> list[list[int]]:
+    """Rows that wait at each of some saves, of which the later ones are taken from by rank 0 alone."""
+    model, seen = shard(Lookups(), Scenario(sharding=("row_wise",)), world_size), []
+    sparse = model.module.sparse
+    if loaded_first:
+        rst.Saver().load(model, path)
+    for step in range(3, 5) if loaded_first else range(3):
+        train(model, rank, range(STEPS * step, STEPS * (step + 1)))
+        if step and rank == 0:
+            sparse.take_evicted("t0", 3)
+        rst.Saver().save(model, path, incremental=True)
+        pieces = sparse.home._embedding.view("t0").evicted_waiting()
+        seen.append([i for rows in pieces for i in rows.ids.tolist()])
+    return seen
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_deltas_of_ranks_have_what_left_since(ranks_of: Start, world_size: int, tmp_path: Path) -> None:
+    of_ranks = ranks_of(2).run(deltas, str(tmp_path))
+    folders = sorted(tmp_path.iterdir())
+    for number, folder in enumerate(folders):
+        files = [file for file in read_manifest(folder).files if file.role == EVICTED]
+        before = [len(seen[number - 1]) - 3 * (rank == 0) if number else 0 for rank, seen in enumerate(of_ranks)]
+        assert [file.rows for file in files] == [
+            len(seen[number]) - rows for seen, rows in zip(of_ranks, before, strict=True)
+        ]
+        results = ranks_of(world_size).run(loaded, "row_wise", str(folder))
+        assert set(joined(results)) == {i for seen in of_ranks for i in seen[number]}
+
+
+def test_a_delta_after_a_load_on_other_ranks(ranks_of: Start, tmp_path: Path) -> None:
+    """Rows that waited on one rank wait on two after a load: the first delta after it has all of them."""
+    alone = Lookups()
+    train(alone, 0, range(2 * STEPS))
+    rst.Saver().save(alone, tmp_path)
+    of_ranks = ranks_of(2).run(deltas, str(tmp_path), True)
+    for number, folder in enumerate(sorted(tmp_path.iterdir())[1:]):
+        assert read_manifest(folder).kind == DELTA
+        assert set(joined(ranks_of(2).run(loaded, "row_wise", str(folder)))) == {
+            i for seen in of_ranks for i in seen[number]
+        }
 
 
 def test_rows_that_are_none(ranks_of: Start) -> None:

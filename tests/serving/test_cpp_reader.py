@@ -113,7 +113,7 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
         (good[:-3], "damaged: JSON"),
         (b"[" * 100_000, "damaged: JSON: too deep"),
         (b'{"format": "another"}', "damaged: of another program"),
-        (rewritten(good, {"version": 9}), "of format version 9, this one reads up to 4"),
+        (rewritten(good, {"version": 9}), "of format version 9, this one reads up to 5"),
         (rewritten(good, {"id": None}), "damaged: JSON: no string"),
         (rewritten(good, {"previous": "0" * 32}), "damaged: a full save, number 0 of the chain"),
         (rewritten(good, {"sequence": 2**63 - 1}), "damaged: a full save, number 9223372036854775807"),

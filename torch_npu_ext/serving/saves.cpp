@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kLastVersion = 4;
+constexpr int64_t kLastVersion = 5;
 constexpr int64_t kMostHeader = 1 << 20;
 
 // CRC-32 of IEEE 802.3, as zlib has it.

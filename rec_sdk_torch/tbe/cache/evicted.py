@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -131,35 +133,56 @@ def _filled(
     return found
 
 
+next_serial = itertools.count().__next__
+"""Returns a number larger than all before it."""
+
+
+class Departed(NamedTuple):
+    """Rows that left a table together, and were not taken.
+
+    Attributes:
+        serial: larger than those of all rows that left before.
+        rows: they are not changed.
+    """
+
+    serial: int
+    rows: EvictedRows
+
+    @classmethod
+    def now(cls, rows: EvictedRows) -> Departed:
+        """Returns the rows with the next serial."""
+        return cls(next_serial(), rows)
+
+
 @dataclass(eq=False)
 class Departures:
     """Rows that have left one table and were not taken. Under the launch lock, but for counts.
 
     Attributes:
         table: its name.
-        pieces: the rows, in the order in which they left. No piece is changed.
+        pieces: the rows, in the order in which they left.
     """
 
     table: str
-    pieces: list[EvictedRows] = field(default_factory=list)
+    pieces: list[Departed] = field(default_factory=list)
     _warn_from: int = WARN_BYTES
 
     def rows(self) -> int:
         """How many wait."""
-        return sum(map(len, list(self.pieces)))
+        return sum(len(rows) for _, rows in list(self.pieces))
 
     @property
     def nbytes(self) -> int:
         """Bytes of those that wait."""
-        return sum(piece.nbytes for piece in list(self.pieces))
+        return sum(rows.nbytes for _, rows in list(self.pieces))
 
     def first(self, at_most: int | None) -> list[EvictedRows]:
         """The first rows that wait, `at_most` so many, or all. They go on waiting."""
         chosen, left = [], self.rows() if at_most is None else at_most
-        for piece in self.pieces:
+        for _, rows in self.pieces:
             if not left:
                 break
-            chosen.append(piece if len(piece) <= left else piece[:left])
+            chosen.append(rows if len(rows) <= left else rows[:left])
             left -= len(chosen[-1])
         return chosen
 
@@ -167,10 +190,10 @@ class Departures:
         """The first `rows` of them wait no more."""
         left = []
         for piece in self.pieces:
-            gone = min(rows, len(piece))
+            gone = min(rows, len(piece.rows))
             rows -= gone
-            if gone < len(piece):
-                left.append(piece[gone:] if gone else piece)
+            if gone < len(piece.rows):
+                left.append(piece._replace(rows=piece.rows[gone:]) if gone else piece)
         self.pieces[:] = left
 
     def warn(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from ..config.life import EvictReason
 from .batch import Int64Array
 from .device_cache import Group
-from .evicted import EvictedRows
+from .evicted import Departed, EvictedRows
 from .ledger import Call, Ledger
 from .records import read_known
 from .small_rows import mark_small_rows
@@ -72,7 +72,7 @@ def _handed_out(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) 
     """The call that lets the rows of `ids`, as they are now, wait to be taken."""
     if not len(ids):
         return []
-    return [(group.evicted[table].pieces.append, _rows(group, table, ids, reasons))]
+    return [(group.evicted[table].pieces.append, Departed.now(_rows(group, table, ids, reasons)))]
 
 
 def _first_of(calls: list[Call]) -> int:

@@ -11,7 +11,7 @@ import torch
 from ... import _engine
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.evicted import EvictedRows
+from ..cache.evicted import Departed, EvictedRows
 from ..config.optimizer import TableOptimizer
 from ..config.table import TableConfig
 from .given import columns_of
@@ -114,7 +114,7 @@ class Replacement:
         self._beside = beside
         self._emptied = False
         self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
-        self._evicted: dict[str, list[EvictedRows]] = {}
+        self._evicted: dict[str, list[Departed]] = {}
         self.rounded: list[str] = []
         self.begun = False
 
@@ -132,7 +132,9 @@ class Replacement:
                     self.rounded.append(source.view.config.name)
                 if source.view.config.name in self._layout.evicted:
                     shape = source.view.row_shape(source.clocks)
-                    self._evicted[source.view.config.name] = [shape.fit(rows) for rows in source.evicted()]
+                    self._evicted[source.view.config.name] = [
+                        Departed.now(shape.fit(rows)) for rows in source.evicted()
+                    ]
         except BaseException:
             self.drop()
             raise

@@ -206,13 +206,14 @@ class LifeView:
             departures.drop(len(taken))
         return taken
 
-    def evicted_waiting(self) -> list[EvictedRows]:
-        """Rows for `take_evicted`, which go on waiting, with what the table keeps of a row now; hold `exclusive()`."""
+    def evicted_waiting(self, after: int = -1) -> list[EvictedRows]:
+        """Returns rows for `take_evicted`, which go on waiting, with what the table keeps of a row now.
+
+        Hold `exclusive()`. `after`: those alone that left after this serial.
+        """
         departures = self.layout.evicted.get(self.config.name)
-        if departures is None or not departures.pieces:
-            return []
         shape = self.row_shape()
-        return [shape.fit(piece) for piece in departures.pieces]
+        return [shape.fit(rows) for serial, rows in (departures.pieces if departures else ()) if serial > after]
 
     def row_shape(self, clocks: Mapping[str, int] = STARTED) -> RowShape:
         """Returns the parts and columns that the table keeps of a row, as they are in a row that begins at `clocks`."""
