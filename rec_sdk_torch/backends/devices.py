@@ -83,7 +83,7 @@ def _accelerator(index: int) -> torch.device:
     """The device that torch means by a bare index."""
     try:
         return torch.device(index)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # the latter for more than int64 holds
         raise ValueError(
             f"device {index}: an int is an index of torch's accelerator; {error} The host is 'cpu'"
         ) from error
@@ -107,7 +107,10 @@ def parse_device(device: torch.device | str | int | None) -> torch.device:
     kind = str(device).partition(":")[0]
     if kind in _BACKENDS:
         _BACKENDS[kind].load()
-    parsed = torch.device(device)
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}: {str(error).splitlines()[0]}") from None
     if parsed.type == "cpu" or parsed.type not in _BACKENDS:
         return parsed
     _BACKENDS[parsed.type].start(parsed)

@@ -95,13 +95,31 @@ PathLike = str | os.PathLike[str]
 Paths = PathLike | Sequence[PathLike]
 
 
+def path_of(path: PathLike) -> Path:
+    """Return the folder that a user names.
+
+    Raises:
+        TypeError: no path.
+        ValueError: a path that no folder can have.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path is {path!r}, expected the path of a folder of saves")
+    found = Path(path)
+    if "\0" in str(found):
+        raise ValueError(f"path is {str(found)!r}, which has a null character")
+    return found
+
+
 def paths_of(path: Paths) -> tuple[Path, ...]:
     """The folders that a user gives: one, or several.
 
     Raises:
-        ValueError: an empty sequence.
+        TypeError: neither a path nor several.
+        ValueError: an empty sequence, or a path that no folder can have.
     """
-    found = (Path(path),) if isinstance(path, str | os.PathLike) else tuple(map(Path, path))
+    if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
+        return (path_of(path),)
+    found = tuple(map(path_of, path))
     if not found:
         raise ValueError("path is empty, expected a folder of saves, or several")
     return found

@@ -114,13 +114,14 @@ class Saver:
                 its end the interpreter waits for it.
 
         Raises:
+            TypeError: a `path` that is none.
             ValueError: no module, or one without tables; `incremental` for tables that do not keep what changed; some
                 tables are sharded and others not, of which each rank has rows of its own.
             CheckpointError: another process saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
         """
         with calls:
-            job = SaveJob(module, Path(path).resolve(), incremental)
+            job = SaveJob(module, folders.path_of(path).resolve(), incremental)
             if not background:
                 return _run(job)
             future: Future[str] = Future()

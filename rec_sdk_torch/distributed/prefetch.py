@@ -64,6 +64,8 @@ def prefetch(
     """
     depth = check_depth(depth)
     collections = find_collections(module)
+    if features is not None and not callable(features):
+        raise TypeError(f"features is {features!r}, expected a function of a batch, or None")
     of_batch = features or only_features
 
     def start(batch: T) -> tuple[T, Started | None]:
@@ -79,7 +81,10 @@ def check_depth(depth: int) -> int:
         ValueError: not from 0 to 12.
         TypeError: no whole number.
     """
-    number = operator.index(depth)
+    try:
+        number = operator.index(depth)
+    except TypeError:
+        raise TypeError(f"depth is {depth!r}, expected an int from 0 to {MAX_DEPTH}") from None
     if not 0 <= number <= MAX_DEPTH:
         raise ValueError(f"depth is {number}, allowed are 0 to {MAX_DEPTH}")
     return number

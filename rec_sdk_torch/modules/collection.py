@@ -209,6 +209,8 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         """The bags of `features`."""
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
+            if isinstance(features, dict) or not hasattr(features, "keys"):  # a tracer's stand-in has every attribute
+                raise TypeError(f"a batch is a {type(features).__name__}, expected a KeyedJaggedTensor")
         keys = features.keys()
         if keys != self._seen_keys:
             self._match_keys(keys)

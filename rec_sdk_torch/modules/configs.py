@@ -216,11 +216,13 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     life: TableLife | None = None
     if isinstance(config, _HashTableFields):
         _check_admission(config.admit_and_evict_config, name)
+        if not isinstance(config.is_incremental, bool):
+            raise TypeError(f"table {name!r}: is_incremental is {config.is_incremental!r}, expected a bool")
         life = config.admit_and_evict_config.table_life() if config.admit_and_evict_config else None
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
     pooling = Pooling.NONE
     if isinstance(config, EmbeddingBagConfig):
-        if config.pooling not in _POOLING:
+        if not isinstance(config.pooling, PoolingType) or config.pooling not in _POOLING:
             raise ValueError(f"table {config.name!r}: pooling {config.pooling}, allowed are SUM and MEAN")
         pooling = _POOLING[config.pooling]
     try:
@@ -292,6 +294,8 @@ def check_kind(
     for table in tables:
         if not isinstance(table, kind):
             raise TypeError(f"{collection} takes {kind.__name__} tables, got {type(table).__name__}")
+        if not isinstance(table.name, str):
+            raise TypeError(f"{collection} has a table whose name is {table.name!r}, expected a string")
         if isinstance(table, HashEmbeddingBagConfig) and not capacity:
             raise TypeError(
                 f"table {table.name!r}: HashEmbeddingBagConfig means that num_embeddings is a capacity and that "

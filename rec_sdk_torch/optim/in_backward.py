@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -45,7 +45,9 @@ def apply_optimizer_in_backward(
         >>> tables.fused_optimizer.param_groups[0]["lr"]
         0.1
     """
-    every = list(params)
+    every = _parameters(params)
+    if not isinstance(optimizer_kwargs, Mapping):
+        raise TypeError(f"optimizer_kwargs is {optimizer_kwargs!r}, expected a dict of the optimizer's keywords")
     handles = [param for param in every if isinstance(param, TableParameter)]
     kwargs = dict(optimizer_kwargs)
     for handle in handles:
@@ -59,3 +61,20 @@ def apply_optimizer_in_backward(
     for handle in handles:
         if not handle.requested():
             requests.note(handle, optimizer_class, kwargs)
+
+
+def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parameters as a list.
+
+    Raises:
+        TypeError: one parameter alone, or what is no parameter.
+    """
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params is a {type(params).__name__}, expected several parameters, as module.parameters() gives"
+        )
+    every = list(params)
+    for param in every:
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"params has a {type(param).__name__}, expected parameters, as module.parameters() gives")
+    return every

@@ -27,6 +27,7 @@ from ..checkpoint.index import ensure_index, open_served
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.quantized import BITS
 from ..checkpoint.tensors import DTYPES
+from ..tbe.config.numbers import is_number
 from ..warn import SaveWarning, warn
 
 logger = logging.getLogger(__name__)
@@ -80,9 +81,13 @@ class TableReader:
     """
 
     def __init__(self, path: Paths, table: str, *, default: float = 0.0, follow: float | None = None) -> None:
-        if follow is not None and not follow > 0:
-            raise ValueError(f"follow is {follow}, expected seconds, more than 0, or None")
+        for name, number in (("default", default), ("follow", follow)):
+            if not is_number(number) and not (name == "follow" and number is None):
+                raise TypeError(f"{name} is {number!r}, expected a number")
+        if follow is not None and not 0 < follow <= threading.TIMEOUT_MAX:
+            raise ValueError(f"follow is {follow}, expected seconds, more than 0 and at most 2^33, or None")
         self._paths, self._name, self._default = paths_of(path), table, float(default)
+        follow = None if follow is None else float(follow)
         self._refreshing = threading.Lock()
         self._ended = threading.Event()
         self._moment = self._open(latest_save(self._paths))

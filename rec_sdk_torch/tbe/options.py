@@ -87,9 +87,13 @@ def _cache_policy(policy: str) -> str:
 
 
 def _host_store(folder: Folder) -> str | None:
-    path = None if folder is None else os.fspath(folder)
-    if path is not None and not isinstance(path, str):
+    if folder is None:
+        return None
+    path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else folder
+    if not isinstance(path, str):
         raise TypeError(f"host_store is {path!r}, expected the path of a folder")
+    if not path or "\0" in path:
+        raise ValueError(f"host_store is {path!r}, which is no path of a folder")
     return path
 
 
@@ -113,7 +117,12 @@ def _draw_seed() -> int:
 
 
 def _seed(seed: int | None) -> int:
-    return (_draw_seed() if seed is None else operator.index(seed)) & (2**64 - 1)
+    if seed is None:
+        return _draw_seed() & (2**64 - 1)
+    try:
+        return operator.index(seed) & (2**64 - 1)
+    except TypeError:
+        raise TypeError(f"seed is {seed!r}, expected an int or None") from None
 
 
 @dataclass(frozen=True, kw_only=True)

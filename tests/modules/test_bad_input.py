@@ -29,6 +29,7 @@ from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, Poo
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError
+from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
 HASHED = rst.HashEmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="hashed", feature_names=["f"])
@@ -115,13 +116,6 @@ def test_a_first_batch_without_features(device: torch.device, training: bool) ->
         collection(KeyedJaggedTensor.empty())
     collection.train()
     assert_trains(collection)
-
-
-def test_a_batch_that_is_none(device: torch.device) -> None:
-    collection = bags_collection(device)
-    for batch in (None, torch.tensor([1]), {"f0": torch.tensor([1])}):
-        with pytest.raises((TypeError, ValueError, AttributeError)):
-            collection(batch)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -365,6 +359,90 @@ def test_pooling(device: torch.device) -> None:
     mixed = [TableConfig("a", 9, 4), TableConfig("b", 9, 4, pooling=Pooling.NONE)]
     with pytest.raises(ValueError, match="cannot share an embedding"):
         TableBatchedEmbedding(mixed, device=device)
+
+
+def apply_sgd(params: Any, keywords: Any = None) -> None:
+    rst.apply_optimizer_in_backward(torch.optim.SGD, params, {"lr": 0.1} if keywords is None else keywords)
+
+
+CPU = torch.device("cpu")
+PARAMETER = torch.nn.Parameter(torch.ones(2))
+NOT_A_BATCH = "a batch is a {}, expected a KeyedJaggedTensor"
+ARGUMENTS: list[tuple[Callable[[Any], Any], Any, type[Exception], str]] = [
+    (lambda seed: bags_collection(CPU, seed=seed), "x", TypeError, "seed is 'x', expected an int or None"),
+    (lambda seed: bags_collection(CPU, seed=seed), 1.5, TypeError, "seed is 1.5"),
+    (lambda sizes: bags_collection(CPU, multi_hot_sizes=sizes), 3, TypeError, "multi_hot_sizes is 3, expected a list"),
+    (lambda folder: bags_collection(CPU, host_store=folder), 3, TypeError, "host_store is 3, expected the path"),
+    (lambda folder: bags_collection(CPU, host_store=folder), "", ValueError, "host_store is '', which is no path"),
+    (lambda folder: bags_collection(CPU, host_store=folder), "a\0b", ValueError, "host_store is .*, which is no path"),
+    (bags_collection, "x", ValueError, "device is 'x': "),
+    (bags_collection, 10**400, ValueError, "device 10+: an int is an index"),
+    (
+        lambda name: bags_collection(CPU, bag_config(name)),
+        ["t"],
+        TypeError,
+        r"whose name is \['t'\], expected a string",
+    ),
+    (lambda pooling: bags_collection(CPU, bag_config(pooling=pooling)), {}, ValueError, "pooling {}, allowed are SUM"),
+    (
+        lambda flag: bags_collection(CPU, bag_config(is_incremental=flag)),
+        "no",
+        TypeError,
+        "is_incremental is 'no', expected a bool",
+    ),
+    (bags_collection(CPU), None, TypeError, NOT_A_BATCH.format("NoneType")),
+    (bags_collection(CPU), "f0", TypeError, NOT_A_BATCH.format("str")),
+    (bags_collection(CPU), {"f0": IDS}, TypeError, NOT_A_BATCH.format("dict")),
+    (lambda table: bags_collection(CPU).table_ids(table), ["t0"], KeyError, "no table is named"),
+    (
+        lambda path: rst.Saver().save(bags_collection(CPU), path),
+        3,
+        TypeError,
+        "path is 3, expected the path of a folder",
+    ),
+    (lambda path: rst.Saver().save(bags_collection(CPU), path), b"x", TypeError, "path is b'x', expected the path"),
+    (lambda path: rst.Saver().save(bags_collection(CPU), path), "a\0b", ValueError, "which has a null character"),
+    (lambda path: rst.Saver().load(bags_collection(CPU), path), None, TypeError, "path is None, expected the path"),
+    (lambda path: rst.Saver().load(bags_collection(CPU), path), [3], TypeError, "path is 3, expected the path"),
+    (lambda path: TableReader(path, "t0"), 1.5, TypeError, "path is 1.5, expected the path"),
+    (lambda number: TableReader(".", "t0", default=number), "x", TypeError, "default is 'x', expected a number"),
+    (lambda number: TableReader(".", "t0", default=number), None, TypeError, "default is None, expected a number"),
+    (lambda number: TableReader(".", "t0", follow=number), "x", TypeError, "follow is 'x', expected a number"),
+    (lambda number: TableReader(".", "t0", follow=number), float("inf"), ValueError, "follow is inf, expected seconds"),
+    (lambda number: TableReader(".", "t0", follow=number), 1e11, ValueError, "at most 2.33"),
+    (
+        lambda depth: rst.prefetch([], bags_collection(CPU), depth=depth),
+        "2",
+        TypeError,
+        "depth is '2', expected an int",
+    ),
+    (
+        lambda features: rst.prefetch([], bags_collection(CPU), features=features),
+        "f0",
+        TypeError,
+        "features is 'f0', expected a function",
+    ),
+    (apply_sgd, 3, TypeError, "params is a int, expected several parameters"),
+    (apply_sgd, PARAMETER, TypeError, "params is a Parameter, expected several parameters"),
+    (apply_sgd, {"w": PARAMETER}, TypeError, "params has a str, expected parameters"),
+    (
+        lambda keywords: apply_sgd([PARAMETER], keywords),
+        ["lr"],
+        TypeError,
+        r"optimizer_kwargs is \['lr'\], expected a dict",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "given", "error", "message"), ARGUMENTS, ids=[each[3][:40] for each in ARGUMENTS])
+def test_arguments_that_cannot_be(
+    call: Any, given: Any, error: type[Exception], message: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is refused at once, by name, and not by what Python or torch say of it inside."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        call(given)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_device_without_kernels() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..._engine import available_memory
@@ -36,6 +36,9 @@ class BatchHint:
         sizes = self.multi_hot_sizes
         if sizes is None:
             sizes = [table.num_features for table in tables]
+        if not isinstance(sizes, Iterable):
+            raise TypeError(f"multi_hot_sizes is {sizes!r}, expected a list with an int for each table")
+        sizes = list(sizes)
         if len(sizes) != len(tables):
             raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
         batch_size = None if self.batch_size is None else _positive("batch_size", self.batch_size)

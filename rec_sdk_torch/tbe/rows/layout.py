@@ -116,7 +116,7 @@ class Layout:
         Raises:
             KeyError: there is no such table.
         """
-        if name not in self._index:
+        if not isinstance(name, str) or name not in self._index:
             raise KeyError(f"no table is named {name!r}, only {list(self._index)}")
         return self.tables[self._index[name]]
 
