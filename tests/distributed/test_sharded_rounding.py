@@ -71,7 +71,7 @@ def train_alone(kind: DataType, world_size: int, rounds: bool = True) -> dict[st
         alone(jagged(whole)).values().sum().div(world_size).backward()
     state = alone.state_dict()
     return {
-        table: dict(zip(alone.table_ids(table).tolist(), state[f"embedding_bags.{table}.weight"], strict=True))
+        table: dict(zip(sorted(alone.table_ids(table).tolist()), state[f"embedding_bags.{table}.weight"], strict=True))
         for table in ("t0", "t1")
     }
 

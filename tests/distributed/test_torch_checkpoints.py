@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from jagged import jagged
 from ranks import Ranks
@@ -40,7 +41,7 @@ def full(rank: int, world_size: int, scenario: Scenario, offload: bool) -> Any:
     set_model_state_dict(fresh.module, dict(state), options=options)
     found, expected = fresh.state_dict(), model.state_dict()
     same = found.keys() == expected.keys() and all(torch.equal(found[key], part) for key, part in expected.items())
-    return rows(model.module.sparse), state, same
+    return rows(model.module.sparse), {key: part.cpu() for key, part in state.items()}, same
 
 
 @pytest.mark.parametrize("scenario", [MIXED, BF16], ids=["mixed", "bf16"])
@@ -83,9 +84,10 @@ def one_for_all(rank: int, world_size: int, path: str) -> tuple[list[str], list[
         {"optimizer": model.module.sparse.fused_optimizer},
     ]
     calls = [functools.partial(dcp.save, each, checkpoint_id=f"{path}/{n}") for n, each in enumerate(given)]
-    calls += [functools.partial(dcp.async_save, each, checkpoint_id=f"{path}/{n}") for n, each in enumerate(given)]
+    async_save = functools.partial(dcp.async_save, process_group=dist.new_group(backend="gloo"))
+    calls += [functools.partial(async_save, each, checkpoint_id=f"{path}/{n}") for n, each in enumerate(given)]
     writer = dcp.FileSystemWriter(f"{path}/staged")
-    calls.append(functools.partial(dcp.async_save, {"model": model}, storage_writer=writer))
+    calls.append(functools.partial(async_save, {"model": model}, storage_writer=writer))
     calls.append(functools.partial(dcp.load, {key: state[key] for key in alike}, checkpoint_id=f"{path}/alike"))
     found = [outcome(call) for call in calls]
     files = [name for folder, _, names in os.walk(path) for name in names if "alike" not in folder]
@@ -108,7 +110,7 @@ def by_rank(rank: int, world_size: int, path: str) -> bool:
     source, target = trained(rank, world_size, EVEN), shard(Model(EVEN, seed=4), EVEN, world_size)
     index = {key: part for key, part in source.state_dict().items() if ".t1." in key}
     named = {f"rank{rank}": {"model": index}}
-    dcp.async_save(named, checkpoint_id=path).result()
+    dcp.async_save(named, checkpoint_id=path, process_group=dist.new_group(backend="gloo")).result()
     state = {key: part for key, part in target.state_dict().items() if key in index}
     dcp.load({f"rank{rank}": {"model": state}}, checkpoint_id=path)
     target.load_state_dict(state, strict=False)
