@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -144,6 +145,16 @@ for _module, _name in _SOURCES:
         MODULES[_module] = (*MODULES.get(_module, ()), _name)
 
 _PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
+_IMPORT = "_find_and_load_unlocked"
+"""The function of importlib that an import statement calls, and nothing that only looks for a module."""
+
+
+def _is_imported_by(frame: types.FrameType) -> bool:
+    """Return whether a frame is at the `x` of `from module import x`.
+
+    The statement would replace an AttributeError by an ImportError of its own, which says "unknown location".
+    """
+    return bool(frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"])
 
 
 class _Module(types.ModuleType):
@@ -153,7 +164,10 @@ class _Module(types.ModuleType):
         names = MODULES[self.__name__]
         if name not in names:
             offered = f"it has {', '.join(names)}" if names else "it has submodules only"
-            raise AttributeError(f"module {self.__name__!r} of rec_sdk_torch.compat has no {name!r}; {offered}")
+            message = f"module {self.__name__!r} of rec_sdk_torch.compat has no {name!r}; {offered}"
+            if not name.startswith("__") and _is_imported_by(sys._getframe(1)):
+                raise ImportError(message, name=self.__name__)
+            raise AttributeError(message)
         source = _SOURCES.get((self.__name__, name), "rec_sdk_torch")
         value = getattr(importlib.import_module(source), name)
         setattr(self, name, value)
@@ -161,6 +175,14 @@ class _Module(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *MODULES[self.__name__]})
+
+
+def _missing(module: str) -> str:
+    """Return the message of the error that there is no such module of a package that has others."""
+    parent = module.rpartition(".")[0]
+    beside = [name for name in MODULES if name.rpartition(".")[0] == parent]
+    offered = f"it has {', '.join(beside)}" if beside else "it has no submodules"
+    return f"No module named {module!r}: rec_sdk_torch.compat takes the name of {parent!r}, and {offered}"
 
 
 class _Loader(importlib.abc.Loader):
@@ -182,6 +204,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in MODULES:
+            # Others than import statements ask whether there is such a module: `None` is the answer to that.
+            if fullname.partition(".")[0] in _PACKAGES and sys._getframe(2).f_code.co_name == _IMPORT:
+                raise ModuleNotFoundError(_missing(fullname), name=fullname)
             return None
         package = any(name.startswith(f"{fullname}.") for name in MODULES)
         return importlib.machinery.ModuleSpec(fullname, _Loader(), origin="rec_sdk_torch.compat", is_package=package)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,52 @@ def test_counts_of_a_dump_end_where_those_of_tables_end(tmp_path: Path) -> None:
         assert ids(other) == {1, 2, 3, 4}
         found = counts.candidates()[1] if strategy else counts.row_columns(torch.arange(1, 5))
         assert found["count"].tolist() == [2**31, *[2**32 - 1] * 3]
+
+
+def test_lr_is_the_learning_rate() -> None:
+    sharder = DynamicEmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.SGD, "lr": 0.25})
+    assert sharder._options["learning_rate"] == 0.25
+    assert DynamicEmbeddingCollectionSharder(fused_params={"lr": None})._options["learning_rate"] == 0.01
+    rates: list[dict[str, Any]] = [{"lr": 0.25, "learning_rate": 0.5}, {"lr": 0.25, "learning_rate": 0.25}]
+    with pytest.raises(ValueError, match=r"lr is 0\.25 and learning_rate is 0\.5, which mean the same"):
+        DynamicEmbeddingCollectionSharder(fused_params=rates[0])
+    assert DynamicEmbeddingCollectionSharder(fused_params=rates[1])._options["learning_rate"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "message"),
+    [
+        (
+            "from dynamicemb import key_value_table",
+            "ImportError",
+            "module 'dynamicemb' .* has no 'key_value_table'; it",
+        ),
+        (
+            "from dynamicemb.planner import get_planner",
+            "ImportError",
+            "has no 'get_planner'; it has DynamicEmbParameter",
+        ),
+        (
+            "import dynamicemb.exportable_tables",
+            "ModuleNotFoundError",
+            "No module named 'dynamicemb.exportable_tables': rec_sdk_torch.compat takes the name of 'dynamicemb', and "
+            "it has dynamicemb.batched_dynamicemb_tables, ",
+        ),
+        ("from dynamicemb.scored_hashtable import X", "ModuleNotFoundError", "it has dynamicemb.batched_dynamicemb_"),
+        ("import dynamicemb.planner.inner", "ModuleNotFoundError", "it has no submodules|is not a package"),
+    ],
+)
+def test_names_that_are_not_there(statement: str, kind: str, message: str) -> None:
+    with pytest.raises(ImportError, match=message) as caught:
+        exec(statement)
+    assert type(caught.value).__name__ == kind
+    assert "unknown location" not in str(caught.value)
+
+
+def test_names_may_be_looked_for() -> None:
+    import dynamicemb
+
+    assert not hasattr(dynamicemb, "key_value_table")
+    assert importlib.util.find_spec("dynamicemb.exportable_tables") is None
+    with pytest.raises(AttributeError, match="has no 'key_value_table'; it has AdmissionStrategy"):
+        dynamicemb.key_value_table  # noqa: B018

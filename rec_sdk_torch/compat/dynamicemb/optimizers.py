@@ -52,13 +52,18 @@ _FLOAT32 = (None, torch.float32, SparseType.FP32)
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`DEFAULTS` with what is given.
+    """`DEFAULTS` with what is given; `lr`, as torch's optimizers call it, is `learning_rate`.
 
     Raises:
         NotImplementedError: an argument, or a value, that is not here.
+        ValueError: `lr` and `learning_rate` are two numbers.
     """
     options = dict(DEFAULTS)
-    for name, value in given.items():
+    rate = given.get("lr")
+    if rate is not None and given.get("learning_rate", rate) != rate:
+        raise ValueError(f"lr is {rate} and learning_rate is {given['learning_rate']}, which mean the same: give one")
+    for key, value in given.items():
+        name = "learning_rate" if key == "lr" and value is not None else key
         if name in DEFAULTS:
             options[name] = value
         elif (name == "output_dtype" and value in _FLOAT32) or (
