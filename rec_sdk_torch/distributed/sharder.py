@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
-from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingType
 
 from .._host_groups import host_group, reaches_host, spans_world
 from ..backends.devices import parse_device
@@ -106,6 +106,12 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         """
         if type(module) is not self._type:
             raise TypeError(f"{type(self).__name__} shards {self._type.__name__}, got {type(module).__name__}")
+        if isinstance(env, ShardingEnv2D) and env.num_sharding_groups() > 1:
+            raise ValueError(
+                f"DMPCollection's sharding_group_size is {env.world_size} of {env.global_world_size} ranks: these "
+                "tables have no replicas of groups of ranks, and are divided among all ranks. Use "
+                "DistributedModelParallel, or a sharding_group_size of all ranks"
+            )
         rows = (self._rows_env or env).process_group
         ids = rows if self._ids_env is None else self._ids_env.process_group
         if ids is None or rows is None:
@@ -143,6 +149,18 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         exchange.divide(self._local_size)
         self._fill(collections[0], module, placements, exchange)
         return self._sharded(collections[0], placements, exchange)
+
+    def reshard(self, sharded_module: ShardedCollection, *args: Any, **kwargs: Any) -> NoReturn:
+        """`DistributedModelParallel.reshard` calls it.
+
+        Raises:
+            NotImplementedError: always; a save can be loaded under another plan.
+        """
+        names = [table.name for table in sharded_module._tables.configs]
+        raise NotImplementedError(
+            f"tables {names} stay where their plan has put them: save them with Saver, and load them into a model that "
+            "is sharded by the other plan"
+        )
 
     def _device_of(self, module: Any, given: torch.device | None) -> torch.device:
         """The device of a rank's tables: the one that is given, as TorchRec has it, which is never meta."""
