@@ -50,8 +50,9 @@ class ParameterEdges:
             of_shapes: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in self._parameters.values():
                 of_shapes.setdefault(parameter.shape, []).append(parameter)
-            of_tables = [torch.cat(parameters).flatten() for parameters in of_shapes.values()]
-            return torch.cat([leaf, *of_tables])
+            if len(of_shapes) == 1:  # one node, which each backward pass goes through
+                return torch.cat([leaf, *self._parameters.values()])
+            return torch.cat([leaf, *(torch.cat(parameters).flatten() for parameters in of_shapes.values())])
 
     def requested(self) -> frozenset[str] | None:
         """Returns the tables that the running backward pass trains, None for all: those that its `inputs=` name.
