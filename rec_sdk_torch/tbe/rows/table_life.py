@@ -228,7 +228,9 @@ class LifeView:
         kept = config.life.columns() if config.life is not None else []
         dtypes = {name: torch.float64 if name == "score" else torch.int64 for name in kept}
         begins = {"last_use": clocks["batches"] % 2**32, "timestamp": clocks["timestamp"]}
-        columns = {name: torch.full((1,), begins.get(name, 0), dtype=dtype, device="cpu") for name, dtype in dtypes.items()}
+        columns = {
+            name: torch.full((1,), begins.get(name, 0), dtype=dtype, device="cpu") for name, dtype in dtypes.items()
+        }
         return RowShape(weight, states, columns)
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
