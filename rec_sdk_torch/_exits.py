@@ -119,6 +119,31 @@ class _Calls:
 calls = _Calls()
 
 
+class _Beginning(threading.Event):
+    """An event that a new thread sets. `wait` ends also if the thread has ended without setting it.
+
+    Attributes:
+        entry: the function that the thread runs, to which the interpreter has a reference as long as the thread lives.
+        others: references to `entry` that are not the thread's.
+    """
+
+    def __init__(self, entry: Callable[[], object]) -> None:
+        super().__init__()
+        self.entry: Callable[[], object] | None = entry
+        self.others = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until the event is set.
+
+        Raises:
+            MemoryError: the thread has ended: it had no memory to begin.
+        """
+        while not super().wait(0.05):
+            if sys.getrefcount(self.entry) <= self.others and not self.is_set():
+                raise MemoryError("a new thread had no memory to begin")
+        return True
+
+
 class OwnThread(threading.Thread):
     """A thread of this package: it may call when others may not any more, and ends before the interpreter does."""
 
@@ -135,9 +160,36 @@ class OwnThread(threading.Thread):
         super().__init__(name=name, daemon=daemon)
         self._work = work
         self.stop = stop
+        self._begun = threading.Event()
         _own.add(self)
 
+    def start(self) -> None:
+        """Starts the thread, and returns when it works.
+
+        `threading.Thread.start` waits forever for a thread that has ended for want of memory before it could begin.
+
+        Raises:
+            MemoryError, RuntimeError: no thread can be started; nothing of this one is left.
+        """
+        entry = functools.partial(super()._bootstrap)  # type: ignore[misc]
+        self._bootstrap = entry
+        self._started = started = _Beginning(entry)
+        self._begun = begun = _Beginning(entry)
+        started.others = begun.others = sys.getrefcount(entry)
+        try:
+            super().start()
+            begun.wait()
+        except Exception:
+            with threading._active_limbo_lock:  # type: ignore[attr-defined]
+                threading._limbo.pop(self, None)  # type: ignore[attr-defined]
+            _own.discard(self)
+            raise
+        finally:
+            del self._bootstrap
+            started.entry = begun.entry = None
+
     def run(self) -> None:
+        self._begun.set()
         caller().own = True
         try:
             self._work()

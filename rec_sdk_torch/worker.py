@@ -6,12 +6,13 @@ import _thread
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from itertools import cycle
 from queue import SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from ._exits import OwnThread, ending
 
@@ -21,11 +22,17 @@ _Given = TypeVar("_Given")
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
+_RETRY = 0.01
+"""Seconds until memory that was not there may be."""
+
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        with contextlib.suppress(Exception):
+        try:
             job()
+        except Exception as error:
+            if isinstance(job, _Task):  # there was no memory to run it, or for its result
+                job.fail(error)
         del job  # and what it holds
     jobs.put(None)  # for another thread, which an interrupt in `run` may have left
 
@@ -92,7 +99,7 @@ class Pool:
     ) -> Future[_Result]:
         """Calls it in a thread. `Future.cancel` keeps a call from it that has not begun."""
         future: Future[_Result] = Future()
-        next(self._turns).run(functools.partial(_fulfil, future, functools.partial(function, *args, **kwargs)))
+        next(self._turns).run(_Task(future, functools.partial(function, *args, **kwargs)))
         return future
 
     def map(self, function: Callable[[_Given], _Result], items: Iterable[_Given]) -> Iterator[_Result]:
@@ -112,12 +119,31 @@ class Pool:
         self.end()
 
 
-def _fulfil(future: Future[_Result], call: Callable[[], _Result]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = call()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+class _Task(Generic[_Result]):
+    """A job that gives the result of a call, or its error, to a future."""
+
+    def __init__(self, future: Future[_Result], call: Callable[[], _Result]) -> None:
+        self._future = future
+        self._call = call
+
+    def __call__(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._call()
+        except BaseException as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Gives `error` to the future, unless that has a result: no thread may wait for it forever."""
+        while True:
+            try:
+                self._future.set_exception(error)
+            except InvalidStateError:
+                return
+            except MemoryError:
+                time.sleep(_RETRY)
+            else:
+                return

@@ -263,7 +263,7 @@ class Manifest:
                 )
             if table.optimizer is not None and table.optimizer >= len(self.optimizers):
                 raise ValueError(f"table {table.key!r} has optimizer {table.optimizer} of {len(self.optimizers)}")
-        twice = [key for key, count in Counter(table.key for table in self.tables).items() if count > 1]
+        twice = [key for key, count in Counter([table.key for table in self.tables]).items() if count > 1]
         if twice:
             raise ValueError(f"tables {twice} are there twice")
         for module, counts in self.windows.items():
@@ -274,7 +274,7 @@ class Manifest:
 
     def _check_places(self) -> None:
         """Whether every byte is in one file at most."""
-        ordered = sorted((file.path, file.offset or 0, file.bytes) for file in self.files)
+        ordered = sorted([(file.path, file.offset or 0, file.bytes) for file in self.files])
         for (path, begin, size), (next_path, next_begin, _) in itertools.pairwise(ordered):
             if path == next_path and next_begin < begin + size:
                 raise ValueError(f"{path} has files at bytes {begin} and {next_begin}, which share bytes")

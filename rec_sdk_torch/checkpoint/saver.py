@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, overload
 
 import torch
@@ -119,15 +120,24 @@ class Saver:
                 tables are sharded and others not, of which each rank has rows of its own.
             CheckpointError: another process saves to `path` now.
             OSError: a file cannot be written; earlier saves are as before.
+            MemoryError, RuntimeError: no thread can be started; earlier saves are as before.
         """
         with calls:
-            job = SaveJob(module, folders.path_of(path).resolve(), incremental)
+            root = folders.path_of(path).resolve()
             if not background:
-                return _run(job)
+                return _run(SaveJob(module, root, incremental))
             future: Future[str] = Future()
             future.set_running_or_notify_cancel()
-            work = functools.partial(_run_job, job, future)
-            OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False).start()
+            jobs: SimpleQueue[SaveJob | None] = SimpleQueue()
+            work = functools.partial(_run_next, jobs, future)
+            # Before the job has locks, which would stay if no thread could be started.
+            thread = OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False)
+            job = None
+            try:
+                thread.start()
+                job = SaveJob(module, root, incremental)
+            finally:
+                jobs.put(job)
             return future
 
     def load(self, module: torch.nn.Module, path: Paths, incremental: bool = False, *, warm: bool = True) -> str:
@@ -238,7 +248,11 @@ def _run(job: SaveJob) -> str:
     return folder
 
 
-def _run_job(job: SaveJob, future: Future[str]) -> None:
+def _run_next(jobs: SimpleQueue[SaveJob | None], future: Future[str]) -> None:
+    """Runs a job that the queue gets; None: there is none."""
+    job = jobs.get()
+    if job is None:
+        return
     # The caller waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
     time.sleep(0.001)
     try:
