@@ -269,6 +269,31 @@ def test_the_log_of_removed_ids_does_not_grow(tmp_path: Path) -> None:
         assert len(group.engine.removed_ids(table, 0)[0]) == 0
 
 
+def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
+    """Its bytes depend on the number of ids, not of removals, and are given back when all saves have them."""
+    source = make()
+    view, ids = source.view("a"), torch.arange(405)
+
+    def come_and_leave(times: int, ids: torch.Tensor) -> None:
+        for _ in range(times):
+            view.write(ids, {"weight": torch.zeros(len(ids), 4)})
+            view.remove(ids)
+
+    for folder in ("other", "one"):  # of the first one ids that left before the second are kept
+        save(source, tmp_path / folder)
+        come_and_leave(1, ids)
+    come_and_leave(10, ids[:400])
+    before = view.memory()["column_bytes"]
+    come_and_leave(100, ids[:400])
+    assert view.memory()["column_bytes"] == before
+    view.write(ids[:5], {"weight": torch.zeros(5, 4)})
+    for folder in ("one", "other"):
+        assert ids_in(save(source, tmp_path / folder), "a", REMOVED) == list(range(405))
+    view.remove(ids[:1])
+    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == [0]
+    assert view.memory()["column_bytes"] <= before - 3 * 16 * 400
+
+
 def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
     jagged = pytest.importorskip("jagged")
     models = [jagged.bags_collection(torch.device("cpu"), jagged.bag_config(is_incremental=True)) for _ in range(2)]

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/life/removal.h"
 
 namespace rec_sdk {
 
@@ -53,6 +54,7 @@ void Engine::forget_changes(int32_t t, uint64_t upto) {
       std::upper_bound(log.removed.begin(), log.removed.end(), upto,
                        [](uint64_t version, const auto& entry) { return version < entry.first; });
   log.removed.erase(log.removed.begin(), later);
+  shrink_removals(&log.removed);
   log.complete_after = std::max(log.complete_after, upto);
 }
 

@@ -280,6 +280,7 @@ void Engine::clear_table(int32_t t) {
   group_.window.drop_slots(target.first_slot(), target.end_slot());
   target.clear();
   target.removals.removed.clear();
+  shrink_removals(&target.removals.removed);
   target.removals.complete_after = group_.uses.newest_version();
   target.changes.clear(group_.uses.newest_version());
   for (int64_t slot = target.first_slot(); slot < target.end_slot(); ++slot) group_.uses.forget(slot);

@@ -1,8 +1,11 @@
 #include "torch_npu_ext/engine/life/removal.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace rec_sdk {
 namespace {
@@ -57,7 +60,36 @@ bool remove_id(Group* group, Table* table, int64_t id) noexcept {
   return true;
 }
 
+using Removals = std::vector<std::pair<uint64_t, int64_t>>;
+
+// Leaves the latest removal of each id, which says all that a save of changes has to know.
+void keep_latest(Removals* log) noexcept {
+  const auto by_id = [](const auto& a, const auto& b) {
+    return std::make_pair(a.second, ~a.first) < std::make_pair(b.second, ~b.first);
+  };
+  std::sort(log->begin(), log->end(), by_id);
+  const auto same_id = [](const auto& a, const auto& b) { return a.second == b.second; };
+  log->erase(std::unique(log->begin(), log->end(), same_id), log->end());
+  std::sort(log->begin(), log->end());  // the oldest first
+}
+
+// Room for `count` more entries: of a log that is full, ids that were removed again have one. At least half
+// of it is free then, so the work is of few removals.
+void reserve_removals(Removals* log, int64_t count) {
+  if (log->size() + count <= log->capacity()) return;
+  keep_latest(log);
+  if (2 * (log->size() + count) > log->capacity()) log->reserve(2 * (log->size() + count));
+}
+
 }  // namespace
+
+void shrink_removals(Removals* log) noexcept {
+  if (4 * log->size() >= log->capacity()) return;
+  try {
+    Removals(*log).swap(*log);
+  } catch (const std::bad_alloc&) {  // it stays as large as it is
+  }
+}
 
 int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, bool candidates) {
   Table& table = group->tables[t];
@@ -66,7 +98,7 @@ int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, b
   table.extend_rows();
   const bool logged = table.columns.has(Column::kVersion);
   auto& log = table.removals.removed;
-  if (logged && log.size() + count > log.capacity()) log.reserve(2 * (log.size() + count));
+  if (logged) reserve_removals(&log, count);
   int64_t removed = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (!remove_id(group, &table, ids[i])) continue;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "torch_npu_ext/engine/group/group.h"
 
@@ -14,6 +16,9 @@ namespace rec_sdk {
 // index table.
 // Ids that are candidates are not seen any more, unless `candidates` is false.
 int64_t remove_ids(Group* group, int32_t table, const int64_t* ids, int64_t count, bool candidates = true);
+
+// Gives memory of a log of removed ids back when a fourth of it would do.
+void shrink_removals(std::vector<std::pair<uint64_t, int64_t>>* log) noexcept;
 
 // Throws std::out_of_range unless the ids are rows of the index table.
 void check_index_ids(const Table& table, const int64_t* ids, int64_t count);
