@@ -101,9 +101,10 @@ def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
     It is the one before it in a folder that has a whole chain, and elsewhere the last save of the model, wherever that
     is; where it is not there any more, one before it.
     """
-    now, result = formats_of(owners), []
-    for owner in owners:
-        places = [mark.place for mark in marks_of(owner.embedding) if mark.formats == now and _knows(owner, mark)]
+    marks, result = [marks_of(owner.embedding) for owner in owners], []
+    now = formats_of(owners) if any(marks) else ()
+    for owner, of_owner in zip(owners, marks, strict=True):
+        places = [mark.place for mark in of_owner if mark.formats == now and _knows(owner, mark)]
         result.append(sorted(places, key=lambda place: place.folders != (path,)))
     return result
 

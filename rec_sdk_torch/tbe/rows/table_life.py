@@ -212,8 +212,10 @@ class LifeView:
         Hold `exclusive()`. `after`: those alone that left after this serial.
         """
         departures = self.layout.evicted.get(self.config.name)
+        if departures is None or not departures.pieces:
+            return []
         shape = self.row_shape()
-        return [shape.fit(rows) for serial, rows in (departures.pieces if departures else ()) if serial > after]
+        return [shape.fit(rows) for serial, rows in departures.pieces if serial > after]
 
     def row_shape(self, clocks: Mapping[str, int] = STARTED) -> RowShape:
         """Returns the parts and columns that the table keeps of a row, as they are in a row that begins at `clocks`."""
