@@ -210,7 +210,8 @@ lint: build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+	@$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+	@$(PY) tests/lines.py
 
 format: build
 	$(PY) -m ruff check --fix-only .

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import lines
 import pytest
 
 import rec_sdk_torch
@@ -116,3 +117,13 @@ def test_the_image_copies_what_its_builds_need() -> None:
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in tracked if any(Path(name).match(each) for each in ignored if "*" not in each)] == []
+
+
+def test_budgets_are_of_rooms_that_exist() -> None:
+    budgets = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["lines"]
+    counted = lines.count_lines(ROOT)
+    if not counted:
+        pytest.skip("no git checkout")
+    assert budgets.keys() - {"all"} <= counted.keys()
+    assert counted["tests/tbe"] > counted["tests/*"] / 10 > 100
+    assert counted["tests/data"] < 300, "saves are archives, which have no lines"

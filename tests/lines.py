@@ -1,0 +1,50 @@
+"""Counts the lines of text of each room of the repository, and prints them beside the budgets of budget.toml.
+
+A room is a folder in one of `SPLIT`, or another folder or a file at the top level. One that has outgrown its budget is
+marked, so that growth is a decision. Nothing fails by it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SPLIT = ("rec_sdk_torch", "torch_npu_ext", "op_kernels", "emulator", "tests")
+"""Folders whose own folders are rooms."""
+
+
+def room_of(path: str) -> str:
+    """Returns the room of a file: `tests/tbe`, `tests/*` for files beside such folders, `docs`, `Makefile`."""
+    top, *rest = path.split("/")
+    if top not in SPLIT:
+        return top
+    return f"{top}/{rest[0]}" if len(rest) > 1 else f"{top}/*"
+
+
+def count_lines(root: Path) -> Counter[str]:
+    """Returns the lines of each room, of all text files that git tracks in `root`; nothing where git tracks none."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=False, capture_output=True, text=True).stdout
+    lines: Counter[str] = Counter()
+    for path in filter(None, listed.split("\0")):
+        content = (root / path).read_bytes() if (root / path).is_file() else b""
+        lines[room_of(path)] += 0 if b"\0" in content else content.count(b"\n")
+    return lines
+
+
+def main() -> None:
+    """Prints the table."""
+    budgets: dict[str, int] = tomllib.loads((HERE / "budget.toml").read_text())["lines"]
+    lines = count_lines(HERE.parent)
+    print(f"{'lines of text':<28}{'now':>8}{'budget':>8}")
+    for room, count in lines.most_common():
+        if room in budgets or count >= 300:
+            over = "  over" if count > budgets.get(room, count) else ""
+            print(f"{room:<28}{count:>8}{budgets.get(room, ''):>8}{over}")
+    print(f"{'all':<28}{lines.total():>8}{budgets['all']:>8}{'  over' if lines.total() > budgets['all'] else ''}")
+
+
+if __name__ == "__main__":
+    main()
