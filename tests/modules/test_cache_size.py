@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import cache_policies
+from rec_sdk_torch.backends.devices import backend_for
 from rec_sdk_torch.settings import parse_bytes
 from rec_sdk_torch.tbe.config.cache_size import BatchHint, cache_slots
 from rec_sdk_torch.tbe.config.table import TableConfig
+from rec_sdk_torch.tbe.rows import layout
 
 HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes a row without states
 WIDE = EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t1", feature_names=["f1"])  # 32 bytes
@@ -181,6 +184,24 @@ def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, fi
     assert tuple(collection.cache_sizes.values()) == (60, 90)
     assert not list(same_bits(source.state_dict(), collection.state_dict()))
     assert not list(same_bits(source.fused_optimizer.state_dict(), collection.fused_optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("cache", [146, 0.1, "18000B"], ids=str)
+def test_a_device_without_memory_for_a_second_cache(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, cache: Any
+) -> None:
+    """Tables that were built by a read train in the cache that they have."""
+    collection = bags_collection(device, SMALL, LARGE, cache=cache)
+    apply(collection)
+    read(collection, numbers(0))
+    before = collection.cache_sizes
+    backend = dataclasses.replace(backend_for(device), free_memory=lambda device: 0)
+    monkeypatch.setattr(layout, "backend_for", lambda device: backend)
+    if before["t0"] < 60:
+        with pytest.raises(rst.CacheTooSmallError, match="'t0'"):
+            collection(numbers(0))
+    train_step(collection, numbers(0, batch_size=15))
+    assert collection.cache_sizes == before
 
 
 def test_states_take_their_share(device: torch.device) -> None:

@@ -187,7 +187,7 @@ class Layout:
         """Lets the caches hold so many batches as large as `batch`, the first one that is trained.
 
         Sizes that `cache=` gives as numbers of rows stay. Groups that were built before, by a load, are laid out anew
-        only where this batch might not fit, and the host has memory for both.
+        only where this batch might not fit, and host and device have memory for both.
 
         Returns:
             False: the batch says nothing, since it has no lookups or is not well formed.
@@ -197,14 +197,22 @@ class Layout:
         lookups = batch.lookups(np.arange(self.num_features))
         rows = [int(lookups[list(features)].sum()) for features in self._features]
         self.needed = [min(batches * own, t.num_embeddings) for own, t in zip(rows, self.tables, strict=True)]
-        if self.built and not self.window_open() and not self.in_flight():
-            before = self.cache_sizes()
-            wanted = self._sizes()
-            small = any(have < min(own, want) for have, own, want in zip(before, rows, wanted, strict=True))
+        if self.built and not self.window_open() and not self.in_flight() and self._could_hold_more(rows):
             stored = sum(group.memory(None)["store_bytes"] for group in self.built)
-            if small and stored < available_memory():
+            if stored < available_memory():
                 self._rebuild()
         return True
+
+    def _could_hold_more(self, rows: Sequence[int]) -> bool:
+        """Returns whether a table has fewer slots than `rows` of it, and would have more in a cache beside this one."""
+        before = self.cache_sizes()
+        if all(have >= own for have, own in zip(before, rows, strict=True)):
+            return False
+        try:
+            wanted = self._sizes()
+        except (ValueError, MemoryError):  # the caches that there are have taken the device's memory
+            return False
+        return any(have < min(own, want) for have, own, want in zip(before, rows, wanted, strict=True))
 
     def _build(self, serial: int = 0) -> list[Group]:
         slots, options = self._sizes(), self.options
