@@ -374,7 +374,9 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         weights = () if batch.weights is None else layout.weights_of(batch)
         lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)
         if self._anchor is None:
-            self._anchor = layout.edges.anchor(self.device)
+            with layout.locks.launch:
+                if self._anchor is None:  # only the last anchor has the leaf that backward passes look for
+                    self._anchor = layout.edges.anchor(self.device)
         hooks = saved_tensors_hooks(True)
         if hooks is not None:
             earlier = self._recomputations.earlier(hooks[0], batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,36 @@ def test_training_without_optimizer_names_the_call(device: torch.device) -> None
     embedding.set_optimizers({0: sgd()})
     with pytest.raises(RuntimeError, match=r"\['b'\].*apply_optimizer_in_backward"):
         embedding(IDS, OFFSETS)
+
+
+def test_the_first_batches_of_two_threads(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both train, though the second thread comes while the first makes the leaf that backward passes look for."""
+    embedding = TableBatchedEmbedding([table("a")], optimizer=sgd(), cache=10, device=device)
+    before = embedding.eval()(IDS[:2], torch.tensor([0, 1, 2]))
+    embedding.train()
+    make, made, second, outputs = embedding.layout.edges.anchor, [], threading.Event(), []
+
+    def slowly(device: torch.device) -> torch.Tensor:
+        made.append(make(device))
+        if len(made) > 1:
+            second.set()
+        second.wait(0.3)
+        return made[-1]
+
+    monkeypatch.setattr(embedding.layout.edges, "anchor", slowly)
+    threads = [
+        threading.Thread(target=lambda i=i: outputs.append(embedding(IDS[i : i + 1], torch.tensor([0, 1]))))
+        for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for output in outputs:
+        output.sum().backward()
+    assert len(made) == 1
+    after = embedding.eval()(IDS[:2], torch.tensor([0, 1, 2]))
+    assert bool((after != before).all())
 
 
 @pytest.mark.parametrize(
