@@ -182,7 +182,9 @@ def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dic
 
 def _quantized(table: SavedTable, bits: int) -> SavedTable:
     parts = {WEIGHT: table.embedding_dim}
-    return replace(table, weight_dtype=NAMES[bits], parts=parts, optimizer=None, columns={}, clocks={})
+    return replace(
+        table, weight_dtype=NAMES[bits], parts=parts, optimizer=None, columns={}, clocks={}, evicted_before=[]
+    )
 
 
 def _copy_layer(

@@ -18,6 +18,7 @@ from rec_sdk_torch.checkpoint.quantized import dequantize, quantize
 from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.export import quantize_save
 from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 UNPACK = {8: "embedding_bag_byte_unpack", 4: "embedding_bag_4bit_unpack"}
 
@@ -167,6 +168,22 @@ def test_other_bits_never_follow(tmp_path: Path) -> None:
     reader_of = TableReader
     with pytest.raises(CheckpointError, match="a delta of the save"):
         reader_of(tmp_path / "small", "a")
+
+
+def test_a_delta_after_evicted_rows_that_wait(tmp_path: Path) -> None:
+    """The plain delta counts evicted rows of the save before, of which a copy has none."""
+    table = TableConfig("t", 100, 4, track_changes=True, life=TableLife(keep_evicted=True))
+    sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    embedding = TableBatchedEmbedding([table], optimizer=sgd, cache=50)
+    for removed in (range(3), range(3, 5)):
+        embedding(torch.arange(20), torch.arange(21)).sum().backward()
+        embedding.view("t").remove(torch.tensor(removed))
+        plain = Path(Saver().save(embedding, tmp_path / "saves", incremental=True))
+    assert read_manifest(plain).tables[0].evicted_before == [3]
+    quantize_save(tmp_path / "saves", tmp_path / "small", 8)
+    reader = TableReader(tmp_path / "small", "t")
+    assert reader.find(torch.arange(20))[1].tolist() == [i in range(3) or i >= 5 for i in range(20)]
+    assert main(["verify", str(tmp_path / "small")]) == 0
 
 
 def test_a_call_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
