@@ -20,7 +20,7 @@ from rec_sdk_torch.checkpoint.manifest import CACHED, DELTA, FULL, REMOVED, ROWS
 from rec_sdk_torch.checkpoint.marks import marks_of
 from rec_sdk_torch.checkpoint.tensors import TensorReader
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 
 def save(source: Any, path: Path) -> Path:
@@ -146,6 +146,40 @@ def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
     third = save(source, tmp_path)
     assert ids_in(third, "a", REMOVED) == ids[:1].tolist() == ids_in(third, "a", ROWS)
     same(contents(loaded(tmp_path)), contents(source))
+
+
+def aging() -> TableBatchedEmbedding:
+    life = TableLife(evict_age=20, max_rows=100)
+    table = TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, life=life)
+    return TableBatchedEmbedding([table], optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.1}), cache=50)
+
+
+def columns_after_a_delta(source: TableBatchedEmbedding, path: Path) -> dict[str, list[int]]:
+    """The columns of the rows that a load has after a delta of `source`."""
+    assert read_manifest(save(source, path)).kind == DELTA
+    target = aging()
+    rst.Saver().load(target, path)
+    columns = target.view("t").row_columns(torch.arange(10))
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def test_columns_that_a_user_wrote_are_in_the_next_delta(tmp_path: Path) -> None:
+    source, ids = aging(), torch.arange(10)
+    source(ids, torch.arange(11), timestamps=ids).sum().backward()
+    save(source, tmp_path)
+    source.view("t").write_row_columns(ids[:3], {"count": torch.tensor([7, 8, 9])})
+    assert columns_after_a_delta(source, tmp_path)["count"] == [7, 8, 9] + [1] * 7
+
+
+def test_timestamps_that_begin_with_an_eviction_are_in_the_next_delta(tmp_path: Path) -> None:
+    """The clock was set back: rows of a later time are of the time of the eviction, after a load too."""
+    source, ids = aging(), torch.arange(10)
+    source(ids, torch.arange(11), timestamps=ids).sum().backward()
+    save(source, tmp_path)
+    source.view("t").set_clocks({"timestamp": 4})
+    assert source.view("t").evict() == 0
+    source.view("t").set_clocks({"timestamp": 8})
+    assert columns_after_a_delta(source, tmp_path)["timestamp"] == [0, 1, 2, 3] + [4] * 6
 
 
 def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:

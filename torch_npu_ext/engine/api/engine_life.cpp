@@ -154,6 +154,11 @@ void Engine::write_columns(int32_t t, const int64_t* rows, int64_t count, const 
   Table& target = table(t);
   check_rows(target, rows, count);
   for (int64_t i = 0; i < count; ++i) target.columns.write(rows[i], values[i]);
+  if (!target.columns.has(Column::kVersion)) return;
+  const uint64_t newest = group_.uses.newest_version();
+  for (int64_t i = 0; i < count; ++i) {
+    target.changes.add_unknown(target.columns.exchange_version(rows[i], newest), newest);
+  }
 }
 
 std::vector<Engine::Candidate> Engine::candidates(int32_t t) {

@@ -108,6 +108,20 @@ LeavingIds leaving(const std::vector<Known>& known) {
   return result;
 }
 
+// Rows without a timestamp of the past have that of the clock from now on, which is a change for the next
+// delta.
+void begin_now(Group* group, int32_t t, const std::vector<std::pair<int64_t, uint32_t>>& rows) {
+  Table& table = group->tables[t];
+  const bool versioned = table.columns.has(Column::kVersion);
+  const uint64_t newest = group->uses.newest_version();
+  if (versioned) table.changes.reserve(static_cast<int64_t>(rows.size()), table.row_bound(), newest);
+  for (const auto& [id, row] : rows) {
+    if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
+    table.columns.places().set<Column::kTimestamp>(table.columns.record(row), table.clock.timestamp);
+    if (versioned) table.changes.add(id, table.columns.exchange_version(row, newest));
+  }
+}
+
 LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
   const Table& table = group->tables[t];
   const LifeSpec& life = table.spec().life;
@@ -115,6 +129,7 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
   group->uses.mark_held();
   std::vector<Known> known;
   known.reserve(static_cast<size_t>(table.rows()));
+  std::vector<std::pair<int64_t, uint32_t>> begun;  // ids and rows
   table.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     RowColumnValues values = table.columns.read(row);
     const bool resident = slot != kNoSlot;
@@ -126,9 +141,8 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     if (at_interval) {
       if (life.needs_timestamps() && begins_now(values.timestamp, clock)) {
-        if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
+        begun.emplace_back(id, row);
         values.timestamp = clock.timestamp;
-        table.columns.places().set<Column::kTimestamp>(table.columns.record(row), clock.timestamp);
       }
       one.reason = overdue(life, clock, values.timestamp, one.idle);
       const bool small = row < table.small.size() && table.small[row];
@@ -136,6 +150,7 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
     }
     known.push_back(one);
   });
+  begin_now(group, t, begun);
   if (at_interval) choose_share(&known, life.evict_share);
   choose_beyond(&known, life);
   return leaving(known);
