@@ -22,7 +22,7 @@ class Mark:
 
     Attributes:
         place: where the save is.
-        formats: of the tables of the model that was saved.
+        formats: of the tables of the model that was saved; None where no delta can follow.
         versions: of each group, then.
         groups: of the embedding, then.
         evicted: by table, a serial after those of this rank's evicted rows in the save; a table is left out where the
@@ -30,7 +30,7 @@ class Mark:
     """
 
     place: Place
-    formats: Formats
+    formats: Formats | None
     versions: list[int]
     groups: list[weakref.ref[Group]]
     evicted: Mapping[str, int]
@@ -57,7 +57,7 @@ def places_of(embedding: TableBatchedEmbedding) -> list[Place]:
 def set_mark(
     embedding: TableBatchedEmbedding,
     place: Place,
-    formats: Formats,
+    formats: Formats | None,
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
     evicted: Mapping[str, int] | None = None,
@@ -65,6 +65,7 @@ def set_mark(
     """Notes that the tables were those of a save when they had these versions.
 
     Args:
+        formats: of the tables; None where no delta can follow the save, after which later saves are named all the same.
         groups: of the embedding then; None: those of now.
         evicted: by table, a serial of then, where the save has this rank's evicted rows as they were.
     """
@@ -76,8 +77,9 @@ def set_mark(
         del marks[other]
     while len(marks) > MOST_PATHS:
         del marks[next(iter(marks))]
-    if marks:
-        of_groups = zip(*(each.versions for each in marks.values()), strict=True)
+    followed = [each.versions for each in marks.values() if each.formats is not None]
+    if followed:
+        of_groups = zip(*followed, strict=True)
         forget_changes(embedding.layout, [min(of_group) for of_group in of_groups])
 
 

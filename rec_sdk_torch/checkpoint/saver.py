@@ -202,10 +202,10 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         followed = not rounded and can_be_followed(found, last, now)
         for owner in owners:
             drop_marks(owner.embedding)
-            if followed:
-                alone = team.size == last.world_size == 1
-                evicted = dict.fromkeys(owner.configs, next_serial()) if alone else {}
-                set_mark(owner.embedding, place, now, versions(owner.embedding.layout), evicted=evicted)
+            alone = team.size == last.world_size == 1
+            evicted = dict.fromkeys(owner.configs, next_serial()) if alone else {}
+            version = versions(owner.embedding.layout)
+            set_mark(owner.embedding, place, now if followed else None, version, evicted=evicted)
         if warm:
             warm_tables(found, chain)
     return str(folder)

@@ -21,7 +21,7 @@ from rec_sdk_torch.checkpoint import folders
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.checkpoint.errors import CheckpointError
 from rec_sdk_torch.checkpoint.index import index_path
-from rec_sdk_torch.checkpoint.manifest import MANIFEST
+from rec_sdk_torch.checkpoint.manifest import FULL, MANIFEST, read_manifest
 from rec_sdk_torch.serving import TableReader
 
 
@@ -196,6 +196,20 @@ def test_a_clock_that_goes_back(clock: Clock, tmp_path: Path) -> None:
         assert named(tmp_path) == "20261123104500.000001"
     clock.time += timedelta(hours=2)
     assert named(tmp_path) == "20261123114500"
+
+
+@pytest.mark.filterwarnings("ignore:.*another optimizer")
+def test_a_save_after_one_that_no_delta_can_follow_is_named_behind_it(clock: Clock, tmp_path: Path) -> None:
+    """The model has another optimizer than the save that it has loaded from another folder."""
+    source, model = tables.make(), tables.make(test_rec_sdk.ADAM)
+    for each in (source, model):
+        tables.train(each, range(1))
+    for _ in range(2):
+        rst.Saver().save(source, tmp_path / "a")
+    rst.Saver().load(model, tmp_path / "a")
+    saved = Path(rst.Saver().save(model, tmp_path / "b", incremental=True))
+    assert read_manifest(saved).kind == FULL
+    assert folders.latest_save([tmp_path / "a", tmp_path / "b"]) == saved
 
 
 def test_names_that_are_no_saves(clock: Clock, tmp_path: Path) -> None:
