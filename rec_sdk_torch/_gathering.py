@@ -19,13 +19,13 @@ _torchrecs: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]] = 
 
 
 def install() -> None:
-    """Change the function of both modules that have it: now where they are imported, else when they will be."""
+    """Changes the function of both modules that have it: now where they are imported, else when they will be."""
     for name in _MODULES:
         after_import(name, _gather_by_ids)
 
 
 def _gather_by_ids(module: Any) -> None:
-    """Put other code into the function, which scripts may have imported by its name before this package."""
+    """Puts other code into the function, which scripts may have imported by its name before this package."""
     function = module.state_dict_gather
     if module.__name__ in _torchrecs:
         return
@@ -40,7 +40,7 @@ def _state_dict_gather(src: Any, dst: Any) -> None:
 
 
 def gather_for(module: str, src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
-    """Gather tables of this package by ids, and everything else by the function that TorchRec's `module` had."""
+    """Gathers tables of this package by ids, and everything else by the function that TorchRec's `module` had."""
     from .distributed.gathering import gather
 
     gather(src, dst, _torchrecs[module])

@@ -14,7 +14,7 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGrou
 
 
 def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
-    """Return the gloo group with the ranks and the timeout of `group` for a `use` (collective).
+    """Returns the gloo group with the ranks and the timeout of `group` for a `use` (collective).
 
     Args:
         group: of the model.
@@ -34,7 +34,7 @@ def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def exchanging(what: str, group: dist.ProcessGroup) -> Iterator[None]:
-    """Surround collectives of `group`; `what` names the exchange in the error.
+    """Surrounds collectives of `group`; `what` names the exchange in the error.
 
     Raises:
         RuntimeError: the exchange fails, since another rank has ended or does not come.
@@ -46,7 +46,7 @@ def exchanging(what: str, group: dist.ProcessGroup) -> Iterator[None]:
 
 
 def lost_rank(what: str, rank: int, world_size: int, error: RuntimeError) -> RuntimeError:
-    """Return the error of `rank` whose exchange of `what` has failed with torch's `error`."""
+    """Returns the error of `rank` whose exchange of `what` has failed with torch's `error`."""
     return RuntimeError(
         f"rank {rank} of {world_size} could not exchange {what}: another rank has ended, has raised an error, or has "
         f"not come within the process group's timeout: {error}"

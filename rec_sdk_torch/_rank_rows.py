@@ -14,13 +14,13 @@ _ranks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def note_rank_rows(tensors: Iterable[torch.Tensor], rank: int, world_size: int) -> None:
-    """Note that `tensors` of a state dict, and their views, have the rows of `rank` alone."""
+    """Notes that `tensors` of a state dict, and their views, have the rows of `rank` alone."""
     for tensor in tensors:
         _ranks[tensor.untyped_storage()] = rank, world_size
 
 
 def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
-    """Check that keys of tensors with one rank's rows name it: torch saves one tensor for a key that all ranks have.
+    """Checks that keys of tensors with one rank's rows name it: torch saves one tensor for a key that all ranks have.
 
     Raises:
         ValueError: a key does not.
@@ -40,7 +40,7 @@ def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
 
 
 def _tensors(value: Any, path: Sequence[str]) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
-    """Yield the plain tensors in nested dicts and lists, and the keys that lead to each."""
+    """Yields the plain tensors in nested dicts and lists, and the keys that lead to each."""
     if type(value) is torch.Tensor and value.layout == torch.strided:
         yield path, value
     elif isinstance(value, (Mapping, list, tuple)):

@@ -19,7 +19,7 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 
 def install() -> None:
-    """Change each of torch's modules: now if it is imported, else when it will be."""
+    """Changes each of torch's modules: now if it is imported, else when it will be."""
     after_import(f"{_PACKAGE}.state_dict", _exchange_full)
     after_import(f"{_PACKAGE}.state_dict_saver", _check_saves)
     after_import(f"{_PACKAGE}.state_dict_loader", _check_loads)

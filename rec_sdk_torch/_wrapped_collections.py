@@ -12,7 +12,7 @@ from ._imports import after_import
 
 
 def install() -> None:
-    """Change TorchRec's classes: now if their modules are imported, else when they will be."""
+    """Changes TorchRec's classes: now if their modules are imported, else when they will be."""
     after_import("torchrec.modules.mc_embedding_modules", _refuse_managed_collision)
     after_import("torchrec.distributed.fp_embeddingbag", _refuse_torchrecs_sharder)
 

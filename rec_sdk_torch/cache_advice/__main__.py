@@ -144,7 +144,7 @@ def _traces(options: argparse.Namespace) -> dict[str, Trace]:
 
 
 def _bar(table: str) -> Progress:
-    """Return a progress bar, which shows nothing where stderr is no terminal, or tqdm is not installed."""
+    """Returns a progress bar, which shows nothing where stderr is no terminal, or tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -68,11 +68,11 @@ class Simulation:
 
     @classmethod
     def of(cls, batches: Sequence[Int64Array]) -> Simulation:
-        """Make the simulation of batches, int64 ids of each."""
+        """Makes the simulation of batches, int64 ids of each."""
         return cls(np.concatenate(batches), np.cumsum([0, *map(len, batches)]))
 
     def run(self, slots: int, policy: str, ahead: int, warm: int = 0) -> Counts:
-        """Plan all batches as the engine does, each trained before the next, without other batches in flight.
+        """Plans all batches as the engine does, each trained before the next, without other batches in flight.
 
         Args:
             slots: rows of the cache.

@@ -96,7 +96,7 @@ Paths = PathLike | Sequence[PathLike]
 
 
 def path_of(path: PathLike) -> Path:
-    """Return the folder that a user names.
+    """Returns the folder that a user names.
 
     Raises:
         TypeError: no path.

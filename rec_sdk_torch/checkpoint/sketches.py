@@ -41,7 +41,7 @@ def sketches_of(owner: Owner, table: str, saved: Iterable[torch.Tensor]) -> list
 
 
 def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
-    """Describe what is wrong with the bytes of a sketch in the file of `rank` of a save of `ranks`; None: nothing."""
+    """Describes what is wrong with the bytes of a sketch in the file of `rank` of a save of `ranks`; None: nothing."""
     if len(saved) < _HEADER:
         return f"{len(saved)} bytes, expected {_HEADER} or more"
     found = dict(zip(NUMBERS, saved[:_HEADER].view(np.int64).tolist(), strict=True))

@@ -34,7 +34,7 @@ class Team:
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 
     def apart(self) -> Team:
-        """Return the same ranks, in a process group that nothing else uses (collective)."""
+        """Returns the same ranks, in a process group that nothing else uses (collective)."""
         if self._group is None:
             return self
         team = copy.copy(self)
@@ -42,7 +42,7 @@ class Team:
         return team
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Return `value` of each rank (collective). `what` names it in errors.
+        """Returns `value` of each rank (collective). `what` names it in errors.
 
         Raises:
             RuntimeError: a rank has ended, or does not come within the process group's timeout.
@@ -55,7 +55,7 @@ class Team:
         return values
 
     def together(self, work: Callable[[], _Result], what: str) -> list[_Result]:
-        """Return the results of `work` on all ranks (collective); an error that one rank raises, all raise.
+        """Returns the results of `work` on all ranks (collective); an error that one rank raises, all raise.
 
         `what` names the results in errors of the exchange.
         """
@@ -75,5 +75,5 @@ class Team:
         return [each for each, _ in found]
 
     def first(self, work: Callable[[], _Result], what: str) -> _Result:
-        """Return the result of `work` on rank 0, which alone does it (collective); `what` is as of `together`."""
+        """Returns the result of `work` on rank 0, which alone does it (collective); `what` is as of `together`."""
         return cast("_Result", self.together(lambda: work() if self.rank == 0 else None, what)[0])

@@ -150,7 +150,7 @@ _IMPORT = "_find_and_load_unlocked"
 
 
 def _is_imported_by(frame: types.FrameType) -> bool:
-    """Return whether a frame is at the `x` of `from module import x`.
+    """Returns whether a frame is at the `x` of `from module import x`.
 
     The statement would replace an AttributeError by an ImportError of its own, which says "unknown location".
     """
@@ -178,7 +178,7 @@ class _Module(types.ModuleType):
 
 
 def _missing(module: str) -> str:
-    """Return the message of the error that there is no such module of a package that has others."""
+    """Returns the message of the error that there is no such module of a package that has others."""
     parent = module.rpartition(".")[0]
     beside = [name for name in MODULES if name.rpartition(".")[0] == parent]
     offered = f"it has {', '.join(beside)}" if beside else "it has no submodules"

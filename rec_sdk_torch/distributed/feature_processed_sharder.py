@@ -26,7 +26,7 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         self._planned: TableSharder | None = None
 
     def shardable_parameters(self, module: FeatureProcessedEmbeddingBagCollection) -> dict[str, torch.nn.Parameter]:
-        """Return the weights by table."""
+        """Returns the weights by table."""
         self._planned = self._sharders.get(type(module._embedding_bag_collection))
         if self._planned is None:
             theirs: dict[str, torch.nn.Parameter] = super().shardable_parameters(module)
@@ -34,13 +34,13 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         return self._planned.shardable_parameters(module._embedding_bag_collection)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Return the types of the sharder for the collection inside."""
+        """Returns the types of the sharder for the collection inside."""
         sharder: Any = super() if self._planned is None else self._planned
         types: list[str] = sharder.sharding_types(compute_device_type)
         return types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return the kernels of the sharder for the collection inside."""
+        """Returns the kernels of the sharder for the collection inside."""
         sharder: Any = super() if self._planned is None else self._planned
         kernels: list[str] = sharder.compute_kernels(sharding_type, compute_device_type)
         return kernels
@@ -53,7 +53,7 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Put the sharded collection into `module`, if that inside is of this package.
+        """Puts the sharded collection into `module`, if that inside is of this package.
 
         Raises:
             as the sharder of the collection inside.

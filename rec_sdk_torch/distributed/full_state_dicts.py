@@ -20,7 +20,7 @@ _on_all_ranks: ContextVar[bool | None] = ContextVar("_on_all_ranks", default=Non
 
 @contextlib.contextmanager
 def full_state_dicts(on_all_ranks: bool = True) -> Iterator[None]:
-    """Make state dicts have whole tables, on all ranks or on rank 0 alone, and let loads take their rows from them."""
+    """Makes state dicts have whole tables, on all ranks or on rank 0, and lets loads take their rows from them."""
     token = _on_all_ranks.set(on_all_ranks)
     try:
         yield
@@ -29,14 +29,14 @@ def full_state_dicts(on_all_ranks: bool = True) -> Iterator[None]:
 
 
 def has_whole_tables() -> bool:
-    """Return whether the state dict that is being made or loaded has whole tables."""
+    """Returns whether the state dict that is being made or loaded has whole tables."""
     return _on_all_ranks.get() is not None
 
 
 def whole_table(
     table: str, ids: torch.Tensor, weight: torch.Tensor, exchange: Exchange
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and weights of all ranks in ascending order of ids, none on ranks that do not get them (collective).
+    """Returns ids and weights of all ranks in ascending order of ids, none on ranks that do not get them (collective).
 
     Args:
         table: its name.

@@ -86,7 +86,7 @@ def _problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Te
 def _gather_rows(
     key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, counts: list[int], group: Any
 ) -> None:
-    """Write the rows of all ranks into the target of rank 0."""
+    """Writes the rows of all ranks into the target of rank 0."""
     parts = rows_of_ranks(ids, weight, counts, group)
     if group is not None and dist.get_rank(group) > 0:
         next(parts, None)
@@ -106,7 +106,7 @@ def _gather_rows(
 def rows_of_ranks(
     ids: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ids and weights of each rank on rank 0; send this rank's there and yield nothing on others (collective).
+    """Yields ids and weights of each rank on rank 0; sends this rank's there and yields nothing on others (collective).
 
     Args:
         ids: of this rank's rows.
@@ -130,5 +130,5 @@ def rows_of_ranks(
 
 
 def as_bytes(part: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as gloo takes it, whatever its data type."""
+    """Returns a tensor as gloo takes it, whatever its data type."""
     return part.detach().cpu().contiguous().view(torch.uint8)

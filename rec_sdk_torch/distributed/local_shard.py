@@ -46,7 +46,7 @@ class ShardHandle(TableHandle):
         return f"on this rank {super().extra_repr()}"
 
     def divide(self, rows: np.ndarray | None, exchange: Exchange | None) -> None:
-        """Set which rows the rank has.
+        """Sets which rows the rank has.
 
         Args:
             rows: ids of the rank's rows of an index table; None for a hash table.

@@ -384,7 +384,7 @@ class ShardedCollection(
         return self.home.load_state_dict(state_dict, strict, assign)
 
     def _take_home(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Select this rank's rows of tables that come without ids, whose rows are those from 0 on, or in a full dict.
+        """Selects this rank's rows of tables that come without ids, whose rows are those from 0 on, or in a full dict.
 
         Ids that an index table of another size had are left out, with a warning.
         """

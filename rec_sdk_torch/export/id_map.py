@@ -9,7 +9,7 @@ from ..modules.bags import Bags
 
 
 def _select_bags(part: JaggedTensor, bags: torch.Tensor) -> JaggedTensor:
-    """Return the bags `[n]` of a feature, each as often as it is named.
+    """Returns the bags `[n]` of a feature, each as often as it is named.
 
     Raises:
         IndexError: there is no such bag, where it is on the host.
@@ -57,7 +57,7 @@ class IdMap(torch.nn.Module):
         return torch.where(known[places] == ids, rows[places], len(known))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the batch with rows for ids, and the features that tables read.
+        """Returns the batch with rows for ids, and the features that tables read.
 
         Keys of sequences keep batch sizes of their own. Keys of bags have that of `inverse_indices`.
 

@@ -41,7 +41,7 @@ class ExportedCollection(torch.nn.Module):
 
 
 def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-    """Look up keys with batch sizes of their own in a collection that takes one size: with empty samples behind."""
+    """Looks up keys with batch sizes of their own in a collection that takes one size: with empty samples behind."""
     sizes = dict(zip(rows.keys(), rows.stride_per_key(), strict=True))
     most = max(sizes.values())
     parts = rows.lengths().split(list(sizes.values()))

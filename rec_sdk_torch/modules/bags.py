@@ -135,7 +135,7 @@ class Bags:
         return torch.cat(parts, 1)
 
     def bags_of_samples(self, keys: Sequence[str], device: torch.device) -> list[torch.Tensor] | None:
-        """Return the bag of each sample, int64 `[samples]` for each of `keys`; None without `inverse_indices`.
+        """Returns the bag of each sample, int64 `[samples]` for each of `keys`; None without `inverse_indices`.
 
         Raises:
             ValueError: `inverse_indices` without a row for each key.

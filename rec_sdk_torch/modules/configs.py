@@ -188,7 +188,7 @@ def _check_admission(admission: AdmitAndEvictConfig | None, name: str) -> None:
 
 
 def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerType:
-    """Return a config's initializer, or the default of its kind of table, which is announced once."""
+    """Returns a config's initializer, or the default of its kind of table, which is announced once."""
     name, given = config.name, getattr(config, "initializer_type", None)
     if given is None:
         if config.init_fn is None and isinstance(config, _HashTableFields):

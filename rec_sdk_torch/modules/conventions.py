@@ -59,7 +59,7 @@ def use_rec_sdk() -> None:
 
 
 def announce_default(table: str) -> None:
-    """Warn once in a process that the default of `initializer_type` has changed."""
+    """Warns once in a process that the default of `initializer_type` has changed."""
     if not conventions.announces_default:
         return
     conventions.announces_default = False

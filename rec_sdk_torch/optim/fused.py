@@ -289,7 +289,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             group.update(options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict as TorchRec's has it: one moment of all tables, copied to the host, in order of ids."""
+        """Returns the state dict as TorchRec has it: one moment of all tables, copied to the host, in order of ids."""
         with self._embedding.exclusive():
             result: dict[str, Any] = super().state_dict()
         for name, handle in self.params.items():

@@ -234,7 +234,7 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
             (embedding.thaw if value else embedding.freeze)(self.table)
 
     def note_rows(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note that `tensors` of a state dict have the rows of this rank alone, if other ranks have others."""
+        """Notes that `tensors` of a state dict have the rows of this rank alone, if other ranks have others."""
         if self.ranks is not None and self.ranks.world_size > 1:
             note_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
         elif self.others_differ:

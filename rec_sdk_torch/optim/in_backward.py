@@ -64,7 +64,7 @@ def apply_optimizer_in_backward(
 
 
 def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the parameters as a list.
+    """Returns the parameters as a list.
 
     Raises:
         TypeError: one parameter alone, or what is no parameter.

@@ -164,7 +164,7 @@ def plain(contents: Any) -> Any:
 
 
 def _lines(contents: Mapping[str, Any]) -> str:
-    """Return JSON with one line for each table or other part."""
+    """Returns JSON with one line for each table or other part."""
     lines = ",\n".join(f"{json.dumps(part)}: {json.dumps(contents[part])}" for part in sorted(contents))
     return f"{{\n{lines}\n}}\n"
 

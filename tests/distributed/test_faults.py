@@ -186,7 +186,7 @@ def test_data_that_ends_early_in_torchrecs_pipeline(
 
 
 def leave_others(rank: int, world_size: int, path: str) -> list[str]:
-    """Return what saves and gathered state dicts raise on rank 0: rank 1 takes part in each once, then no more."""
+    """Returns what saves and gathered state dicts raise on rank 0: rank 1 takes part in each once, then no more."""
     scenario = Scenario()
     model = shard(Model(scenario, 3), scenario, world_size)
     model(batch_of(scenario, 0, rank, world_size))[0].backward()

@@ -33,7 +33,7 @@ def _engine_of(slots: int, policy: str) -> Any:
 
 
 def planned(batches: Sequence[Ids], slots: int, policy: str, ahead: int, warm: int) -> list[int]:
-    """Return `COUNTS` after all batches, each of which is trained before the next; without the first `warm`."""
+    """Returns `COUNTS` after all batches, each of which is trained before the next; without the first `warm`."""
     engine, looks = _engine_of(slots, policy), _engine.policy_looks_ahead(policy)
     announced: collections.deque[Any] = collections.deque()
     offsets = [np.array([0, len(ids)], np.int64) for ids in batches]

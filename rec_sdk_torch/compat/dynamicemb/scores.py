@@ -38,7 +38,7 @@ def device_timestamp() -> int:
 
 
 def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
-    """Return the counts that `scores` of a dump are, int64 `[n]`; a negative one is a uint64 above 2**63 - 1."""
+    """Returns the counts that `scores` of a dump are, int64 `[n]`; a negative one is a uint64 above 2**63 - 1."""
     beyond = (scores < 0) | (scores > _LAST_COUNT)
     if beyond.any():
         warn(

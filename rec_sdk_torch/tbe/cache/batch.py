@@ -26,7 +26,7 @@ def _same_numbers(a: IntArray, b: IntArray) -> bool:
 
 
 def meta_error(name: str) -> ValueError:
-    """Return the error of a batch whose tensor `name` is on the meta device."""
+    """Returns the error of a batch whose tensor `name` is on the meta device."""
     return ValueError(
         f"the batch's {name} are on the meta device, where tensors have no values: a table can be read only by ids on "
         "the CPU or on a device"

@@ -18,7 +18,7 @@ def as_int(value: object) -> int | None:
 
 
 def as_float(value: SupportsFloat) -> float:
-    """Return a number as a float, which is infinite for an int that no float can hold."""
+    """Returns a number as a float, which is infinite for an int that no float can hold."""
     try:
         return float(value)
     except OverflowError:

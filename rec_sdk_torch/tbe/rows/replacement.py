@@ -169,7 +169,7 @@ class Replacement:
 
 
 def _is_rounded(config: TableConfig, weights: torch.Tensor) -> bool:
-    """Return whether weights change on their way through the data type of the table's cache."""
+    """Returns whether weights change on their way through the data type of the table's cache."""
     if config.cache_dtype in (None, config.weight_dtype):
         return False
     stored = weights.to(config.weight_dtype)

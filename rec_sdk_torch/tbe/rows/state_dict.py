@@ -59,7 +59,7 @@ def refuse_sharing() -> None:
 
 
 def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: str) -> None:
-    """Put a table into a state dict: `weight` `[n, D]`, of a hash table `ids` int64 `[n]` too, in ascending order."""
+    """Puts a table into a state dict: `weight` `[n, D]`, of a hash table `ids` int64 `[n]` too, in ascending order."""
     view = TableView(layout, name)
     config = view.config
     if layout.device.type == "meta":
