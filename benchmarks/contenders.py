@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -102,6 +103,12 @@ class Ours(Contender):
         self._grad = workload.gradient(seed).to(device) if grad is None else grad
         self.module = self._make()
 
+    def _cache_rows(self) -> float | dict[str, int]:
+        """Returns the share as exact rows of each table: a share is raised to what the first batch can need."""
+        if self.cache == 1.0:
+            return self.cache
+        return {f"t{index}": math.ceil(self.cache * rows) for index, rows in enumerate(self.workload.tables.sizes)}
+
     def _make(self) -> Any:
         pooling = Pooling.SUM if self.workload.pooled else Pooling.NONE
         pairs = zip(self.workload.tables.sizes, self.workload.dims, strict=True)
@@ -111,7 +118,7 @@ class Ours(Contender):
                 for index, (rows, dim) in enumerate(pairs)
             ],
             optimizer=TableOptimizer.create(*optimizer_of(self.workload.optimizer)),
-            cache=self.cache,
+            cache=self._cache_rows(),
             seed=self.seed,
             device=self.device,
             bounds_check_mode=BoundsCheckMode.FATAL,
@@ -218,7 +225,7 @@ class Collection(Ours):
             pooled=self.workload.pooled,
             config_prefix="EmbCache" if self.hashed else "",
             device=self.device,
-            cache=self.cache,
+            cache=self._cache_rows(),
             seed=self.seed,
             bounds_check_mode=BoundsCheckMode.FATAL,
         )

@@ -288,6 +288,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         for group, options in zip(self.param_groups, updated, strict=True):
             group.update(options)
 
+    @eager
     def state_dict(self) -> dict[str, Any]:
         """Returns the state dict as TorchRec has it: one moment of all tables, copied to the host, in order of ids."""
         with self._embedding.exclusive():
@@ -298,6 +299,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 handle.note_rows(result["state"][name][key] for key in rows)
         return result
 
+    @eager
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads strictly, as TorchRec's does; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
 

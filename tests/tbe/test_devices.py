@@ -96,7 +96,7 @@ def test_what_is_no_device(given: Any) -> None:
 
 
 def test_an_empty_string_is_no_device() -> None:
-    with pytest.raises(RuntimeError, match="must not be empty"):
+    with pytest.raises(ValueError, match=r"device is '': .* must not be empty"):
         parse_device("")
 
 
