@@ -62,7 +62,8 @@ class Processed(torch.nn.Module):
         processors: Any = {key: PositionWeightedModule(8, device=Place.device) for key in KEYS}
         self.bags = FeatureProcessedEmbeddingBagCollection(inside, processors)
         for i, weight in enumerate(self.bags._feature_processors.parameters()):
-            torch.nn.init.uniform_(weight, 0.5, 1.5, generator=torch.Generator(weight.device).manual_seed(i))
+            drawn = torch.empty(weight.shape).uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(i))
+            weight.data.copy_(drawn)  # the same on every device
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
         return self.bags(batch).values().pow(2).sum()
@@ -72,7 +73,8 @@ def sharded(module: torch.nn.Module, kind: str | None) -> Any:
     group: Any = torch.distributed.group.WORLD
     env, names = ShardingEnv.from_process_group(group), ("hash", "index")
     constraints = {name: ParameterConstraints(sharding_types=[kind]) for name in names} if kind else None
-    sharders = rst.get_default_hybrid_sharders(env)
+    host = ShardingEnv.from_process_group(torch.distributed.new_group(backend="gloo"))
+    sharders = rst.get_default_hybrid_sharders(host)
     planner = EmbeddingShardingPlanner(Topology(group.size(), "cpu"), constraints=constraints)
     plan = planner.collective_plan(module, sharders, group)
     return DistributedModelParallel(module, env, Place.device, plan, sharders)
@@ -92,7 +94,7 @@ def batches(world_size: int) -> list[list[Any]]:
 def rows_of(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     state, found = collection.state_dict(), {}
     for name in ("hash", "index"):
-        weight = state[f"embedding_bags.{name}.weight"]
+        weight = state[f"embedding_bags.{name}.weight"].cpu()
         ids = state.get(f"embedding_bags.{name}.ids", torch.arange(len(weight)))
         found[name] = dict(zip(ids.tolist(), weight, strict=True))
     return found
@@ -104,7 +106,7 @@ def train_processed(rank: int, world_size: int, kind: str | None) -> Any:
     dense = torch.optim.SGD([p for n, p in model.named_parameters() if "_feature_processors" in n], lr=0.05)
     for bags in batches(world_size):
         dense.zero_grad()
-        model(jagged(bags[rank])).backward()
+        model(jagged(bags[rank]).to(Place.device)).backward()  # weights by position are made on the device
         dense.step()
     weights = [weight.detach().cpu() for weight in model.module.bags._feature_processors.parameters()]
     return rows_of(model.module.bags._embedding_bag_collection), weights
@@ -139,8 +141,8 @@ def torchrecs_own(rank: int, world_size: int) -> str:
     return type(sharded(Processed(inside), None).module.bags).__name__
 
 
-def test_processed_features_of_torchrecs_collection(ranks_of: Start) -> None:
-    if Place.device.type == "npu":
+def test_processed_features_of_torchrecs_collection(device: torch.device, ranks_of: Start) -> None:
+    if device.type == "npu":
         pytest.skip("TorchRec has no kernels for it")
     assert ranks_of(2).run(torchrecs_own) == [ShardedFeatureProcessedEmbeddingBagCollection.__name__] * 2
 
