@@ -68,8 +68,8 @@ def figures(case: Case, batch: Batch, kernels: list[Kernel], cores: int, scalar:
     """Counts a call of an operator, and models its time on each chip.
 
     `imbalance`: bytes of the busiest core over the mean of all, less 1; of the launch that moves the most. `scalar`:
-    instructions of the scalar unit of the busiest core, of all launches. `of bytes`, `of floor`: the modelled time over
-    that of the least bytes at the bandwidth of the memory, and over the least that launches, copies and bytes allow.
+    instructions of the scalar unit of the busiest core, of all launches. `of bytes`: the modelled time
+    over the time in which memory moves the least bytes; `of floor`: over the least time for launches, copies and bytes.
     """
     longest = max(kernels, key=lambda kernel: float(kernel.bytes.sum()))
     row: Row = {

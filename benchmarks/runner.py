@@ -58,7 +58,7 @@ class Option:
     Attributes:
         quick: the value with --quick, which tries the benchmark itself; None: the default.
         full: the value with --full; None: the default.
-        kind: an argparse type; by default that of whole numbers from 1 on, or that of the default value.
+        kind: an argparse type; None: the type of the default value, or whole numbers from 1 on where there is none.
     """
 
     default: Any = None
@@ -251,7 +251,7 @@ class Benchmark:
         return Path(inspect.getfile(self.run)).stem
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The options; those not given are those of the mode."""
+        """Returns the options; an option that is not named has the default of the mode."""
         parser = argparse.ArgumentParser(
             prog=f"python -m benchmarks.{self.name}",
             description=inspect.getdoc(inspect.getmodule(self.run)),

@@ -35,7 +35,7 @@ class Trace:
     offsets: Int64Array
 
     def starts(self, samples: int) -> Int64Array:
-        """Where batches of so many samples begin among the ids, and n; those without ids are left out."""
+        """Returns where in `ids` each batch of `samples` samples begins, without empty batches, and n at the end."""
         found: Int64Array = np.unique(np.append(self.offsets[:-1:samples], self.offsets[-1]))
         return found
 

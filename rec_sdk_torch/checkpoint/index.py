@@ -103,7 +103,7 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
     sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
     groups = [list(files) for _, files in itertools.groupby(sources, lambda file: (file.layer, file.role))]
     decided: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
-    for group in groups:
+    for place, group in enumerate(groups, 1):
         in_group = [decided]
         for file in group:
             with open_file(folder, manifest, file) as reader:
@@ -115,8 +115,9 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
                     wrong = _wrong_ids(served, ids[compared], weights)
                     if len(wrong):
                         raise CheckpointError(f"{path}: damaged, id {wrong[0]} is not at its row; {_REMOVE}")
-                    in_group.append(ids)
-        if group is not groups[-1]:
+                    if place < len(groups):
+                        in_group.append(ids)
+        if place < len(groups):
             decided = np.unique(np.concatenate(in_group))
 
 

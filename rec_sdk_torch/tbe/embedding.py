@@ -381,7 +381,8 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         if hooks is not None:
             earlier = self._recomputations.earlier(hooks[0], batch)
             if earlier is not None:
-                return FusedLookup.apply(self._anchor, Recomputed(earlier), *weights)  # type: ignore[no-any-return]
+                repeated: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, Recomputed(earlier), *weights)
+                return repeated
         if layout.locks.unfinished is not None:
             layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
         monitor = self.monitor
