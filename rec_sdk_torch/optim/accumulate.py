@@ -14,9 +14,22 @@ import torch
 
 from ..tbe.config.optimizer import check_window
 
+_ON_PARAMETERS = """Example:
+    >>> import torch
+    >>> from rec_sdk_torch import {name}
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = {name}([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
+    >>> weight.grad = torch.ones(2)
+    >>> optimizer.step()  # adds to the window
+    >>> weight.tolist()
+    [0.0, 0.0]
+"""
+
 
 class Accumulating(torch.optim.Optimizer):
     """Puts a window before the base optimizer's `step`.
+
+    A subclass names the `example` that is appended to its docstring, where `{name}` stands for the class.
 
     Args:
         params: parameters, as the base optimizer takes them.
@@ -29,13 +42,13 @@ class Accumulating(torch.optim.Optimizer):
         ValueError: `accumulate_step` is below 1, or above 1 without `use_accumulate`.
     """
 
+    def __init_subclass__(cls, example: str = "") -> None:
+        super().__init_subclass__()
+        if cls.__doc__ and example:
+            cls.__doc__ += "\n\n" + example.format(name=cls.__name__)
+
     def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        use_accumulate: bool = False,
-        accumulate_step: int = 1,
-        **kwargs: Any,
+        self, params: Any, *args: Any, use_accumulate: bool = False, accumulate_step: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(params, *args, **kwargs)
         self._length = check_window(type(self).__name__, use_accumulate, accumulate_step)
@@ -70,64 +83,20 @@ class Accumulating(torch.optim.Optimizer):
         return loss
 
 
-class AccumulateSGD(Accumulating, torch.optim.SGD):
-    """SGD with one update per `accumulate_step` backward passes, on the sum of their gradients.
-
-    Example:
-        >>> import torch
-        >>> from rec_sdk_torch import AccumulateSGD
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = AccumulateSGD([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
-        >>> weight.grad = torch.ones(2)
-        >>> optimizer.step()  # adds to the window
-        >>> weight.tolist()
-        [0.0, 0.0]
-    """
+class AccumulateSGD(Accumulating, torch.optim.SGD, example=_ON_PARAMETERS):
+    """SGD with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
-class AccumulateAdagrad(Accumulating, torch.optim.Adagrad):
-    """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients.
-
-    Example:
-        >>> import torch
-        >>> from rec_sdk_torch import AccumulateAdagrad
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = AccumulateAdagrad([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
-        >>> weight.grad = torch.ones(2)
-        >>> optimizer.step()  # adds to the window
-        >>> weight.tolist()
-        [0.0, 0.0]
-    """
+class AccumulateAdagrad(Accumulating, torch.optim.Adagrad, example=_ON_PARAMETERS):
+    """Adagrad with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
-class AccumulateAdadelta(Accumulating, torch.optim.Adadelta):
-    """Adadelta with one update per `accumulate_step` backward passes, on the sum of their gradients.
-
-    Example:
-        >>> import torch
-        >>> from rec_sdk_torch import AccumulateAdadelta
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = AccumulateAdadelta([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
-        >>> weight.grad = torch.ones(2)
-        >>> optimizer.step()  # adds to the window
-        >>> weight.tolist()
-        [0.0, 0.0]
-    """
+class AccumulateAdadelta(Accumulating, torch.optim.Adadelta, example=_ON_PARAMETERS):
+    """Adadelta with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
-class AccumulateRMSprop(Accumulating, torch.optim.RMSprop):
-    """RMSprop with one update per `accumulate_step` backward passes, on the sum of their gradients.
-
-    Example:
-        >>> import torch
-        >>> from rec_sdk_torch import AccumulateRMSprop
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = AccumulateRMSprop([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
-        >>> weight.grad = torch.ones(2)
-        >>> optimizer.step()  # adds to the window
-        >>> weight.tolist()
-        [0.0, 0.0]
-    """
+class AccumulateRMSprop(Accumulating, torch.optim.RMSprop, example=_ON_PARAMETERS):
+    """RMSprop with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
 def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
@@ -150,31 +119,9 @@ class _DenseAsSparse(torch.optim.SparseAdam):
         return super().step(closure)
 
 
-class AccumulateAdam(Accumulating, _DenseAsSparse):
-    """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients.
-
-    Example:
-        >>> import torch
-        >>> from rec_sdk_torch import AccumulateAdam
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = AccumulateAdam([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
-        >>> weight.grad = torch.ones(2)
-        >>> optimizer.step()  # adds to the window
-        >>> weight.tolist()
-        [0.0, 0.0]
-    """
+class AccumulateAdam(Accumulating, _DenseAsSparse, example=_ON_PARAMETERS):
+    """SparseAdam with one update per `accumulate_step` backward passes, on the sum of their gradients."""
 
 
-class AccumulateAdamW(Accumulating, torch.optim.AdamW):
-    """AdamW with one update per `accumulate_step` backward passes, on the sum of their gradients.
-
-    Example:
-        >>> import torch
-        >>> from rec_sdk_torch import AccumulateAdamW
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = AccumulateAdamW([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
-        >>> weight.grad = torch.ones(2)
-        >>> optimizer.step()  # adds to the window
-        >>> weight.tolist()
-        [0.0, 0.0]
-    """
+class AccumulateAdamW(Accumulating, torch.optim.AdamW, example=_ON_PARAMETERS):
+    """AdamW with one update per `accumulate_step` backward passes, on the sum of their gradients."""
