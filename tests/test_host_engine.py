@@ -434,7 +434,7 @@ def test_candidates_that_come_in_the_order_of_a_map() -> None:
     source = engine(table("s", slots=20000))
     source.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
     order = source.scan_ids(0, 0, 6000)[0][:400]
-    e = engine(table("t", slots=1000, life=_engine.Life(admits=True, threshold=2.0), columns=["count"]))
+    e = engine(table("t", slots=1000, life=_engine.Life(rules=[("count", {"threshold": 2})]), columns=["count"]))
     others = np.arange(3000)
     e.set_candidates(0, others, {"count": np.full(3000, 1)})
     e.set_candidates(0, others[:0], {})
@@ -443,3 +443,12 @@ def test_candidates_that_come_in_the_order_of_a_map() -> None:
     assert e.memory()["candidate_bytes"] == bytes_before
     assert sorted(e.table_rows(0)[0].tolist()) == sorted(order[::2].tolist())
     assert e.candidates(0)[0].tolist() == sorted(order[1::2].tolist())
+
+
+def test_an_unknown_rule_or_number_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"'no_such' is not known; there is .*'count'.*'rows'"):
+        _engine.Life(rules=[("age", {"seconds": 3}), ("no_such", {})])
+    with pytest.raises(ValueError, match="rule 'idle': the number 'no_such' is not known; there is 'batches'"):
+        _engine.Life(rules=[("idle", {"no_such": 3})])
+    with pytest.raises(ValueError, match="rule 'idle': 'batches' must be a whole number"):
+        _engine.Life(rules=[("idle", {"batches": 2.5})])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
 from typing import Any, NamedTuple
@@ -235,26 +235,33 @@ class TableLife:
 
     def of_engine(self, record_bytes: int) -> _engine.Life:
         """The rules as the engine takes them."""
+        return _engine.Life(rules=list(self._rules(record_bytes)))
+
+    def _rules(self, record_bytes: int) -> Iterator[tuple[str, dict[str, int | float]]]:
+        """Generates the names and numbers of the rules, as the engine takes them."""
+        if self.admit_probability is not None:
+            yield "probability", {"probability": self.admit_probability}
+        elif self.admit_threshold is not None and self.sketches:
+            sketch = {"bytes": self.sketch_bytes, "depth": self.sketch_depth, "halve_after": self.sketch_halve_after}
+            yield "sketch", {"threshold": self.admit_threshold, "alpha": self.alpha, **sketch}
+        elif self.admit_threshold is not None:
+            yield "showclick", {"threshold": self.admit_threshold, "alpha": self.alpha, "beta": self.beta}
+        if self.scores:
+            decay = {"half_life": self.score_half_life} if self.score_half_life else {"decay": self.score_decay}
+            yield "score", {"alpha": self.alpha, "beta": self.beta, **decay}
+        if self.evict_age:
+            yield "age", {"seconds": self.evict_age}
+        if self.evict_idle_steps:
+            yield "idle", {"batches": self.evict_idle_steps}
+        if self.evict_norm:
+            yield "norm", {"least": self.evict_norm}
+        if self.evict_share:
+            yield "share", {"share": self.evict_share}
         bounds = [self.max_rows] if self.max_rows else []
         if self.max_bytes:
             bounds.append(max(1, self.max_bytes // record_bytes))
-        return _engine.Life(
-            admits=self.admits,
-            threshold=self.admit_threshold or 0.0,
-            alpha=self.alpha,
-            beta=self.beta,
-            decay=self.score_decay,
-            evict_share=self.evict_share,
-            evict_age=self.evict_age,
-            evict_idle=self.evict_idle_steps,
-            max_rows=min(bounds, default=0),
-            probability=self.admit_probability or 0.0,
-            evict_norm=self.evict_norm,
-            half_life=self.score_half_life,
-            sketch_bytes=self.sketch_bytes,
-            sketch_depth=self.sketch_depth,
-            sketch_halve_after=self.sketch_halve_after,
-        )
+        if bounds:
+            yield "rows", {"most": min(bounds)}
 
 
 def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:

@@ -4,6 +4,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -187,29 +188,68 @@ void bind_snapshots(EngineClass& engine) {
           py::arg("table"), py::arg("intervals") = py::none());
 }
 
+// The rules of a table, by name.
+using Rules =
+    std::vector<std::pair<std::string, std::map<std::string, py::typing::Union<py::int_, py::float_>>>>;
+
+LifeSpec life_of(const Rules& rules) {
+  LifeSpec life;
+  using Number = std::variant<int64_t*, double*>;
+  const std::map<std::string, std::map<std::string, Number>> known = {
+      {"count", {{"threshold", &life.threshold}}},
+      {"showclick", {{"threshold", &life.threshold}, {"alpha", &life.alpha}, {"beta", &life.beta}}},
+      {"sketch",
+       {{"threshold", &life.threshold},
+        {"alpha", &life.alpha},
+        {"bytes", &life.sketch_bytes},
+        {"depth", &life.sketch_depth},
+        {"halve_after", &life.sketch_halve_after}}},
+      {"probability", {{"probability", &life.probability}}},
+      {"score",
+       {{"alpha", &life.alpha},
+        {"beta", &life.beta},
+        {"decay", &life.decay},
+        {"half_life", &life.half_life}}},
+      {"age", {{"seconds", &life.evict_age}}},
+      {"idle", {{"batches", &life.evict_idle}}},
+      {"norm", {{"least", &life.evict_norm}}},
+      {"share", {{"share", &life.evict_share}}},
+      {"rows", {{"most", &life.max_rows}}},
+  };
+  const auto find = [](const auto& names, const std::string& name, const std::string& what) {
+    const auto found = names.find(name);
+    if (found != names.end()) return found->second;
+    std::string all;
+    for (const auto& [each, unused] : names) all += (all.empty() ? "'" : ", '") + each + "'";
+    throw py::value_error(what + " '" + name + "' is not known; there is " + all);
+  };
+  for (const auto& [rule, numbers] : rules) {
+    const auto places = find(known, rule, "rule");
+    for (const auto& [name, number] : numbers) {
+      const auto place = find(places, name, "rule '" + rule + "': the number");
+      if (double* const* const real = std::get_if<double*>(&place)) {
+        **real = number.cast<double>();
+      } else if (PyIndex_Check(number.ptr()) != 0) {
+        *std::get<int64_t*>(place) = number.cast<int64_t>();
+      } else {
+        throw py::value_error("rule '" + rule + "': '" + name + "' must be a whole number");
+      }
+    }
+    life.admits |= rule == "count" || rule == "showclick" || rule == "sketch" || rule == "probability";
+  }
+  return life;
+}
+
 void bind_life_spec(py::module_& m) {
-  py::class_<LifeSpec>(
-      m, "Life", R"(The rules by which an id of a hash table gets a row and loses it; docs/life.md. 0 turns a
-          rule off.)")
-      .def(py::init([](bool admits, double threshold, double alpha, double beta, double decay,
-                       double evict_share, int64_t evict_age, int64_t evict_idle, int64_t max_rows,
-                       int64_t sketch_bytes, int64_t sketch_depth, int64_t sketch_halve_after,
-                       int64_t half_life, double evict_norm, double probability) {
-             LifeSpec life{admits,      threshold, alpha,      beta,    decay,
-                           evict_share, evict_age, evict_idle, max_rows};
-             life.sketch_bytes = sketch_bytes;
-             life.sketch_depth = sketch_depth;
-             life.sketch_halve_after = sketch_halve_after;
-             life.half_life = half_life;
-             life.evict_norm = evict_norm;
-             life.probability = probability;
-             return life;
-           }),
-           py::kw_only(), py::arg("admits") = false, py::arg("threshold") = 0.0, py::arg("alpha") = 1.0,
-           py::arg("beta") = 0.0, py::arg("decay") = 1.0, py::arg("evict_share") = 0.0,
-           py::arg("evict_age") = 0, py::arg("evict_idle") = 0, py::arg("max_rows") = 0,
-           py::arg("sketch_bytes") = 0, py::arg("sketch_depth") = 4, py::arg("sketch_halve_after") = 0,
-           py::arg("half_life") = 0, py::arg("evict_norm") = 0.0, py::arg("probability") = 0.0);
+  py::class_<LifeSpec>(m, "Life",
+                       "The rules by which an id of a hash table gets a row and loses it; docs/life.md.")
+      .def(py::init(&life_of),
+           R"(rules: of each rule its name and its numbers. ids are admitted by one of "count" (threshold),
+          "showclick" (threshold, alpha, beta), "sketch" (threshold, alpha, bytes, depth, halve_after) and
+          "probability" (probability), and evicted by "age" (seconds), "idle" (batches), "norm" (least),
+          "share" (share) and "rows" (most); "score" (alpha, beta, decay, half_life) is of each row, for the
+          last two. ValueError names a rule or a number that is not known.)",
+           py::kw_only(), py::arg("rules"));
 }
 
 void bind_life(EngineClass& engine) {
