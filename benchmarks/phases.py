@@ -109,5 +109,5 @@ class TimedCollection(TimedOurs, Collection):
     @property
     def embedding(self) -> TableBatchedEmbedding:
         _ = self.module.cache_sizes  # hands the optimizers over, before the tables are laid out
-        embedding: TableBatchedEmbedding = self.module._embedding
+        embedding: TableBatchedEmbedding = self.module.embedding
         return embedding

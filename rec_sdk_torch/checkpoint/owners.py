@@ -97,16 +97,16 @@ def _of(path: str, module: torch.nn.Module) -> Owner | None:
     # A model can have what needs TorchRec only where these are imported.
     sharded: Any = sys.modules.get("rec_sdk_torch.distributed.sharded")
     if sharded is not None and isinstance(module, sharded.ShardedCollection):
-        tables = module._tables
+        tables = module.tables
         placements = {table.name: place for table, place in zip(tables.configs, tables.placements, strict=True)}
         configs = {table.name: table for table in tables.configs}
         home = module.home
-        return Owner(path, home._embedding, configs, placements, module.exchange, home._sync_optimizers)
+        return Owner(path, home.embedding, configs, placements, module.exchange, home.sync_optimizers)
     collection: Any = sys.modules.get("rec_sdk_torch.modules.collection")
     if collection is not None and isinstance(module, collection.CachedCollection):
-        embedding = module._embedding
+        embedding = module.embedding
         configs = {table.name: table for table in embedding.tables}
-        return Owner(path, embedding, configs, sync=module._sync_optimizers)
+        return Owner(path, embedding, configs, sync=module.sync_optimizers)
     return None
 
 

@@ -31,15 +31,15 @@ def tables_of(collection: CachedCollection, placements: Sequence[Placement], pat
 
     `path`: in its model, where that is known.
     """
-    tables = collection._embedding.tables
+    tables = collection.embedding.tables
     whole = {
         "path": path,
         "class": type(collection).__name__,
         "tables": [table.name for table in tables],
-        "is_weighted": collection._is_weighted,
+        "is_weighted": collection.is_weighted(),
     }
     told = {"": _as_text(whole)}
-    for config, table, placement in zip(collection._configs, tables, placements, strict=True):
+    for config, table, placement in zip(collection.configs, tables, placements, strict=True):
         own = {"features": feature_names(config), "sharding": placement.name}
         told[table.name] = _as_text(own | _fields(table))
     return told

@@ -61,12 +61,12 @@ class ShardHandle(TableHandle):
     def ids_here(self) -> torch.Tensor:
         """Ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met, in order."""
         if self._all_rows is None:
-            return self._owner[0].view(self.table).ids()
+            return self.embedding.view(self.table).ids()
         return torch.from_numpy(self._all_rows.copy())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         full, ids = has_whole_tables(), self.ids_here().sort().values
-        weight = self._owner[0].view(self.table).read(ids, [WEIGHT]).parts[WEIGHT]
+        weight = self.embedding.view(self.table).read(ids, [WEIGHT]).parts[WEIGHT]
         if full and self._exchange is not None:
             ids, weight = whole_table(self.table, ids, weight, self._exchange)
         elif not full:
@@ -110,7 +110,7 @@ class HomeTables(CachedCollection):
     _draw: Callable[[Layout], None]
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
-        source, world_size = origin._embedding, exchange.world_size
+        source, world_size = origin.embedding, exchange.world_size
         pairs = list(zip(source.tables, placements, strict=True))
         options = source.options
         hint = options.batch_hint
@@ -144,12 +144,12 @@ class HomeTables(CachedCollection):
         self.__dict__["_draw"] = draw
         embedding.layout.fill = draw if new else _draw_nothing
         embedding.guard.others = exchange
-        self.__dict__["_handles_name"] = origin._handles_name
-        super().__init__(origin._configs, embedding, None)
-        self._modules[self._handles_name] = module_dict(
-            {name: self._handle(handle) for name, handle in origin._table_handles().items()}
+        self.__dict__["handles_name"] = origin.handles_name
+        super().__init__(origin.configs, embedding, None)
+        self._modules[self.handles_name] = module_dict(
+            {name: self._handle(handle) for name, handle in origin.table_handles().items()}
         )
-        handles: dict[str, Any] = self._table_handles()
+        handles: dict[str, Any] = self.table_handles()
         for table, placement in pairs:
             rows = None if table.hashed else placement.rows(table.num_embeddings)
             handles[table.name].divide(rows, None if placement.replicated else exchange)
@@ -159,12 +159,12 @@ class HomeTables(CachedCollection):
         self.train(origin.training)
 
     def _handle(self, old: TableHandle) -> ShardHandle:
-        handle = ShardHandle(self._embedding, self._embedding.view(old.table).config, None)
+        handle = ShardHandle(self.embedding, self.embedding.view(old.table).config, None)
         old_weight = old.weight
         shape, dtype = (0, old_weight.shape[1]), old_weight.dtype
-        weight = old_weight.twin(torch.empty(shape, dtype=dtype, device=self._embedding.device))
+        weight = old_weight.twin(torch.empty(shape, dtype=dtype, device=self.embedding.device))
         weight.sharded = True
-        handle._parameters.replace(weight)
+        handle.replace_weight(weight)
         return handle
 
     def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], exchange: Exchange) -> None:
@@ -181,13 +181,13 @@ class HomeTables(CachedCollection):
             exchange.agree("takes over the rows of data_parallel tables", told)
 
     def _move(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
-        self._sync_optimizers()
+        self.sync_optimizers()
         for table, placement in zip(source.tables, placements, strict=True):
 
             def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
                 return torch.from_numpy(placement.owner(ids.numpy()) == rank)
 
-            old, new = source.view(table.name), self._embedding.view(table.name)
+            old, new = source.view(table.name), self.embedding.view(table.name)
             for chunk in old.chunks(kept=table.life is None):  # rules count rows that are as at first, too
                 here = mine(chunk.ids)
                 new.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
@@ -195,41 +195,41 @@ class HomeTables(CachedCollection):
                 _move_life(old, new, mine)
             if table.name in source.layout.evicted:
                 pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
-                self._embedding.layout.evicted[table.name].pieces[:] = pieces
-            before, now = source.layout.optimizer_of(table.name), self._embedding.layout.optimizer_of(table.name)
+                self.embedding.layout.evicted[table.name].pieces[:] = pieces
+            before, now = source.layout.optimizer_of(table.name), self.embedding.layout.optimizer_of(table.name)
             if before is not None and now is not None:
-                load(self._embedding.layout, [], [(now, before.step)])
+                load(self.embedding.layout, [], [(now, before.step)])
 
     def _fill_rows(self) -> None:
-        self._draw(self._embedding.layout)
+        self._draw(self.embedding.layout)
 
     def settle_drawn(self) -> None:
         """Fills `drawn`, if that is not done yet."""
         if self._draws_alike:
-            _ = self._embedding.groups  # which are built at the first use
+            _ = self.embedding.groups  # which are built at the first use
 
     def table_ids(self, table: str) -> torch.Tensor:
         """Ids of this rank: an index table has all of its rows here."""
-        self._embedding.view(table)  # which raises for a name that is unknown
-        handles: dict[str, Any] = self._table_handles()
+        self.embedding.view(table)  # which raises for a name that is unknown
+        handles: dict[str, Any] = self.table_handles()
         ids: torch.Tensor = handles[table].ids_here()
         return ids
 
     def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
         """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""
-        return self._embedding.queue.batch(values, values, offsets, 1, self._keys, None, seen=seen)
+        return self.embedding.queue.batch(values, values, offsets, 1, self._keys, None, seen=seen)
 
     def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
         """Prefetches the batch that `batch_of` will be given."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
-        self._embedding.queue.add(prefetched)
+        self.embedding.queue.add(prefetched)
         return prefetched
 
     def rows_of(self, batch: Batch, tables: Tables) -> list[torch.Tensor]:
         """Rows of the tables of each dim, float32 `[n, D]`, rank by rank and there table by table."""
         if self.training and torch.is_grad_enabled():
-            self._sync_optimizers()
-        parts = self._embedding.lookup_features(batch)
+            self.sync_optimizers()
+        parts = self.embedding.lookup_features(batch)
         ranks = range(tables.world_size)
         return [
             torch.cat([parts[table * tables.world_size + rank] for rank in ranks for table in group])

@@ -82,7 +82,7 @@ class _PlainSharder(TableSharder):
             collection = self._made_of(module, device)
         for table, weight in self.shardable_parameters(module).items():
             for cls, options in noted(weight):
-                apply_optimizer_in_backward(cls, [collection._table_parameters()[table]], options)
+                apply_optimizer_in_backward(cls, [collection.table_parameters()[table]], options)
         return collection
 
     def _made_of(self, module: Any, device: torch.device) -> CachedCollection:
@@ -101,7 +101,7 @@ class _PlainSharder(TableSharder):
                 with exchange.waiting(f"the weights of table {table!r}"):
                     dist.broadcast(rows, dist.get_global_rank(exchange.ids, 0), group=exchange.ids)
             ids = torch.from_numpy(placement.rows(len(rows)))
-            collection._embedding.view(table).write(ids, {WEIGHT: rows[ids]})
+            collection.embedding.view(table).write(ids, {WEIGHT: rows[ids]})
 
 
 class PlainBagCollectionSharder(_PlainSharder):

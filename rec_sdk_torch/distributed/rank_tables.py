@@ -26,11 +26,12 @@ class RankTables:
     Attributes:
         home: the rows of this rank.
         exchange: with the other ranks.
+        tables: the whole tables, and where their rows are.
     """
 
     home: HomeTables
     exchange: Exchange
-    _tables: Tables
+    tables: Tables
     _is_weighted: bool
     _need_indices: bool
 
@@ -38,15 +39,15 @@ class RankTables:
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The configs of sequence tables, as given: of whole tables."""
-        return [config for config in self.home._configs if isinstance(config, EmbeddingConfig)]
+        return [config for config in self.home.configs if isinstance(config, EmbeddingConfig)]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The configs of pooled tables, as given: of whole tables."""
-        return [config for config in self.home._configs if isinstance(config, EmbeddingBagConfig)]
+        return [config for config in self.home.configs if isinstance(config, EmbeddingBagConfig)]
 
     def embedding_names_by_table(self) -> list[list[str]]:
         """Output names of each table."""
-        return self.home._names_by_table
+        return self.home.embedding_names_by_table()
 
     def embedding_dim(self) -> int:
         """D of the tables.
@@ -54,7 +55,7 @@ class RankTables:
         Raises:
             ValueError: the tables have several.
         """
-        return self.home._one_dim()
+        return self.home.embedding_dim()
 
     def is_weighted(self) -> bool:
         """Whether bags are sums weighted per sample."""
@@ -97,7 +98,7 @@ class RankTables:
 
     def _repr_html_(self) -> str:
         """A line for each table, for notebooks: its rows on this rank."""
-        return tables_html(f"{type(self).__name__}, rank {self.exchange.rank}", self.home._embedding)
+        return tables_html(f"{type(self).__name__}, rank {self.exchange.rank}", self.home.embedding)
 
     # ---- tables that training only reads
 
@@ -137,9 +138,9 @@ class RankTables:
 
         Ranks may call it with the same `rows`: those that are at home on other ranks are passed over.
         """
-        config = self.home._embedding.view(table).config  # KeyError: there is no such table
+        config = self.home.embedding.view(table).config  # KeyError: there is no such table
         check_left(table, rows)
-        placement = self._tables.placements[self.home._embedding.tables.index(config)]
+        placement = self.tables.placements[self.home.embedding.tables.index(config)]
         owners = placement.owner(rows.ids.detach().cpu().numpy())
         return self.home.put_back(table, rows[torch.from_numpy(owners == self.exchange.rank)], overwrite=overwrite)
 

@@ -121,6 +121,7 @@ class ShardedCollection(
     Attributes:
         home: the rows of this rank.
         exchange: with the other ranks.
+        tables: the whole tables, and where their rows are.
     """
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
@@ -132,27 +133,27 @@ class ShardedCollection(
         """
         super().__init__()
         self.exchange = exchange
-        embedding = origin._embedding
-        self._tables = Tables(embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode)
+        embedding = origin.embedding
+        self.tables = Tables(embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode)
         self._pooled = embedding.pooled
-        self._is_weighted = origin._is_weighted
-        self._names = origin._names
+        self._is_weighted = origin.is_weighted()
+        self._names = origin.output_names
         self._type = type(origin)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
         self._padding_ids = PaddingIds.of(embedding.tables)
-        self._deduplication = Deduplication(self._tables, self._columns, self._pooled, exchange.rank)
+        self._deduplication = Deduplication(self.tables, self._columns, self._pooled, exchange.rank)
         self._transfers = Transfers(exchange.device, backend_for(exchange.device))
         self._constants = [
-            GroupConstants(self._tables, group, self._columns, self._transfers) for group in self._deduplication.groups
+            GroupConstants(self.tables, group, self._columns, self._transfers) for group in self._deduplication.groups
         ]
-        self._row_bytes = np.array([4 * config.embedding_dim for config in self._tables.configs])
+        self._row_bytes = np.array([4 * config.embedding_dim for config in self.tables.configs])
         self._coming: list[Coming] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
-        self._settings = TrainingSettings(self.home._embedding, self.home.drawn)
-        name = origin._handles_name
+        self._settings = TrainingSettings(self.home.embedding, self.home.drawn)
+        name = origin.handles_name
         self.add_module(name, self.home._modules[name])
         self.train(origin.training)
 
@@ -171,7 +172,7 @@ class ShardedCollection(
             other.advance()
         coming = Coming(self, features, depth)
         self._coming.append(coming)
-        queue = self.home._embedding.queue
+        queue = self.home.embedding.queue
         queue.expected = max(queue.expected, min(len(self._coming), MAX_COMING if depth is None else depth + 1))
         return coming
 
@@ -240,21 +241,21 @@ class ShardedCollection(
         ctx.training = self._trains()
         try:
             if ctx.training:
-                self.home._sync_optimizers()
+                self.home.sync_optimizers()
                 self.home.settle_drawn()
                 ctx.settings = self._settings.checksum()
             else:
                 ctx.settings = self._settings.checksum_of_changes()
-            ctx.bags = self.home._checked(features)
+            ctx.bags = self.home.checked_bags(features)
             if self._pooled:
                 ctx.bags.check_pooled()
-            keys, weights = self.home._feature_keys, None
+            keys, weights = self.home.feature_keys, None
             if self._is_weighted:
                 weights = ctx.bags.features.weights_or_none()
                 if weights is None:
                     raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
                 weights = weights.to(device=self.exchange.device)
-            values, seen = ctx.bags.features.values(), self.home._seen(ctx.bags.features)
+            values, seen = ctx.bags.features.values(), self.home.id_signals(ctx.bags.features)
             batch = Batch.from_tensors(values, ctx.bags.offsets, ctx.bags.size, keys, weights, seen=seen)
             if self._padding_ids is not None:
                 batch = self._padding_ids.without(batch)
@@ -271,12 +272,12 @@ class ShardedCollection(
             of_training = self._deduplication.words.any() or self._deduplication.replicas
             if self._trains() and not ctx.training and of_training:
                 raise RuntimeError("a batch that was begun in evaluation mode is trained: its ids were not counted")
-            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.seen), self._tables)
+            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.seen), self.tables)
         except Exception as error:
             ctx.error = error
         shapes = [
-            (int(asked.counts[:, group].sum()), self._tables.configs[group[0]].embedding_dim)
-            for group in self._tables.same_dim()
+            (int(asked.counts[:, group].sum()), self.tables.configs[group[0]].embedding_dim)
+            for group in self.tables.same_dim()
         ]
         return asked, [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
 
@@ -290,7 +291,7 @@ class ShardedCollection(
             self.exchange.raise_together(ctx.error)
         works: list[Any] = []
         received = []
-        for group, part in zip(self._tables.same_dim(), rows, strict=True):
+        for group, part in zip(self.tables.same_dim(), rows, strict=True):
             counts = ctx.asked.host.counts, asked.counts, asked.relayed
             route = self._deduplication.replicas.route(*counts, group, ctx.training, self.exchange.device)
             received.append(SendRows.apply(part, self.exchange, ctx.batch, route, works))
@@ -311,7 +312,7 @@ class ShardedCollection(
         weights = ctx.asked.batch.weights
         of_dims = [_chosen(weights, each.source) for each in segments]
         pooled = PoolBags.apply(segments, size, sum(self._dims), *rows, *of_dims)
-        values = ctx.bags.expand(pooled, self._dims, self.home._feature_keys.tolist())
+        values = ctx.bags.expand(pooled, self._dims, self.home.feature_keys.tolist())
         return KeyedTensor(self._names, self._dims, values)
 
     def _sequences(
@@ -389,8 +390,8 @@ class ShardedCollection(
         Ids that an index table of another size had are left out, with a warning.
         """
         full = has_whole_tables()
-        for config, placement in zip(self._tables.configs, self._tables.placements, strict=True):
-            own = f"{prefix}{self.home._handles_name}.{config.name}."
+        for config, placement in zip(self.tables.configs, self.tables.placements, strict=True):
+            own = f"{prefix}{self.home.handles_name}.{config.name}."
             weight = state_dict.get(f"{own}weight")
             if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
                 state_dict.pop(f"{own}ids", None)  # torch fills in the handle's, which has none
@@ -410,9 +411,9 @@ class ShardedCollection(
     def _foreign(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         """Says what is wrong with the ids of a state dict: those that are at home on other ranks."""
         problems = []
-        names = [config.name for config in self._tables.configs]
-        for name, placement in zip(names, self._tables.placements, strict=True):
-            ids = state_dict.get(f"{prefix}{self.home._handles_name}.{name}.ids")
+        names = [config.name for config in self.tables.configs]
+        for name, placement in zip(names, self.tables.placements, strict=True):
+            ids = state_dict.get(f"{prefix}{self.home.handles_name}.{name}.ids")
             if not isinstance(ids, torch.Tensor):  # the load of the table says so
                 continue
             foreign = int((placement.owner(ids.cpu().numpy()) != self.exchange.rank).sum())
@@ -449,7 +450,7 @@ class ShardedCollection(
         probe = fn(torch.empty(0, device=self.exchange.device))
         if probe.device != self.exchange.device:
             raise RuntimeError(f"a sharded collection stays on {self.exchange.device}, it cannot go to {probe.device}")
-        self.home._embedding._apply(fn)
+        self.home.embedding._apply(fn)
         return super()._apply(fn, recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -84,7 +84,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
     def shardable_parameters(self, module: CachedCollection) -> dict[str, torch.nn.Parameter]:
         """By table, a parameter of its full shape without memory."""
         shown = {}
-        for table in module._embedding.tables:
+        for table in module.embedding.tables:
             data = torch.empty((table.num_embeddings, table.embedding_dim), dtype=table.weight_dtype, device="meta")
             shown[table.name] = torch.nn.Parameter(data, requires_grad=True)
         return shown
@@ -138,7 +138,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
 
         def tell() -> Told:
             collections.append(self._collection(module, exchange.device))
-            tables = collections[0]._embedding.tables
+            tables = collections[0].embedding.tables
             placements.extend(placements_of(tables, params, exchange.rank, exchange.world_size))
             check_replicas(tables, placements)
             told = tables_of(collections[0], placements, module_fqn)
@@ -156,7 +156,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         Raises:
             NotImplementedError: always; a save can be loaded under another plan.
         """
-        names = [table.name for table in sharded_module._tables.configs]
+        names = [table.name for table in sharded_module.tables.configs]
         raise NotImplementedError(
             f"tables {names} stay where their plan has put them: save them with Saver, and load them into a model that "
             "is sharded by the other plan"
@@ -167,7 +167,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         if given is None:
             return torch.device("cpu") if module.device.type == "meta" else module.device
         if given.type == "cpu" and module.device.type not in ("cpu", "meta"):
-            names = [table.name for table in module._embedding.tables]
+            names = [table.name for table in module.embedding.tables]
             warn(
                 f"tables {names} are on {module.device}, and are sharded onto {given}, which DistributedModelParallel "
                 f"has without device=: give it device={str(module.device)!r}",

@@ -26,8 +26,8 @@ def embedding_of(tables: Tables) -> TableBatchedEmbedding:
         TypeError: something else, a sharded collection too: its ranks have a part each, export from a save.
     """
     if isinstance(tables, CachedCollection):
-        tables._sync_optimizers()
-        return tables._embedding
+        tables.sync_optimizers()
+        return tables.embedding
     if isinstance(tables, TableBatchedEmbedding):
         return tables
     raise TypeError(f"{type(tables).__name__} has no tables to export: give an unsharded collection or embedding")

@@ -64,7 +64,7 @@ def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[t
     weights = []
     with embedding.exclusive():
         for config in embedding.tables:
-            if source._is_weighted and config.pooling is Pooling.MEAN:
+            if source.is_weighted() and config.pooling is Pooling.MEAN:
                 raise ValueError(
                     f"table {config.name!r}: a MEAN with weights per sample cannot be exported: "
                     "torch.nn.EmbeddingBag weights sums alone"
@@ -87,15 +87,15 @@ def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[t
 
 def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
     tables: dict[str, int] = {}
-    for place, config in enumerate(source._configs):
+    for place, config in enumerate(source.configs):
         for name in feature_names(config):
             if name in tables:
                 raise ValueError(
-                    f"feature {name!r} is read by tables {source._configs[tables[name]].name!r} and {config.name!r}: "
+                    f"feature {name!r} is read by tables {source.configs[tables[name]].name!r} and {config.name!r}: "
                     "its ids have other rows in each, give the tables a feature each"
                 )
             tables[name] = place
-    return IdMap(ids, tables, pooled=source._embedding.pooled)
+    return IdMap(ids, tables, pooled=source.embedding.pooled)
 
 
 def to_torchrec(source: CachedCollection) -> ExportedCollection:
@@ -128,11 +128,11 @@ def to_torchrec(source: CachedCollection) -> ExportedCollection:
     ids, weights = _tables(source)
     id_map = _id_map(source, ids)
     sizes = [len(weight) for weight in weights]
-    pooled = source._embedding.pooled
-    configs = [_stock_config(config, size, pooled) for config, size in zip(source._configs, sizes, strict=True)]
+    pooled = source.embedding.pooled
+    configs = [_stock_config(config, size, pooled) for config, size in zip(source.configs, sizes, strict=True)]
     collection: Any
     if pooled:
-        collection = EmbeddingBagCollection(configs, is_weighted=source._is_weighted, device=torch.device("cpu"))
+        collection = EmbeddingBagCollection(configs, is_weighted=source.is_weighted(), device=torch.device("cpu"))
         modules = collection.embedding_bags
     else:
         collection = EmbeddingCollection(configs, device=torch.device("cpu"))
@@ -178,7 +178,7 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
         raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")
     ids, weights = _tables(source)
     bags = {}
-    for config, weight in zip(source._embedding.tables, weights, strict=True):
+    for config, weight in zip(source.embedding.tables, weights, strict=True):
         mode = "mean" if config.pooling is Pooling.MEAN else "sum"
         bags[config.name] = torch.nn.EmbeddingBag.from_pretrained(weight, mode=mode, include_last_offset=True)
     return _id_map(source, ids), bags

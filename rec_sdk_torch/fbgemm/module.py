@@ -307,21 +307,18 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     def _lookup_mixed(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """Looks up a batch in which features of other tables stand between those of one table."""
         keys = self._order.key_array
-        size = self._batch_size(offsets)
+        size = self.tables.batch_size(offsets)
         batch = self.tables.queue.batch(offsets, indices, offsets, size, keys, weights)
         if self.pooling_mode is not PoolingMode.NONE:
             return self.tables.lookup_pooled(batch).index_select(1, self._order.columns(self.tables.device))
         of_features = dict(zip(self._order.keys, self.tables.lookup_features(batch), strict=True))
         return torch.cat([of_features[key] for key in range(len(of_features))])
 
-    def _batch_size(self, offsets: torch.Tensor) -> int:
-        return self.tables._batch_size(offsets)
-
     def _borders(self, offsets: torch.Tensor, variable: VariableBatch | None) -> torch.Tensor:
         """Where the lookups of each feature begin, and the last end, int64 `[F + 1]`."""
         if variable is not None:
             return variable.borders(offsets).long()
-        size = self._batch_size(offsets)
+        size = self.tables.batch_size(offsets)
         return offsets[::size].long() if size else offsets.new_zeros(len(self._order.map) + 1).long()
 
     def _variable_batch(self, sizes: BatchSizes) -> VariableBatch:
@@ -374,7 +371,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         self._make_ready()
         if batch_size_per_feature_per_rank is not None:
             offsets = self._variable_batch(batch_size_per_feature_per_rank).offsets(offsets)
-        size, keys = self._batch_size(offsets), self._order.key_array
+        size, keys = self.tables.batch_size(offsets), self._order.key_array
         joined = self._order.same and self.pooling_mode is PoolingMode.NONE
         coming = Prefetched(indices, offsets, size, keys, self._weighted, source=offsets, joined=joined)
         self.tables.queue.add(coming)

@@ -39,11 +39,19 @@ from .quantization import refuse_tables
 
 
 class CachedCollection(FusedOptimizerModule, TablesModule):
-    """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors."""
+    """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors.
 
-    _handles_name = "embeddings"
+    Attributes:
+        embedding: has the rows.
+        configs: of the tables, as given.
+        handles_name: of the module that holds the tables' handles.
+        output_names: of the outputs, in order.
+        feature_keys: the place in the batch of each feature of each table, int64 `[F]`; of the latest batch.
+    """
+
+    handles_name = "embeddings"
     _is_weighted = False
-    _embedding: TableBatchedEmbedding
+    embedding: TableBatchedEmbedding
 
     def __init__(
         self,
@@ -54,23 +62,23 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         super().__init__()
         if embedding_optimizer_cls is not None:
             spec_for(embedding_optimizer_cls)
-        self._configs = list(configs)
+        self.configs = list(configs)
         # Not a submodule: its tables are those of the handles, and would be in a state dict twice.
-        self.__dict__["_embedding"] = embedding
+        self.__dict__["embedding"] = embedding
         self._feature_names = [name for config in configs for name in feature_names(config)]
         self._names_by_table = self._embedding_names()
-        self._names = [name for names in self._names_by_table for name in names]
+        self.output_names = [name for names in self._names_by_table for name in names]
         keep_tables_out()
         look_for_tables()
         refuse_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
-        self.add_module(self._handles_name, module_dict(handles))
+        self.add_module(self.handles_name, module_dict(handles))
         lives = [table.life for table in embedding.tables if table.life is not None]
         self._needs_clicks = any(life.needs_clicks for life in lives)
         self._needs_timestamps = any("timestamp" in life.columns() for life in lives)
         self._needs_seen = self._needs_clicks or self._needs_timestamps
         self._seen_keys: list[str] | None = None
-        self._feature_keys: Int64Array = np.empty(0, np.int64)
+        self.feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
         self._applied: list[list[type]] = []
         self._fused_optimizer: KeyedOptimizer | None = None
@@ -82,36 +90,50 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             count[name] = count.get(name, 0) + 1
         return [
             [name if count[name] == 1 else f"{name}@{config.name}" for name in feature_names(config)]
-            for config in self._configs
+            for config in self.configs
         ]
 
-    def _one_dim(self) -> int:
-        """D of all tables; ValueError if they have several."""
-        dims = sorted({config.embedding_dim for config in self._configs})
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Output names of each table."""
+        return self._names_by_table
+
+    def is_weighted(self) -> bool:
+        """Whether bags are sums weighted per sample."""
+        return self._is_weighted
+
+    def embedding_dim(self) -> int:
+        """D of the tables.
+
+        Raises:
+            ValueError: the tables have several.
+        """
+        dims = sorted({config.embedding_dim for config in self.configs})
         if len(dims) > 1:
             raise ValueError(f"the tables have embedding dims {dims}, not one")
         return int(dims[0])
 
-    def _table_handles(self) -> dict[str, TableHandle]:
-        return dict(self._modules[self._handles_name].items())  # type: ignore[union-attr,operator]
+    def table_handles(self) -> dict[str, TableHandle]:
+        """Returns the handles of the tables by name."""
+        return dict(self._modules[self.handles_name].items())  # type: ignore[union-attr,operator]
 
-    def _table_parameters(self) -> dict[str, TableParameter]:
-        return {name: handle.weight for name, handle in self._table_handles().items()}
+    def table_parameters(self) -> dict[str, TableParameter]:
+        """Returns the parameters of the tables by name."""
+        return {name: handle.weight for name, handle in self.table_handles().items()}
 
     # ---- optimizers
 
-    def _sync_optimizers(self) -> None:
+    def sync_optimizers(self) -> None:
         """Hands the engine the optimizers that were applied to the handles since the last call."""
         if self._applied and sum(map(len, self._applied)) == len(self._applied):
             return
-        handles = self._table_parameters()
+        handles = self.table_parameters()
         found = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
         for name, optimizer in self._table_optimizers.items():
             # Raises if the table was given a second, different optimizer meanwhile.
             table_optimizers({name: handles[name]})
             share_options(handles[name], optimizer)
-        places = {table.name: index for index, table in enumerate(self._embedding.tables)}
-        self._embedding.set_optimizers({places[name]: optimizer for name, optimizer in found.items()})
+        places = {table.name: index for index, table in enumerate(self.embedding.tables)}
+        self.embedding.set_optimizers({places[name]: optimizer for name, optimizer in found.items()})
         self._table_optimizers.update(found)
         if found:
             self._fused_optimizer = None
@@ -122,35 +144,35 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     @eager
     def fused_optimizer(self) -> KeyedOptimizer:
         """The tables' optimizer as a TorchRec `KeyedOptimizer`; an empty one while none was applied."""
-        self._sync_optimizers()
+        self.sync_optimizers()
         if self._fused_optimizer is None:
             params = {
-                f"{self._handles_name}.{name}.weight": handle
-                for name, handle in self._table_parameters().items()
+                f"{self.handles_name}.{name}.weight": handle
+                for name, handle in self.table_parameters().items()
                 if name in self._table_optimizers
             }
             if not params:
                 return EmptyFusedOptimizer()
-            self._fused_optimizer = EmbCacheFusedOptimizer(self._embedding, params, self._table_optimizers)
+            self._fused_optimizer = EmbCacheFusedOptimizer(self.embedding, params, self._table_optimizers)
         return self._fused_optimizer
 
     def set_grad_scaler(self, scaler: Scaler | None) -> None:
         """Tells which `torch.amp.GradScaler` scales the losses, see `TableBatchedEmbedding.set_grad_scaler`."""
-        self._embedding.set_grad_scaler(scaler)
+        self.embedding.set_grad_scaler(scaler)
 
     @property
     def skipped_updates(self) -> int:
         """Updates skipped because scaled gradients overflowed."""
-        return self._embedding.skipped_updates
+        return self.embedding.skipped_updates
 
     def count_grad_norms(self, on: bool = True) -> None:
         """Lets updates count norms for `grad_norm`, or no more; see `TableBatchedEmbedding.count_grad_norms`."""
-        self._embedding.count_grad_norms(on)
+        self.embedding.count_grad_norms(on)
 
     @property
     def counts_grad_norms(self) -> bool:
         """Whether updates count norms for `grad_norm`."""
-        return self._embedding.counts_grad_norms
+        return self.embedding.counts_grad_norms
 
     def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
         """Norms of gradients: of each table, and of all together. Tables without a gradient have 0.
@@ -168,7 +190,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             RuntimeError: gradients are used up in the backward pass, and nothing counts their norms.
             ValueError: with `update="backward"`, another norm than 2 and infinity.
         """
-        return gradient_norms(self._table_parameters(), self._embedding, norm_type, local)
+        return gradient_norms(self.table_parameters(), self.embedding, norm_type, local)
 
     # ---- batches
 
@@ -181,7 +203,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             TypeError: ids that are neither int32 nor int64.
             RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
         """
-        bags = self._checked(features)
+        bags = self.checked_bags(features)
         features, weights = bags.features, None
         if weighted:
             weights = features.weights_or_none()
@@ -189,24 +211,24 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
             if weights.is_meta:
                 raise meta_error("per-sample weights")
-            weights = weights.to(device=self._embedding.device)
+            weights = weights.to(device=self.embedding.device)
         if self.training and torch.is_grad_enabled():
-            self._sync_optimizers()
-        seen = self._seen(features) if self._needs_seen else None
-        batch = self._embedding.queue.batch(
-            features, features.values(), bags.offsets, bags.size, self._feature_keys, weights, seen=seen
+            self.sync_optimizers()
+        seen = self.id_signals(features) if self._needs_seen else None
+        batch = self.embedding.queue.batch(
+            features, features.values(), bags.offsets, bags.size, self.feature_keys, weights, seen=seen
         )
         return bags, batch
 
-    def _seen(self, features: KeyedJaggedTensor) -> Seen | None:
+    def id_signals(self, features: KeyedJaggedTensor) -> Seen | None:
         """The facts about the ids of a training batch that the tables admit and evict by."""
         if not self._needs_seen or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
         return Seen(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
-    def _checked(self, features: KeyedJaggedTensor) -> Bags:
-        """The bags of `features`."""
+    def checked_bags(self, features: KeyedJaggedTensor) -> Bags:
+        """Returns the bags of a batch, and finds its features in it: `feature_keys`; for errors see `_batch`."""
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
             if isinstance(features, dict) or not hasattr(features, "keys"):  # a tracer's stand-in has every attribute
@@ -216,7 +238,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             self._match_keys(keys)
         check_batch(features.values())
         bags = Bags.of(features, len(keys))
-        if bags.sizes is not None and self._embedding.pooled:
+        if bags.sizes is not None and self.embedding.pooled:
             bags.check_pooled()
         return bags
 
@@ -236,85 +258,85 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             RuntimeError: 16 batches are prefetched already.
             ValueError: as in the forward.
         """
-        bags = self._checked(features)
+        bags = self.checked_bags(features)
         prefetched = Prefetched(
             bags.features.values(),
             bags.offsets,
             bags.size,
-            self._feature_keys,
+            self.feature_keys,
             self._is_weighted,
             source=bags.features,
-            seen=self._seen(bags.features),
+            seen=self.id_signals(bags.features),
             depth=depth,
         )
-        self._embedding.queue.add(prefetched)
+        self.embedding.queue.add(prefetched)
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
         """Forgets a batch that was prefetched, or all of them when None: their forward will not come, or is over."""
-        self._embedding.forget(prefetched)
+        self.embedding.forget(prefetched)
 
     def wait_for_plans(self) -> None:
         """Waits until the prefetched batches are planned, as far as they can be now."""
-        self._embedding.queue.wait()
+        self.embedding.queue.wait()
 
     def _match_keys(self, keys: list[str]) -> None:
         place = {key: index for index, key in enumerate(keys)}
         missing = sorted(set(self._feature_names) - place.keys())
         if missing:
-            tables = [c.name for c in self._configs if set(feature_names(c)) & set(missing)]
+            tables = [c.name for c in self.configs if set(feature_names(c)) & set(missing)]
             raise ValueError(f"the batch lacks features {missing} that tables {tables} need; it has {keys}")
-        self._feature_keys = np.array([place[name] for name in self._feature_names], np.int64)
+        self.feature_keys = np.array([place[name] for name in self._feature_names], np.int64)
         self._seen_keys = list(keys)
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Training steps between evictions of ids, see `TableBatchedEmbedding.set_evict_step_interval`."""
-        self._embedding.set_evict_step_interval(steps)
+        self.embedding.set_evict_step_interval(steps)
 
     def freeze(self, *tables: str) -> None:
         """Lets training only read some tables, or all if none is named, see `TableBatchedEmbedding.freeze`.
 
         `requires_grad_(False)` on a table's parameter does the same.
         """
-        self._sync_optimizers()
-        self._embedding.freeze(*tables)
+        self.sync_optimizers()
+        self.embedding.freeze(*tables)
 
     def thaw(self, *tables: str) -> None:
         """Ends `freeze`, see `TableBatchedEmbedding.thaw`."""
-        self._embedding.thaw(*tables)
+        self.embedding.thaw(*tables)
 
     def warm(self, table: str, ids: torch.Tensor) -> int:
         """Brings rows that will be hot to the device cache, hottest first, see `TableView.warm`; how many came.
 
         `Saver.load` does so by itself; after a `load_state_dict` it is not known which rows were hot.
         """
-        self._sync_optimizers()
-        return self._embedding.view(table).warm(ids)
+        self.sync_optimizers()
+        return self.embedding.view(table).warm(ids)
 
     def evict(self, table: str) -> int:
         """Takes out the ids of a table that its rules choose now, see `TableView.evict`."""
-        self._sync_optimizers()
-        return self._embedding.view(table).evict()
+        self.sync_optimizers()
+        return self.embedding.view(table).evict()
 
     def take_evicted(self, table: str, at_most: int | None = None) -> EvictedRows:
         """Hands out rows that left a table with `keep_evicted`, each once, see `TableView.take_evicted`."""
-        self._sync_optimizers()
-        return self._embedding.view(table).take_evicted(at_most)
+        self.sync_optimizers()
+        return self.embedding.view(table).take_evicted(at_most)
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
         """Makes rows that left a table rows of it again, see `TableView.put_back`; how many."""
-        self._sync_optimizers()
-        return self._embedding.view(table).put_back(rows, overwrite=overwrite)
+        self.sync_optimizers()
+        return self.embedding.view(table).put_back(rows, overwrite=overwrite)
 
     def clocks(self, table: str) -> dict[str, int]:
         """Reads the clocks that a table's rules go by, see `TableView.clocks`."""
-        self._sync_optimizers()
-        return self._embedding.view(table).clocks()
+        self.sync_optimizers()
+        return self.embedding.view(table).clocks()
 
     def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
         """Corrects the clocks that a table's rules go by, see `TableView.set_clocks`."""
-        self._sync_optimizers()
-        self._embedding.view(table).set_clocks(clocks)
+        self.sync_optimizers()
+        self.embedding.view(table).set_clocks(clocks)
 
     # ---- rows
 
@@ -326,48 +348,48 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         Raises:
             RuntimeError: batches in flight use rows.
         """
-        layout = self._embedding.layout
+        layout = self.embedding.layout
         if not layout.built:
             return  # no row was drawn yet
-        self._sync_optimizers()
-        with self._embedding.exclusive():
+        self.sync_optimizers()
+        with self.embedding.exclusive():
             layout.drop_windows()
             for table in layout.tables:
-                self._embedding.view(table.name).begin_anew()
+                self.embedding.view(table.name).begin_anew()
             self._fill_rows()
 
     def _fill_rows(self) -> None:
         """Fills index tables that have an `init_fn`."""
-        fill_tables(self._embedding.layout)
+        fill_tables(self.embedding.layout)
 
     # ---- inspection
 
     @property
     def device(self) -> torch.device:
         """The compute device, where the cache lives."""
-        return self._embedding.device
+        return self.embedding.device
 
     @property
     def cache_sizes(self) -> dict[str, int]:
         """Rows of each table that the device cache holds."""
-        self._sync_optimizers()
-        return self._embedding.cache_sizes
+        self.sync_optimizers()
+        return self.embedding.cache_sizes
 
     def cache_stats(self, table: str | None = None) -> dict[str, int]:
         """Exact counters, see `TableBatchedEmbedding.cache_stats`."""
-        return self._embedding.cache_stats(table)
+        return self.embedding.cache_stats(table)
 
     def memory_report(self, table: str | None = None) -> dict[str, int]:
         """Bytes on device and host, see `TableBatchedEmbedding.memory_report`."""
-        return self._embedding.memory_report(table)
+        return self.embedding.memory_report(table)
 
     def reset_cache_stats(self) -> None:
         """Sets every counter of `cache_stats` to zero."""
-        self._embedding.reset_cache_stats()
+        self.embedding.reset_cache_stats()
 
     def table_ids(self, table: str) -> torch.Tensor:
         """Ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
-        return torch.from_numpy(self._embedding.table_ids(table))
+        return torch.from_numpy(self.embedding.table_ids(table))
 
     def take_gradients(self) -> dict[str, TableGradient]:
         """The gradients that tables with the optimizer SparseGradients have summed since the last call, by table.
@@ -375,7 +397,7 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
         Raises:
             RuntimeError: no table has it.
         """
-        return take_gradients(self._embedding.layout)
+        return take_gradients(self.embedding.layout)
 
     def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
         """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`, each once.
@@ -384,24 +406,24 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
             KeyError: an id is no row of the table, or there is no such table; nothing was changed.
             ValueError: shapes that do not fit, or an id that is there twice.
         """
-        add_to_rows(self._embedding.layout, table, ids, change)
+        add_to_rows(self.embedding.layout, table, ids, change)
 
     def _repr_html_(self) -> str:
         """A line for each table, for notebooks."""
-        return tables_html(type(self).__name__, self._embedding)
+        return tables_html(type(self).__name__, self.embedding)
 
     # ---- what torch.nn.Module does to modules
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return self._embedding.exclusive()
+        return self.embedding.exclusive()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._embedding._apply(fn)  # first: `.half()` is refused before a handle was converted
+        self.embedding._apply(fn)  # first: `.half()` is refused before a handle was converted
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> Any:
         """As any module's."""
-        self._embedding.train(mode)
+        self.embedding.train(mode)
         return super().train(mode)
 
     def _load_from_state_dict(
@@ -416,18 +438,18 @@ class CachedCollection(FusedOptimizerModule, TablesModule):
     ) -> None:
         lists = missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        tables = f"{prefix}{self._handles_name}."
-        prefixes = {table.name: f"{tables}{table.name}." for table in self._embedding.tables}
-        load_tables(self._embedding.layout, state_dict, tables, prefixes, self._strict, *lists)
+        tables = f"{prefix}{self.handles_name}."
+        prefixes = {table.name: f"{tables}{table.name}." for table in self.embedding.tables}
+        load_tables(self.embedding.layout, state_dict, tables, prefixes, self._strict, *lists)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
-        own = {name: copy.copy(value) for name, value in self.__dict__.items() if name != "_embedding"}
+        own = {name: copy.copy(value) for name, value in self.__dict__.items() if name != "embedding"}
         twin.__dict__.update(own)
-        embedding = twin.__dict__["_embedding"] = copy.deepcopy(self._embedding, memo)
-        handles = {name: handle.twin(embedding, memo) for name, handle in self._table_handles().items()}
-        twin._modules[self._handles_name] = module_dict(handles)
+        embedding = twin.__dict__["embedding"] = copy.deepcopy(self.embedding, memo)
+        handles = {name: handle.twin(embedding, memo) for name, handle in self.table_handles().items()}
+        twin._modules[self.handles_name] = module_dict(handles)
         pairs = zip(embedding.tables, embedding.optimizers, strict=True)
         twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}
         twin._applied, twin._fused_optimizer = [], None

@@ -167,34 +167,22 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
             by embedding name, values float32 `[n_f, D]` with the feature's lengths.
         """
         bags, batch = self._batch(features, weighted=False)
-        parts = self._embedding.lookup_features(batch)
-        return bags.sequences(self._names, batch.whole, parts, self._need_indices)
+        parts = self.embedding.lookup_features(batch)
+        return bags.sequences(self.output_names, batch.whole, parts, self._need_indices)
 
     def need_indices(self) -> bool:
         """Whether outputs carry their ids as weights."""
         return self._need_indices
 
-    def embedding_dim(self) -> int:
-        """D of the tables.
-
-        Raises:
-            ValueError: the tables have several.
-        """
-        return self._one_dim()
-
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The configs, as given."""
-        return [config for config in self._configs if isinstance(config, EmbeddingConfig)]
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Output names of each table."""
-        return self._names_by_table
+        return [config for config in self.configs if isinstance(config, EmbeddingConfig)]
 
 
 class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
     """Pooled embeddings as a KeyedTensor."""
 
-    _handles_name = "embedding_bags"
+    handles_name = "embedding_bags"
 
     def __init__(
         self,
@@ -218,19 +206,15 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
             values float32 `[B, sum of the features' dims]`, keys in table order. With inverse indices, B is theirs.
         """
         bags, batch = self._batch(features, weighted=self._is_weighted)
-        dims = self._embedding.feature_dims
-        values = self._embedding.lookup_pooled(batch)
+        dims = self.embedding.feature_dims
+        values = self.embedding.lookup_pooled(batch)
         if bags.features.inverse_indices_or_none() is not None:
             values = bags.expand(values, dims, batch.whole.feature_keys.tolist())
-        return KeyedTensor(keys=self._names, length_per_key=dims, values=values)
-
-    def is_weighted(self) -> bool:
-        """Whether bags are sums weighted per sample."""
-        return self._is_weighted
+        return KeyedTensor(keys=self.output_names, length_per_key=dims, values=values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The configs, as given."""
-        return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
+        return [config for config in self.configs if isinstance(config, EmbeddingBagConfig)]
 
 
 class EmbCacheEmbeddingBagCollection(_PooledCollection):

@@ -251,7 +251,7 @@ class _OnlyHandle(dict[str, Any]):
     def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
         super().__init__(weight=handle)
         self._owner = weakref.ref(owner)
-        handle.bind(owner._owner[0])
+        handle.bind(owner.embedding)
         self._table = handle.table
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -279,7 +279,7 @@ class _OnlyHandle(dict[str, Any]):
         """Puts another handle of the table in place."""
         owner = self._owner()
         assert owner is not None
-        handle.bind(owner._owner[0])
+        handle.bind(owner.embedding)
         super().__setitem__("weight", handle)
 
 
@@ -290,6 +290,7 @@ class TableHandle(torch.nn.Module):
     their `weight` `[n, D]`.
     """
 
+    embedding: TableBatchedEmbedding
     weight: TableParameter
     ids: torch.Tensor
     sharded = False
@@ -299,8 +300,7 @@ class TableHandle(torch.nn.Module):
         self, embedding: TableBatchedEmbedding, config: TableConfig, embedding_optimizer_cls: type | None
     ) -> None:
         super().__init__()
-        # In a list, so that the embedding is not registered as a submodule of every one of its tables.
-        self._owner = [embedding]
+        self.__dict__["embedding"] = embedding  # not a submodule of every one of its tables
         self._config = config
         handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
         self._parameters: _OnlyHandle = _OnlyHandle(self, handle)
@@ -317,8 +317,8 @@ class TableHandle(torch.nn.Module):
         """Rows, columns, data type, cache and optimizer; of a sharded table this rank's."""
         requested = self.weight.requested()  # of which the embedding may not know yet
         optimizer = describe_optimizer(*requested[0]) if requested else None
-        known = self._owner[0].layout.optimizer_of(self.table)
-        return self._owner[0].describe(self.table, None if known is not None else optimizer)
+        known = self.embedding.layout.optimizer_of(self.table)
+        return self.embedding.describe(self.table, None if known is not None else optimizer)
 
     def state_names(self) -> list[str]:
         """The names of the table in a state dict, behind its prefix."""
@@ -327,8 +327,12 @@ class TableHandle(torch.nn.Module):
     def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
         """This handle for a copy of the embedding."""
         twin = TableHandle(embedding, self._config, None)
-        twin._parameters.replace(copy.deepcopy(self.weight, memo))
+        twin.replace_weight(copy.deepcopy(self.weight, memo))
         return twin
+
+    def replace_weight(self, weight: TableParameter) -> None:
+        """Puts another parameter of the table in place."""
+        self._parameters.replace(weight)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
         """`.to(device)` and `.to_empty(device=...)` move the handle, which keeps its type and dtype."""
@@ -339,16 +343,16 @@ class TableHandle(torch.nn.Module):
             if torch._has_compatible_shallow_copy_type(self.weight, data):
                 self.weight.data = data
             else:  # from the meta device
-                self._parameters.replace(self.weight.twin(data))
+                self.replace_weight(self.weight.twin(data))
         return self
 
     def materialise(self, device: torch.device) -> None:
         """Moves the table, with all of its embedding, from the meta device to a real one."""
-        for module in (self._owner[0], self):
+        for module in (self.embedding, self):
             module.to_empty(device=device)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        save_table(self._owner[0].layout, self._config.name, destination, prefix)
+        save_table(self.embedding.layout, self._config.name, destination, prefix)
         self.weight.note_rows(destination[f"{prefix}{name}"] for name in self.state_names())
 
     def _load_from_state_dict(

@@ -254,7 +254,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         Raises:
             RuntimeError: 16 batches are prefetched already.
         """
-        batch_size = self._batch_size(offsets)
+        batch_size = self.batch_size(offsets)
         weighted = per_sample_weights is not None
         seen = Seen(shows, clicks, timestamps)
         prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
@@ -271,7 +271,12 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
 
     # ---- forward
 
-    def _batch_size(self, offsets: torch.Tensor) -> int:
+    def batch_size(self, offsets: torch.Tensor) -> int:
+        """Returns B of a batch with these offsets `[F * B + 1]`.
+
+        Raises:
+            ValueError: another number of them.
+        """
         batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
         if rest or offsets.numel() < 1:
             raise ValueError(f"offsets has {offsets.numel()} entries, expected features ({self.num_features}) * B + 1")
@@ -304,7 +309,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
             raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
-        size, seen = self._batch_size(offsets), Seen(shows, clicks, timestamps)
+        size, seen = self.batch_size(offsets), Seen(shows, clicks, timestamps)
         batch = self.queue.batch(offsets, indices, offsets, size, self._keys, per_sample_weights, not self.pooled, seen)
         if self.pooled:
             return self.lookup_pooled(batch)

@@ -338,7 +338,7 @@ def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
         source(jagged.jagged({"f0": ids})).values().sum().backward()
         save(source, tmp_path)
     rst.Saver().load(target, tmp_path)
-    same(contents(target._embedding), contents(source._embedding))
+    same(contents(target.embedding), contents(source.embedding))
 
 
 @pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)

@@ -246,7 +246,7 @@ def test_rows_of_a_collection_begin_anew_without_being_handed_out(device: torch.
     )
     collection = rst.EmbCacheEmbeddingCollection([config], cache=8, device=device)
     rst.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
-    view = collection._embedding.view("t0")
+    view = collection.embedding.view("t0")
     view.write(torch.arange(4), {"weight": torch.ones(4, 4)})
     view.remove(torch.arange(2))
     collection.reset_parameters()

@@ -75,7 +75,7 @@ def test_options_of_collections(name: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     collection = make_collection(name, RecSdk())
     wanted = name == "TableConfig.hashed" or expected(OPTIONS[name], OPTIONS[name].collection)
-    assert observed(name, collection._embedding) == wanted  # TorchRec's own configs make hash tables
+    assert observed(name, collection.embedding) == wanted  # TorchRec's own configs make hash tables
 
 
 @pytest.mark.parametrize("package", ["torchrec_embcache", "hybrid_torchrec"])
@@ -386,7 +386,7 @@ def test_configs_of_torchrec_make_hash_tables(case: Any) -> None:
 )
 def test_collections_of_torchrec_keep_index_tables(sharder: Any, module: Any, config: Any) -> None:
     made = sharder()._collection(module(tables=[config_of(config)]), torch.device("cpu"))
-    table = made._embedding.tables[0]
+    table = made.embedding.tables[0]
     assert (table.hashed, table.init_range) == (False, (-0.5, 0.5))
     assert table.initializer_type is rst.InitializerType.UNIFORM
 
@@ -395,7 +395,7 @@ def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
     other = {"name": "other", "num_embeddings": 4, "embedding_dim": 8, "feature_names": ["g"]}
     configs = [config_of(EmbeddingConfig), rst.EmbCacheEmbeddingConfig(**other, is_incremental=True)]
     tables = rst.EmbCacheEmbeddingCollection(configs)
-    assert [table.track_changes for table in tables._embedding.tables] == [True, True]
+    assert [table.track_changes for table in tables.embedding.tables] == [True, True]
 
 
 @pytest.mark.parametrize("collection", CACHED)
@@ -411,7 +411,7 @@ def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkey
         torch.testing.assert_close(rows_of(make([config_of(config)])), linear)
     torch.testing.assert_close(rows_of(make([config_of(config, weight_init_min=-1.0)])), linear * 2 - 1)
     for kind in (rst.InitializerType.UNIFORM, rst.InitializerType.TRUNCATED_NORMAL):
-        table = make([config_of(config, initializer_type=kind)])._embedding.tables[0]
+        table = make([config_of(config, initializer_type=kind)]).embedding.tables[0]
         assert table.init_range == (0.0, 1.0)
         rows = rows_of(make([config_of(config, initializer_type=kind)]))
         assert 0 <= rows.min() < rows.max() <= 1
@@ -423,7 +423,7 @@ def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkey
 @pytest.mark.parametrize("kind", [rst.HashEmbeddingBagConfig, EmbeddingBagConfig])
 def test_initial_weights_of_hash_tables_are_those_of_torchrec(kind: Any) -> None:
     tables = rst.HashEmbeddingBagCollection([config_of(kind)])
-    assert tables._embedding.tables[0].init_range == (-0.5, 0.5)
+    assert tables.embedding.tables[0].init_range == (-0.5, 0.5)
     rows = rows_of(tables)
     assert -0.5 <= rows.min() < -0.2 < 0.2 < rows.max() < 0.5
     assert rows.unique().numel() == 32

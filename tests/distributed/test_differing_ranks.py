@@ -26,7 +26,7 @@ BATCH = {"f0": [[1, 2], [5]]}
 
 def sharded(collection: Any, kind: str = "row_wise", home: int | None = None) -> Any:
     fused = EmbeddingComputeKernel.FUSED.value
-    tables = [table.name for table in collection._embedding.tables]
+    tables = [table.name for table in collection.embedding.tables]
     ranks = None if home is None else [home]
     plan = EmbeddingModuleShardingPlan({table: ParameterSharding(kind, fused, ranks) for table in tables})
     sharders = {sharder.module_type: sharder for sharder in rst.get_default_hybrid_sharders()}

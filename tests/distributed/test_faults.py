@@ -318,7 +318,7 @@ def one_nan(rank: int, world_size: int, guard: str) -> Any:
     if guard == "scaler":
         origin.sparse.set_grad_scaler(scaler)
     else:
-        embedding = origin.sparse._embedding
+        embedding = origin.sparse.embedding
         embedding._set_options(dataclasses.replace(embedding.options, check_finite=guard))
     model = shard(origin, scenario, world_size)
     sparse = model.module.sparse

@@ -85,7 +85,7 @@ def test_continuous_rows_are_torchrec_s_blocks() -> None:
 def test_names() -> None:
     config = bag_config("t0", ["f0"])
     collection = rst.EmbCacheEmbeddingBagCollection([config, bag_config("t1", ["f1"])], home={"t1": "HASH"})
-    assert [table.home for table in collection._embedding.tables] == [Home.MODULO, Home.HASH]
+    assert [table.home for table in collection.embedding.tables] == [Home.MODULO, Home.HASH]
     with pytest.raises(ValueError, match=r"home is 'rows', allowed are \['modulo', 'hash', 'continuous'\]"):
         rst.EmbCacheEmbeddingBagCollection([config], home="rows")
     with pytest.raises(ValueError, match=r"home names tables \['t9'\], only \['t0'\] are there"):

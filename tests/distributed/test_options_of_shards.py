@@ -29,9 +29,9 @@ def shard(rank: int, world_size: int, name: str) -> bool:
     collection = make_collection(name, rst)
     (sharder,) = [each for each in rst.get_default_hybrid_sharders(None) if each.module_type is type(collection)]
     by_rows: Any = ParameterSharding(ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
-    plan = EmbeddingModuleShardingPlan({collection._embedding.tables[0].name: by_rows})
+    plan = EmbeddingModuleShardingPlan({collection.embedding.tables[0].name: by_rows})
     env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    found = observed(name, sharder.shard(collection, plan, env, Place.device).home._embedding)
+    found = observed(name, sharder.shard(collection, plan, env, Place.device).home.embedding)
     wanted = expected(OPTIONS[name], OPTIONS[name].shard, rank, Place.device)
     assert found == wanted, f"{name} is {found!r} on rank {rank}, not {wanted!r}"
     return True

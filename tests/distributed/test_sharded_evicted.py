@@ -68,7 +68,7 @@ def put_back(rank: int, world_size: int, path: str) -> tuple[int, list[int], boo
     sparse = model.module.sparse
     rows, all_rows = sparse.take_evicted("t0"), torch.load(Path(path) / "rows.pt", weights_only=False)
     count = sparse.put_back("t0", all_rows)
-    read = sparse.home._embedding.view("t0").read(rows.ids).parts["weight"]
+    read = sparse.home.embedding.view("t0").read(rows.ids).parts["weight"]
     return count, sparse.table_ids("t0").tolist(), torch.equal(read, rows.weight)
 
 
@@ -113,7 +113,7 @@ def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) ->
         if step and rank == 0:
             sparse.take_evicted("t0", 3)
         rst.Saver().save(model, path, incremental=True)
-        pieces = sparse.home._embedding.view("t0").evicted_waiting()
+        pieces = sparse.home.embedding.view("t0").evicted_waiting()
         seen.append([i for rows in pieces for i in rows.ids.tolist()])
     return seen
 
@@ -181,7 +181,7 @@ def test_rows_that_wait_go_home_with_their_table(ranks_of: Start, tmp_path: Path
 def sharded_later(rank: int, world_size: int) -> list[int]:
     plain = Lookups()
     plain(KeyedJaggedTensor(["f0"], torch.arange(8), lengths=torch.tensor([8]))).backward()
-    plain.sparse._embedding.view("t0").remove(torch.tensor([1, 2, 3]))
+    plain.sparse.embedding.view("t0").remove(torch.tensor([1, 2, 3]))
     model = shard(plain, Scenario(sharding=("row_wise",)), world_size)
     ids: list[int] = model.module.sparse.take_evicted("t0").ids.tolist()
     return ids

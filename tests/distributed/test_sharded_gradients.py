@@ -132,7 +132,7 @@ def checkpointed(rank: int, world_size: int, update: str) -> None:
             batch = jagged({"f0": BAGS[rank]})
             (checkpoint(forward, batch, use_reentrant=False) if again else forward(batch)).backward()
             tables.fused_optimizer.step()
-        states.append(tables.state_dict() | tables.home._embedding.view("t0").candidates()[1])
+        states.append(tables.state_dict() | tables.home.embedding.view("t0").candidates()[1])
         reads.append(read)
     assert not list(same_bits(*states))
     plain, twice = reads

@@ -109,7 +109,7 @@ def train(rank: int, world_size: int, kind: str, depth: int) -> tuple[list[dict[
     seen = []
     for _ in range(STEPS):
         pipeline.progress(batches)
-        seen.append(held(sparse.home._embedding.view("t0")))
+        seen.append(held(sparse.home.embedding.view("t0")))
         assert sparse.clocks("t0") == seen[-1]["clocks"]
     return seen, sparse.exchange_stats(), sparse.evict("t0")
 
@@ -186,7 +186,7 @@ def small_rows(rank: int, world_size: int, asked: bool) -> tuple[dict[int, float
     rules = {"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4}
     model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
     sparse = model.module.sparse
-    view = sparse.home._embedding.view("t0")
+    view = sparse.home.embedding.view("t0")
     for step in range(3):
         model(batch_of(step, rank, "age"))[0].backward()
     weights = view.read(view.ids())
@@ -337,7 +337,7 @@ def bounds_of(rank: int, world_size: int) -> list[tuple[int, int]]:
     )
     rst.apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
     sharded = shard(model, Scenario(sharding=("row_wise", "table_wise")), world_size)
-    lives = [table.life for table in sharded.module.sparse.home._embedding.tables]
+    lives = [table.life for table in sharded.module.sparse.home.embedding.tables]
     return [(life.max_rows, life.max_bytes) for life in lives if life is not None]
 
 
@@ -351,9 +351,9 @@ def sharded_later(rank: int, world_size: int, kind: str, sharding: str) -> tuple
     for step in range(STEPS):
         batch = batch_of(step, 0, kind)
         plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
-    before = held(plain.sparse._embedding.view("t0"))
+    before = held(plain.sparse.embedding.view("t0"))
     model = shard(plain, Scenario(sharding=(sharding,)), world_size)
-    return before, held(model.module.sparse.home._embedding.view("t0"))
+    return before, held(model.module.sparse.home.embedding.view("t0"))
 
 
 def at_home(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:

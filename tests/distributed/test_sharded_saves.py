@@ -176,7 +176,7 @@ def rows_of_a_larger_table(rank: int, world_size: int) -> None:
     ids, weights = made[1].state_dict().values()
     assert ids.tolist() == list(range(rank, 9, world_size))
     assert torch.equal(weights, list(given.values())[1][: len(ids)])
-    kept = made[1].home._embedding.view("t0").ids()
+    kept = made[1].home.embedding.view("t0").ids()
     assert int(kept.max()) < 9, "rows that no lookup can read take memory"
 
 

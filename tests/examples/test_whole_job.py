@@ -87,7 +87,7 @@ def last_version(folder: Path, parts: Any) -> dict[str, Any]:
     Saver().load(tables, version.tables)
     found = dict(tensors({key: version.state[key] for key in ("step", "dense", "optimizer", "answers")}))
     for table in tables.cache_sizes:
-        view = tables._embedding.view(table)
+        view = tables.embedding.view(table)
         ids = tables.table_ids(table).sort().values
         found[f"{table}.ids"] = ids
         found |= {f"{table}.{part}": value for part, value in view.read(ids, list(view.parts())).parts.items()}

@@ -42,9 +42,9 @@ def sizes(device: torch.device, **options: Any) -> dict[str, int]:
     given = collection.cache_sizes
     train_step(collection, jagged({"f0": [[1]], "f1": [[1]]}))
     assert collection.cache_sizes == given
-    slots = [member.slots for group in collection._embedding.groups for member in group.members]
+    slots = [member.slots for group in collection.embedding.groups for member in group.members]
     assert list(given.values()) == slots, "what is read back is what was allocated"
-    assert sum(group.swap.cache.shape[0] for group in collection._embedding.groups) == sum(slots)
+    assert sum(group.swap.cache.shape[0] for group in collection.embedding.groups) == sum(slots)
     return given
 
 
@@ -308,7 +308,7 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
     sequences = rst.EmbCacheEmbeddingCollection([sequence], 2, 3, [4], True, True, device, sgd, seed=3)
     assert sequences.need_indices()
     for collection in (bags, sequences):
-        assert collection._embedding.options.batch_hint == BatchHint(3, [4], 2)
+        assert collection.embedding.options.batch_hint == BatchHint(3, [4], 2)
         with pytest.raises(TypeError, match="embedding_optimizer_cls"):
             apply(collection, torch.optim.Adagrad)
 
@@ -318,7 +318,7 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
 def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, sequence: bool) -> None:
     make = sequences_collection if sequence else bags_collection
     collection = make(device, cache=2, cache_policy=policy)
-    assert collection._embedding.options.cache_policy == policy
-    assert copy.deepcopy(collection)._embedding.options.cache_policy == policy
+    assert collection.embedding.options.cache_policy == policy
+    assert copy.deepcopy(collection).embedding.options.cache_policy == policy
     with pytest.raises(ValueError, match="cache_policy is 'fifo', allowed are"):
         make(device, cache_policy="fifo")

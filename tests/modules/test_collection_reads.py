@@ -114,7 +114,7 @@ def test_weights_of_a_read_in_chunks(device: torch.device) -> None:
     ids, weights = [[3, 700], [9], [], [-5, 3, 8]], [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]]
     batch = jagged({"f0": ids}, {"f0": weights})
     whole = read(collection, batch)
-    for group in collection._embedding.groups:
+    for group in collection.embedding.groups:
         group.chunk = 2
     assert torch.equal(read(collection, batch), whole)
 

@@ -194,7 +194,7 @@ def test_integers_of_other_libraries(device: torch.device, config: Any, number: 
     collection = make(device, config(num_embeddings=number(40), embedding_dim=number(4)), **sizes)
     expected = make(device, config(num_embeddings=40, embedding_dim=4), seed=7)
     assert torch.equal(read(collection, numbered(3)), read(expected, numbered(3)))
-    assert repr(collection._embedding) == repr(expected._embedding)
+    assert repr(collection.embedding) == repr(expected.embedding)
     apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=number(1))
     assert_trains(collection)
 

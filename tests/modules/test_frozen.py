@@ -196,7 +196,7 @@ def test_batches_that_were_prefetched_before_are_planned_anew(device: torch.devi
         tables(features).values().sum().backward()
     planned = sum(len(features["f1"].values()) for features in ahead)
     assert tables.cache_stats()["lookups"] == planned
-    assert len(tables._embedding.queue) == 0
+    assert len(tables.embedding.queue) == 0
 
 
 def test_batches_that_were_prefetched_may_be_evaluated(device: torch.device) -> None:
@@ -208,7 +208,7 @@ def test_batches_that_were_prefetched_may_be_evaluated(device: torch.device) -> 
         features = batch(step)
         tables.prefetch(features)
         tables(features)
-    assert len(tables._embedding.queue) == 0
+    assert len(tables.embedding.queue) == 0
 
 
 @pytest.mark.parametrize("most", ["max_rows", "max_bytes"])
@@ -218,7 +218,7 @@ def test_bounds_do_not_hold_for_a_frozen_table(device: torch.device, most: str) 
     train(tables, range(1))
     tables.freeze("t0")
     ids = torch.arange(30, device="cpu")
-    tables._embedding.view("t0").write(ids, {"weight": torch.ones(30, 4, device="cpu")})
+    tables.embedding.view("t0").write(ids, {"weight": torch.ones(30, 4, device="cpu")})
     for i in range(3):
         tables(jagged({"f0": [[3]], "f1": [[10 + i]]})).values().sum().backward()
     assert len(rows_of(tables, "t0")) >= 30

@@ -147,7 +147,7 @@ def test_modules_still_move_and_copy(device: torch.device) -> None:
 def test_sharing_memory_is_refused(device: torch.device) -> None:
     """No memory of a table would be shared. Dense modules can be."""
     model = Model(device)
-    for module in (model, model.tables, model.tables._embedding):
+    for module in (model, model.tables, model.tables.embedding):
         with pytest.raises(RuntimeError, match=r"cannot be shared with other processes.*TableReader"):
             module.share_memory()
     assert torch.equal(model.dense.share_memory().weight, model.dense.weight)

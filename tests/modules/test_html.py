@@ -66,7 +66,7 @@ def test_it_lays_out_nothing(device: torch.device, meta: bool) -> None:
     """Options may still change, and a collection on the meta device has no rows at all."""
     collection = make(torch.device("meta") if meta else device)
     assert lines(collection)["t0"][:5] == ["-", "4,000", "4", "-", "-"]
-    assert not collection._embedding.layout.built
+    assert not collection.embedding.layout.built
 
 
 def test_prefetched_batches_are_trained_as_before(device: torch.device) -> None:

@@ -79,7 +79,7 @@ def test_the_gradient_of_the_default_value_is_dropped(device: torch.device) -> N
     first = train(collection, plain([1, 2, 2]))
     assert defaults(first) == [True, False, False]
     assert torch.equal(train(collection, plain([7]))[0], torch.full((4,), DEFAULT)), "the constant is trained by nobody"
-    initial = collection._embedding.view("t0").read(torch.tensor([1]))  # it was looked up once
+    initial = collection.embedding.view("t0").read(torch.tensor([1]))  # it was looked up once
     assert torch.equal(initial.parts["sum"], torch.zeros(1, 4)), "no state of an id without a row"
 
 
@@ -101,8 +101,8 @@ def test_bags_pool_the_default_value(device: torch.device) -> None:
     apply(collection, torch.optim.SGD)
     pooled = collection(jagged({"f0": [[1, 2], [1], []]})).values()
     pooled.sum().backward()
-    row = collection._embedding.view("t0")
-    initial = bags_collection(device, bag_config(), cache=8)._embedding.view("t0").read(torch.tensor([1]))
+    row = collection.embedding.view("t0")
+    initial = bags_collection(device, bag_config(), cache=8).embedding.view("t0").read(torch.tensor([1]))
     expected = initial.parts["weight"][0]
     assert torch.allclose(pooled[1].detach().cpu(), expected)
     assert torch.allclose(pooled[0].detach().cpu(), expected + DEFAULT)
@@ -211,7 +211,7 @@ def test_the_lowest_scores_leave(device: torch.device) -> None:
     assert ids(collection) == [1, 2, 3, 4]
     train(collection, plain([4]))  # (1 + 2) * 0.5: above 2 and 3
     assert ids(collection) == [1, 4]
-    scores = collection._embedding.view("t0").row_columns(torch.tensor([1, 4]))["score"]
+    scores = collection.embedding.view("t0").row_columns(torch.tensor([1, 4]))["score"]
     assert scores.tolist() == [3.0, 1.5]
 
 
@@ -277,7 +277,7 @@ def test_counts_move_with_the_tables(device: torch.device) -> None:
     collection = sequence(device, admit_threshold=3, evict_threshold=9)
     train(collection, stamped([1, 1, 1, 2], [5, 6, 7, 8]))
     twin = copy.deepcopy(collection)
-    view, other = collection._embedding.view("t0"), twin._embedding.view("t0")
+    view, other = collection.embedding.view("t0"), twin.embedding.view("t0")
     assert view.clocks() == other.clocks() == {"batches": 1, "steps": 1, "timestamp": 8}
     assert other.row_columns(torch.tensor([1]))["timestamp"].tolist() == [7]
     found, columns = other.candidates()
@@ -292,7 +292,7 @@ def test_a_load_keeps_what_is_counted_of_rows_that_stay(device: torch.device) ->
     saved = collection.state_dict()
     train(collection, stamped([3, 3], [8, 8]))
     collection.load_state_dict(saved)
-    view = collection._embedding.view("t0")
+    view = collection.embedding.view("t0")
     assert ids(collection) == [1]
     assert view.row_columns(torch.tensor([1]))["timestamp"].tolist() == [6]
     assert view.candidates()[0].tolist() == [2]
@@ -301,7 +301,7 @@ def test_a_load_keeps_what_is_counted_of_rows_that_stay(device: torch.device) ->
 def test_views_refuse_what_cannot_be(device: torch.device) -> None:
     collection = sequence(device, admit_threshold=2, max_rows=64)
     train(collection, plain([1, 1, 2]))
-    view = collection._embedding.view("t0")
+    view = collection.embedding.view("t0")
     with pytest.raises(KeyError, match="1 ids have no row"):
         view.row_columns(torch.tensor([1, 2]))
     with pytest.raises(KeyError, match="keeps no clicks"):

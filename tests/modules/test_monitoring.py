@@ -328,8 +328,8 @@ def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> N
     assert [line for line in shown if "TableHandle" in line] == lines
     apply(collection, torch.optim.Adam, lr=0.25)
     assert repr(model).count("Adam(lr=0.25)") == len(lines)
-    assert not collection._embedding.layout.built
-    assert repr(collection._embedding).count("no optimizer") == len(lines), "it has not been told yet"
+    assert not collection.embedding.layout.built
+    assert repr(collection.embedding).count("no optimizer") == len(lines), "it has not been told yet"
 
 
 def test_printing_shows_the_cache_and_rate_of_now(device: torch.device) -> None:
@@ -338,7 +338,7 @@ def test_printing_shows_the_cache_and_rate_of_now(device: torch.device) -> None:
     collection.fused_optimizer.param_groups[0]["lr"] = 0.125
     line = "40 x 4, float32, ids of any value, cache of 4 rows, SGD(lr=0.125)"
     assert repr(collection).count(f"TableHandle({line})") == 2
-    assert repr(collection._embedding) == f"TableBatchedEmbedding(\n  t0: {line}\n  t1: {line}\n)"
+    assert repr(collection.embedding) == f"TableBatchedEmbedding(\n  t0: {line}\n  t1: {line}\n)"
 
 
 def test_cache_sizes_is_a_property_everywhere() -> None:

@@ -54,7 +54,7 @@ def test_constructors_have_the_defaults_of_the_options() -> None:
         rst.EmbCacheEmbeddingBagCollection([bags], seed=5),
         rst.EmbCacheEmbeddingCollection([rows], seed=5),
     ):
-        assert collection._embedding.options == made
+        assert collection.embedding.options == made
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -69,7 +69,7 @@ def test_copies(name: str) -> None:
     assert observed(name, copy.deepcopy(embedding)) == expected(option, option.copy)
     del embedding  # which has the folder of a host store
     collection = make_collection(name, rst)
-    assert observed(name, copy.deepcopy(collection)._embedding) == expected(option, option.copy)
+    assert observed(name, copy.deepcopy(collection).embedding) == expected(option, option.copy)
 
 
 def weights(embedding: TableBatchedEmbedding) -> torch.Tensor:
@@ -116,7 +116,7 @@ def test_saves(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_collections(name: str) -> None:
     option = OPTIONS[name]
-    assert observed(name, make_collection(name, rst)._embedding) == expected(option, option.collection)
+    assert observed(name, make_collection(name, rst).embedding) == expected(option, option.collection)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -77,8 +77,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def at_rest(model: Model) -> bool:
     """Nothing is pinned or to come, and a batch as large as the cache has room."""
-    groups = model.sparse._embedding.groups
-    return not len(model.sparse._embedding.queue) and not any(group.engine.in_flight() for group in groups)
+    groups = model.sparse.embedding.groups
+    return not len(model.sparse.embedding.queue) and not any(group.engine.in_flight() for group in groups)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 12])
@@ -104,7 +104,7 @@ def test_plans_are_made_ahead(device: torch.device) -> None:
     """While a batch is trained the next are planned, and its forward plans nothing."""
     model = Model(device, cache=4 * IDS)
     train(model, make_batches(1))
-    ahead = model.sparse._embedding.queue
+    ahead = model.sparse.embedding.queue
     counts = []
     for place, batch in enumerate(rst.prefetch(make_batches(10, seed=1), model, depth=3)):
         model.sparse.wait_for_plans()
@@ -115,7 +115,7 @@ def test_plans_are_made_ahead(device: torch.device) -> None:
         model.sparse.wait_for_plans()
         assert model.sparse.cache_stats()["batches"] == before, "its plan was there"
         out.sum().backward()
-    groups = len(model.sparse._embedding.groups)
+    groups = len(model.sparse.embedding.groups)
     assert counts == [groups * (1 + min(10, place + 4)) for place in range(10)]
 
 

@@ -56,7 +56,7 @@ class Plans:
     def __init__(self, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.most = 0
         self._tables = tables
-        (group,) = tables._embedding.groups
+        (group,) = tables.embedding.groups
         plan = group.plan
 
         def counted(*arguments: Any) -> Any:
@@ -67,7 +67,7 @@ class Plans:
 
     def look(self) -> None:
         self._tables.wait_for_plans()
-        coming = tuple(self._tables._embedding.queue._coming)
+        coming = tuple(self._tables.embedding.queue._coming)
         self.most = max(self.most, sum(each.plans is not None for each in coming))
 
 

@@ -138,7 +138,7 @@ def test_a_stock_pipeline_of_prefetched_batches(device: torch.device, alone: Non
     """The batches that it reads are planned when it comes to train them, and the bits are the same."""
     plain, model = Model(device, cache=40), Model(device, cache=40)
     model.tables(BATCHES[0].ids)  # nothing is planned ahead before the first forward
-    ahead = model.tables._embedding.queue
+    ahead = model.tables.embedding.queue
     in_threads: list[bool] = []
 
     def plan(*arguments: Any) -> Any:

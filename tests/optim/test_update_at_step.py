@@ -407,11 +407,11 @@ def test_prefetched_batches(device: torch.device) -> None:
     for number, batch in enumerate(rst.prefetch(iter(every), then, depth=2)):
         loss_of(then, batch).backward()
         then.wait_for_plans()
-        planned = then._embedding.groups[0].in_flight()
+        planned = then.embedding.groups[0].in_flight()
         then.fused_optimizer.step()
         if 0 < number < 6:
             assert planned == 3, "this batch and two ahead"
-            assert then._embedding.groups[0].in_flight() == 2, "those ahead are still there"
+            assert then.embedding.groups[0].in_flight() == 2, "those ahead are still there"
     assert then.cache_stats()["depth_reached"] == 2
     assert_same(first, then)
 

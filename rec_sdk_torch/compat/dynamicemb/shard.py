@@ -38,16 +38,16 @@ class CollectionTables(ScoredTables):
 
     def __init__(self, sharded: ShardedCollection, options: Mapping[str, DynamicEmbTableOptions]) -> None:
         self._sharded = sharded
-        embedding = sharded.home._embedding
+        embedding = sharded.home.embedding
         self._scores = {name: TableScores(embedding, name, own) for name, own in options.items()}
-        places = {config.name: index for index, config in enumerate(sharded._tables.configs)}
+        places = {config.name: index for index, config in enumerate(sharded.tables.configs)}
         self._places = {name: places[name] for name in options}
 
     def _ready(self) -> None:
-        self._sharded.home._sync_optimizers()
+        self._sharded.home.sync_optimizers()
 
     def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        placement = self._sharded._tables.placements[self._places[name]]
+        placement = self._sharded.tables.placements[self._places[name]]
         mine: npt.NDArray[np.bool_] = placement.owner(ids) == self._sharded.exchange.rank
         return mine
 
@@ -161,7 +161,7 @@ def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: 
     """Gives the tables the optimizers of TorchRec's module, the others that of `fused_params`."""
     requested = _requested(module)
     others = []
-    for name, handle in collection._table_parameters().items():
+    for name, handle in collection.table_parameters().items():
         if name in requested:
             cls, keywords = requested[name]
             apply_optimizer_in_backward(cls, [handle], keywords)

@@ -22,13 +22,13 @@ READ_BYTES = 256 << 10
 
 def piece_rows(view: TableView, most: int = 0) -> int:
     """Rows of a piece; `most`: of its bytes."""
-    return max(1, (most or PIECE_BYTES) // view._open()[0].layout.bytes)
+    return max(1, (most or PIECE_BYTES) // view.locate()[0].layout.bytes)
 
 
 def pieces_of_ids(view: TableView) -> Iterator[Int64Array]:
     """Ids of all rows, in no order, some at a time. The table must not change meanwhile: hold `exclusive()`."""
     rows = piece_rows(view, READ_BYTES)
-    group, table = view._open()
+    group, table = view.locate()
     if not view.config.hashed:
         for begin in range(0, view.config.num_embeddings, rows):
             yield np.arange(begin, min(begin + rows, view.config.num_embeddings), dtype=np.int64)
@@ -52,7 +52,7 @@ def versions(layout: Layout) -> list[int]:
 
 def knows_changes(view: TableView, since: int) -> bool:
     """Whether `changed` knows all that happened after a version: not where all rows were replaced at once."""
-    group, table = view._open()
+    group, table = view.locate()
     return group.engine.removed_ids(table, since)[1]
 
 
@@ -62,7 +62,7 @@ def removed(view: TableView, since: int) -> Int64Array:
     Raises:
         ValueError: a table without `track_changes`.
     """
-    group, table = view._open()
+    group, table = view.locate()
     return group.engine.removed_ids(table, since)[0]
 
 
@@ -74,7 +74,7 @@ def changed(view: TableView, since: int) -> tuple[Int64Array, Int64Array]:
     Raises:
         ValueError: a table without `track_changes`.
     """
-    group, table = view._open()
+    group, table = view.locate()
     ids, _ = group.engine.changed_ids(table, since)
     removed, _ = group.engine.removed_ids(table, since)
     if view.config.hashed:
@@ -92,12 +92,12 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
 
 def cached(view: TableView) -> CachedRows:
     """The table's rows that are in the device cache. Hold `exclusive()` meanwhile."""
-    return cached_rows(*view._open())
+    return cached_rows(*view.locate())
 
 
 def warm(view: TableView, ids: Int64Array, heats: Heats) -> int:
     """As `TableView.warm`, of ids and heats that are right. Hold `exclusive()` meanwhile."""
-    return warm_rows(*view._open(), ids, heats)
+    return warm_rows(*view.locate(), ids, heats)
 
 
 # ---- open windows
@@ -108,7 +108,7 @@ def window_rows(view: TableView) -> Iterator[tuple[Int64Array, torch.Tensor]]:
 
     Hold `exclusive()` meanwhile.
     """
-    group, table = view._open()
+    group, table = view.locate()
     if group.window is None or not group.window.is_open():
         return
     ids = group.engine.window_ids(table)
@@ -129,5 +129,5 @@ def window_rows(view: TableView) -> Iterator[tuple[Int64Array, torch.Tensor]]:
 
 def window_count(view: TableView) -> int:
     """Rows that `window_rows` gives."""
-    group, table = view._open()
+    group, table = view.locate()
     return 0 if group.window is None or not group.window.is_open() else len(group.engine.window_ids(table))

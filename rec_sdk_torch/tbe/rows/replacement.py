@@ -127,7 +127,7 @@ class Replacement:
             engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
             self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
             for source in self._sources:
-                group, table = source.view._open()
+                group, table = source.view.locate()
                 if _fill(source, group, engines[groups.index(group)], table):
                     self.rounded.append(source.view.config.name)
                 if source.view.config.name in self._layout.evicted:
@@ -184,7 +184,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
         whether weights were rounded to the data type of the cache.
     """
     rounded = False
-    places, name = source.view._places(None), source.view.config.name
+    places, name = source.view.part_places(None), source.view.config.name
     engine.set_clock(table, *(source.clocks[clock] for clock in CLOCKS))  # rows without counts begin at this time
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():

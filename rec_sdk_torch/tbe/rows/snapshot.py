@@ -141,7 +141,7 @@ class Snapshot:
         Raises:
             RuntimeError: the table has a snapshot.
         """
-        group, table = view._open()
+        group, table = view.locate()
         self._locks, self._group, self._table, self._aside, self._ids = view.layout.locks, group, table, aside, ids
         self._names = list(view.parts())  # an optimizer that comes later brings others
         self._shelf = Shelf()

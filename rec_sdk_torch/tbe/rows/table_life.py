@@ -35,8 +35,8 @@ class LifeView:
     layout: Layout
     config: TableConfig
 
-    def _open(self) -> tuple[Group, int]:
-        """The table's group and its place there, with every row where the engine says it is."""
+    def locate(self) -> tuple[Group, int]:
+        """Returns the table's group and its place there, with every row where the engine says it is."""
         group, table = self.layout.find_table(self.config.name)
         group.swap.settle()
         return group, table
@@ -51,7 +51,7 @@ class LifeView:
             KeyError: an id has no row.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
         return {name: torch.from_numpy(values) for name, values in columns.items()}
 
@@ -65,7 +65,7 @@ class LifeView:
         """
         given = columns_of(self.config.name, columns)
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             rows = self._rows_of(group, table, ids)
             group.before_change(table, ids_of(self.config.name, ids))
             group.engine.write_columns(table, rows, given)
@@ -76,7 +76,7 @@ class LifeView:
         `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             ids, columns = group.engine.candidates(table)
         return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
 
@@ -95,7 +95,7 @@ class LifeView:
         if twice:
             raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
             if len(rows):
                 raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
@@ -104,7 +104,7 @@ class LifeView:
     def sketch(self) -> torch.Tensor:
         """The state of the table's sketch, for `set_sketch` of another, uint8 `[n]`; n is 0 without one."""
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             return torch.from_numpy(group.engine.sketch(table))
 
     def set_sketch(self, states: Sequence[torch.Tensor]) -> None:
@@ -133,13 +133,13 @@ class LifeView:
                     "expected uint8 [n]"
                 )
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             group.engine.set_sketch(table, [plain(state).numpy() for state in states])
 
     def clocks(self) -> dict[str, int]:
         """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
 
     def set_clocks(self, clocks: Mapping[str, int]) -> None:
@@ -162,7 +162,7 @@ class LifeView:
                     f"table {self.config.name!r}: clock {name!r} is {value!r}, must be an int from {least} to 2**63 - 1"
                 )
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
             group.engine.set_clock(table, *(now[name] for name in CLOCKS))
 
@@ -172,7 +172,7 @@ class LifeView:
         Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             evicted = evict(group, table)
         group.warn_of_evictions()
         return evicted

@@ -84,7 +84,7 @@ class TableView(LifeView):
     def count(self) -> int:
         """Rows: ids known of a hash table, `num_embeddings` of an index table."""
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             return group.engine.row_count(table)
 
     def ids(self) -> torch.Tensor:
@@ -93,13 +93,13 @@ class TableView(LifeView):
         In a hash table that is the order of arrival; an id that comes after a removal takes the place of a removed one.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             return torch.from_numpy(group.engine.table_rows(table)[0])
 
     def version(self) -> int:
         """A number for `chunks(since=)`: rows that change from now on are of a later version."""
         with self.layout.locks.exclusive():
-            return self._open()[0].engine.version()
+            return self.locate()[0].engine.version()
 
     def chunks(
         self, parts: Sequence[str] | None = None, *, kept: bool = False, since: int | None = None
@@ -115,7 +115,7 @@ class TableView(LifeView):
             ValueError: `since` for a table without `track_changes`.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             if since is not None:
                 ids, _ = group.engine.changed_ids(table, since)
             else:
@@ -132,17 +132,17 @@ class TableView(LifeView):
         """
         wanted = ids_of(self.config.name, ids)
         with self.layout.locks.exclusive():
-            group, table = self._open()
-            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self._places(parts))))
+            group, table = self.locate()
+            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self.part_places(parts))))
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             return torch.from_numpy(group.engine.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
 
-    def _places(self, parts: Sequence[str] | None) -> dict[str, int]:
-        """-1 for the weight, else the state's index, by name."""
+    def part_places(self, parts: Sequence[str] | None) -> dict[str, int]:
+        """Returns the place of each part in a record by name: -1 for the weight, else the index of the state."""
         known = {name: index - 1 for index, name in enumerate(self.parts())}
         return known if parts is None else {name: known[name] for name in parts}
 
@@ -166,7 +166,7 @@ class TableView(LifeView):
         """
         wanted = ids_of(self.config.name, ids)
         with self.layout.locks.exclusive():
-            return remove(*self._open(), wanted)
+            return remove(*self.locate(), wanted)
 
     def put_back(self, rows: EvictedRows, *, overwrite: bool = True) -> int:
         """Makes rows that `take_evicted` gave rows of the table again; how many.
@@ -200,7 +200,7 @@ class TableView(LifeView):
             RuntimeError: a batch in flight uses one of them; nothing was removed.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             group.before_change(table)
             group.engine.remove(table, self.ids().numpy())
             group.engine.set_candidates(table, np.empty(0, np.int64), {})
@@ -220,11 +220,11 @@ class TableView(LifeView):
         """
         wanted, counted = ids_of(self.config.name, ids), heats_of(self.config.name, ids, heats)
         with self.layout.locks.exclusive():
-            return warm_rows(*self._open(), wanted, counted)
+            return warm_rows(*self.locate(), wanted, counted)
 
     def memory(self) -> dict[str, int]:
         """Bytes that the table takes, by kind: `store_bytes`, `disk_bytes` and others, as the engine names them."""
-        group, table = self._open()
+        group, table = self.locate()
         return group.memory(table)
 
     def stored_bytes(self) -> int:
@@ -238,14 +238,14 @@ class TableView(LifeView):
             RuntimeError: they are not resident in their order.
         """
         with self.layout.locks.exclusive():
-            group, table = self._open()
+            group, table = self.locate()
             rows = self.config.num_embeddings
             slots = group.engine.find_rows(table, np.arange(rows, dtype=np.int64))[1]
             begin = int(slots[0])
             if not np.array_equal(slots, np.arange(begin, begin + rows)):
                 raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
             records = group.swap.cache[begin : begin + rows]
-            return {name: part_of(group, place)(records).detach() for name, place in self._places(None).items()}
+            return {name: part_of(group, place)(records).detach() for name, place in self.part_places(None).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +323,7 @@ class Load:
         added: list[tuple[Group, int, Int64Array]] = []
         try:
             for content in self._contents:
-                group, table = content.view._open()
+                group, table = content.view.locate()
                 ids = _ids_of(content)
                 rows, _ = group.engine.find_rows(table, ids)
                 added.append((group, table, ids[rows < 0]))
@@ -393,7 +393,7 @@ def _staying(content: Content) -> _Staying | None:
     Raises:
         RuntimeError: batches in flight use rows of the table.
     """
-    group, table = content.view._open()
+    group, table = content.view.locate()
     ids = _ids_of(content)
     if not content.whole or not len(group.engine.others(table, ids)):
         return None
@@ -409,7 +409,7 @@ def _staying(content: Content) -> _Staying | None:
 
 def _write(content: Content, staying: _Staying | None) -> None:
     """May be done again from the start."""
-    group, table = content.view._open()
+    group, table = content.view.locate()
     ids = _ids_of(content)
     group.before_change(table, None if content.whole or content.initial else ids)
     parts = {**(staying.parts if staying else {}), **content.parts}
@@ -420,7 +420,7 @@ def _write(content: Content, staying: _Staying | None) -> None:
         group.engine.set_candidates(table, *staying.candidates)
         if len(staying.sketch):
             group.engine.set_sketch(table, [staying.sketch])
-    places = content.view._places(list(parts))
+    places = content.view.part_places(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     if content.columns:
         given = columns_of(content.view.config.name, content.columns)
@@ -428,4 +428,4 @@ def _write(content: Content, staying: _Staying | None) -> None:
     others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
-        write_parts(group, table, others, {content.view._places([name])[name]: initial})
+        write_parts(group, table, others, {content.view.part_places([name])[name]: initial})
