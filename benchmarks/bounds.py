@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
 
 from .timing import best_of
 from .workload import Workload

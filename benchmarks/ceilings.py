@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
 
 from .runner import Row
 from .timing import Clock

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rec_sdk_torch.backends.devices import backend_for
+from rec_sdk_torch.operators.devices.backends import backend_for
 
 from .ceilings import Ceilings, needs, rate
 from .ids import Distribution

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rec_sdk_torch.settings import parse_bytes
+from rec_sdk_torch.runtime.settings import parse_bytes
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
 from .runner import Benchmark, Option, Row

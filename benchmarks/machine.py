@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rec_sdk_torch._engine import available_memory
-from rec_sdk_torch.ops import cpu_isa
+from rec_sdk_torch.operators.schemas import cpu_isa
 
 # A block above the mmap threshold is returned to the system when freed and page-faults when it is next needed:
 # outputs and gradients would be timed with the kernel clearing pages. Whole tables are still mapped.

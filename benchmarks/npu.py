@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends.devices import parse_device
-from rec_sdk_torch.operator_cases import BAG, Batch, Case, copies, lookups, swap_lookups, updates
+from rec_sdk_torch.operators.devices.backends import parse_device
+from rec_sdk_torch.tools.operator_cases import BAG, Batch, Case, copies, lookups, swap_lookups, updates
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, Kernel, LeastCopies, total_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.tbe.cache.plan import arrays_on_device
 
 from .phases import TimedOurs

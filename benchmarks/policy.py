@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rec_sdk_torch.cache_advice.simulation import Simulation
+from rec_sdk_torch.tools.cache_advice.simulation import Simulation
 
 from .ids import STREAMS, Int64Array, stream
 from .runner import Row

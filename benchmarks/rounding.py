@@ -11,8 +11,8 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from rec_sdk_torch.ops import ops
-from rec_sdk_torch.record import RecordLayout
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.record import RecordLayout
 from rec_sdk_torch.tbe import TableOptimizer
 
 from .runner import Benchmark, Option, Row, Target

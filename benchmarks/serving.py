@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from rec_sdk_torch.checkpoint.saver import Saver
+from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableConfig
 

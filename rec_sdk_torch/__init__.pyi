@@ -6,8 +6,6 @@ from . import fbgemm as fbgemm
 from . import ops as ops
 from . import serving as serving
 from . import tbe as tbe
-from .checkpoint.errors import CheckpointError as CheckpointError
-from .checkpoint.saver import Saver as Saver
 from .distributed.cache_log import CacheLog as CacheLog
 from .distributed.gathering import state_dict_gather as state_dict_gather
 from .distributed.prefetch import prefetch as prefetch
@@ -39,6 +37,15 @@ from .optim.accumulate_torchrec import AccumulatePartialRowWiseLAMB as Accumulat
 from .optim.accumulate_torchrec import AccumulateRowWiseAdagrad as AccumulateRowWiseAdagrad
 from .optim.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
 from .optim.sparse_gradients import SparseGradients as SparseGradients
+from .runtime.warn import ConfigurationWarning as ConfigurationWarning
+from .runtime.warn import InputWarning as InputWarning
+from .runtime.warn import MonitoringWarning as MonitoringWarning
+from .runtime.warn import PerformanceWarning as PerformanceWarning
+from .runtime.warn import RecSdkWarning as RecSdkWarning
+from .runtime.warn import SaveWarning as SaveWarning
+from .runtime.warn import TrainingWarning as TrainingWarning
+from .saves.format.errors import CheckpointError as CheckpointError
+from .saves.saver import Saver as Saver
 from .sparse.jagged_tensor_with_timestamp import JaggedTensorWithTimestamp as JaggedTensorWithTimestamp
 from .sparse.jagged_tensor_with_timestamp import KeyedJaggedTensorWithTimestamp as KeyedJaggedTensorWithTimestamp
 from .sparse.jagged_tensor_with_timestamp import with_click_labels as with_click_labels
@@ -54,13 +61,6 @@ from .tbe import TableBatchedEmbedding as TableBatchedEmbedding
 from .tbe import TableConfig as TableConfig
 from .tbe import TableLife as TableLife
 from .tbe import TableOptimizer as TableOptimizer
-from .warn import ConfigurationWarning as ConfigurationWarning
-from .warn import InputWarning as InputWarning
-from .warn import MonitoringWarning as MonitoringWarning
-from .warn import PerformanceWarning as PerformanceWarning
-from .warn import RecSdkWarning as RecSdkWarning
-from .warn import SaveWarning as SaveWarning
-from .warn import TrainingWarning as TrainingWarning
 
 __version__: str
 __all__: list[str]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from ._command import BAD_USE, complain
+from .runtime.command import BAD_USE, complain
 
 PROGRAM = "python -m rec_sdk_torch"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from .backends.emulator import EmulatorUnavailableError, active, check, hint, library_directory, main
+from .runtime.emulator import EmulatorUnavailableError, active, check, hint, library_directory, main
 
 __all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
 

@@ -18,7 +18,7 @@ import torch
 from rooms import NEEDS_FULL, Times
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operators.devices.backends import parse_device
 
 HERE = Path(__file__).parent
 

@@ -11,9 +11,9 @@ import warnings
 
 import torch
 
-from rec_sdk_torch import ops
-from rec_sdk_torch.backends import devices, npu
-from rec_sdk_torch.backends.default import KERNELS
+from rec_sdk_torch.operators import calls
+from rec_sdk_torch.operators.default import KERNELS
+from rec_sdk_torch.operators.devices import backends, npu
 
 _kept: list[torch.library.Library] = []
 
@@ -22,12 +22,12 @@ def stand_in(device: str) -> None:
     """For devices of this type. The CPU's kernels are registered already; others are kept from being loaded."""
     kind = device.partition(":")[0]
     if kind != "cpu":
-        load = npu._import_torch_npu if kind == "npu" else devices._nothing
-        devices._BACKENDS[kind] = dataclasses.replace(devices._BACKENDS[kind], load=load)
+        load = npu._import_torch_npu if kind == "npu" else backends._nothing
+        backends._BACKENDS[kind] = dataclasses.replace(backends._BACKENDS[kind], load=load)
         return
     library = torch.library.Library("rec_sdk", "IMPL", "CPU")
     _kept.append(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that take the place of others
         for name in KERNELS:
-            library.impl(name, functools.partial(ops._load_and_call, name))
+            library.impl(name, functools.partial(calls._load_and_call, name))

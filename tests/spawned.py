@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing as mp
 import warm
 
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operators.devices.backends import parse_device
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 

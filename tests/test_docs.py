@@ -89,7 +89,7 @@ def test_paths_exist(page: Path) -> None:
 
 def test_every_environment_variable_is_listed() -> None:
     listed = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
-    source = (ROOT / "rec_sdk_torch/settings.py").read_text()
+    source = (ROOT / "rec_sdk_torch/runtime/settings.py").read_text()
     assert sorted(listed) == sorted(re.findall(r"^([A-Z_]+), default", source, re.MULTILINE))
 
 
@@ -145,7 +145,7 @@ def test_num_embeddings_is_no_riddle() -> None:
 
 def test_every_operator_is_documented() -> None:
     """It has a page of its own, and a line in the table of operators."""
-    from rec_sdk_torch.backends.default import KERNELS
+    from rec_sdk_torch.operators.default import KERNELS
 
     text = (ROOT / "docs/architecture.md").read_text().partition("\n## Operators\n")[2].partition("\n## ")[0]
     for operator in {name.partition(".")[0] for name in KERNELS}:

@@ -17,14 +17,15 @@ import pytest
 import torch
 from exits import Interpreters
 
-from rec_sdk_torch import _exits
-from rec_sdk_torch.checkpoint import files
-from rec_sdk_torch.checkpoint.folders import latest_save
-from rec_sdk_torch.checkpoint.saver import Saver
-from rec_sdk_torch.serving import TableReader, table_reader
+from rec_sdk_torch.runtime import exits
+from rec_sdk_torch.runtime.worker import Pool
+from rec_sdk_torch.saves.format import files
+from rec_sdk_torch.saves.format.folders import latest_save
+from rec_sdk_torch.saves.saver import Saver
+from rec_sdk_torch.saves.serve import table_reader
+from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.device_cache import Group
-from rec_sdk_torch.worker import Pool
 
 ROWS, IDS = 1000, 64
 
@@ -315,11 +316,11 @@ def test_saves_are_whole(interpreters: Interpreters, scene: Scene, tmp_path: Pat
 
 
 def test_an_idle_thread_is_not_waited_for() -> None:
-    now, idle, busy = time.monotonic(), _exits.Caller(), _exits.Caller()
-    idle.left = now - _exits.BETWEEN_CALLS
+    now, idle, busy = time.monotonic(), exits.Caller(), exits.Caller()
+    idle.left = now - exits.BETWEEN_CALLS
     busy.depth = 1
     assert not idle.awaited(now)
     assert busy.awaited(now)
-    assert not busy.awaited(now - _exits.IN_CALL)
+    assert not busy.awaited(now - exits.IN_CALL)
     busy.own = True
     assert not busy.awaited(now)

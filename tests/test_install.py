@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends import emulator
+from rec_sdk_torch.runtime import emulator
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCE = shutil.ignore_patterns(
@@ -381,7 +381,7 @@ def test_a_hint_never_leads_back_to_itself(
     for name in {"_emulator/libascendcl.so", "_ops_npu.so", "backends/emulator.py"} - {missing}:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
-    monkeypatch.setattr(emulator, "__file__", str(package / "backends" / "emulator.py"))
+    monkeypatch.setattr(emulator, "__file__", str(package / "runtime" / "emulator.py"))
     monkeypatch.setattr(emulator, "_has_torch_npu", lambda: True)
     line = refusal(capsys)
     assert f"{package / missing} is missing" in line

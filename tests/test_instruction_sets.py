@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rec_sdk_torch.ops import cpu_isa
+from rec_sdk_torch.operators.schemas import cpu_isa
 
 PACKAGE = Path(__file__).resolve().parents[1] / "rec_sdk_torch"
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")

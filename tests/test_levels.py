@@ -48,7 +48,7 @@ def room(module: str) -> str:
 
 def test_every_import_is_found() -> None:
     assert "rec_sdk_torch.tbe.cache.batch" in set(imports("rec_sdk_torch.tbe.embedding"))
-    assert "rec_sdk_torch.worker" in set(imports("rec_sdk_torch.tbe.step.prefetch_queue"))
+    assert "rec_sdk_torch.runtime.worker" in set(imports("rec_sdk_torch.tbe.step.prefetch_queue"))
     assert "rec_sdk_torch.optim.requests" in set(imports("rec_sdk_torch.optim.handles"))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import warm
 
-from rec_sdk_torch.backends.devices import backend_for
+from rec_sdk_torch.operators.devices.backends import backend_for
 
 TESTS = Path(__file__).parent
 LONG = {
@@ -42,7 +42,7 @@ PROGRAM = """
 import warnings
 import torch
 import default_operators
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
 
 default_operators.stand_in("cpu")
 weights, slots = torch.randn(3, 4), torch.tensor([2, 0], dtype=torch.int32)
@@ -73,7 +73,7 @@ def test_one_warning_for_an_operator() -> None:
 
 TENSORS = """
 import torch
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
 
 slots = torch.tensor([1, 0], dtype=torch.int32)
 with torch.inference_mode():

@@ -7,8 +7,9 @@ import importlib.util
 import pytest
 import torch
 
-from rec_sdk_torch import npu_check, operator_cases
-from rec_sdk_torch.backends.default import KERNELS
+from rec_sdk_torch import npu_check
+from rec_sdk_torch.operators.default import KERNELS
+from rec_sdk_torch.tools import operator_cases
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed")

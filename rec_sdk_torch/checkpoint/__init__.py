@@ -1,1 +1,8 @@
-"""Saves of tables: `rec_sdk_torch.Saver`, the format, and `python -m rec_sdk_torch.checkpoint`."""
+"""Saves of tables, for programs that read them: `manifest`, `folders`, `contents`, `errors`; and the command line."""
+
+import sys
+
+from ..saves.format import contents, errors, folders, manifest
+
+for _module in (contents, errors, folders, manifest):
+    sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module

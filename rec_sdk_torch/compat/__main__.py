@@ -12,7 +12,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from .._command import BAD_USE, CommandParser, complain
+from ..runtime.command import BAD_USE, CommandParser, complain
 
 _PROGRAM = "python -m rec_sdk_torch.compat"
 _EXAMPLE = f"""

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from .._topology import DEVICE, take_npu_for
 from ..modules.conventions import use_rec_sdk
+from ..patches.topology import DEVICE, take_npu_for
 from ..tbe.config.optimizer import use_defaults
 
 _OPERATORS = "libfbgemm_npu_api.so"

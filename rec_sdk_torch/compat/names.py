@@ -12,7 +12,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from ..warn import ConfigurationWarning, warn
+from ..runtime.warn import ConfigurationWarning, warn
 
 _CONFIGS = (
     "EmbCacheEmbeddingConfig",

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..warn import MonitoringWarning, warn
+from ..runtime.warn import MonitoringWarning, warn
 from .prefetch import Collection, find_collections
 
 TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")

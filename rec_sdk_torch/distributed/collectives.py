@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 
-from .._host_groups import lost_rank
+from ..runtime.host_groups import lost_rank
 from ..tbe.cache.batch import Int64Array
 from .alike import Told, by_rank, differences
 from .levels import OneLevel, Relayed, Traffic, TwoLevels, Waited, Way

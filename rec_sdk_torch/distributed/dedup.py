@@ -11,12 +11,12 @@ import torch
 
 from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
-from ..segments import HOT_SEGMENT_FIELDS
+from ..operators.segments import HOT_SEGMENT_FIELDS
+from ..runtime.warn import InputWarning, warn
 from ..tbe.cache.batch import Batch, Int64Array
 from ..tbe.cache.transfers import Transfers
 from ..tbe.config.life import NEVER, Seen, SeenArrays
 from ..tbe.config.table import BoundsCheckMode, Pooling, TableConfig
-from ..warn import InputWarning, warn
 from .placement import Placement
 from .replicas import Replicas
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._host_groups import exchanging, host_group
+from ..runtime.host_groups import exchanging, host_group
 from .collectives import Exchange
 from .gathering import as_bytes, rows_of_ranks
 

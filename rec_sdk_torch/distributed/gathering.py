@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._host_groups import exchanging, host_group
-from ..warn import SaveWarning, warn
+from ..runtime.host_groups import exchanging, host_group
+from ..runtime.warn import SaveWarning, warn
 
 Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import torch.distributed as dist
 
-from .._host_groups import spans_world, timeout_of
+from ..runtime.host_groups import spans_world, timeout_of
 from .levels import Pair
 
 LocalSize: TypeAlias = int | Literal["auto"] | None

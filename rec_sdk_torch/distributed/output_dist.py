@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..ops import accumulate_rows, ops
+from ..operators.calls import accumulate_rows, ops
 from ..tbe.step.outputs import split_apart
 from .dedup import Segments
 

@@ -12,11 +12,11 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from ..backends.devices import backend_for
-from ..eager import NotScripted, check_batch, eager
 from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
+from ..operators.devices.backends import backend_for
+from ..runtime.eager import NotScripted, check_batch, eager
 from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding_ids import PaddingIds, with_zeros
 from ..tbe.cache.transfers import Transfers

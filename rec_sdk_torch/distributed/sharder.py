@@ -9,10 +9,10 @@ import torch
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingType
 
-from .._host_groups import host_group, reaches_host, spans_world
-from ..backends.devices import parse_device
 from ..modules.collection import CachedCollection
-from ..warn import ConfigurationWarning, warn
+from ..operators.devices.backends import parse_device
+from ..runtime.host_groups import host_group, reaches_host, spans_world
+from ..runtime.warn import ConfigurationWarning, warn
 from .alike import Told, tables_of
 from .collectives import Exchange
 from .machines import LocalSize, check_local_size

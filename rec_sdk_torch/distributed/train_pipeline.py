@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ..backends.devices import parse_device
+from ..operators.devices.backends import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
 from ..tbe.cache.transfers import current
 from ..tbe.step.prefetch_queue import MAX_DEPTH

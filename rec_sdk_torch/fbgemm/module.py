@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ..eager import check_batch, eager
+from ..runtime.eager import check_batch, eager
+from ..runtime.warn import InputWarning, warn
 from ..tbe import EmbeddingOptions, TableBatchedEmbedding
 from ..tbe.cache.device_cache import Group
 from ..tbe.step.prefetch_queue import Prefetched
-from ..warn import InputWarning, warn
 from .access import TableAccess
 from .batches import BatchSizes, FeatureOrder, VariableBatch, only_where_wanted, repaired
 from .counters import CountsCache
@@ -33,14 +33,7 @@ from .enums import (
 from .moving_average import MovingAverage
 from .optimizers import gradient_bound, table_optimizer
 from .options import cache_policy, cache_type, check_options
-from .placement import (
-    cache_option,
-    compute_device,
-    make_resident,
-    names_of,
-    parse_specs,
-    table_configs,
-)
+from .placement import cache_option, compute_device, make_resident, names_of, parse_specs, table_configs
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..backends.devices import backend_for, parse_device
+from ..operators.devices.backends import backend_for, parse_device
 from ..tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.cache.group_spec import record_layout
 from ..tbe.config.cache_size import CacheSize

@@ -15,13 +15,13 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from ..eager import check_batch, eager
 from ..formulas import spec_for
 from ..optim.clipping import look_for_tables
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..optim.handles import TableHandle, TableParameter, module_dict
 from ..optim.norms import GradientNorms, gradient_norms
 from ..optim.requests import share_options, table_optimizers
+from ..runtime.eager import check_batch, eager
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import EvictedRows, TableBatchedEmbedding, TableOptimizer
 from ..tbe.cache.batch import Batch, Int64Array, meta_error

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from ..runtime.warn import ConfigurationWarning, warn
 from ..tbe import InitializerType
-from ..warn import ConfigurationWarning, warn
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from .._patches import is_ours, mark
 from ..optim.handles import TableHandle
-from ..warn import TrainingWarning, warn
+from ..runtime.patching import is_ours, mark
+from ..runtime.warn import TrainingWarning, warn
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 

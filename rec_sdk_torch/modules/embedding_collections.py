@@ -11,7 +11,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from ..eager import eager
+from ..runtime.eager import eager
 from ..tbe import BatchHint, BoundsCheckMode, CacheOption, EmbeddingOptions, TableBatchedEmbedding
 from ..tbe.config.table import Home
 from ..tbe.options import Device, Folder

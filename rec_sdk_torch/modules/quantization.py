@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
-from .._imports import after_import
 from ..optim.handles import TableHandle
+from ..runtime.imports import after_import
 
 _EMBEDDINGS = (
     torch.nn.Embedding,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad, clip_grads_with_norm_, get_total_norm
 
-from .._patches import callees, is_ours, mark
-from ..warn import ConfigurationWarning, warn
+from ..runtime.patching import callees, is_ours, mark
+from ..runtime.warn import ConfigurationWarning, warn
 from .handles import Ranks, TableParameter
 from .norms import together
 from .torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torchrec.optim.fused import FusedOptimizer
 
-from ..eager import eager
+from ..runtime.eager import eager
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options

@@ -12,8 +12,8 @@ import torch
 from torch._guards import TracingContext
 from torch.utils.hooks import RemovableHandle
 
-from .._rank_rows import note_rank_rows
-from ..eager import check_real, eager
+from ..runtime.eager import check_real, eager
+from ..runtime.rank_rows import note_rank_rows
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.rows.state_dict import save_table
 from ..tbe.step.monitor import describe_optimizer

@@ -1,5 +1,4 @@
-"""Everything that this package changes in TorchRec beside the planner's Topology (`_topology.py`) and
-`state_dict_gather` (`_gathering.py`), two things.
+"""What this package changes in TorchRec's optimizers, beside `patches/`: two things.
 
 - `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as that is imported: `AccumulateSGD`,
   `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes
@@ -15,9 +14,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from .._imports import after_import
-from .._patches import is_ours, mark
-from ..warn import TrainingWarning, warn
+from ..runtime.imports import after_import
+from ..runtime.patching import is_ours, mark
+from ..runtime.warn import TrainingWarning, warn
 
 CLIP_INSTEAD = (
     "make the collection with update='step', or give apply_optimizer_in_backward gradient_clipping=True and "

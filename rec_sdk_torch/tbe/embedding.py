@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from .._exits import calls
-from ..eager import check_batch, eager
-from ..ops import empty_output
+from ..operators.calls import empty_output
+from ..runtime.eager import check_batch, eager
+from ..runtime.exits import calls
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
 from .cache.padding_ids import with_zeros

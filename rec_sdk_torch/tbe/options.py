@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, overload
 import torch
 
 from .._engine import cache_policies
-from ..backends.devices import backend_for, parse_device
-from ..eager import check_real
+from ..operators.devices.backends import backend_for, parse_device
+from ..runtime.eager import check_real
 from .config.cache_size import BatchHint, CacheOption, check_cache_option, check_host_memory, warn_of_one_row
 from .config.table import BoundsCheckMode, TableConfig
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import Ranks
 
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operators.devices.backends import parse_device
 
 
 @pytest.fixture(scope="session")

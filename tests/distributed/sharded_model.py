@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint.manifest import read_manifest
+from rec_sdk_torch.saves.format.manifest import read_manifest
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint import job
+from rec_sdk_torch.saves.save import job
 
 Start = Callable[[int], Ranks]
 TIMEOUT = 4

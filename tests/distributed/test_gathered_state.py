@@ -16,7 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.inference import state_dict_transform
 
 import rec_sdk_torch as rst
-from rec_sdk_torch import _gathering
+from rec_sdk_torch.patches import gathering
 
 Start = Callable[[int], Ranks]
 SHARDINGS = [("row_wise",) * 3, ("table_wise", "row_wise", "data_parallel"), ("data_parallel",) * 3]
@@ -143,7 +143,7 @@ def test_scripts_may_import_the_name_first() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     gather = module.state_dict_gather
-    _gathering._gather_by_ids(module)  # as `import rec_sdk_torch` does
+    gathering._gather_by_ids(module)  # as `import rec_sdk_torch` does
     whole = {"t.weight": torch.empty(3, 1), "x": torch.empty(2)}
     weight = torch.tensor([[2.0], [0.0], [1.0]])
     gather({"t.ids": torch.tensor([2, 0, 1]), "t.weight": weight, "x": torch.ones(2)}, whole)

@@ -14,9 +14,9 @@ from ranks import Place, Ranks
 from sharded_model import Model, Scenario, bags_of, concatenated, shard
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint import manifest
-from rec_sdk_torch.checkpoint.manifest import DELTA, read_manifest
-from rec_sdk_torch.checkpoint.owners import owners_of
+from rec_sdk_torch.saves.format import manifest
+from rec_sdk_torch.saves.format.manifest import DELTA, read_manifest
+from rec_sdk_torch.saves.owners import owners_of
 from rec_sdk_torch.tbe.rows.pieces import cached, window_rows
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
@@ -293,7 +293,8 @@ def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, ki
 
 def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tuple[str, ...]:
     """The errors of the calls when a file cannot be written, read, or read a second time, by rank 1 alone."""
-    from rec_sdk_torch.checkpoint import files, reading
+    from rec_sdk_torch.saves.format import files
+    from rec_sdk_torch.saves.load import reading
 
     model = shard(Model(scenario, 3), scenario, world_size)
     train(model, scenario, range(2), rank, world_size)

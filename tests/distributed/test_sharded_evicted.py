@@ -15,7 +15,7 @@ from sharded_model import Scenario, shard
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint.manifest import DELTA, EVICTED, read_manifest
+from rec_sdk_torch.saves.format.manifest import DELTA, EVICTED, read_manifest
 from rec_sdk_torch.tbe import EvictedRows, EvictReason
 
 Start = Callable[[int], Ranks]

@@ -18,7 +18,7 @@ from sketch_reference import Sketch
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint.owners import owners_of
+from rec_sdk_torch.saves.owners import owners_of
 from rec_sdk_torch.tbe import Home
 
 Start = Callable[[int], Ranks]

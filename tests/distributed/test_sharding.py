@@ -22,7 +22,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import rec_sdk_torch as rst
-from rec_sdk_torch._host_groups import host_group
+from rec_sdk_torch.runtime.host_groups import host_group
 
 Start = Callable[[int], Ranks]
 

@@ -18,7 +18,7 @@ from sharded_model import Model, Scenario, bags_of, rows, shard
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from rec_sdk_torch._rank_rows import note_rank_rows, refuse_rank_rows
+from rec_sdk_torch.runtime.rank_rows import note_rank_rows, refuse_rank_rows
 
 Start = Callable[[int], Ranks]
 MIXED = Scenario(sharding=("row_wise", "row_wise", "table_wise"), optimizer=torch.optim.Adagrad)

@@ -10,7 +10,7 @@ from reference_homes import home_of
 from threads import threads
 
 from rec_sdk_torch._engine import Deduplicator, UniqueBatch
-from rec_sdk_torch.ops import hot_segments
+from rec_sdk_torch.operators.segments import hot_segments
 
 SEGMENT_TYPES = np.int32, np.int32, np.int32, np.float32, np.int32, np.int32
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rec_sdk_torch import emulate, ops
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operators.devices.backends import parse_device
 from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
 
 DIM, ROWS = 64, 10

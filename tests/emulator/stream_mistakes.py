@@ -11,8 +11,8 @@ import time
 
 import torch
 
-from rec_sdk_torch.backends.devices import backend_for
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.devices.backends import backend_for
 
 PAUSE, ROUNDS = float(sys.argv[1]), int(sys.argv[2])
 backend_for(torch.device("npu"))  # its kernels; torch's own operators are not asynchronous

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rec_sdk_torch import emulate
-from rec_sdk_torch.backends import emulator
+from rec_sdk_torch.runtime import emulator
 
 CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 SETTINGS = (

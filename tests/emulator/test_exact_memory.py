@@ -8,7 +8,7 @@ import warm
 PROGRAM = """
 import torch
 import warm
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operators.devices.backends import parse_device
 from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
 rows, lookups, dim = 20, 5000, 8
 def run(device):

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import npu
 from benchmarks.npu_model import Chip, Kernel, LeastCopies
-from rec_sdk_torch.backends.default import KERNELS
+from rec_sdk_torch.operators.default import KERNELS
 
 CHIP = Chip("toy", 100.0, core_bytes_per_s=10.0, copy_issue_s=1.0, clock_hz=1.0, vector_issue_cycles=2, launch_s=0)
 

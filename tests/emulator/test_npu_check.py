@@ -12,9 +12,10 @@ import pytest
 import torch
 import warm
 
-from rec_sdk_torch import npu_check, npu_report
+from rec_sdk_torch import npu_check
 from rec_sdk_torch.formulas import FORMULAS
-from rec_sdk_torch.operator_cases import Batch, Case, Tensors, cases
+from rec_sdk_torch.tools import npu_report
+from rec_sdk_torch.tools.operator_cases import Batch, Case, Tensors, cases
 
 SMALL = ["--rows", "2000", "--lookups", "6000", "--dim", "20", "--repeats", "1", "--copy-mib", "1"]
 

@@ -73,8 +73,8 @@ except ImportError as error:
 
 BAD_SLOT = """
 import torch
-from rec_sdk_torch.backends.devices import parse_device
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.devices.backends import parse_device
+from rec_sdk_torch.operators.calls import ops
 device = parse_device("npu")
 weights, slots = torch.ones(4, 8, device=device), torch.tensor([1, {slot}], dtype=torch.int32, device=device)
 try:

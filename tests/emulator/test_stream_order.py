@@ -119,8 +119,8 @@ def test_memory_comes_back_though_nobody_waits(script: Path, order: str) -> None
 
 RESULTS = """
 import torch
-from rec_sdk_torch.backends.devices import backend_for
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.devices.backends import backend_for
+from rec_sdk_torch.operators.calls import ops
 backend_for(torch.device("npu"))
 SHAPE = 64, 32
 rows, slots = torch.full(SHAPE, 2, dtype=torch.uint8).npu(), torch.arange(64, dtype=torch.int32).npu()

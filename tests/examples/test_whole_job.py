@@ -19,7 +19,7 @@ import pytest
 import torch
 import warm
 
-from rec_sdk_torch.backends.devices import parse_device
+from rec_sdk_torch.operators.devices.backends import parse_device
 
 pytest.importorskip("torchrec")
 

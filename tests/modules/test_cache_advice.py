@@ -14,12 +14,12 @@ import torch
 from planned_caches import planned
 
 from rec_sdk_torch import _engine
-from rec_sdk_torch.cache_advice.__main__ import _bar, main
-from rec_sdk_torch.cache_advice.advice import Table, choose, examine, sizes_of
-from rec_sdk_torch.cache_advice.costs import Bandwidth, measured
-from rec_sdk_torch.cache_advice.simulation import MOST_AHEAD, Counts, Simulation
-from rec_sdk_torch.cache_advice.traces import Trace, TraceError, read_traces
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tools.cache_advice.advice import Table, choose, examine, sizes_of
+from rec_sdk_torch.tools.cache_advice.command import _bar, main
+from rec_sdk_torch.tools.cache_advice.costs import Bandwidth, measured
+from rec_sdk_torch.tools.cache_advice.simulation import MOST_AHEAD, Counts, Simulation
+from rec_sdk_torch.tools.cache_advice.traces import Trace, TraceError, read_traces
 
 Ids = npt.NDArray[np.int64]
 SPEED = Bandwidth(1e9, 1e9, "a test's")

@@ -26,8 +26,8 @@ from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import cache_policies
-from rec_sdk_torch.backends.devices import backend_for
-from rec_sdk_torch.settings import parse_bytes
+from rec_sdk_torch.operators.devices.backends import backend_for
+from rec_sdk_torch.runtime.settings import parse_bytes
 from rec_sdk_torch.tbe.config.cache_size import BatchHint, cache_slots
 from rec_sdk_torch.tbe.config.table import TableConfig
 from rec_sdk_torch.tbe.rows import layout

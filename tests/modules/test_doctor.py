@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rec_sdk_torch.doctor import __main__ as doctor
-from rec_sdk_torch.doctor import machine, self_test
+from rec_sdk_torch.tools.doctor import command as doctor
+from rec_sdk_torch.tools.doctor import machine, self_test
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

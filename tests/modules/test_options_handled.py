@@ -28,8 +28,8 @@ from option_cases import (
 )
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.checkpoint.manifest import read_manifest
 from rec_sdk_torch.fbgemm import SplitTableBatchedEmbeddingBagsCodegen
+from rec_sdk_torch.saves.format.manifest import read_manifest
 from rec_sdk_torch.tbe import EmbeddingOptions, TableBatchedEmbedding
 
 pytestmark = pytest.mark.usefixtures("_folder")

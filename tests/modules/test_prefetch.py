@@ -15,7 +15,7 @@ from jagged import apply, bag_config, bags_collection, jagged
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.worker import Worker
+from rec_sdk_torch.runtime.worker import Worker
 
 IDS = 60
 CACHE = 40

@@ -19,8 +19,9 @@ from torchrec import KeyedJaggedTensor
 from torchrec.fx import Tracer
 from torchrec.optim import CombinedOptimizer
 
-from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, eager
-from rec_sdk_torch.backends import devices
+from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.operators.devices import backends
+from rec_sdk_torch.runtime import eager
 from rec_sdk_torch.tbe.cache.transfers import Transfers
 
 UNTRACEABLE = "embedding tables cannot be traced.*without fullgraph.*export the dense part"
@@ -199,10 +200,10 @@ def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     stand_in = SimpleNamespace(is_current_stream_capturing=lambda: state.on)
     monkeypatch.setattr(torch, state.kind, stand_in, raising=False)
     nothing: dict[str, Any] = {"load": lambda: None, "start": lambda device: None}
-    monkeypatch.setitem(devices._BACKENDS, state.kind, replace(devices._BACKENDS[state.kind], **nothing))
+    monkeypatch.setitem(backends._BACKENDS, state.kind, replace(backends._BACKENDS[state.kind], **nothing))
     monkeypatch.setattr(eager, "_capturing", {})
     device: Any = SimpleNamespace(type=state.kind)
-    devices.backend_for(device)
+    backends.backend_for(device)
     return state
 
 
@@ -233,7 +234,7 @@ def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace
     """Whatever uses a cache on a device calls this first."""
     if device.type != "cpu":
         pytest.skip("the stand-in is for a device that is not there")
-    transfers = Transfers(device, replace(devices.backend_for(device), pin_staging=True))
+    transfers = Transfers(device, replace(backends.backend_for(device), pin_staging=True))
     capture.on = True
     with pytest.raises(RuntimeError, match=rf"torch\.{capture.kind}\.graph"):
         transfers.follow()

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.runtime.warn import RecSdkWarning
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.warn import RecSdkWarning
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rec_sdk_torch"
@@ -165,7 +165,7 @@ def test_saves_and_loads_are_logged(tmp_path: Path, device: torch.device, caplog
         folder = rst.Saver().save(table, tmp_path)
         rst.Saver().save(table, tmp_path, background=True).result()
         rst.Saver().load(table, folder)
-    lines = [record.getMessage() for record in caplog.records if record.name == "rec_sdk_torch.checkpoint.saver"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "rec_sdk_torch.saves.saver"]
     assert [line.split()[0] for line in lines] == ["saved", "saved", "loaded"]
     assert lines[2] == f"loaded {folder}"
 

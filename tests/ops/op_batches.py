@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from rec_sdk_torch.backends.default import KERNELS, Write
 from rec_sdk_torch.formulas import FORMULAS
-from rec_sdk_torch.record import RecordLayout
+from rec_sdk_torch.operators.default import KERNELS, Write
+from rec_sdk_torch.operators.record import RecordLayout
 
 INF = float("inf")
 OPTIMIZERS = tuple(FORMULAS)

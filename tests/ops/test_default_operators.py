@@ -12,11 +12,13 @@ import torch
 from op_batches import OPTIMIZERS, default, int32, random_bytes
 from test_lookup_pooled import make_batch
 
-from rec_sdk_torch.backends.default import KERNELS
 from rec_sdk_torch.formulas import FORMULAS
-from rec_sdk_torch.operator_cases import Batch, cases
-from rec_sdk_torch.ops import coefficient_names, hot_segments, ops
-from rec_sdk_torch.record import WEIGHT_DTYPES, RecordLayout
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.default import KERNELS
+from rec_sdk_torch.operators.record import WEIGHT_DTYPES, RecordLayout
+from rec_sdk_torch.operators.schemas import coefficient_names
+from rec_sdk_torch.operators.segments import hot_segments
+from rec_sdk_torch.tools.operator_cases import Batch, cases
 
 DIMS = (1, 3, 20, 64, 130)
 LENGTHS = (0, 1, 1, 2, 31, 32, 33, 97, 129, 400, 1025, 3111)

@@ -12,10 +12,10 @@ import torch
 import warm
 from op_batches import Cache, coefficients, int32, segments
 
-import rec_sdk_torch.ops
-from rec_sdk_torch.backends import devices
-from rec_sdk_torch.backends.default import KERNELS
-from rec_sdk_torch.ops import ops
+import rec_sdk_torch.operators.schemas
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.default import KERNELS
+from rec_sdk_torch.operators.devices import backends
 
 Arguments = dict[str, object]
 ELSEWHERE = "must be on the device of the first argument"
@@ -126,8 +126,8 @@ def test_a_device_without_a_backend(
 ) -> None:
     if pytestconfig.getoption("--operators") != "default":
         pytest.skip("this one's kernels are known")
-    monkeypatch.delitem(devices._BACKENDS, device.type)
-    monkeypatch.setattr(rec_sdk_torch.ops, "_loaded", set())
+    monkeypatch.delitem(backends._BACKENDS, device.type)
+    monkeypatch.setattr(rec_sdk_torch.operators.schemas, "_loaded", set())
     operator, arguments = good_calls(device)[name]
     operator(**arguments)
 

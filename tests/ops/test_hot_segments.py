@@ -7,7 +7,8 @@ import pytest
 import torch
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, states_of
 
-from rec_sdk_torch.ops import hot_segments, ops
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.segments import hot_segments
 
 LENGTHS = [
     pytest.param([1, 129, 0, 2, 128, 5000, 256, 127, 3, 257, 640, 1], id="between others"),

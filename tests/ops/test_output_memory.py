@@ -14,7 +14,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rec_sdk_torch.ops import _library, empty_output, ops
+from rec_sdk_torch.operators.calls import empty_output, ops
+from rec_sdk_torch.operators.schemas import _library
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 pytestmark = pytest.mark.kernels
@@ -169,7 +170,7 @@ def test_a_shape_that_no_tensor_has_is_an_error(shape: tuple[int, int]) -> None:
 _SHORT = """
 import resource
 import torch
-from rec_sdk_torch.ops import empty_output, ops
+from rec_sdk_torch.operators.calls import empty_output, ops
 size, cpu = 1 << 26, torch.device("cpu")  # 256 MiB
 many = [empty_output((n, 256), cpu) for n in (size // 256, size // 256 + 8192)]
 del many  # two blocks are kept

@@ -14,7 +14,7 @@ from test_lookup_pooled import make_batch, weights_grad
 from threads import threads
 
 from rec_sdk_torch import ops
-from rec_sdk_torch.operator_cases import Batch, cases
+from rec_sdk_torch.tools.operator_cases import Batch, cases
 
 BLOCK = 32
 

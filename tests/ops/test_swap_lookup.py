@@ -8,8 +8,8 @@ import pytest
 import torch
 from op_batches import int32, random_bytes
 
-from rec_sdk_torch.ops import ops
-from rec_sdk_torch.record import WEIGHT_DTYPES, RecordLayout
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.record import WEIGHT_DTYPES, RecordLayout
 
 SLOTS = 60
 

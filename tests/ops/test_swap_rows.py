@@ -7,7 +7,7 @@ import pytest
 import torch
 from op_batches import int32, random_bytes
 
-from rec_sdk_torch.ops import call_once, ops
+from rec_sdk_torch.operators.calls import call_once, ops
 
 
 def places_of(leaves: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import UPDATES, spec_for
-from rec_sdk_torch.ops import coefficient_names
+from rec_sdk_torch.operators.schemas import coefficient_names
 from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
 
 

@@ -16,10 +16,10 @@ from cpp_server import EXAMPLE, TREE, Server, check, refused, rewritten
 from cpp_units import TESTS, Tree
 from served_tables import DTYPES, make, train
 
-from rec_sdk_torch.checkpoint.index import index_path
-from rec_sdk_torch.checkpoint.manifest import MANIFEST, read_manifest
-from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.saves.format.index import index_path
+from rec_sdk_torch.saves.format.manifest import MANIFEST, read_manifest
+from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 

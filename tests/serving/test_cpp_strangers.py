@@ -15,10 +15,10 @@ import torch
 from cpp_server import EXAMPLE, Server, check, rewritten
 from cpp_units import Tree
 
-from rec_sdk_torch.checkpoint.errors import CheckpointError
-from rec_sdk_torch.checkpoint.index import index_path
-from rec_sdk_torch.checkpoint.manifest import MANIFEST
-from rec_sdk_torch.checkpoint.saver import Saver
+from rec_sdk_torch.saves.format.errors import CheckpointError
+from rec_sdk_torch.saves.format.index import index_path
+from rec_sdk_torch.saves.format.manifest import MANIFEST
+from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 

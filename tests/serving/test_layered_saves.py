@@ -11,13 +11,13 @@ from layered_saves import write_layered
 from served_tables import DTYPES, make, train
 
 from rec_sdk_torch._engine import IndexWriter
-from rec_sdk_torch.checkpoint import index, manifest
 from rec_sdk_torch.checkpoint.__main__ import main
-from rec_sdk_torch.checkpoint.index import index_path, write_index
-from rec_sdk_torch.checkpoint.manifest import read_manifest
-from rec_sdk_torch.checkpoint.quantized import dequantize, quantize
-from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.saves.format import index, manifest
+from rec_sdk_torch.saves.format.index import index_path, write_index
+from rec_sdk_torch.saves.format.manifest import read_manifest
+from rec_sdk_torch.saves.format.quantized import dequantize, quantize
+from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding
 

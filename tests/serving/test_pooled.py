@@ -11,10 +11,10 @@ from served_tables import DTYPES, make, train
 from threads import threads
 
 import rec_sdk_torch  # noqa: F401  # its operators
-from rec_sdk_torch.checkpoint.errors import CheckpointError
-from rec_sdk_torch.checkpoint.index import index_path
-from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.saves.format.errors import CheckpointError
+from rec_sdk_torch.saves.format.index import index_path
+from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 

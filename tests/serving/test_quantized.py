@@ -10,13 +10,13 @@ import pytest
 import torch
 from served_tables import DTYPES, make, train
 
-from rec_sdk_torch.checkpoint import quantize as quantize_module
 from rec_sdk_torch.checkpoint.__main__ import main
-from rec_sdk_torch.checkpoint.errors import CheckpointError
-from rec_sdk_torch.checkpoint.manifest import read_manifest
-from rec_sdk_torch.checkpoint.quantized import dequantize, quantize
-from rec_sdk_torch.checkpoint.saver import Saver
 from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.saves.format.errors import CheckpointError
+from rec_sdk_torch.saves.format.manifest import read_manifest
+from rec_sdk_torch.saves.format.quantized import dequantize, quantize
+from rec_sdk_torch.saves.saver import Saver
+from rec_sdk_torch.saves.serve import quantize as quantize_module
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 

@@ -15,12 +15,13 @@ import torch
 from served_tables import DTYPES, make, train
 
 from rec_sdk_torch._engine import IndexWriter, same_index
-from rec_sdk_torch.checkpoint import index
-from rec_sdk_torch.checkpoint.errors import CheckpointError
-from rec_sdk_torch.checkpoint.index import index_path
-from rec_sdk_torch.checkpoint.manifest import read_manifest
-from rec_sdk_torch.checkpoint.saver import Saver
-from rec_sdk_torch.serving import TableReader, table_reader
+from rec_sdk_torch.saves.format import index
+from rec_sdk_torch.saves.format.errors import CheckpointError
+from rec_sdk_torch.saves.format.index import index_path
+from rec_sdk_torch.saves.format.manifest import read_manifest
+from rec_sdk_torch.saves.saver import Saver
+from rec_sdk_torch.saves.serve import table_reader
+from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rec_sdk_torch import AccumulateAdagrad
-from rec_sdk_torch.backends import cuda
-from rec_sdk_torch.backends.devices import backend_for, parse_device
+from rec_sdk_torch.operators.devices import cuda
+from rec_sdk_torch.operators.devices.backends import backend_for, parse_device
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 

@@ -37,8 +37,8 @@ from reference import Reference
 
 import rec_sdk_torch
 from rec_sdk_torch import _engine
-from rec_sdk_torch.backends.devices import Backend
-from rec_sdk_torch.ops import parallel_runner
+from rec_sdk_torch.operators.devices.backends import Backend
+from rec_sdk_torch.operators.schemas import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
 from rec_sdk_torch.tbe.cache import device_cache, transfers
 from rec_sdk_torch.tbe.cache.swap import Swap

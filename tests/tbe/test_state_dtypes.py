@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rec_sdk_torch import ops
+from rec_sdk_torch.operators.record import RecordLayout, dtype_codes
 from rec_sdk_torch.optim.accumulate import AccumulateAdagrad
-from rec_sdk_torch.record import RecordLayout, dtype_codes
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 ROWS, DIM = 40, 11

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rec_sdk_torch import AccumulateSGD, _engine
-from rec_sdk_torch.backends import devices
+from rec_sdk_torch.operators.devices import backends
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.batch import Batch
 
@@ -23,8 +23,8 @@ def way(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytes
     """Rows are copied through staging, or kernels copy between it and the cache."""
     if device.type == "npu" and request.param == "direct":
         pytest.skip("an NPU's kernels do not reach host memory")
-    backend = devices._BACKENDS[device.type]
-    monkeypatch.setitem(devices._BACKENDS, device.type, dataclasses.replace(backend, reaches_host=True))
+    backend = backends._BACKENDS[device.type]
+    monkeypatch.setitem(backends._BACKENDS, device.type, dataclasses.replace(backend, reaches_host=True))
     monkeypatch.setenv("EMBCACHE_DIRECT_SWAP", str(int(request.param == "direct")))
 
 

@@ -15,8 +15,8 @@ import torch
 from gate import Gate
 
 from rec_sdk_torch import AccumulateSGD, emulate
-from rec_sdk_torch.backends.devices import backend_for
-from rec_sdk_torch.ops import ops
+from rec_sdk_torch.operators.calls import ops
+from rec_sdk_torch.operators.devices.backends import backend_for
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.transfers import Transfers, _streams
 

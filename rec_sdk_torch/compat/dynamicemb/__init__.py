@@ -26,12 +26,7 @@ from .enums import (
     string_to_evict_strategy,
     torch_to_dyn_emb,
 )
-from .options import (
-    DynamicEmbTableOptions,
-    align_to_table_size,
-    get_sharded_table_capacity,
-    get_table_value_bytes,
-)
+from .options import DynamicEmbTableOptions, align_to_table_size, get_sharded_table_capacity, get_table_value_bytes
 
 __all__ = [
     "BATCH_SIZE_PER_DUMP",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
 from ...distributed.sharded import ShardedCollection
-from ...warn import SaveWarning, warn
+from ...runtime.warn import SaveWarning, warn
 from .scored import ScoredTables
 from .shard import _ShardedTables
 

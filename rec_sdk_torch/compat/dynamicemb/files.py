@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...runtime.warn import SaveWarning, warn
 from ...tbe import TableOptimizer
 from ...tbe.rows.row_parts import WEIGHT
 from ...tbe.rows.table_view import load
-from ...warn import SaveWarning, warn
 from .enums import BATCH_SIZE_PER_DUMP
 from .optimizers import name_in_dumps
 from .scores import TableScores, counts_of_dump, device_timestamp

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from ...warn import InputWarning, warn
+from ...runtime.warn import InputWarning, warn
 from .dump_load import dynamic_tables
 
 Scores = dict[str, dict[str, int]]

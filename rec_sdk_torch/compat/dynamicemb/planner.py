@@ -35,7 +35,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
 
-from ...warn import ConfigurationWarning, warn
+from ...runtime.warn import ConfigurationWarning, warn
 from .enums import DEFAULT_INDEX_TYPE, DynamicEmbKernel
 from .options import DynamicEmbTableOptions, align_to_table_size, bucket_layout, complete_initializer_args
 

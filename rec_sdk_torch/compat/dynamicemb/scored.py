@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from ...distributed.placement import RowWise
+from ...runtime.warn import InputWarning, warn
 from ...tbe import Home
 from ...tbe.rows.row_parts import WEIGHT
-from ...warn import InputWarning, warn
 from .files import dump_table, load_table
 from .scores import TableScores
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ...runtime.warn import InputWarning, SaveWarning, warn
 from ...tbe import TableBatchedEmbedding
 from ...tbe.rows.table_view import TableView
-from ...warn import InputWarning, SaveWarning, warn
 from .enums import (
     DynamicEmbEvictStrategy,
     DynamicEmbScoreStrategy,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ... import _engine
-from ...ops import accumulate_rows
+from ...operators.calls import accumulate_rows
 from .ledger import Ledger, Run, run_now
 from .plan import Plan
 from .transfers import Transfers

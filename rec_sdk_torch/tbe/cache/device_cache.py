@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from ... import _engine
-from ...backends.devices import Backend, backend_for
-from ...ops import lookup_pooled, lookup_sequence, ops, parallel_runner, update_rows
-from ...record import dtype_codes
+from ...operators.calls import lookup_pooled, lookup_sequence, ops, update_rows
+from ...operators.devices.backends import Backend, backend_for
+from ...operators.record import dtype_codes
+from ...operators.schemas import parallel_runner
 from ..config.life import warn_of_evictions, warn_of_timestamps
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window

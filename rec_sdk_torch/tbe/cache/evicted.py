@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...warn import PerformanceWarning, warn
+from ...runtime.warn import PerformanceWarning, warn
 
 WARN_BYTES = 1 << 30
 """Rows of one table that wait take so many bytes before the first warning."""

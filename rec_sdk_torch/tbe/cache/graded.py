@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ...segments import hot_segments
+from ...operators.segments import hot_segments
 from .accumulation import Segments
 from .plan import PlanArrays
 

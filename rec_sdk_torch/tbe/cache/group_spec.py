@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ... import _engine
-from ...record import WEIGHT_DTYPES, RecordLayout, dtype_codes
+from ...operators.record import WEIGHT_DTYPES, RecordLayout, dtype_codes
 from ..config.optimizer import TableOptimizer
 from ..config.table import ENGINE, BoundsCheckMode, TableConfig
 from .store_folder import StoreFolder

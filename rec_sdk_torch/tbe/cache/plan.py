@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ... import _engine
-from ...segments import HOT_SEGMENT_FIELDS
+from ...operators.segments import HOT_SEGMENT_FIELDS
 from .transfers import Arrival, Departure
 
 

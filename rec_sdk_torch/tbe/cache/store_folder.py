@@ -9,7 +9,7 @@ import os
 import urllib.parse
 import weakref
 
-from ..._forks import keep_from_children
+from ...runtime.forks import keep_from_children
 
 MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
 """The beginning of the files of host stores, see torch_npu_ext/engine/store/store_file.cpp."""

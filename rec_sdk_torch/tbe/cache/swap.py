@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from ... import _engine
-from ...ops import call_once, ops
-from ...record import RecordLayout
+from ...operators.calls import call_once, ops
+from ...operators.record import RecordLayout
 from .batch import Batch, Int64Array
 from .plan import Leaving, Plan, PlanArrays, Staged, arrays_on_device, arrays_on_host
 from .transfers import Arrival, Departure, Transfers

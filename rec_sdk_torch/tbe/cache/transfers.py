@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...backends.devices import Backend
-from ...eager import check_stream
-from ...settings import read_settings
+from ...operators.devices.backends import Backend
+from ...runtime.eager import check_stream
+from ...runtime.settings import read_settings
 
 _ALIGNMENT = 64
 """Bytes that arrays of one copy start at multiples of, as in fresh device memory."""

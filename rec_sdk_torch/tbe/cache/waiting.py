@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ops import accumulate_rows
+from ...operators.calls import accumulate_rows
 from .graded import graded_rows
 from .plan import Plan, PlanArrays
 

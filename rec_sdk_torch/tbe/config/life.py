@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ... import _engine
-from ...warn import InputWarning, TrainingWarning, warn
+from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .numbers import as_int, is_number
 
 NEVER = -(2**63)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
-from ...ops import coefficient_names
-from ...record import WEIGHT_DTYPES
+from ...operators.record import WEIGHT_DTYPES
+from ...operators.schemas import coefficient_names
 from .numbers import as_float, as_int
 from .table import OVERFLOW, holds
 

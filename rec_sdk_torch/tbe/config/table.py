@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...record import WEIGHT_DTYPES
-from ...warn import InputWarning, warn
+from ...operators.record import WEIGHT_DTYPES
+from ...runtime.warn import InputWarning, warn
 from .life import TableLife
 from .numbers import as_int, is_number
 

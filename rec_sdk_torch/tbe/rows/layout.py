@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..._engine import available_memory
-from ...backends.devices import backend_for
+from ...operators.devices.backends import backend_for
 from ..cache.accumulation import counted
 from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group

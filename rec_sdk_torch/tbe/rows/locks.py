@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..._exits import calls
-from ..._forks import Lock, Refusal, free, watch
+from ...runtime.exits import calls
+from ...runtime.forks import Lock, Refusal, free, watch
 from ..cache.device_cache import Group
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ...eager import NotScripted
-from ...warn import SaveWarning, warn
+from ...runtime.eager import NotScripted
+from ...runtime.warn import SaveWarning, warn
 from .given import tensor_problem
 from .layout import Layout
 from .row_parts import WEIGHT

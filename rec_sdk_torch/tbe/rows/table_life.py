@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from ..._exits import calls
+from ...runtime.exits import calls
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..cache.evicted import EvictedRows, RowShape

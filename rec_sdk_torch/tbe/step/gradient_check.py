@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ...warn import TrainingWarning, warn
+from ...runtime.warn import TrainingWarning, warn
 from ..options import Scaler
 
 

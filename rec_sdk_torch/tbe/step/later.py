@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from ..._exits import calls
+from ...runtime.exits import calls
 from ..cache.plan import Plan
 from ..cache.ranges import profiled
 from ..cache.waiting import WaitingRows, aggregated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...warn import PerformanceWarning, warn
+from ...runtime.warn import PerformanceWarning, warn
 from ..cache.device_cache import Group
 from ..rows.layout import Layout
 

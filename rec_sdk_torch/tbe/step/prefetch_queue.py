@@ -13,9 +13,9 @@ from itertools import zip_longest
 import torch
 
 from ..._engine import Announcement, CacheTooSmallError, policy_looks_ahead
-from ..._exits import calls, ending
-from ...warn import PerformanceWarning, warn
-from ...worker import Worker
+from ...runtime.exits import calls, ending
+from ...runtime.warn import PerformanceWarning, warn
+from ...runtime.worker import Worker
 from ..cache.batch import Batch, Int64Array
 from ..cache.plan import Plan
 from ..cache.ranges import profiled

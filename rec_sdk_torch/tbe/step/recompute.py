@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ...ops import empty_output
+from ...operators.calls import empty_output
 from ..cache.batch import Batch
 from ..rows.parameter_edges import graph_task
 from .outputs import split_apart

@@ -12,9 +12,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ... import _engine
-from ..._exits import caller
-from ...eager import eager
-from ...ops import empty_output
+from ...operators.calls import empty_output
+from ...runtime.eager import eager
+from ...runtime.exits import caller
 from ..cache.device_cache import Group
 from ..cache.ledger import Call
 from ..cache.plan import Plan

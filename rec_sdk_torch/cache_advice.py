@@ -1,0 +1,7 @@
+"""`python -m rec_sdk_torch.cache_advice`."""
+
+from .runtime.command import run
+from .tools.cache_advice.command import main
+
+if __name__ == "__main__":
+    run("cache_advice", main)

@@ -1,0 +1,7 @@
+"""`python -m rec_sdk_torch.doctor`."""
+
+from .runtime.command import run
+from .tools.doctor.command import main
+
+if __name__ == "__main__":
+    run("doctor", main)

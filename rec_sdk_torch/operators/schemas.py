@@ -1,0 +1,305 @@
+"""The operators `torch.ops.rec_sdk.*`: their schemas, each with its fake kernel (shapes for tracing), and the library
+of their kernels, which declares nothing itself.
+
+Shapes, dtypes and orders of summation: `op_kernels/<operator>/README.md`. All tensors of a call are on one device,
+except that the rows of a copy may be in pinned host memory where the cache is on CUDA.
+
+There is no autograd registration. The fused update changes the cache in place, so no gradient of it
+exists; the one gradient a lookup has, that of `per_sample_weights`, is the operator `pooled_weights_grad`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar, cast
+
+import torch
+
+__all__ = [
+    "OPERATORS",
+    "coefficient_names",
+    "cpu_isa",
+    "library",
+    "load_kernels",
+    "ops",
+    "parallel_runner",
+    "select_cpu_isa",
+]
+
+
+_PATH = Path(__file__).parents[1] / "_ops.so"
+if not _PATH.exists():
+    raise ImportError(
+        f"rec_sdk_torch is not built: {_PATH} is missing. Build it in the repository with "
+        "`pip install -e . --no-build-isolation`, or install a wheel."
+    )
+
+
+def load_kernels(path: Path) -> None:
+    """Loads a library of kernels for the operators that are declared here.
+
+    Raises:
+        OSError: it does not load with this torch.
+    """
+    torch.ops.load_library(str(path))
+
+
+load_kernels(_PATH)
+ops = torch.ops.rec_sdk
+"""The loaded operators, typed as Any: `ops.lookup_sequence(...)`."""
+_library = ctypes.CDLL(str(_PATH))
+_library.rec_sdk_cpu_isa.restype = ctypes.c_char_p
+_library.rec_sdk_select_cpu_isa.argtypes = [ctypes.c_char_p]
+_library.rec_sdk_coefficient_names.argtypes = [ctypes.c_char_p]
+_library.rec_sdk_coefficient_names.restype = ctypes.c_char_p
+
+
+def parallel_runner() -> tuple[int, int]:
+    """For `_engine.set_parallel_runner`: addresses of the functions that run work on torch's threads and count them."""
+    functions = _library.rec_sdk_run_pieces, _library.rec_sdk_thread_count
+    runner, threads = (cast("int", ctypes.cast(function, ctypes.c_void_p).value) for function in functions)
+    return runner, threads
+
+
+def coefficient_names(optimizer: str) -> list[str]:
+    """The names of the columns of `update_rows`' coefficients, from `[1]` on, for that name of an optimizer.
+
+    Raises ValueError when there is no optimizer of this name.
+    """
+    names: bytes | None = _library.rec_sdk_coefficient_names(optimizer.encode())
+    if names is None:
+        raise ValueError(f"no optimizer {optimizer!r} in update_rows")
+    return names.decode().split()
+
+
+def cpu_isa() -> str:
+    """The instruction set the CPU kernels use: "baseline", "x86_64_v3" or "x86_64_v4"."""
+    name: bytes = _library.rec_sdk_cpu_isa()
+    return name.decode()
+
+
+def select_cpu_isa(name: str = "") -> None:
+    """Uses the CPU kernels compiled for `name`; "" takes the best. The bits of every result stay the same.
+
+    Raises ValueError when this build or machine lacks them.
+    """
+    if not _library.rec_sdk_select_cpu_isa(name.encode()):
+        raise ValueError(f"no CPU kernels for {name!r} in this build or on this machine; in use: {cpu_isa()!r}")
+
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+library = torch.library.Library("rec_sdk", "FRAGMENT")
+OPERATORS: list[str] = []
+"""Names of the operators that need a kernel, overloads included."""
+
+
+def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, ...]) -> None:
+    """Checks what the kernels of every device check, for calls with a meta tensor, which reach the fake kernel alone.
+
+    host_rows: the arguments that may be on the host where the others are on CUDA.
+
+    Raises:
+        RuntimeError: a tensor is not on the device of the first one.
+    """
+    each: list[tuple[str, torch.Tensor]] = []
+    for key, value in tensors.items():
+        if isinstance(value, torch.Tensor):
+            each.append((key, value))
+        elif isinstance(value, list | tuple):
+            each.extend((f"{key}[{i}]", tensor) for i, tensor in enumerate(value))
+    device = each[0][1].device
+    for key, tensor in each:
+        on_host = key in host_rows and device.type == "cuda" and tensor.device.type == "cpu"
+        if tensor.device != device and not on_host:
+            raise RuntimeError(
+                f"rec_sdk::{name}: {key} must be on the device of the first argument, {device}, got {tensor.device}"
+            )
+
+
+def _operator(
+    schema: str, host_rows: tuple[str, ...] = ()
+) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
+    """Declares an operator; the function decorated is its fake kernel, with the parameters of the schema."""
+    name = schema.partition("(")[0]
+
+    def declare(fake: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+        parameters = tuple(inspect.signature(fake).parameters)
+
+        @functools.wraps(fake)
+        def checked(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+            _check_devices(name, dict(zip(parameters, args, strict=False)) | kwargs, host_rows)
+            return fake(*args, **kwargs)
+
+        library.define(schema)
+        torch.library.register_fake(f"rec_sdk::{name}", checked, lib=library)
+        OPERATORS.append(name)
+        return fake
+
+    return declare
+
+
+def _empty_output(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return like.new_empty((rows, columns), dtype=torch.float32)
+
+
+# It computes nothing, so devices need no kernel of it.
+library.define("empty_output(Tensor like, int rows, int columns) -> Tensor")
+torch.library.register_fake("rec_sdk::empty_output", _empty_output, lib=library)
+library.impl("empty_output", _empty_output, "CompositeExplicitAutograd")
+
+
+@_operator("lookup_sequence(Tensor weights, Tensor slots) -> Tensor")
+def _lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return weights.new_empty((slots.shape[0], weights.shape[1]), dtype=torch.float32)
+
+
+@_operator(
+    "lookup_pooled(Tensor weights, Tensor slots, Tensor offsets, Tensor? per_sample_weights, Tensor columns, "
+    "Tensor mean, int first_bag, Tensor(a!) out) -> ()"
+)
+def _lookup_pooled(
+    weights: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+    per_sample_weights: torch.Tensor | None,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+    first_bag: int,
+    out: torch.Tensor,
+) -> None:
+    return None
+
+
+@_operator(
+    "pooled_weights_grad(Tensor weights, Tensor slots, Tensor offsets, Tensor grad, Tensor columns, Tensor mean) "
+    "-> Tensor"
+)
+def _pooled_weights_grad(
+    weights: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+    grad: torch.Tensor,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+) -> torch.Tensor:
+    return weights.new_empty((slots.shape[0],), dtype=torch.float32)
+
+
+@_operator(
+    "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
+    "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
+    "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None, int[] state_dtypes=[], "
+    "Tensor? hot_segments=None, Tensor(b!)? row_norms=None) -> ()"
+)
+def _update_rows(
+    cache: torch.Tensor,
+    grads: list[torch.Tensor],
+    unique_slots: torch.Tensor,
+    table_offsets: torch.Tensor,
+    segment_offsets: torch.Tensor,
+    grad_row: torch.Tensor,
+    grad_source: torch.Tensor | None,
+    grad_column: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    coefficients: torch.Tensor,
+    optimizer: str,
+    dim: int,
+    weight_dtype: torch.dtype,
+    row_ids: torch.Tensor | None = None,
+    rounding_seeds: torch.Tensor | None = None,
+    state_dtypes: Sequence[int] = (),
+    hot_segments: torch.Tensor | None = None,
+    row_norms: torch.Tensor | None = None,
+) -> None:
+    return None
+
+
+@_operator(
+    "accumulate_rows(Tensor(a!) pending, Tensor[] grads, Tensor unique_slots, Tensor segment_offsets, "
+    "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor? hot_segments=None) -> ()"
+)
+def _accumulate_rows(
+    pending: torch.Tensor,
+    grads: list[torch.Tensor],
+    unique_slots: torch.Tensor,
+    segment_offsets: torch.Tensor,
+    grad_row: torch.Tensor,
+    grad_source: torch.Tensor | None,
+    grad_column: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    hot_segments: torch.Tensor | None = None,
+) -> None:
+    return None
+
+
+@_operator("gather_rows(Tensor cache, Tensor slots) -> Tensor")
+def _gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return cache.new_empty((slots.shape[0], cache.shape[1]))
+
+
+@_operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows=("out",))
+def _gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
+    return None
+
+
+@_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows=("rows",))
+def _scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    return None
+
+
+@_operator(
+    "swap_rows(Tensor(a!) cache, Tensor slots, Tensor places, Tensor rows, Tensor(b!) leaving) -> ()",
+    host_rows=("rows", "leaving"),
+)
+def _swap_rows(
+    cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
+) -> None:
+    return None
+
+
+@_operator(
+    "swap_lookup_sequence(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
+    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins) -> Tensor"
+)
+def _swap_lookup_sequence(
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor | None,
+    rows: torch.Tensor,
+    leaving: torch.Tensor | None,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+) -> torch.Tensor:
+    return cache.new_empty((lookup_slots.shape[0], dim), dtype=torch.float32)
+
+
+@_operator(
+    "swap_lookup_pooled(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
+    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins, Tensor offsets, Tensor? per_sample_weights, "
+    "Tensor columns, Tensor mean, int first_bag, Tensor(c!) out) -> ()"
+)
+def _swap_lookup_pooled(
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    places: torch.Tensor | None,
+    rows: torch.Tensor,
+    leaving: torch.Tensor | None,
+    dim: int,
+    weight_dtype: torch.dtype,
+    lookup_slots: torch.Tensor,
+    origins: torch.Tensor,
+    offsets: torch.Tensor,
+    per_sample_weights: torch.Tensor | None,
+    columns: torch.Tensor,
+    mean: torch.Tensor,
+    first_bag: int,
+    out: torch.Tensor,
+) -> None:
+    return None

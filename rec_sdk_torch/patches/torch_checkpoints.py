@@ -1,0 +1,82 @@
+"""Changes torch.distributed.checkpoint, which takes a plain tensor for one that all ranks have.
+
+The state dict of a sharded table has one rank's rows, in plain tensors. A full state dict
+(`StateDictOptions(full_state_dict=True)`) kept those of rank 0; a save chose a rank for each key, so that ids of one
+rank met weights of another. Now full state dicts have whole tables, and saves and loads of one rank's rows raise unless
+their keys name the rank. Functions below the public ones are wrapped, whose names scripts may have imported before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..runtime.imports import after_import
+
+_PACKAGE = "torch.distributed.checkpoint"
+
+
+def install() -> None:
+    """Changes each of torch's modules: now if it is imported, else when it will be."""
+    after_import(f"{_PACKAGE}.state_dict", _exchange_full)
+    after_import(f"{_PACKAGE}.state_dict_saver", _check_saves)
+    after_import(f"{_PACKAGE}.state_dict_loader", _check_loads)
+
+
+def _exchange_full(module: Any) -> None:
+    get, load = module._get_model_state_dict, module._load_model_state_dict
+
+    @functools.wraps(get)
+    def getting(model: Any, info: Any) -> Any:
+        with _of_whole_tables(info, on_all_ranks=not info.cpu_offload):
+            return get(model, info)
+
+    @functools.wraps(load)
+    def loading(model: Any, state_dict: Any, info: Any) -> Any:
+        with _of_whole_tables(info, on_all_ranks=True):
+            return load(model, state_dict, info)
+
+    module._get_model_state_dict, module._load_model_state_dict = getting, loading
+
+
+def _of_whole_tables(info: Any, on_all_ranks: bool) -> AbstractContextManager[None]:
+    if not info.full_state_dict:
+        return contextlib.nullcontext()
+    from ..distributed.full_state_dicts import full_state_dicts
+
+    return full_state_dicts(on_all_ranks)
+
+
+def _check_saves(module: Any) -> None:
+    convert = module._stateful_to_state_dict  # the first call of `save`, and of `async_save` in the calling thread
+
+    @functools.wraps(convert)
+    def converting(state_dict: Any) -> Any:
+        result = convert(state_dict)
+        _check(result)
+        return result
+
+    module._stateful_to_state_dict = converting
+    module._save_state_dict = _checked(module._save_state_dict)
+
+
+def _check_loads(module: Any) -> None:
+    module._load_state_dict = _checked(module._load_state_dict)
+
+
+def _checked(function: Any) -> Any:
+    @functools.wraps(function)
+    def checked(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("no_dist"):
+            _check(state_dict)
+        return function(state_dict, *args, **kwargs)
+
+    return checked
+
+
+def _check(state_dict: Any) -> None:
+    from ..runtime.rank_rows import refuse_rank_rows
+
+    refuse_rank_rows(state_dict)

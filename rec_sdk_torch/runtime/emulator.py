@@ -1,0 +1,220 @@
+"""Runs a program on the emulated NPU, software with the interface of an Ascend NPU: for tests where there is none.
+
+    python -m rec_sdk_torch.emulate train.py --epochs 3
+    python -m rec_sdk_torch.emulate -m pytest tests
+    LD_LIBRARY_PATH=$(python -m rec_sdk_torch.emulate --lib) python train.py
+
+The program itself is not changed: device "npu" and backend "hccl" are torch_npu's. Nothing here imports torch, which
+cannot be imported where torch_npu is installed without CANN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .command import CommandParser
+
+__all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
+
+# CANN's runtime: real, or the emulator's under the same name. Only the latter has the function.
+_RUNTIME = "libascendcl.so"
+_FUNCTION = "rec_sdk_emulator_launch"
+_CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+_USAGE_ERROR = 2
+
+
+_DESCRIPTION = """Runs a Python program that uses torch_npu on an emulated NPU. No NPU and no CANN is needed.
+
+Device "npu" and backend "hccl" are torch_npu's own, over an implementation of its runtime in host memory, which holds
+kernels to the rules of the hardware. Results mean something, times do not. docs/emulator.md has the settings.
+"""
+_EXAMPLE = """
+python -m rec_sdk_torch.emulate train.py --epochs 3
+python -m rec_sdk_torch.emulate --devices 4 -m torch.distributed.run --nproc-per-node 4 train.py
+python -m rec_sdk_torch.emulate --streams random:1 -m pytest tests
+"""
+
+_ROOT = Path(__file__).resolve().parents[2]  # the repository, where the package is used in place
+
+
+class EmulatorUnavailableError(Exception):
+    """The emulated NPU cannot be used here; the message is one line that says why and what to do."""
+
+
+def library_directory() -> Path:
+    """The folder of the emulator's libraries."""
+    return Path(__file__).resolve().parents[1] / "_emulator"
+
+
+def _missing() -> Path | None:
+    """A library of the emulated NPU that was not built."""
+    libraries = (library_directory() / _RUNTIME, Path(__file__).resolve().parents[1] / "_ops_npu.so")
+    return next((path for path in libraries if not path.exists()), None)
+
+
+def _has_torch_npu() -> bool:
+    return importlib.util.find_spec("torch_npu") is not None
+
+
+def _set_up() -> str:
+    """The commands that make the emulated NPU and run a program on it.
+
+    It gets an environment of its own: torch_npu keeps torch from being imported wherever CANN is not.
+    """
+    launch = "python -m rec_sdk_torch.emulate program.py"
+    if (_ROOT / "Makefile").exists():
+        return f"make -C {_ROOT} build-npu && {_ROOT}/.venv-npu/bin/{launch}"
+    return f"make build-npu && .venv-npu/bin/{launch}, in the repository of rec_sdk_torch"
+
+
+def hint() -> str:
+    """How to run a program without an NPU: a command that works here and leaves this environment as it is."""
+    here = _has_torch_npu() and _missing() is None
+    command = f"{sys.executable} -m rec_sdk_torch.emulate program.py" if here else _set_up()
+    return f"Without an NPU, run the program on the emulated NPU: {command}"
+
+
+def active() -> bool:
+    """Whether this process runs on the emulated NPU. False before torch_npu is imported."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        runtime = ctypes.CDLL(_RUNTIME, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False  # not loaded: nothing here uses an NPU
+    return hasattr(runtime, _FUNCTION)
+
+
+def cann() -> str | None:
+    """How a real CANN shows on this machine, or None."""
+    for name in _CANN_VARIABLES:
+        if os.environ.get(name):
+            return f"{name}={os.environ[name]}"
+    ldconfig = next((path for path in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if Path(path).exists()), "ldconfig")
+    try:
+        listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    for line in listed.splitlines():
+        if line.strip().startswith(_RUNTIME):
+            return line.rpartition("=> ")[2].strip()
+    return None
+
+
+def check(force: bool = False) -> Path:
+    """The folder of the emulator's libraries, if a program can be run on them.
+
+    Raises:
+        EmulatorUnavailableError: they are not built, torch_npu is not installed, or a real CANN is (and not `force`).
+    """
+    if not _has_torch_npu():
+        raise EmulatorUnavailableError(
+            f"torch_npu is not installed for {sys.executable}. To run the program: {_set_up()}"
+        )
+    missing = _missing()
+    if missing is not None:
+        raise EmulatorUnavailableError(
+            f"the emulated NPU is not built: {missing} is missing. To build it and run the program: {_set_up()}"
+        )
+    real = None if force else cann()
+    if real:
+        raise EmulatorUnavailableError(
+            f"a real CANN is installed ({real}): run the program without the emulator, or with --force on it anyway"
+        )
+    return library_directory()
+
+
+def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:
+    """The environment in which a program finds the emulator; its child processes inherit it."""
+    environment = dict(os.environ)
+    paths = [path for path in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), *(path for path in paths if path != str(folder))])
+    if options.force:
+        # torch_npu and the script would find the real one by these.
+        for name in _CANN_VARIABLES:
+            environment.pop(name, None)
+    settings = {
+        "REC_SDK_EMULATED_DEVICES": options.devices,
+        "REC_SDK_EMULATED_SOC": options.soc,
+        "REC_SDK_EMULATED_MEMORY": options.memory,
+        "REC_SDK_EMULATED_STREAMS": options.streams,
+    }
+    environment.update({name: value for name, value in settings.items() if value is not None})
+    return environment
+
+
+def _devices(text: str) -> str:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be a number from 1 to 64")
+    return text
+
+
+def _memory(text: str) -> str:
+    match = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", text)
+    size = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
+    if not 1 << 20 <= size <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be 1M to 1024G, as bytes or with K, M or G")
+    return text
+
+
+def _streams(text: str) -> str:
+    seed = re.fullmatch(r"random:([0-9]+)", text)
+    if text not in ("eager", "late") and not (seed and int(seed[1]) < 1 << 64):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed; it must be eager, late, or random:SEED with a whole number below 2^64"
+        )
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="python -m rec_sdk_torch.emulate",
+        description=_DESCRIPTION,
+        usage="%(prog)s [options] (program.py | -m module) [arguments]\n       %(prog)s --lib",
+        example=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--devices", type=_devices, metavar="N", help="emulated NPUs of the machine (default 2)")
+    parser.add_argument("--soc", metavar="NAME", help="chip whose rules the kernels are held to (default Ascend910B1)")
+    parser.add_argument("--memory", type=_memory, metavar="SIZE", help="memory of each NPU, such as 512M (default 16G)")
+    parser.add_argument(
+        "--streams", type=_streams, metavar="ORDER", help="when streams run: eager, late or random:SEED (default eager)"
+    )
+    parser.add_argument("--force", action="store_true", help="emulate although a real CANN is installed")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--lib", action="store_true", help="only print the folder to put into LD_LIBRARY_PATH")
+    what.add_argument("-m", dest="module", action="store_true", help="the program is a module, as in python -m")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and what follows it")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; does not return where it runs a program. 2: one line on stderr says what is wrong."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.program[:1] == ["--"]:
+        del options.program[0]
+    if options.lib == bool(options.program):
+        parser.error("give a program to run" if not options.program else "--lib takes no program")
+    if options.program and not options.module and not Path(options.program[0]).exists():
+        parser.error(f"there is no file {options.program[0]!r}; to run a module, put -m before it")
+    try:
+        folder = check(options.force)
+    except EmulatorUnavailableError as error:
+        print(f"rec_sdk_torch.emulate: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    if options.lib:
+        print(folder)
+        return 0
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    command = [sys.executable, *flags, *(["-m"] if options.module else []), *options.program]
+    # A new process image: the dynamic linker reads LD_LIBRARY_PATH only when a process starts.
+    os.execve(sys.executable, command, _environment(folder, options))

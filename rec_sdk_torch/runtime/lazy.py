@@ -1,0 +1,71 @@
+"""Names of a package that are imported when first used: those its stub imports, as `lazy_loader.attach_stub` does."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_TORCHREC = {"torchrec", "fbgemm_gpu"}
+
+
+_NOT_BY_CHANCE = {"compat"}
+"""Packages that change others when they are imported: `dir()` leaves them out, so that no tool imports all it finds."""
+
+
+def _exports(stub: Path) -> dict[str, str]:
+    """The module, relative to the package, of each name that the stub imports; "." where the name is a module."""
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f".{node.module or ''}" for node in imports for alias in node.names}
+
+
+def _load(package: str, module: str, name: str) -> Any:
+    try:
+        if module == ".":
+            return importlib.import_module(f".{name}", package)
+        return getattr(importlib.import_module(module, package), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _TORCHREC:
+            raise
+        raise ImportError(f"{package}.{name} needs torchrec, which is not installed: {error}") from error
+    except RuntimeError as error:
+        problem = torch_npu_problem(error)
+        if problem is None:
+            raise
+        raise ImportError(f"{package}.{name}: {problem}") from error
+
+
+def torch_npu_problem(error: Exception) -> str | None:
+    """Says why torch could not be imported and what to do, where torch_npu was the cause; None for another error."""
+    if not isinstance(error, RuntimeError) or "torch_npu" not in str(
+        error
+    ):  # torch loads it when it is imported itself
+        return None
+    from .emulator import hint
+
+    return (
+        f"torch cannot be imported, since torch_npu is installed and does not load ({error.__cause__}). "
+        f"To leave NPUs out, set TORCH_DEVICE_BACKEND_AUTOLOAD=0. {hint()}"
+    )
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
+
+    The names come from the stub beside it, so that they are listed once, for Python and for type checkers. Modules
+    among them are attributes, and not in `__all__`: `import *` imports none of them.
+    """
+    exports = _exports(Path(file).with_suffix(".pyi"))
+    namespace = sys.modules[package].__dict__
+
+    def load(name: str) -> Any:
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        namespace[name] = _load(package, exports[name], name)
+        return namespace[name]
+
+    shown = exports.keys() - _NOT_BY_CHANCE
+    return load, lambda: sorted({*namespace, *shown}), sorted(name for name in exports if exports[name] != ".")

@@ -1,0 +1,1 @@
+"""Saves of tables: their format, how they are written, loaded and served."""

@@ -1,0 +1,1 @@
+"""What a save is: folders, manifest, files of tensors, indexes."""

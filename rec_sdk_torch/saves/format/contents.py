@@ -1,0 +1,350 @@
+"""Checks the files of a save: the tensors of each, and that their ids make sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...tbe import EvictReason
+from .errors import CheckpointError
+from .manifest import (
+    CACHED,
+    CANDIDATES,
+    EVICTED,
+    REMOVED,
+    ROLES,
+    ROWS,
+    SKETCH,
+    WEIGHT,
+    WINDOW,
+    Chain,
+    Manifest,
+    SavedFile,
+    SavedTable,
+)
+from .quantized import BITS, row_bytes
+from .sketches import sketch_problem
+from .tensors import DTYPES, Pack, TensorReader
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
+"""A function that says which of some ids are at home here."""
+
+_STATES = (torch.float32, torch.float16, torch.bfloat16)
+_COUNTS = ("count", "last_use", "clicks")
+"""Columns of numbers from 0 to 2^32 - 1."""
+_OTHERS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
+"""Other tensors whose values have bounds, by role and name: the least, and the first that is too large."""
+_PIECE = 1 << 20
+_WRONG = {
+    CANDIDATES: "is a row, and waits to be admitted",
+    WINDOW: "has gradients and no row",
+    CACHED: "was in the cache and has no row",
+}
+"""The contradiction in an id of a file of this role."""
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """A tensor of a file: data types that it may have, its shape behind the rows."""
+
+    dtypes: tuple[torch.dtype, ...]
+    shape: tuple[int, ...] = ()
+    optional: bool = False
+
+
+def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
+    """The tensors that a file of a role may have. Many tables have the same."""
+    parts, columns = tuple(table.parts.items()), tuple(table.columns.items())
+    return _expected_of(role, table.embedding_dim, table.weight_dtype, parts, columns)
+
+
+@lru_cache(64)
+def _expected_of(
+    role: str, dim: int, weight_dtype: str, parts: Sequence[tuple[str, int]], columns: Sequence[tuple[str, str]]
+) -> dict[str, _Expected]:
+    count = _Expected((torch.int64,))
+    found = {"ids": count}
+    if role == SKETCH:
+        found = {SKETCH: _Expected((torch.uint8,))}
+    elif role == WINDOW:
+        found["sums"] = _Expected((torch.float32,), (2 * dim,))
+    elif role == CANDIDATES:
+        more = _Expected((torch.int64,), optional=True)
+        found |= {"column.count": count, "column.last_use": count, "column.clicks": more, "column.timestamp": more}
+    elif role == CACHED:
+        found["heats"] = _Expected((torch.float16,))
+    elif role in (ROWS, EVICTED):
+        if role == EVICTED:
+            found["reason"] = _Expected((torch.uint8,))
+        if weight_dtype in BITS:
+            found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(weight_dtype, dim),))
+        else:
+            found[WEIGHT] = _Expected((DTYPES[weight_dtype],), (dim,))
+        states = {f"state.{name}": elements for name, elements in parts if name != WEIGHT}
+        found |= {name: _Expected(_STATES, (elements,)) for name, elements in states.items()}
+        found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in columns}
+    return found
+
+
+def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
+    """Whether a file has the tensors of its role, and is that of its save and table.
+
+    Raises:
+        CheckpointError: it has not, or is not.
+    """
+    if file.role not in ROLES:
+        return
+    about = {"save": manifest.id, "table": file.table}
+    if reader.about != about:
+        raise CheckpointError(f"{reader.path}: of {reader.about}, expected {about}")
+    all_of = _expected(file.role, manifest.table(file.table))
+    unknown = [name for name in reader.specs if name not in all_of and name.startswith(("state.", "column."))]
+    if unknown:
+        raise CheckpointError(f"{reader.path}: has tensors {unknown}, of which the manifest says nothing")
+    for name, expected in all_of.items():
+        spec = reader.specs.get(name)
+        if spec is None:
+            if expected.optional:
+                continue
+            raise CheckpointError(f"{reader.path}: has no tensor {name!r}, only {sorted(reader.specs)}")
+        shape = (file.rows, *expected.shape)
+        if spec.dtype not in expected.dtypes or spec.shape != shape:
+            kinds = " or ".join(map(str, expected.dtypes))
+            raise CheckpointError(f"{reader.path}: {name} is {spec.dtype} {spec.shape}, expected {kinds} {shape}")
+
+
+Packs: TypeAlias = dict[str, Pack]
+"""Packs of a save that are open, by their paths in it."""
+
+
+def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
+    """A file of the save in `folder`. If it is in a pack, that is opened once, and `packs` has it from then on.
+
+    Raises:
+        CheckpointError: it is missing, or no file of tensors.
+    """
+    if file.offset is None:
+        return TensorReader(folder / file.path, folder)
+    pack = packs.get(file.path)
+    if pack is None:
+        pack = packs[file.path] = Pack(folder / file.path, folder)
+    return TensorReader(pack.path, folder, pack, (file.offset, file.bytes))
+
+
+def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
+    """A file of the save in `folder`.
+
+    Raises:
+        CheckpointError: it is missing, or has not the tensors of its role.
+    """
+    reader = open_unchecked(folder, file, manifest.packs)
+    try:
+        if reader.checked is not file:  # of a pack, whose headers are read once
+            check_tensors(reader, manifest, file)
+            reader.checked = file
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
+def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
+    """Whether columns of a file have values that can be, and whether a sketch is that of its rank.
+
+    Raises:
+        CheckpointError: one has not, or is not.
+    """
+    if file.role == SKETCH:
+        problem = sketch_problem(reader.array(SKETCH), file.rank, manifest.world_size)
+        if problem is not None:
+            raise CheckpointError(f"{reader.path}: the sketch of table {file.table!r} has {problem}")
+    for name, spec in reader.specs.items():
+        column = name.removeprefix("column.")
+        other = _OTHERS.get((file.role, name))
+        counted = file.role in (ROWS, CANDIDATES, EVICTED) and name != column and column in (*_COUNTS, "score")
+        if other is None and not counted:
+            continue
+        least, most = other or (int(file.role == CANDIDATES and column == "count"), 2**32)
+        for begin in range(0, spec.shape[0], _PIECE):
+            values = reader.array(name, begin, min(begin + _PIECE, spec.shape[0]))
+            right = np.isfinite(values) if column == "score" else (values >= least) & (values < most)
+            if not right.all():
+                raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which cannot be")
+
+
+@dataclass(frozen=True, eq=False)
+class SavedTables:
+    """A table in each save of a chain.
+
+    Attributes:
+        chain: folder, manifest and the table there; the last one comes last.
+        mine: which of some ids count.
+        bound: of the ids of the index table that it is for; None for a hash table.
+        cut: ids from here on are left out; None: none is.
+    """
+
+    chain: Sequence[tuple[Path, Manifest, SavedTable]]
+    mine: Mine = field(default=lambda ids: slice(None))
+    bound: int | None = None
+    cut: int | None = None
+
+    def check_ids(self) -> int:
+        """How many rows there are in the end.
+
+        Raises:
+            CheckpointError: ids that are there twice in a layer, that an index table lacks, that are rows and wait to
+                be admitted, or that have gradients or were in the cache and are no row.
+        """
+        final = self._final_ids()
+        folder, manifest, table = self.chain[-1]
+        for role, are_rows in ((CANDIDATES, False), (WINDOW, True), (CACHED, True)):
+            files = manifest.files_of(table.key, role)
+            if not files:
+                continue
+            ids = self._joined(folder, manifest, table, files)
+            wrong = ids[are_in(final, ids) != are_rows]
+            if len(wrong):
+                raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {_WRONG[role]}")
+        return len(final)
+
+    def _final_ids(self) -> Int64Array:
+        """Ids of the rows in the end, ascending."""
+        base: Int64Array = np.empty(0, np.int64)
+        changes: list[tuple[Int64Array, bool]] = []  # ids that became rows, or that left, in order
+        for folder, manifest, table, files in self._layers():
+            rows = self._joined(folder, manifest, table, [file for file in files if file.role == ROWS])
+            if not len(base) and not changes:
+                base = rows
+                continue
+            for file in files:
+                if file.role == REMOVED:
+                    changes.append((self._ids(folder, manifest, table, file), False))
+            changes.append((rows, True))
+        if not changes:
+            return base
+        every = np.concatenate([ids for ids, _ in changes])
+        present = np.concatenate([np.full(len(ids), there) for ids, there in changes])
+        latest, places = np.unique(every[::-1], return_index=True)
+        come = latest[present[::-1][places]]
+        return np.sort(np.concatenate([base[~are_in(latest, base)], come]))
+
+    def _layers(self) -> Iterator[tuple[Path, Manifest, SavedTable, list[SavedFile]]]:
+        for folder, manifest, table in self.chain:
+            files = manifest.files_of(table.key, REMOVED, ROWS)
+            for layer in sorted({file.layer for file in files}):
+                yield folder, manifest, table, [file for file in files if file.layer == layer]
+
+    def _joined(self, folder: Path, manifest: Manifest, table: SavedTable, files: Sequence[SavedFile]) -> Int64Array:
+        """Ids of files of a layer, ascending."""
+        of_files = [self._ids(folder, manifest, table, file) for file in files]
+        ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
+        ids.sort()
+        later = ids[1:]
+        same = later == ids[:-1]
+        if same.any():
+            twice = later[same]
+            raise CheckpointError(
+                f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} are there "
+                "twice in the layer"
+            )
+        return ids
+
+    def _ids(self, folder: Path, manifest: Manifest, table: SavedTable, file: SavedFile) -> Int64Array:
+        with open_file(folder, manifest, file) as reader:
+            ids: Int64Array = reader.array("ids")
+        ids = ids[self.mine(ids)]
+        for bound in (None if table.hashed else table.num_embeddings, self.bound):
+            if bound is None:
+                continue
+            bad = ids[(ids < 0) | (ids >= bound)]
+            if len(bad):
+                raise CheckpointError(
+                    f"{folder / file.path}: {len(bad)} ids (such as {bad[0]}) are no rows of the index table "
+                    f"{table.name!r}, which has num_embeddings {bound}"
+                )
+        return ids if self.cut is None else ids[ids < self.cut]
+
+
+def saved_table(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
+    exact = manifest.by_module.get((module, name))
+    named = manifest.by_name.get(name, [])
+    if exact is not None:
+        return exact
+    if len(named) == 1 and alone:
+        return named[0]
+    known = [f"{table.module}.{table.name}".lstrip(".") for table in manifest.tables]
+    raise CheckpointError(f"{where}: has no table {name!r} of the module {module!r}, only {known}")
+
+
+def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
+    """A table of the last save in all of them.
+
+    Raises:
+        CheckpointError: one has no such table, or another one of its name.
+    """
+    found = []
+    for folder, manifest in chain:
+        table = saved_table(manifest, folder, saved.module, saved.name, True)
+        difference = None if table is saved else table.row_format.difference(saved.row_format)
+        if difference is not None:
+            name, before, now = difference
+            raise CheckpointError(
+                f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
+            )
+        found.append((folder, manifest, table))
+    return SavedTables(found)
+
+
+def evicted_files(tables: SavedTables) -> list[tuple[Path, Manifest, SavedFile, int]]:
+    """Returns the files of evicted rows that wait, and the first such row of each, in the order of their evictions.
+
+    Raises:
+        CheckpointError: a save has fewer of them than the save after it says.
+    """
+    found = []
+    waiting: dict[int, int] | None = None  # of each rank, so many of the last rows of this save; None: all
+    later = tables.chain[-1][0]
+    for folder, manifest, table in reversed(tables.chain):
+        before = dict(enumerate(table.evicted_before))
+        for file in reversed(manifest.files_of(table.key, EVICTED)):
+            rows = file.rows if waiting is None else min(file.rows, waiting.get(file.rank, 0))
+            if waiting is not None and rows:
+                waiting[file.rank] -= rows
+            if rows:
+                found.append((folder, manifest, file, file.rows - rows))
+        for rank, rows in (waiting or {}).items():
+            if rows > before.get(rank, 0):
+                raise CheckpointError(
+                    f"{later}: {rows - before.get(rank, 0)} evicted rows of table {table.key!r} of rank {rank} are not "
+                    f"in {folder}, which it follows"
+                )
+        waiting, later = before if waiting is None else waiting, folder
+        if not any(waiting.values()):
+            break
+    return found[::-1]
+
+
+def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
+    """Which of `ids` are among those known, which are ascending: bool `[n]`."""
+    if not len(known):
+        return np.zeros(len(ids), bool)
+    if np.array_equal(known, ids):  # all rows were in the cache, say
+        return np.ones(len(ids), bool)
+    places = np.searchsorted(known, ids)
+    found: np.ndarray = known[np.minimum(places, len(known) - 1)] == ids
+    return found
+
+
+def count_problem(table: SavedTable, rows: int, expected: int) -> str | None:
+    """Compares the rows that were found on all ranks with those that were expected; None if they are as many."""
+    if rows == expected:
+        return None
+    return f"table {table.key!r} had {expected} rows when it was saved, its files have {rows}"

@@ -1,0 +1,326 @@
+"""Folders of saves: which are there, which is the latest, and which a delta needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from ...runtime.warn import SaveWarning, warn
+from .errors import CheckpointError
+from .manifest import MANIFEST, Manifest, read_manifest
+
+TIMESTAMP, MICROSECONDS = "%Y%m%d%H%M%S", ".%f"
+"""Names of folders of saves: UTC, 14 digits; of a second's later saves with a dot and the microseconds behind."""
+UNFINISHED = ".saving-"
+"""The name of a folder begins with this while its save is written."""
+_NAME = re.compile(r"[0-9]{14}(\.[0-9]{6})?")
+
+
+def is_timestamp(name: str) -> bool:
+    """Whether a folder of this name holds a save: a date and time of 14 digits, perhaps with microseconds."""
+    return _NAME.fullmatch(name) is not None and _time_of(name) is not None
+
+
+def _time_of(name: str) -> datetime | None:
+    try:
+        return datetime.strptime(name, TIMESTAMP + (MICROSECONDS if "." in name else "")).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def now() -> datetime:
+    """The clock. A test replaces it."""
+    return datetime.now(UTC)
+
+
+def next_name(path: Path, behind: Iterable[Path] = ()) -> str:
+    """A name later than those of all saves in `path` and of the saves `behind`, and not taken: the time.
+
+    Where the latest save is named by a time to come, that plus a microsecond, with a warning: loads take the latest.
+
+    Raises:
+        CheckpointError: there is no later name.
+    """
+    before = [*_complete(path), *(save for save in behind if is_timestamp(save.name))]
+    last = max(before, key=lambda save: save.name, default=path / "")
+    latest = last.name if before else ""
+    taken, time = {*os.listdir(path), latest}, now()
+    for name in (time.strftime(TIMESTAMP), time.strftime(TIMESTAMP + MICROSECONDS)):
+        if name > latest and name not in taken:
+            return name
+    of_latest = _time_of(latest) or time
+    if of_latest > time + timedelta(seconds=1):
+        warn(
+            f"{last.parent}: the save {latest} is named by a time to come, the clock says {time.strftime(TIMESTAMP)}: "
+            "so that loads find the latest, saves are named behind it. Rename or remove it",
+            SaveWarning,
+        )
+    while name <= latest or name in taken:
+        try:
+            of_latest += timedelta(microseconds=1)
+        except OverflowError:
+            raise CheckpointError(f"{last.parent}: no name is later than {latest}: rename or remove it") from None
+        name = of_latest.strftime(TIMESTAMP + MICROSECONDS)
+    return name
+
+
+def _complete(path: Path) -> list[Path]:
+    """The complete saves in the folder `path`, in no order."""
+    return [each for each in path.iterdir() if is_timestamp(each.name) and (each / MANIFEST).exists()]
+
+
+def saves_in(path: Path) -> list[Path]:
+    """The complete saves in the folder `path`, oldest first; `path` itself when it is one.
+
+    Raises:
+        CheckpointError: there is no such folder, or it cannot be read.
+    """
+    path = Path(path)
+    try:
+        if (path / MANIFEST).exists():
+            return [path]
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: there is no such folder")
+        return sorted(_complete(path))
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+PathLike = str | os.PathLike[str]
+Paths = PathLike | Sequence[PathLike]
+
+
+def path_of(path: PathLike) -> Path:
+    """Returns the folder that a user names.
+
+    Raises:
+        TypeError: no path.
+        ValueError: a path that no folder can have.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path is {path!r}, expected the path of a folder of saves")
+    found = Path(path)
+    if "\0" in str(found):
+        raise ValueError(f"path is {str(found)!r}, which has a null character")
+    return found
+
+
+def paths_of(path: Paths) -> tuple[Path, ...]:
+    """The folders that a user gives: one, or several.
+
+    Raises:
+        TypeError: neither a path nor several.
+        ValueError: an empty sequence, or a path that no folder can have.
+    """
+    if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
+        return (path_of(path),)
+    found = tuple(map(path_of, path))
+    if not found:
+        raise ValueError("path is empty, expected a folder of saves, or several")
+    return found
+
+
+def latest_save(path: Paths) -> Path:
+    """The latest complete save in `path`, or in all of several folders; `path` itself when it is one.
+
+    Raises:
+        CheckpointError: there is none, or a folder is not there.
+        ValueError: an empty sequence.
+    """
+    folders = paths_of(path)
+    saves = [found[-1] for each in folders if (found := saves_in(each))]
+    if not saves:
+        where = ", ".join(map(str, folders))
+        raise CheckpointError(f"{where}: holds no save, that is no folder named by date and time with a {MANIFEST}")
+    return saves[0] if len(saves) == 1 else max(reversed(saves), key=lambda save: save.resolve().name)
+
+
+def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest]]:
+    """The saves that make up the state of `save`: the full one first, then deltas in order, `save` last.
+
+    They are looked for beside it, in the folders `also`, and in those that the deltas name.
+
+    Raises:
+        CheckpointError: one is missing or damaged, or the chain is not in order.
+    """
+    save = Path(save)
+    last = read_manifest(save)
+    search = _Search([save.resolve().parent, *(each.resolve() for each in also)], {save.resolve(): last})
+    chain = [(save, last)]
+    while (previous := chain[0][1].previous) is not None:
+        later, manifest = chain[0]
+        search.add(later.resolve().parent, manifest.folders)
+        folder, before = search.find(previous, later)
+        if before.base != last.base or before.sequence + 1 != manifest.sequence:
+            raise CheckpointError(
+                f"{later}: delta {manifest.sequence} of the save {last.base} cannot follow "
+                f"{folder}, number {before.sequence} of {before.base}"
+            )
+        chain.insert(0, (folder, before))
+    return chain
+
+
+class _Search:
+    """Looks for saves by their ids in some folders.
+
+    The folders are read in order. A folder is read only if no folder before it has the save, and only once.
+    """
+
+    def __init__(self, roots: Iterable[Path], known: dict[Path, Manifest]) -> None:
+        """`known`: manifests that were read already, by the folders of their saves."""
+        self._known = known
+        self._roots = dict.fromkeys(each.parent if (each / MANIFEST).exists() else each for each in roots)
+        self._found: dict[Path, list[tuple[Path, Manifest]]] = {}
+        self._problems: list[str] = []
+
+    def add(self, root: Path, folders: Iterable[str]) -> None:
+        """Folders that a manifest names, relative to that of its save."""
+        self._roots.update(dict.fromkeys(Path(os.path.normpath(root / each)) for each in folders))
+
+    def find(self, save: str, later: Path) -> tuple[Path, Manifest]:
+        """The save of this id, which `later` follows."""
+        for root in self._roots:
+            found = [each for each in self._saves(root) if each[1].id == save]
+            if len(found) > 1:
+                raise CheckpointError(f"{found[1][0]}: the same save as {found[0][0]}: remove one of them")
+            if found:
+                return found[0]
+        also = f"; {'; '.join(self._problems)}" if self._problems else ""
+        raise CheckpointError(
+            f"{later}: a delta of the save {save}, which is not in {', '.join(map(str, self._roots))}{also}; "
+            "if it lies elsewhere, give that folder too: load(model, [base, delta])"
+        )
+
+    def _saves(self, root: Path) -> list[tuple[Path, Manifest]]:
+        if root not in self._found:
+            found = self._found[root] = []
+            try:
+                folders = saves_in(root)
+            except CheckpointError as error:
+                self._problems.append(str(error))
+                return found
+            for folder in folders:
+                try:
+                    found.append((folder, self._known.get(folder.resolve()) or read_manifest(folder)))
+                except CheckpointError as error:
+                    self._problems.append(str(error))
+        return self._found[root]
+
+
+# ---- whether a delta can follow a save: asked while training waits
+
+
+@dataclass(frozen=True)
+class _Link:
+    """The part of a manifest, read once, that a chain needs.
+
+    Attributes:
+        stamp: of its file then: inode, size and time of its last change.
+        id, previous, base, sequence: as in the manifest.
+    """
+
+    stamp: tuple[int, int, int]
+    id: str
+    previous: str | None
+    base: str
+    sequence: int
+
+
+_links: dict[str, dict[str, _Link]] = {}
+"""By the folder of saves and the name of one; manifests of long chains are not read again for every delta."""
+
+
+def _stamp(root: str, name: str) -> tuple[int, int, int]:
+    found = os.stat(os.path.join(root, name, MANIFEST))
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def remember(save: Path, manifest: Manifest) -> None:
+    """`manifest` is that of the save in the folder `save`.
+
+    Raises:
+        OSError: it is not there any more.
+    """
+    root = str(save.parent)
+    link = _Link(_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence)
+    _links.setdefault(root, {})[save.name] = link
+
+
+@dataclass(frozen=True)
+class Place:
+    """A save that a delta can follow.
+
+    Attributes:
+        save, base, sequence: its id, that of its full save, and its number in the chain.
+        name: of its folder.
+        folders: in which it and all that it follows lie; the first one is its own.
+    """
+
+    save: str
+    base: str
+    sequence: int
+    name: str
+    folders: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """The folder of the save."""
+        return Path(self.folders[0], self.name)
+
+
+def is_whole(place: Place) -> bool:
+    """Whether a save and all that it follows are in its folders, with manifests in order."""
+    try:
+        known = [(root, _links.get(root, {})) for root in place.folders]
+        others = any(name not in links and is_timestamp(name) for root, links in known for name in os.listdir(root))
+        if not others and _follows(known, place.save):
+            return True
+        return _follows([(root, _read_links(Path(root))) for root in place.folders], place.save)
+    except (CheckpointError, OSError):  # a folder is not there any more
+        return False
+
+
+def _read_links(path: Path) -> dict[str, _Link]:
+    """The links of the saves in `path`, whose manifests are read where they are not those that are known."""
+    root = str(path)
+    known = _links.pop(root, {})
+    for folder in saves_in(path):
+        with contextlib.suppress(CheckpointError, OSError):
+            if folder.name in known and known[folder.name].stamp == _stamp(root, folder.name):
+                _links.setdefault(root, {})[folder.name] = known[folder.name]
+            else:
+                remember(folder, read_manifest(folder))
+    return _links.get(root, {})
+
+
+def _follows(roots: Sequence[tuple[str, dict[str, _Link]]], save: str) -> bool:
+    """Whether `save` and all saves that it follows are among the known ones, in order, and unchanged on disk.
+
+    Args:
+        roots: folders of saves, each with the links that are known of its saves.
+        save: an id.
+    """
+    of_ids: dict[str, list[tuple[str, str, _Link]]] = {}
+    for root, links in roots:
+        for name, link in links.items():
+            of_ids.setdefault(link.id, []).append((root, name, link))
+    wanted: str | None = save
+    later: _Link | None = None
+    while wanted is not None:
+        found = of_ids.get(wanted, ())
+        if not found or len({root for root, _, _ in found}) < len(found):
+            return False  # two in one folder: it is not known which of them is meant
+        root, name, link = found[0]
+        try:
+            same = _stamp(root, name) == link.stamp
+        except OSError:
+            return False
+        if not same or (later is not None and (link.base, link.sequence + 1) != (later.base, later.sequence)):
+            return False
+        wanted, later = link.previous, link
+    return True

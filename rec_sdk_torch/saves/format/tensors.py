@@ -1,0 +1,482 @@
+"""Files of named tensors in the safetensors format, written and read piece by piece.
+
+The format: 8 bytes, the length of the header, little-endian; the header, JSON; the tensors, raw, one behind the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+
+from ... import _engine
+from ...runtime.worker import Pool
+from .errors import CheckpointError
+from .file_writer import WRITE_BYTES, Bytes, FileWriter
+from .files import open_plain
+from .schema import OneOf, Within, record
+
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+"""Names of data types in the header."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NUMPY = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+}
+HEADER = "header"
+"""The checksum of the length and the header has this name among those of the tensors."""
+_PIECE = 1 << 20
+_READERS = 4
+"""Threads that read a file for its checksums, a tensor each."""
+_ONE_READER = 4 << 20
+"""Bytes of a file that takes less time to read than threads take to start."""
+_MOST_HEADER = 1 << 20
+_FIRST_BYTES = 1 << 10
+"""Bytes of a file that are read at once: most headers are among them."""
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of a file: its name, data type and shape.
+
+    Attributes:
+        row_bytes, bytes: of a row, and of all.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    row_bytes: int = field(init=False, compare=False, repr=False)
+    bytes: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+        vars(self).update(row_bytes=row_bytes, bytes=self.shape[0] * row_bytes)
+
+
+_Size = Annotated[int, Within(0)]
+
+
+@dataclass(frozen=True)
+class _Field:
+    """The header's entry of a tensor."""
+
+    dtype: Annotated[str, OneOf(tuple(DTYPES))]
+    shape: list[_Size]
+    data_offsets: list[_Size]
+
+    def __post_init__(self) -> None:
+        if not self.shape or len(self.data_offsets) != 2:
+            raise ValueError(f"a tensor has shape {self.shape} and data_offsets {self.data_offsets}")
+
+
+crc32 = _engine.crc32 if _engine.has_carryless_multiplication() else zlib.crc32
+"""The CRC-32 of bytes, behind others whose CRC-32 may be given too."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode_from = json.JSONDecoder().raw_decode
+_METADATA = '{"__metadata__":{'
+
+
+class TensorLayout:
+    """Tensors of a file, one behind the other. Files of tables of one shape share it.
+
+    Attributes:
+        specs: by name, in the order of the file. With the widest elements first, all of them are aligned.
+        bytes, most_row: of all tensors, and of a row of the widest.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.most_row = max((spec.row_bytes for spec in specs), default=0)
+        fields: dict[str, Any] = {}
+        self._places, self.bytes = {}, 0
+        for spec in specs:
+            self._places[spec.name], end = self.bytes, self.bytes + spec.bytes
+            fields[spec.name] = {
+                "dtype": DTYPE_NAMES[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": [self.bytes, end],
+            }
+            self.bytes = end
+        self._fields = _encode(fields)
+
+    def header(self, about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
+        """The bytes before the tensors, and the place of each behind `begin`.
+
+        In the file the first tensor is at a multiple of `_ALIGNMENT`.
+        """
+        fields = self._fields
+        whole = f'{{"__metadata__":{_encode(about)}{"," if self.specs else ""}{fields[1:]}' if about else fields
+        text = whole.encode()
+        text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
+        start = 8 + len(text)
+        return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in self._places.items()}
+
+
+def _bits(rows: torch.Tensor) -> np.ndarray:
+    """The same memory for numpy, which knows no bfloat16 and copies with one thread: torch's many would wait here."""
+    return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
+class TensorWriter:
+    """Tensors at the end of a file, each written from its beginning to its end, in pieces of rows.
+
+    Small ones are written together with what else is written to the file.
+
+    Attributes:
+        begin: where they begin in the file.
+        bytes: of them, with their header.
+    """
+
+    def __init__(self, out: FileWriter, layout: TensorLayout, about: Mapping[str, str] | None = None) -> None:
+        self._out = out
+        self._specs, self._most_row = layout.specs, layout.most_row
+        self.begin = out.end
+        header, self._starts = layout.header(about or {}, self.begin)
+        self.bytes = len(header) + layout.bytes
+        self._written = dict.fromkeys(self._specs, 0)
+        self._sums = {HEADER: crc32(header), **self._written}
+        self._filling: dict[str, tuple[Bytes, int]] = {}  # a buffer, and how much of it is full
+        self._whole: Bytes | None = None
+        if self.bytes <= WRITE_BYTES:
+            self._whole = out.room(self.bytes)
+            _put(self._whole, 0, np.frombuffer(header, np.uint8))
+        else:
+            out.reserve(self.bytes)
+            buffer = out.buffer(len(header))
+            out.write(buffer, _put(buffer, 0, np.frombuffer(header, np.uint8)), self.begin)
+
+    def append(self, name: str, rows: torch.Tensor) -> None:
+        """Writes the next rows of a tensor, in its data type; on any device."""
+        spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
+        if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
+            raise ValueError(
+                f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}"
+            )
+        rest = _bits(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
+        if self._whole is not None:
+            _put(self._whole, self._starts[name] + written, rest)
+            self._written[name] += rest.nbytes
+            return
+        while len(rest):
+            buffer, filled = self._filling.pop(name) if name in self._filling else (self._out.buffer(self._most_row), 0)
+            taken = rest[: (len(buffer) - filled) // spec.row_bytes]
+            end = _put(buffer, filled, taken)
+            rest = rest[len(taken) :]
+            self._filling[name] = buffer, end
+            if len(buffer) - end < spec.row_bytes:
+                self._submit(name)
+
+    def _submit(self, name: str) -> None:
+        buffer, filled = self._filling.pop(name)
+        offset = self.begin + self._starts[name] + self._written[name]
+        self._written[name] += filled
+        self._out.write(buffer, filled, offset, lambda data: self._add(name, data))
+
+    def _add(self, name: str, data: memoryview) -> None:
+        self._sums[name] = crc32(data, self._sums[name])
+
+    def finish(self) -> dict[str, int]:
+        """The checksums. The file is not on the disk yet.
+
+        Raises:
+            ValueError: a tensor has fewer rows than its spec says.
+        """
+        for name in list(self._filling):
+            self._submit(name)
+        for name, spec in self._specs.items():
+            if self._written[name] != spec.bytes:
+                raise ValueError(
+                    f"{self._out.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written"
+                )
+            if self._whole is not None:
+                self._add(name, self._whole[self._starts[name] :][: spec.bytes].data)
+        if self._whole is None:
+            self._out.drain()
+        return dict(self._sums)
+
+
+def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
+    """Copies rows to this place of a buffer, and returns where they end."""
+    end = begin + rows.nbytes
+    buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
+    return end
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a file, as its header has them. Tables of one shape share this.
+
+    Attributes:
+        specs, places: of each, by name; where it begins behind the header.
+        last, bytes: the name of that which ends last, and where.
+    """
+
+    specs: dict[str, TensorSpec]
+    places: dict[str, int]
+    last: str
+    bytes: int
+
+
+def _parted(text: str) -> tuple[Any, str]:
+    """The metadata of a header, and the JSON of its tensors.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    if text.startswith(_METADATA):
+        about, end = _decode_from(text, len(_METADATA) - 1)
+        if text.startswith(',"', end):
+            return about, "{" + text[end + 1 :].rstrip()
+    header = json.loads(text)
+    about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+    return about, _encode(header)
+
+
+@lru_cache(64)
+def _tensors(text: str) -> _Tensors:
+    """The tensors in a header.
+
+    Raises:
+        ValueError, RecursionError: they are none.
+    """
+    specs, places, last, most = {}, {}, "", 0
+    for name, each in record(dict[str, _Field], json.loads(text), "tensors").items():
+        spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
+        begin, end = each.data_offsets
+        if end - begin != spec.bytes:
+            raise ValueError(f"{name} has bytes {begin} to {end}")
+        if end > most:
+            last, most = name, end
+        specs[name], places[name] = spec, begin
+    return _Tensors(specs, places, last, most)
+
+
+@dataclass(eq=False)
+class _Contents:
+    """The header of a file.
+
+    Attributes:
+        raw: the header, with its length.
+        specs, starts, about, checked: as those of `TensorReader`.
+    """
+
+    raw: bytes
+    specs: dict[str, TensorSpec]
+    starts: dict[str, int]
+    about: dict[str, str]
+    checked: object = None
+
+
+class Pack:
+    """A pack, open for reading as long as there is a reference to this.
+
+    Attributes:
+        path, fd, bytes: of the file.
+        piece: memory for one file in it, while that is read as a whole.
+        known: what headers say that were read, by their place.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        """
+        Raises:
+            CheckpointError: there is no such file in the save `folder`.
+        """
+        self.fd = -1
+        self.path = path
+        self.fd = _opened(path, folder)
+        self.bytes = os.fstat(self.fd).st_size
+        self.known: dict[int, _Contents] = {}
+        self.piece = bytearray(_PIECE)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def _opened(path: Path, folder: Path | None) -> int:
+    try:
+        return open_plain(path, folder)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
+
+
+class TensorReader:
+    """A file of tensors, or some bytes of a pack that are like one, open for reading.
+
+    Attributes:
+        path: of the file.
+        specs: its tensors by name.
+        starts: of each tensor, its first byte in the file.
+        bytes: of the file, or of those in the pack.
+        about: what else its header says, in strings.
+    """
+
+    def __init__(
+        self, path: Path, folder: Path | None = None, pack: Pack | None = None, within: tuple[int, int] = (0, 0)
+    ) -> None:
+        """
+        Args:
+            path: of the file.
+            folder: of the save in which it lies: no link in it is followed.
+            pack: the file, where it is a pack.
+            within: (where they begin, how many) of the bytes in the pack.
+
+        Raises:
+            CheckpointError: there is no such file, or it is not one of tensors.
+        """
+        self.path = path
+        self._pack = pack
+        self._fd = _opened(path, folder) if pack is None else pack.fd
+        try:
+            self._begin, self.bytes = (0, os.fstat(self._fd).st_size) if pack is None else within
+            if pack is not None and sum(within) > pack.bytes:
+                raise CheckpointError(f"{path}: damaged, it ends at byte {pack.bytes}")
+            known = pack.known if pack is not None else {}
+            contents = known[self._begin] if self._begin in known else self._parse(self._read_header())
+            known[self._begin] = self._contents = contents
+        except BaseException:
+            self.close()
+            raise
+        self._header, self.specs, self.starts, self.about = (
+            contents.raw,
+            contents.specs,
+            contents.starts,
+            contents.about,
+        )
+
+    @property
+    def checked(self) -> object:
+        """The caller's note of what its tensors were found to be right for; a pack keeps it."""
+        return self._contents.checked
+
+    @checked.setter
+    def checked(self, by: object) -> None:
+        self._contents.checked = by
+
+    def _read_header(self) -> bytes:
+        raw = os.pread(self._fd, min(_FIRST_BYTES, self.bytes), self._begin)
+        length = int.from_bytes(raw[:8], "little")
+        if self.bytes < 8 or length > min(_MOST_HEADER, self.bytes - 8):
+            raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
+        return raw[: 8 + length] if 8 + length <= len(raw) else os.pread(self._fd, 8 + length, self._begin)
+
+    def _parse(self, raw: bytes) -> _Contents:
+        begin = len(raw)
+        try:
+            about, text = _parted(raw[8:].decode())
+            tensors = _tensors(text)
+            about = record(dict[str, str], about, "about")
+            if begin + tensors.bytes > self.bytes:
+                raise ValueError(f"{tensors.last} ends at byte {begin + tensors.bytes} of {self.bytes}")
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
+        starts = {name: self._begin + begin + place for name, place in tensors.places.items()}
+        return _Contents(raw, tensors.specs, starts, about)
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows [begin, end) of a tensor, on the host.
+
+        Raises:
+            CheckpointError: there is no such tensor, or the file ends before.
+        """
+        rows = torch.from_numpy(self.array(name, begin, end))
+        return rows.view(torch.bfloat16) if self.specs[name].dtype is torch.bfloat16 else rows
+
+    def array(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """The same for numpy, which has the bits of bfloat16 as int16.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
+        spec = self.specs.get(name)
+        if spec is None:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}, only {sorted(self.specs)}")
+        count = (spec.shape[0] if end is None else end) - begin
+        rows = np.empty((count, *spec.shape[1:]), _NUMPY[spec.dtype])
+        if rows.size:
+            self._read_into(rows.reshape(-1).view(np.uint8).data, self.starts[name] + begin * spec.row_bytes)
+        return rows
+
+    def _read_into(self, out: memoryview, offset: int) -> None:
+        while (count := os.preadv(self._fd, [out], offset)) < len(out):
+            if count == 0:
+                raise CheckpointError(f"{self.path}: damaged, it ends at byte {offset}")
+            out, offset = out[count:], offset + count
+
+    def verify(self, size: int, checksums: Mapping[str, int]) -> None:
+        """Reads the whole file.
+
+        Raises:
+            CheckpointError: its size, its tensors or a checksum is another.
+        """
+        if self.bytes != size:
+            raise CheckpointError(f"{self.path}: damaged, it has {self.bytes} bytes, expected {size}")
+        if checksums.keys() != {HEADER, *self.specs}:
+            raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
+        self._compare(HEADER, crc32(self._header), checksums)
+        if self.bytes <= _PIECE:
+            whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.piece)[: self.bytes]
+            self._read_into(whole, self._begin)
+            for name, spec in self.specs.items():
+                begin = self.starts[name] - self._begin
+                self._compare(name, crc32(whole[begin : begin + spec.bytes]), checksums)
+            return
+        if self.bytes <= _ONE_READER:
+            for name in self.specs:
+                self._compare(name, self._checksum(name), checksums)
+            return
+        with Pool("rec_sdk_torch.checkpoint", _READERS) as threads:
+            for name, total in zip(self.specs, threads.map(self._checksum, self.specs), strict=True):
+                self._compare(name, total, checksums)
+
+    def _checksum(self, name: str) -> int:
+        total, offset, rest = 0, self.starts[name], self.specs[name].bytes
+        buffer = memoryview(bytearray(min(_PIECE, rest)))
+        while rest:
+            piece = buffer[: min(_PIECE, rest)]
+            self._read_into(piece, offset)
+            total = crc32(piece, total)
+            offset, rest = offset + len(piece), rest - len(piece)
+        return total
+
+    def _compare(self, name: str, found: int, checksums: Mapping[str, int]) -> None:
+        if found != checksums[name]:
+            raise CheckpointError(
+                f"{self.path}: damaged, the checksum of {name} is {found:#010x}, expected {checksums[name]:#010x}"
+            )
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0 and self._pack is None:
+            os.close(fd)
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

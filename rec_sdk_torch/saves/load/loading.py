@@ -1,0 +1,248 @@
+"""A save on its way into a model: everything that can be wrong is found before the first row changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...runtime.warn import SaveWarning, warn
+from ...tbe import CapacityError, TableOptimizer
+from ...tbe.cache.batch import Int64Array
+from ...tbe.config.optimizer import check_options
+from ...tbe.rows.pieces import piece_rows
+from ...tbe.rows.replacement import Replacement, TableSource
+from ...tbe.rows.state_dict import warn_of_rows
+from ..format.contents import SavedTables, count_problem, evicted_files
+from ..format.errors import CheckpointError
+from ..format.manifest import WINDOW, Chain, Formats, Manifest, RowFormat, SavedOptimizer
+from ..owners import Owner
+from ..team import Team
+from .reading import Match, evicted, layers, life, same_family, window
+from .room import has_room_beside
+
+
+def check(found: Sequence[Match], chain: Chain) -> list[int]:
+    """Whether the tables fit the model; how many rows of each are at home here.
+
+    Raises:
+        CheckpointError: options that no update may use, or ids that cannot be.
+        CapacityError: too many ids.
+        RuntimeError: batches are in flight.
+    """
+    if any(layout.in_flight() for layout in {id(each.view.layout): each.view.layout for each in found}.values()):
+        raise RuntimeError(
+            "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
+        )
+    _check_options(found, *chain[-1])
+    return [_checked_rows(each, chain) for each in found]
+
+
+def has_room(found: Sequence[Match], rows: Sequence[int], folder: Path) -> bool:
+    """Whether there is room for so many rows of each table beside those that they have.
+
+    Raises:
+        MemoryError, OSError: not even without those.
+    """
+    views = [each.view for each in found]
+    return has_room_beside(list(zip(views, rows, strict=True)), folder)
+
+
+def _checked_rows(found: Match, chain: Chain) -> int:
+    config, capacity = found.owner.configs[found.name], found.view.config.capacity
+    tables = SavedTables(
+        found.tables.chain,
+        lambda ids: found.owner.mine(found.name, ids),
+        None if config.hashed or found.cut is not None else config.num_embeddings,
+        found.cut,
+    )
+    rows = tables.check_ids()
+    evicted_files(tables)
+    if config.hashed and 0 < capacity < rows:
+        raise CapacityError(f"{chain[-1][0]}: table {found.name!r} has {rows} ids, its capacity here is {capacity}")
+    return rows
+
+
+def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequence[int]]) -> None:
+    """
+    Args:
+        of_ranks: what `check` gave on each.
+
+    Raises:
+        CheckpointError: a table has not the rows that it had when it was saved.
+    """
+    for each, *rows in zip(found, *of_ranks, strict=True):
+        problem = count_problem(each.saved, sum(rows) if each.owner.shares(each.name) else rows[0], each.rows)
+        if problem is not None:
+            raise CheckpointError(f"{folder}: {problem}")
+
+
+def _check_options(found: Sequence[Match], folder: Path, manifest: Manifest) -> None:
+    """
+    Raises:
+        CheckpointError: a saved optimizer has options that no update may use.
+    """
+    checked = set()
+    for each in found:
+        optimizer, number = each.owner.embedding.layout.optimizer_of(each.name), each.saved.optimizer
+        if optimizer is None or number is None or (id(optimizer), number) in checked:
+            continue
+        checked.add((id(optimizer), number))
+        if not same_family(each.owner, each.name, each.saved, manifest):
+            continue
+        options = {**optimizer.options, **_options(optimizer, manifest.optimizers[number])}
+        try:
+            check_options(f"{folder}: the optimizer of table {each.name!r}", optimizer.spec, options)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(str(error)) from error
+
+
+def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, beside: bool) -> list[Replacement]:
+    """Makes replacements of each owner's tables by the save; `beside`: there is room for both."""
+    manifest, result = chain[-1][1], []
+    for owner in owners:
+        own = [each for each in found if each.owner is owner]
+        windows = _windows(own, chain)
+        of_tables: dict[int, tuple[TableOptimizer, int]] = {}
+        for each in own:
+            optimizer, number = owner.embedding.layout.optimizer_of(each.name), each.saved.optimizer
+            if optimizer is None or number is None or not same_family(owner, each.name, each.saved, manifest):
+                continue
+            of_tables[id(optimizer)] = optimizer, number
+        optimizers = []
+        for optimizer, number in of_tables.values():
+            saved = manifest.optimizers[number]
+            optimizers.append((optimizer, saved.step, _options(optimizer, saved)))
+        sources = [_source(each, chain, bool(windows)) for each in own]
+        result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=beside))
+    return result
+
+
+def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement]) -> list[str]:
+    """Makes the tables of all owners on all ranks what was saved, or none of them.
+
+    Returns:
+        names of tables of which some rank rounded weights to the data type of its cache; a warning names them.
+    """
+
+    def prepare() -> list[str]:
+        for each in made:
+            each.prepare()
+        return [name for each in made for name in each.rounded]
+
+    try:
+        of_ranks = team.together(prepare, "whether all ranks can load a save")
+    except BaseException:
+        for each in made:
+            each.drop()
+        raise
+    for owner, each in zip(owners, made, strict=True):
+        owner.embedding.layout.locks.do(each)
+    rounded = sorted({name for names in of_ranks for name in names})
+    if rounded:
+        warn(
+            f"tables {rounded}: weights of the save are not numbers of the table's cache_dtype, and are rounded to it; "
+            "a TableReader of the save has them as they are there. The next save is a full one",
+            SaveWarning,
+        )
+    return rounded
+
+
+def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
+    view = found.view
+    rows = piece_rows(view)
+
+    def waiting() -> Iterator[tuple[Int64Array, Any]]:
+        return window(found, chain, rows) if with_window else iter(())
+
+    return TableSource(
+        view,
+        lambda: layers(found, chain, rows),
+        waiting,
+        life(found, chain),
+        _rows(found),
+        lambda: evicted(found),
+    )
+
+
+def _rows(found: Match) -> int:
+    """The number of rows that are at home in this process, roughly."""
+    placement = found.owner.placements.get(found.name)
+    return found.rows if placement is None else placement.most_rows(found.rows)
+
+
+def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
+    """Options that the saved optimizer had, in the types that the class has them in.
+
+    Weight decay of another kernel is of another kind, as that of AdamW is for Adam: then the model keeps its own.
+    """
+    other = {"weight_decay"} if saved.kernel != optimizer.spec.kernel else set()
+    common = {name: value for name, value in saved.options.items() if name in optimizer.options.keys() - other}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in common.items()}
+
+
+def _windows(found: Sequence[Match], chain: Chain) -> dict[int, int]:
+    """Backward passes of the open windows; none where the tables cannot go on with them."""
+    manifest = chain[-1][1]
+    counts = {int(length): count for length, count in manifest.windows.get(found[0].saved.module, {}).items()}
+    lengths = set()
+    fits = True
+    for each in found:
+        optimizer = each.owner.embedding.layout.optimizer_of(each.name)
+        lengths.add(optimizer.accumulate_step if optimizer else 1)
+        waits = bool(manifest.files_of(each.keys[-1], WINDOW))
+        saved = None if each.saved.optimizer is None else manifest.optimizers[each.saved.optimizer]
+        same = optimizer is not None and saved is not None and saved.accumulate_step == optimizer.accumulate_step
+        fits = fits and (same or not waits)
+    return counts if fits and set(counts) <= lengths else {}
+
+
+def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
+    """Says what of the save the model does not take over."""
+    folder, manifest = chain[-1]
+    for each in found:
+        config = each.owner.configs[each.name]
+        if not config.hashed and not each.saved.hashed and config.num_embeddings != each.saved.num_embeddings:
+            warn_of_rows(each.name, each.saved.num_embeddings, config.num_embeddings, "begin anew")
+    plain = [
+        each.name
+        for each in found
+        if each.saved.optimizer is not None and not same_family(each.owner, each.name, each.saved, manifest)
+    ]
+    if plain:
+        warn(
+            f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded", SaveWarning
+        )
+    for each in found:
+        rows = sum(file.rows - begin for _, _, file, begin in evicted_files(each.tables))
+        if rows and each.name not in each.owner.embedding.layout.evicted:
+            warn(
+                f"{folder}: {rows} rows had left table {each.name!r} and were not taken: they are left out, since the "
+                "table has no keep_evicted",
+                SaveWarning,
+            )
+    loaded = {each.saved.key for each in found}
+    left = [table.key for table in manifest.tables if table.key not in loaded]
+    if left:
+        warn(f"{folder}: its tables {left} are not in the model, and are left out", SaveWarning)
+    for owner in {id(each.owner): each.owner for each in found}.values():
+        own = [each for each in found if each.owner is owner]
+        if manifest.windows.get(own[0].saved.module) and not _windows(own, chain):
+            warn(
+                f"{folder}: has an open accumulation window of {manifest.windows[own[0].saved.module]}, which "
+                f"{[each.name for each in own]} cannot go on with: its gradients are left out",
+                SaveWarning,
+            )
+
+
+def can_be_followed(found: Sequence[Match], last: Manifest, now: Formats) -> bool:
+    """Whether a delta of the tables can follow the save `last`: they have all that it has, in the same format.
+
+    `now`: the formats of the tables that were found, in their order.
+    """
+    same = (_is_as_saved(each, own) for each, (_, _, own) in zip(found, now, strict=True))
+    return len(found) == len(last.tables) and all(same)
+
+
+def _is_as_saved(found: Match, now: RowFormat) -> bool:
+    return now == found.saved.row_format and set(found.parts) == set(now.parts)

@@ -1,0 +1,230 @@
+"""Reads the folders that Rec SDK's own savers write, so that a job can move over.
+
+Two layouts, of raw arrays: `<date and time>/<table>/rank<N>/<part>/slice.data` of each rank, and
+`<table>/<part>/slice.data` of all ranks. Parts: `key` int64 `[n]`, `embedding` float32 `[n, D]`, and `momentum1`,
+`momentum2` float32 `[n, D]`, the optimizer's states in its order. `slice.attribute` beside each: int64, bytes of an
+element and the shape. Counts of admission and eviction are beside them: `rec_sdk_life.py`. Steps and options of
+optimizers are not in them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...runtime.warn import SaveWarning, warn
+from ...tbe import CapacityError
+from ...tbe.rows.pieces import piece_rows
+from ...tbe.rows.replacement import Removed, Replacement, Rows, TableSource
+from ...tbe.rows.row_parts import WEIGHT
+from ...tbe.rows.table_view import Content, load
+from ..format import files
+from ..format.errors import CheckpointError
+from ..format.folders import is_timestamp
+from ..format.manifest import MANIFEST
+from ..owners import Owner
+from .rec_sdk_life import SavedLife, read_life
+from .room import has_room_beside
+
+_KEY, _EMBEDDING = "key", "embedding"
+_ATTRIBUTE, _DATA = "slice.attribute", "slice.data"
+_RANK = re.compile("rank[0-9]{1,9}")
+
+
+def folder_of(path: Path) -> Path | None:
+    """The save of Rec SDK's at `path`, or the latest of those in it; None where there is none.
+
+    Raises:
+        CheckpointError: a folder cannot be read.
+    """
+    try:
+        return _folder_of(path)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _folder_of(path: Path) -> Path | None:
+    if not path.is_dir():
+        return None
+    if any(_ranks(each) for each in path.iterdir() if each.is_dir()):
+        return path
+    saves = [each for each in path.iterdir() if is_timestamp(each.name) and not (each / MANIFEST).exists()]
+    return _folder_of(max(saves)) if saves and not any((each / MANIFEST).exists() for each in path.iterdir()) else None
+
+
+def _ranks(table: Path) -> list[Path]:
+    """The folders of a table that have parts: those of the ranks, or its own."""
+    if (table / _KEY / _ATTRIBUTE).exists():
+        return [table]
+    ranks = [each for each in table.glob("rank*") if _RANK.fullmatch(each.name) and (each / _KEY).is_dir()]
+    return sorted(ranks, key=lambda each: int(each.name[4:]))
+
+
+def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
+    """An array in a folder of a save, mapped to memory: `[n]`, or `[n, columns]`."""
+    attribute, data = folder / _ATTRIBUTE, folder / _DATA
+    try:
+        raw = files.read_plain(attribute, save)
+        shape = np.frombuffer(raw, np.int64).tolist() if len(raw) % 8 == 0 else []
+        if len(shape) < 2 or shape[0] != np.dtype(dtype).itemsize or min(shape) < 0:
+            raise CheckpointError(f"{attribute}: damaged, it says {shape} (bytes of an element, shape)")
+        if columns is not None and shape[1] and prod(shape[2:]) != columns:
+            raise CheckpointError(f"{attribute}: rows have {prod(shape[2:])} elements, the model's {columns}")
+        expected = (shape[1],) if columns is None else (shape[1], columns)
+        if not shape[1]:
+            return np.empty(expected, dtype)
+        with open(files.open_plain(data, save), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != prod(expected) * np.dtype(dtype).itemsize:
+                raise CheckpointError(f"{data}: damaged, it has {size} bytes, {attribute.name} says {shape}")
+            return np.memmap(file, dtype, "r", shape=expected)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+@dataclass(eq=False)
+class _Table:
+    """A table of a model and its arrays, those of each rank: `key`, then the parts by name; and what is counted."""
+
+    owner: Owner
+    name: str
+    arrays: list[tuple[np.ndarray, dict[str, np.ndarray]]]
+    life: SavedLife | None
+
+    def pieces(self, rows: int) -> Iterator[Rows]:
+        """Rows that are at home in this process, so many at a time."""
+        for ids, parts in self.arrays:
+            for begin in range(0, len(ids), rows):
+                some = np.array(ids[begin : begin + rows])
+                mine = self.owner.mine(self.name, some)
+                own = {name: np.array(part[begin : begin + rows])[mine] for name, part in parts.items()}
+                yield Rows(torch.from_numpy(some[mine]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
+
+    def ids(self) -> np.ndarray:
+        """The ids at home in this process."""
+        parts = [np.array(ids)[self.owner.mine(self.name, np.array(ids))] for ids, _ in self.arrays]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _table(owner: Owner, name: str, folder: Path) -> _Table:
+    config, view = owner.configs[name], owner.embedding.view(name)
+    ranks = _ranks(folder / name)
+    if not ranks:
+        raise CheckpointError(f"{folder / name}: has no table {name!r}, that is no folder {_KEY} or rank<N>/{_KEY}")
+    optimizer = owner.embedding.layout.optimizer_of(name)
+    states = [state.name for state in optimizer.spec.states] if optimizer else []
+    there = len(list(ranks[0].glob("momentum[0-9]")))
+    if there != len(states):
+        warn(
+            f"{ranks[0]}: has {there} optimizer states, table {name!r} {len(states)}: only its weights are loaded",
+            SaveWarning,
+        )
+        states = []
+    arrays = []
+    for rank in ranks:
+        ids = _array(folder, rank / _KEY, np.int64)
+        parts = {WEIGHT: _array(folder, rank / _EMBEDDING, np.float32, config.embedding_dim)}
+        for number, state in enumerate(states, 1):
+            parts[state] = _array(folder, rank / f"momentum{number}", np.float32, view.parts()[state][0])
+        wrong = [part for part, array in parts.items() if len(array) != len(ids)]
+        if wrong:
+            raise CheckpointError(f"{rank}: {wrong} have another number of rows than its {len(ids)} ids")
+        arrays.append((ids, parts))
+    keys = [ids for ids, _ in arrays]
+    return _Table(owner, name, arrays, read_life(owner, name, folder, list(zip(ranks, keys, strict=True))))
+
+
+def _check(table: _Table, folder: Path) -> None:
+    config, view = table.owner.configs[table.name], table.owner.embedding.view(table.name)
+    ids = table.ids()
+    if len(np.unique(ids)) < len(ids):
+        raise CheckpointError(f"{folder / table.name}: some of its ids are there twice")
+    if not config.hashed and len(ids) and not (ids.min() >= 0 and ids.max() < config.num_embeddings):
+        raise CheckpointError(
+            f"{folder / table.name}: has ids from {ids.min()} to {ids.max()}, the index table {table.name!r} has "
+            f"num_embeddings {config.num_embeddings}"
+        )
+    if view.config.capacity and len(ids) > view.config.capacity:
+        raise CapacityError(
+            f"{folder}: table {table.name!r} has {len(ids)} ids, its capacity here is {view.config.capacity}"
+        )
+    if table.owner.embedding.layout.in_flight():
+        raise RuntimeError(
+            "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
+        )
+
+
+def read(owners: Sequence[Owner], folder: Path) -> list[list[_Table]]:
+    """The tables of a model in a save of Rec SDK's, by owner.
+
+    Raises:
+        CheckpointError: a table or a file is missing, or is not as the model's.
+        CapacityError: more ids than a table may have.
+        RuntimeError: batches are in flight.
+    """
+    found = [[_table(owner, name, folder) for name in owner.configs] for owner in owners]
+    for tables in found:
+        for table in tables:
+            _check(table, folder)
+    return found
+
+
+def write_over(owners: Sequence[Owner], found: Sequence[Sequence[_Table]]) -> None:
+    """Sets the rows that were read; the others of the tables stay."""
+    for owner, tables in zip(owners, found, strict=True):
+        contents = []
+        for table in tables:
+            view = owner.embedding.view(table.name)
+            whole = list(table.pieces(max(1, sum(len(ids) for ids, _ in table.arrays))))
+            ids = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *(each.ids for each in whole)])
+            names = list(table.arrays[0][1])
+            parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
+            contents.append(Content(view, ids, parts))
+        load(owner.embedding.layout, contents)
+
+
+def put_life(found: Sequence[Sequence[_Table]]) -> None:
+    """Sets what is counted of the rows, once they are in the tables."""
+    for tables in found:
+        for table in tables:
+            if table.life is not None:
+                table.life.put(table.owner.embedding.view(table.name))
+
+
+def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:
+    """Whether there is room for the rows that were read beside those of the tables.
+
+    Raises:
+        MemoryError, OSError: not even without those.
+    """
+    every = [table for tables in found for table in tables]
+    return has_room_beside([(t.owner.embedding.view(t.name), len(t.ids())) for t in every], folder)
+
+
+def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], beside: bool) -> list[Replacement]:
+    """Makes a replacement for each owner, which will put the rows that were read in the place of its tables.
+
+    `beside`: there is room for both.
+    """
+    made = []
+    for owner, tables in zip(owners, found, strict=True):
+        sources = [_source(owner, table) for table in tables]
+        made.append(Replacement(owner.embedding.layout, sources, [], {}, beside=beside))
+    return made
+
+
+def _source(owner: Owner, table: _Table) -> TableSource:
+    view = owner.embedding.view(table.name)
+
+    def layers() -> Iterator[Rows | Removed]:
+        yield from table.pieces(piece_rows(view))
+
+    return TableSource(view, layers, lambda: iter(()), rows=len(table.ids()))

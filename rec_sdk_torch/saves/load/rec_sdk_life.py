@@ -1,0 +1,129 @@
+"""Reads from Rec SDK's saves what goes with admission and eviction: counts of ids, and when they were last seen.
+
+`admit_count/slice.data`, int64 `[n]`, has the count of each id in `key/slice.data`; -1: none. `evict_timestamp/` has
+ids of its own, all that a rank's batches had: `slice_evict_key.data` and `slice_evict_ts.data`, int64, under one
+`slice.attribute`. An id may be there for several ranks. Rec SDK leaves both out for a rank that has one id alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...runtime.warn import SaveWarning, warn
+from ...tbe.config.life import NEVER
+from ...tbe.rows.table_view import TableView
+from ..format import files
+from ..format.errors import CheckpointError
+from ..owners import Owner
+
+_COUNTS, _STAMPS = "admit_count", "evict_timestamp"
+_DATA, _STAMP_IDS, _STAMP_TIMES = "slice.data", "slice_evict_key.data", "slice_evict_ts.data"
+_MOST = 2**32 - 1
+"""The largest count of a row."""
+
+
+@dataclass(frozen=True, eq=False)
+class SavedLife:
+    """The counts and timestamps of a table's ids that are at home in this process.
+
+    Attributes:
+        counts: of the ids with one: ids, counts.
+        stamps: ids, each once, and its latest timestamp.
+        latest: of the timestamps of all ranks.
+    """
+
+    counts: tuple[np.ndarray, np.ndarray]
+    stamps: tuple[np.ndarray, np.ndarray]
+    latest: int
+
+    def put(self, view: TableView) -> None:
+        """Sets those of the table's rows. A timestamp of a row that is later stays, and so does such a clock."""
+        ids, counts = _known(view, *self.counts)
+        if len(ids):
+            view.write_row_columns(ids, {"count": counts})
+        ids, stamps = _known(view, *self.stamps)
+        if len(ids):
+            before = view.row_columns(ids)["timestamp"]
+            view.write_row_columns(ids, {"timestamp": torch.maximum(before, stamps)})
+        view.set_clocks({"timestamp": max(self.latest, view.clocks()["timestamp"])})
+
+
+def _known(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    wanted = torch.from_numpy(ids)
+    known = view.knows(wanted)
+    return wanted[known], torch.from_numpy(values)[known]
+
+
+def read_life(owner: Owner, name: str, save: Path, ranks: Sequence[tuple[Path, np.ndarray]]) -> SavedLife | None:
+    """The counts and timestamps that the rules of a table go by; None where they need none.
+
+    `ranks`: folders of the table's parts, and the ids in `key` of each.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    life = owner.embedding.view(name).config.life
+    columns = life.columns() if life else []
+    if "count" not in columns and "timestamp" not in columns:
+        return None
+    empty = np.empty(0, np.int64)
+    counts, stamps = [(empty, empty)], [(empty, empty)]
+    for folder, ids in ranks:
+        if "count" in columns:
+            counts.append(_counts(save, folder / _COUNTS, np.array(ids)))
+        if "timestamp" in columns:
+            stamps.append(_stamps(save, folder / _STAMPS))
+    times = np.concatenate([each for _, each in stamps])
+    latest = int(times.max()) if len(times) else NEVER
+    return SavedLife(_mine(owner, name, counts), _latest(*_mine(owner, name, stamps)), latest)
+
+
+def _mine(owner: Owner, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    ids, values = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    mine = owner.mine(name, ids)
+    return ids[mine], values[mine]
+
+
+def _latest(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each id once, with its latest timestamp."""
+    order = np.lexsort((stamps, ids))
+    ids, stamps = ids[order], stamps[order]
+    last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
+    return ids[last], stamps[last]
+
+
+def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    counts = _whole_numbers(save, folder / _DATA)
+    if len(counts) > len(ids):
+        raise CheckpointError(f"{folder / _DATA}: has {len(counts)} counts, {len(ids)} ids are beside it")
+    if len(counts) < len(ids):
+        warn(
+            f"{folder}: has counts of {len(counts)} of {len(ids)} ids, which ones is not known: they start at 0",
+            SaveWarning,
+        )
+        return ids[:0], counts[:0]
+    there = counts != -1
+    return ids[there], np.minimum(counts[there].view(np.uint64), _MOST).astype(np.int64)
+
+
+def _stamps(save: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    ids, stamps = (_whole_numbers(save, folder / name) for name in (_STAMP_IDS, _STAMP_TIMES))
+    if len(ids) != len(stamps):
+        raise CheckpointError(f"{folder}: damaged, it has {len(ids)} ids and {len(stamps)} timestamps")
+    return ids, stamps
+
+
+def _whole_numbers(save: Path, path: Path) -> np.ndarray:
+    """The int64 in a file; none where it is not there."""
+    try:
+        raw = files.read_plain(path, save) if files.is_plain(path) else b""
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    if len(raw) % 8:
+        raise CheckpointError(f"{path}: damaged, it has {len(raw)} bytes, which are no int64")
+    return np.frombuffer(raw, np.int64).copy()

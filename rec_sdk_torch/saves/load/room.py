@@ -1,0 +1,56 @@
+"""Whether the rows of a save have room in this process, beside those that tables have."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..._engine import available_memory
+from ...runtime.warn import SaveWarning, warn
+from ...tbe.rows.table_view import TableView
+
+Coming = Sequence[tuple[TableView, int]]
+"""Tables, and how many rows they are to have, roughly."""
+
+
+def has_room_beside(coming: Coming, folder: Path) -> bool:
+    """Whether there is room for the rows of the save in `folder` while the tables still have theirs.
+
+    Raises:
+        MemoryError, OSError: not even without those.
+    """
+    beside = True
+    for store in {view.layout.options.host_store for view, _ in coming}:
+        own = [(view, rows) for view, rows in coming if view.layout.options.host_store == store]
+        need, there = (sum(sizes) for sizes in zip(*(_bytes(view, rows) for view, rows in own), strict=True))
+        free = _free(store)
+        if need - there > free:
+            text = f"{folder}: its rows need {need - there} bytes of {_place(store)}, {free} are free"
+            raise MemoryError(text) if store is None else OSError(errno.ENOSPC, text)
+        if need > free:
+            beside = False
+            warn(
+                f"{folder}: {_place(store)} has no room for its rows ({need} bytes, {free} are free) beside those of "
+                "the tables, which are emptied first: if the load breaks off, they stay empty",
+                SaveWarning,
+            )
+    return beside
+
+
+def _bytes(view: TableView, rows: int) -> tuple[int, int]:
+    """(of these rows, of those that the table has): in memory, or on the disk of a host store there."""
+    on_disk = view.layout.options.host_store is not None
+    return rows * view.stored_bytes(), view.memory()["disk_bytes" if on_disk else "store_bytes"]
+
+
+def _free(store: str | None) -> int:
+    if store is None:
+        return available_memory()
+    disk = os.statvfs(store)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _place(store: str | None) -> str:
+    return "host memory" if store is None else f"the disk of host_store {store!r}"

@@ -1,0 +1,84 @@
+"""The rows that were in the device cache at a save: they are brought to the cache of the model that loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ...runtime.warn import PerformanceWarning, warn
+from ...tbe.cache.batch import Int64Array
+from ...tbe.cache.warming import LATEST
+from ...tbe.rows import pieces
+from ...tbe.rows.table_view import TableView
+from ..format.contents import open_file
+from ..format.manifest import CACHED, Chain
+from ..owners import Owner
+from .reading import Match
+
+
+def warm_tables(found: Sequence[Match], chain: Chain) -> None:
+    """Fills the caches of tables that were loaded with the rows that were hot at the save."""
+    for each in found:
+        ids, heats = _hot(each, chain)
+        view = each.view
+        if len(ids):
+            _warm(view, ids, heats)
+        else:
+            _warm_by_counts(view)
+
+
+def warm_by_counts(owners: Sequence[Owner]) -> None:
+    """The same after a load of a save that does not say which rows were hot, where rules of tables count uses."""
+    for owner in owners:
+        for name in owner.configs:
+            _warm_by_counts(owner.embedding.view(name))
+
+
+def _hot(found: Match, chain: Chain) -> tuple[Int64Array, np.ndarray]:
+    """Ids at home here that were in the cache of any rank, hottest first, and their heats."""
+    folder, manifest = chain[-1]
+    ids, heats, places = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
+    files = manifest.files_of(found.keys[-1], CACHED)
+    for file in files:
+        with open_file(folder, manifest, file) as reader:
+            of_rank, counted = reader.array("ids"), reader.array("heats")
+        mine = found.mine(of_rank)
+        if mine is None and len(files) == 1 and (counted[1:] <= counted[:-1]).all():
+            return of_rank, counted  # as the sort would have them
+        chosen = slice(None) if mine is None else mine
+        ids.append(of_rank[chosen])
+        heats.append(counted[chosen])
+        places.append(np.arange(file.rows)[chosen] / file.rows)  # ranks whose policies count nothing take turns
+    heat = np.concatenate(heats)
+    order = np.lexsort((np.concatenate(places), -heat))
+    return np.concatenate(ids)[order], heat[order]
+
+
+def _warm_by_counts(view: TableView) -> None:
+    """By how often, or when, ids were used in batches, as far as the rules of the table keep it."""
+    if view.config.life is None:
+        return
+    life = view.config.life
+    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in life.columns()), None)
+    ids = view.ids()
+    if by is None or not len(ids):
+        return
+    columns = view.row_columns(ids)
+    values = columns[by]
+    if life.score_half_life:  # each is of the last batch that had the row
+        values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score_half_life)
+    chosen = ids[values.argsort(descending=True, stable=True)].numpy()
+    _warm(view, chosen, np.full(len(chosen), LATEST))
+
+
+def _warm(view: TableView, ids: Int64Array, heats: np.ndarray) -> None:
+    """The rows are loaded: whatever goes wrong here, they are whole, and come when batches need them."""
+    try:
+        pieces.warm(view, ids, heats.astype(np.float32))
+    except Exception as error:
+        warn(
+            f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}",
+            PerformanceWarning,
+        )

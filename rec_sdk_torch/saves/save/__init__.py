@@ -1,0 +1,1 @@
+"""Writes the tables of a model to a folder."""

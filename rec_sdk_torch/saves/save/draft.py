@@ -1,0 +1,128 @@
+"""The manifest of a save whose files are not written yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ...tbe import TableOptimizer
+from ...tbe.config.optimizer import plain
+from ...tbe.rows.table_view import TableView
+from ..format.manifest import DELTA, FULL, Formats, Manifest, SavedOptimizer, SavedTable, formats
+from ..format.tensors import DTYPE_NAMES
+from ..owners import Owner
+
+
+@dataclass(frozen=True)
+class Start:
+    """The facts that the ranks of a save agree on.
+
+    Attributes:
+        id: of the save.
+        base, previous, sequence: its place in a chain.
+        folder: where it is written.
+        folders: of saves, in which those that it follows lie.
+    """
+
+    id: str
+    base: str
+    previous: str | None
+    sequence: int
+    folder: str
+    folders: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return FULL if self.previous is None else DELTA
+
+
+def keys_of(owners: Sequence[Owner]) -> dict[tuple[int, str], str]:
+    """The name of each table in a save, by its embedding's place and its own name."""
+    keys: dict[tuple[int, str], str] = {}
+    seen: dict[str, int] = {}
+    for place, owner in enumerate(owners):
+        for name in owner.configs:
+            number = seen.get(name, 0)
+            seen[name] = number + 1
+            keys[place, name] = f"{name}.{number}" if number else name
+    return keys
+
+
+def draft_of(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start) -> Manifest:
+    """Returns the manifest of a save of this moment, without files and without numbers of rows."""
+    optimizers: dict[int, tuple[int, TableOptimizer]] = {}
+    tables = []
+    for place, owner in enumerate(owners):
+        for name in owner.configs:
+            optimizer = owner.embedding.layout.optimizer_of(name)
+            number = None
+            if optimizer is not None:
+                number, _ = optimizers.setdefault(id(optimizer), (len(optimizers), optimizer))
+            tables.append(draft_table(owner, name, keys[place, name], number))
+    root = os.path.dirname(start.folder)
+    open_windows = {
+        owner.path: {str(length): count for length, count in owner.embedding.layout.windows.items() if count}
+        for owner in owners
+    }
+    return Manifest(
+        id=start.id,
+        kind=start.kind,
+        base=start.base,
+        previous=start.previous,
+        sequence=start.sequence,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        world_size=1,
+        tables=tables,
+        optimizers=[_optimizer(optimizer) for _, optimizer in optimizers.values()],
+        windows={path: counts for path, counts in open_windows.items() if counts},
+        files=[],
+        folders=[os.path.relpath(each, root) for each in start.folders if each != root],
+    )
+
+
+def draft_table(owner: Owner, name: str, key: str, optimizer: int | None = None) -> SavedTable:
+    """Returns a table as a save has it now, without its rows and clocks.
+
+    Args:
+        owner: has the table.
+        name: of the table.
+        key: of the table in the save.
+        optimizer: its place in the save's optimizers.
+    """
+    config, view = owner.configs[name], owner.embedding.view(name)
+    return SavedTable(
+        key=key,
+        name=name,
+        module=owner.path,
+        num_embeddings=config.num_embeddings,
+        embedding_dim=config.embedding_dim,
+        hashed=config.hashed,
+        capacity=config.capacity,
+        pooling=config.pooling.value,
+        weight_dtype=DTYPE_NAMES[config.weight_dtype],
+        seed=owner.embedding.options.seed,
+        parts={part: shape[0] for part, shape in view.parts().items()},
+        optimizer=optimizer,
+        rows=0,
+        columns=_columns(view),
+        clocks={},
+    )
+
+
+def _columns(view: TableView) -> dict[str, str]:
+    """Columns of a row beside its parts, and their data types in files."""
+    kept = view.config.life.columns() if view.config.life is not None else []
+    return {name: "F64" if name == "score" else "I64" for name in kept}
+
+
+def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
+    options = {name: plain(value) for name, value in optimizer.options.items() if name != "params"}
+    cls = f"{optimizer.cls.__module__}.{optimizer.cls.__qualname__}"
+    return SavedOptimizer(cls, optimizer.spec.kernel, options, optimizer.step, optimizer.accumulate_step)
+
+
+def formats_of(owners: Sequence[Owner]) -> Formats:
+    """Returns the tables of a model and the formats that a save has of their rows now."""
+    return formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])

@@ -1,0 +1,1 @@
+"""Tables for serving: lookups in saves, copies of saves, live tables as modules and files."""

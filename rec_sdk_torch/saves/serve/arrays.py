@@ -1,0 +1,116 @@
+"""Tables as arrays, and as safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...modules.collection import CachedCollection
+from ...tbe import TableBatchedEmbedding
+from ...tbe.rows.row_parts import WEIGHT
+from ...tbe.rows.table_view import TableView
+from ..format.file_writer import FileWriter
+from ..format.tensors import TensorLayout, TensorSpec, TensorWriter
+
+Tables = CachedCollection | TableBatchedEmbedding
+
+
+def embedding_of(tables: Tables) -> TableBatchedEmbedding:
+    """The table-batched embedding of a collection, or itself.
+
+    Raises:
+        TypeError: something else, a sharded collection too: its ranks have a part each, export from a save.
+    """
+    if isinstance(tables, CachedCollection):
+        tables.sync_optimizers()
+        return tables.embedding
+    if isinstance(tables, TableBatchedEmbedding):
+        return tables
+    raise TypeError(f"{type(tables).__name__} has no tables to export: give an unsharded collection or embedding")
+
+
+def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]]:
+    """By table ids int64 `[n]` and weights `[n, D]` in its data type; those of bfloat16 as float32.
+
+    Args:
+        tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
+
+    Raises:
+        TypeError: `tables` is no collection or embedding of this package.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer, export
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> embedding = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> embedding(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> ids, weights = export.to_arrays(embedding)["t"]
+        >>> ids.tolist(), weights.shape
+        ([7], (1, 4))
+    """
+    embedding = embedding_of(tables)
+    result = {}
+    with embedding.exclusive():
+        for config in embedding.tables:
+            view = embedding.view(config.name)
+            ids = view.ids()
+            weight = view.read(ids, [WEIGHT]).parts[WEIGHT]
+            result[config.name] = ids.numpy(), (weight.float() if weight.dtype == torch.bfloat16 else weight).numpy()
+    return result
+
+
+def to_safetensors(tables: Tables, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes `<table>.safetensors` for each table: `ids` int64 `[n]`, `weight` `[n, D]`.
+
+    Some rows are in memory at a time.
+
+    Args:
+        tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
+        folder: made when it is not there.
+
+    Returns:
+        the files.
+
+    Raises:
+        TypeError: `tables` is no collection or embedding of this package.
+        OSError: a file is there already, or the disk is full; what was written of that table is removed.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import TableBatchedEmbedding, TableConfig, TableOptimizer, export
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> embedding = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> embedding(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> [path.name for path in export.to_safetensors(embedding, tempfile.mkdtemp())]
+        ['t.safetensors']
+    """
+    embedding = embedding_of(tables)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with embedding.exclusive():
+        return [_write(embedding.view(config.name), Path(folder)) for config in embedding.tables]
+
+
+def _write(view: TableView, folder: Path) -> Path:
+    path = folder / f"{view.config.name}.safetensors"
+    if path.exists():
+        raise FileExistsError(f"{path} is there already")
+    specs = [
+        TensorSpec("ids", view.ids().dtype, (view.count(),)),
+        TensorSpec(WEIGHT, view.config.weight_dtype, (view.count(), view.config.embedding_dim)),
+    ]
+    file = FileWriter(path)
+    try:
+        with file:
+            writer = TensorWriter(file, TensorLayout(specs))
+            for chunk in view.chunks([WEIGHT]):
+                writer.append("ids", chunk.ids)
+                writer.append(WEIGHT, chunk.parts[WEIGHT])
+            writer.finish()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path

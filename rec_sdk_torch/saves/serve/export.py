@@ -1,0 +1,116 @@
+"""Tables of a save as files of ids and weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...tbe.cache.batch import Int64Array
+from ..format.contents import SavedTables, open_file, saved_tables
+from ..format.errors import CheckpointError
+from ..format.file_writer import FileWriter
+from ..format.folders import Paths, chain_of, latest_save, paths_of
+from ..format.manifest import REMOVED, ROWS
+from ..format.quantized import BITS
+from ..format.tensors import DTYPES, TensorLayout, TensorReader, TensorSpec, TensorWriter
+from ..load.reading import verify, verify_tables
+
+_PIECE = 1 << 16
+"""Rows that are in memory at a time, with safetensors."""
+
+
+Opener = Callable[[], TensorReader]
+
+
+def _last_places(tables: SavedTables) -> tuple[Int64Array, Int64Array, Int64Array, list[Opener]]:
+    """(ids, the file of each, its row there, what opens the files): where the latest row of each id is."""
+    openers: list[Opener] = []
+    ids = files = rows = np.empty(0, np.int64)
+    for folder, manifest, table in tables.chain:
+        for file in manifest.files_of(table.key, REMOVED, ROWS):
+            opener = functools.partial(open_file, folder, manifest, file)
+            with opener() as reader:
+                new = reader.read("ids").numpy()
+            stay = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
+            ids, files, rows = ids[stay], files[stay], rows[stay]
+            if file.role == ROWS:
+                ids = np.concatenate([ids, new])
+                files = np.concatenate([files, np.full(len(new), len(openers))])
+                rows = np.concatenate([rows, np.arange(len(new))])
+                openers.append(opener)
+    return ids, files, rows, openers
+
+
+def _weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> Iterator[torch.Tensor]:
+    """Weights at these places, which are in the order of the files and of their rows."""
+    for number, opener in enumerate(openers):
+        own = rows[files == number]
+        if not len(own):
+            continue
+        with opener() as reader:
+            for begin in range(0, reader.specs["weight"].shape[0], _PIECE):
+                some = own[np.searchsorted(own, begin) : np.searchsorted(own, begin + _PIECE)]
+                if len(some):
+                    end = int(some[-1]) + 1
+                    yield reader.read("weight", begin, end)[torch.from_numpy(some - begin)]
+
+
+def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequence[str] | None = None) -> list[Path]:
+    """Writes `ids` int64 `[n]` and `weight` `[n, D]` of tables to `output/<table>.safetensors` or `.npz`.
+
+    Args:
+        path: a save, or a folder of saves, of which the latest is taken, or several; deltas are applied.
+        output: a folder, made when it is not there.
+        kind: `safetensors`, with weights as they were saved, or `npz`, where bfloat16 becomes float32.
+        tables: keys of tables; all when None.
+
+    Raises:
+        CheckpointError: a save that is missing or damaged, or has no such table.
+        FileExistsError: the file is there already.
+    """
+    chain = chain_of(latest_save(path), paths_of(path))
+    manifest = chain[-1][1]
+    known = [table.key for table in manifest.tables]
+    unknown = sorted(set(tables or ()) - set(known))
+    if unknown:
+        raise CheckpointError(f"{chain[-1][0]}: has no tables {unknown}, only {known}")
+    quantized = [table.key for table in manifest.tables if table.weight_dtype in BITS]
+    if quantized:
+        raise CheckpointError(
+            f"{chain[-1][0]}: rows of {quantized} are quantized, for serving alone: export "
+            "the save that it was made from"
+        )
+    verify(chain)
+    verify_tables(chain)
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for key in known if tables is None else tables:
+        saved = manifest.table(key)
+        ids, files, rows, openers = _last_places(saved_tables(chain, saved))
+        target = output / f"{key}.{kind}"
+        if target.exists():
+            raise FileExistsError(f"{target} is there already")
+        dtype = DTYPES[saved.weight_dtype]
+        pieces = _weights(files, rows, openers)
+        if kind == "npz":
+            empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
+            weight = torch.cat([empty, *pieces])
+            plain = weight.float() if dtype is torch.bfloat16 else weight
+            with open(target, "xb") as file:  # also where it is a link that leads nowhere yet
+                np.savez(file, ids=ids, weight=plain.numpy())
+        else:
+            count = len(ids)
+            shape = (count, saved.embedding_dim)
+            specs = [TensorSpec("ids", torch.int64, (count,)), TensorSpec("weight", dtype, shape)]
+            with FileWriter(target) as out:
+                writer = TensorWriter(out, TensorLayout(specs))
+                writer.append("ids", torch.from_numpy(ids))
+                for piece in pieces:
+                    writer.append("weight", piece)
+                writer.finish()
+        written.append(target)
+    return written

@@ -1,0 +1,234 @@
+"""Collections as stock modules: torch's EmbeddingBag, TorchRec's collections, and those that are quantized."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from ...modules.collection import CachedCollection
+from ...modules.configs import feature_names
+from ...tbe import Pooling
+from ...tbe.rows.row_parts import WEIGHT
+from .arrays import embedding_of
+from .id_map import IdMap
+
+
+class ExportedCollection(torch.nn.Module):
+    """An id map and a stock collection behind it: takes and gives what the live collection does in evaluation.
+
+    Attributes:
+        id_map: ids -> rows.
+        collection: TorchRec's.
+    """
+
+    def __init__(self, id_map: IdMap, collection: torch.nn.Module) -> None:
+        super().__init__()
+        self.id_map = id_map
+        self.collection = collection
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        rows = self.id_map(features)
+        if isinstance(self.collection, QuantEmbeddingCollection) and rows.variable_stride_per_key():
+            return _padded_sequences(self.collection, rows)
+        return self.collection(rows)
+
+
+def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """Looks up keys with batch sizes of their own in a collection that takes one size: with empty samples behind."""
+    sizes = dict(zip(rows.keys(), rows.stride_per_key(), strict=True))
+    most = max(sizes.values())
+    parts = rows.lengths().split(list(sizes.values()))
+    lengths = torch.cat([torch.nn.functional.pad(part, (0, most - len(part))) for part in parts])
+    output = collection(KeyedJaggedTensor(rows.keys(), rows.values(), lengths=lengths))
+    return {
+        key: JaggedTensor(part.values(), part.weights_or_none(), part.lengths()[: sizes[key]])
+        for key, part in output.items()
+    }
+
+
+def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+    """For each table ids, None where they are rows, and weights; behind those with ids a row of zeros.
+
+    Raises:
+        ValueError: a MEAN does not count some id, or is weighted.
+    """
+    embedding = embedding_of(source)
+    ids: list[torch.Tensor | None] = []
+    weights = []
+    with embedding.exclusive():
+        for config in embedding.tables:
+            if source.is_weighted() and config.pooling is Pooling.MEAN:
+                raise ValueError(
+                    f"table {config.name!r}: a MEAN with weights per sample cannot be exported: "
+                    "torch.nn.EmbeddingBag weights sums alone"
+                )
+            if config.padding_idx is not None and config.pooling is Pooling.MEAN:
+                raise ValueError(f"table {config.name!r}: a MEAN that does not count padding_idx cannot be exported")
+            view = embedding.view(config.name)
+            known = view.ids()
+            if config.padding_idx is not None:
+                known = known[known != config.padding_idx]
+            weight = view.read(known, [WEIGHT]).parts[WEIGHT]
+            if config.hashed or config.padding_idx is not None:
+                ids.append(known)
+                weight = torch.cat([weight, weight.new_zeros((1, config.embedding_dim))])
+            else:
+                ids.append(None)
+            weights.append(weight)
+    return ids, weights
+
+
+def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
+    tables: dict[str, int] = {}
+    for place, config in enumerate(source.configs):
+        for name in feature_names(config):
+            if name in tables:
+                raise ValueError(
+                    f"feature {name!r} is read by tables {source.configs[tables[name]].name!r} and {config.name!r}: "
+                    "its ids have other rows in each, give the tables a feature each"
+                )
+            tables[name] = place
+    return IdMap(ids, tables, pooled=source.embedding.pooled)
+
+
+def to_torchrec(source: CachedCollection) -> ExportedCollection:
+    """A copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, on the host, with an id map before it.
+
+    Weights are the live ones' bits, so outputs for ids that are known are the same up to the order in which bags are
+    summed; ids that are not known give zeros. Keys may have batch sizes of their own, as in the live collection. An
+    index table without `padding_idx` has no id map, and an id outside it is an error of torch's. With `padding_idx`
+    such an id gives zeros without a word.
+
+    Args:
+        source: a collection that is not sharded.
+
+    Raises:
+        TypeError: `source` is no unsharded collection.
+        ValueError: several hash tables read one feature; a MEAN does not count the table's `padding_idx`, or is
+            weighted per sample.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, export
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rows = {"embedding_bags.t.ids": torch.tensor([7]), "embedding_bags.t.weight": torch.ones(1, 4)}
+        >>> tables.load_state_dict(rows)
+        <All keys matched successfully>
+        >>> type(export.to_torchrec(tables).collection).__name__
+        'EmbeddingBagCollection'
+    """
+    ids, weights = _tables(source)
+    id_map = _id_map(source, ids)
+    sizes = [len(weight) for weight in weights]
+    pooled = source.embedding.pooled
+    configs = [_stock_config(config, size, pooled) for config, size in zip(source.configs, sizes, strict=True)]
+    collection: Any
+    if pooled:
+        collection = EmbeddingBagCollection(configs, is_weighted=source.is_weighted(), device=torch.device("cpu"))
+        modules = collection.embedding_bags
+    else:
+        collection = EmbeddingCollection(configs, device=torch.device("cpu"))
+        modules = collection.embeddings
+    with torch.no_grad():
+        for config, weight in zip(configs, weights, strict=True):
+            modules[config.name].weight.copy_(weight)
+    return ExportedCollection(id_map, collection).eval()
+
+
+def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
+    cls = EmbeddingBagConfig if pooled else EmbeddingConfig
+    names = {field.name for field in dataclasses.fields(cls) if field.init} - {"init_fn"}
+    given = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    given |= {"num_embeddings": rows, "feature_names": feature_names(config)}
+    return cls(**given)
+
+
+def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
+    """The id map, and by table torch's `EmbeddingBag`, `[n + 1, D]`, for programs without TorchRec.
+
+    Args:
+        source: a collection of pooled tables that is not sharded.
+
+    Raises:
+        TypeError: `source` is no unsharded collection, or not of pooled tables.
+        ValueError: several tables read one feature; a MEAN does not count the table's `padding_idx`, or is weighted
+            per sample.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, export
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rows = {"embedding_bags.t.ids": torch.tensor([7]), "embedding_bags.t.weight": torch.ones(1, 4)}
+        >>> tables.load_state_dict(rows)
+        <All keys matched successfully>
+        >>> id_map, bags = export.to_embedding_bags(tables)
+        >>> bags["t"].weight.shape  # the last row is for other ids
+        torch.Size([2, 4])
+    """
+    if not embedding_of(source).pooled:
+        raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")
+    ids, weights = _tables(source)
+    bags = {}
+    for config, weight in zip(source.embedding.tables, weights, strict=True):
+        mode = "mean" if config.pooling is Pooling.MEAN else "sum"
+        bags[config.name] = torch.nn.EmbeddingBag.from_pretrained(weight, mode=mode, include_last_offset=True)
+    return _id_map(source, ids), bags
+
+
+_WIDTHS = {torch.qint8: 2, torch.quint4x2: 4}
+"""D must be a multiple of these: fbgemm's rows are of whole 16 bits."""
+
+
+def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:
+    """The same with TorchRec's quantized collection: each row as integers with a scale and an offset of its own.
+
+    Args:
+        exported: what `to_torchrec` gave.
+        dtype: `torch.qint8` or `torch.quint4x2`. An element is then within half a step of the live one, that is
+            (largest - smallest of its row) / 510, or / 30, and what a scale and a bias of float16 lose.
+
+    Raises:
+        ValueError: another dtype; a table whose rows fbgemm cannot quantize: D must be even for `torch.qint8`, and a
+            multiple of 4 for `torch.quint4x2`.
+
+    Example:
+        >>> import torch
+        >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, export
+        >>> config = EmbCacheEmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["item"])
+        >>> tables = EmbCacheEmbeddingBagCollection([config], cache=10, device="cpu")
+        >>> rows = {"embedding_bags.t.ids": torch.tensor([7]), "embedding_bags.t.weight": torch.ones(1, 4)}
+        >>> tables.load_state_dict(rows)
+        <All keys matched successfully>
+        >>> type(export.quantized(export.to_torchrec(tables)).collection).__name__
+        'EmbeddingBagCollection'
+    """
+    if dtype not in _WIDTHS:
+        raise ValueError(f"dtype is {dtype}, allowed are {list(_WIDTHS)}")
+    stock: Any = exported.collection
+    pooled, width = isinstance(stock, EmbeddingBagCollection), _WIDTHS[dtype]
+    configs = stock.embedding_bag_configs() if pooled else stock.embedding_configs()
+    wrong = {config.name: config.embedding_dim for config in configs if config.embedding_dim % width}
+    if wrong:
+        raise ValueError(
+            f"{dtype} needs an embedding_dim that is a multiple of {width}: tables {wrong} have another one. Keep "
+            "them in a collection of their own, which to_torchrec exports as it is"
+            + (", or use torch.qint8" if width > 2 and not any(dim % 2 for dim in wrong.values()) else "")
+        )
+    stock.qconfig = torch.ao.quantization.QConfig(
+        activation=torch.ao.quantization.PlaceholderObserver.with_args(dtype=torch.float),
+        weight=torch.ao.quantization.PlaceholderObserver.with_args(dtype=dtype),
+    )
+    cls = QuantEmbeddingBagCollection if pooled else QuantEmbeddingCollection
+    try:
+        return ExportedCollection(exported.id_map, cls.from_float(stock)).eval()
+    finally:
+        del stock.qconfig

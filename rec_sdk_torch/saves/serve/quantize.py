@@ -1,0 +1,224 @@
+"""Copies of saves whose weights have 8 or 4 bits, for serving."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..format import files
+from ..format.contents import open_file
+from ..format.errors import CheckpointError
+from ..format.folders import UNFINISHED, PathLike, Paths, chain_of, latest_save, paths_of
+from ..format.index import write_indexes
+from ..format.manifest import MANIFEST, REMOVED, ROWS, WEIGHT, Manifest, SavedFile, SavedTable, read_manifest
+from ..format.quantized import BITS, NAMES, dequantize, quantize, row_bytes
+from ..format.tensors import TensorSpec
+from ..load.reading import verify
+from ..save.writing import Piece, RankFiles
+
+_PIECE = 1 << 14
+"""Rows that are in memory at a time."""
+
+
+@dataclass
+class QuantizedTable:
+    """The rows of a table that a call has written, and their errors.
+
+    Attributes:
+        key: of the table.
+        rows: that were written, in all saves.
+        bytes: of their weights.
+        max_error: the largest difference of a weight.
+        relative_error: 2-norm of all differences, by that of the weights; 0 where all weights are 0.
+    """
+
+    key: str
+    rows: int = 0
+    bytes: int = 0
+    max_error: float = 0.0
+    _squares: float = 0.0
+    _error_squares: float = 0.0
+
+    @property
+    def relative_error(self) -> float:
+        return math.sqrt(self._error_squares / self._squares) if self._squares else 0.0
+
+    def add(self, weights: np.ndarray, packed: np.ndarray, bits: int) -> None:
+        """Counts some rows."""
+        exact = weights.astype(np.float64)
+        errors = dequantize(packed, bits, weights.shape[1]) - exact
+        self.rows += len(weights)
+        self.bytes += packed.nbytes
+        self.max_error = max(self.max_error, float(np.abs(errors).max(initial=0.0)))
+        self._squares += float(np.square(exact).sum())
+        self._error_squares += float(np.square(errors).sum())
+
+
+@dataclass(frozen=True)
+class QuantizedSave:
+    """The result of `quantize_save`.
+
+    Attributes:
+        save: the latest save, quantized.
+        written: copies that were not there before, the first one first.
+        tables: of `written`.
+    """
+
+    save: Path
+    written: list[Path]
+    tables: list[QuantizedTable]
+
+
+def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
+    """Copies the latest save, and those that it follows, with weights of 8 or 4 bits.
+
+    A full save becomes a full one, and a delta a delta, of the same name; `TableReader` opens and follows them. Copies
+    that `out` has already stay, so that a call after each save writes what is new. Optimizer states, windows and
+    candidates are left out.
+
+    Args:
+        path: a save, or a folder of saves, of which the latest is taken, or several such folders.
+        out: a folder for the copies, made when it is not there.
+        bits: 8, or 4.
+
+    Raises:
+        ValueError: other `bits`.
+        CheckpointError: a save is missing, damaged or quantized itself, weights are not finite, or `out` has another
+            save of a name that a copy would have, or is in use.
+        OSError: the disk has no room.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import Saver, TableBatchedEmbedding, TableConfig, TableOptimizer, export
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> model = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> model(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> path = Saver().save(model, tempfile.mkdtemp())
+        >>> done = export.quantize_save(path, tempfile.mkdtemp(), bits=8)
+        >>> [table.key for table in done.tables]
+        ['t']
+    """
+    if bits not in NAMES:
+        raise ValueError(f"bits is {bits!r}, expected 8 or 4")
+    out = Path(out)
+    chain = chain_of(latest_save(path), paths_of(path))
+    named = [table.key for _, manifest in chain for table in manifest.tables if table.weight_dtype in BITS]
+    if named:
+        raise CheckpointError(f"{chain[-1][0]}: tables {sorted(set(named))} are quantized already")
+    files.make_folder(out)
+    tables = {table.key: QuantizedTable(table.key) for table in chain[-1][1].tables}
+    written = []
+    with files.held(out) as got:
+        if not got:
+            raise CheckpointError(f"{out}: another process or thread writes to it")
+        for left in out.glob(f"{UNFINISHED}*"):
+            files.remove_tree(left)
+        for folder, manifest in chain:
+            target = out / folder.resolve().name
+            if not _is_copied(target, manifest, bits):
+                verify([(folder, manifest)])
+                _copy(folder, manifest, target, bits, tables)
+                written.append(target)
+    return QuantizedSave(target, written, list(tables.values()))
+
+
+def _identity(save: str, bits: int) -> str:
+    """The id of the copy of a save: the same whenever and wherever it is made."""
+    return hashlib.sha256(f"{save} {NAMES[bits]}".encode()).hexdigest()[:32]
+
+
+def _is_copied(target: Path, manifest: Manifest, bits: int) -> bool:
+    if not target.exists():
+        return False
+    if read_manifest(target).id != _identity(manifest.id, bits):
+        raise CheckpointError(
+            f"{target}: is there already, and no copy of {bits} bits of this save: give another folder"
+        )
+    return True
+
+
+def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dict[str, QuantizedTable]) -> None:
+    identity = _identity(manifest.id, bits)
+    made = target.parent / f"{UNFINISHED}{identity}"
+    files.new_folder(made)
+    out = RankFiles(made, 0, identity, manifest.many)
+    try:
+        for table in manifest.tables:
+            counts = tables.setdefault(table.key, QuantizedTable(table.key))
+            for layer in sorted({file.layer for file in manifest.files_of(table.key, REMOVED, ROWS)}):
+                _copy_layer(out, folder, manifest, table, layer, bits, counts)
+        out.finish()
+        copied = replace(
+            manifest,
+            id=identity,
+            base=_identity(manifest.base, bits),
+            previous=None if manifest.previous is None else _identity(manifest.previous, bits),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            world_size=1,
+            tables=[_quantized(table, bits) for table in manifest.tables],
+            optimizers=[],
+            windows={},
+            files=out.written,
+            folders=[],
+        )
+        write_indexes(made, copied)
+        files.write_file(made / MANIFEST, copied.to_bytes())
+        files.sync_folder(made)
+        files.rename_folder(made, target)
+        files.sync_folder(target.parent)
+    except BaseException:
+        files.remove_tree(made)
+        raise
+    finally:
+        out.close()
+
+
+def _quantized(table: SavedTable, bits: int) -> SavedTable:
+    parts = {WEIGHT: table.embedding_dim}
+    return replace(
+        table, weight_dtype=NAMES[bits], parts=parts, optimizer=None, columns={}, clocks={}, evicted_before=[]
+    )
+
+
+def _copy_layer(
+    out: RankFiles, folder: Path, manifest: Manifest, table: SavedTable, layer: int, bits: int, counts: QuantizedTable
+) -> None:
+    """The rows and the removed ids of a table, of all ranks, as those of one."""
+    sources = [file for file in manifest.files_of(table.key, REMOVED, ROWS) if file.layer == layer]
+    removed = [file for file in sources if file.role == REMOVED]
+    if removed:
+        out.removed(table.key, layer, torch.cat([_read_ids(folder, manifest, file) for file in removed]))
+    rows = [file for file in sources if file.role == ROWS]
+    specs = [
+        TensorSpec("ids", torch.int64, (0,)),
+        TensorSpec(WEIGHT, torch.uint8, (0, row_bytes(NAMES[bits], table.embedding_dim))),
+    ]
+    out.rows(table.key, layer, specs, sum(file.rows for file in rows), _pieces(folder, manifest, rows, bits, counts))
+
+
+def _read_ids(folder: Path, manifest: Manifest, file: SavedFile) -> torch.Tensor:
+    with open_file(folder, manifest, file) as reader:
+        return reader.read("ids")
+
+
+def _pieces(
+    folder: Path, manifest: Manifest, rows: list[SavedFile], bits: int, counts: QuantizedTable
+) -> Iterator[Piece]:
+    for file in rows:
+        with open_file(folder, manifest, file) as reader:
+            for begin in range(0, file.rows, _PIECE):
+                end = min(begin + _PIECE, file.rows)
+                weights = reader.read(WEIGHT, begin, end).float().numpy()
+                try:
+                    packed = quantize(weights, bits)
+                except ValueError as error:
+                    raise CheckpointError(f"{reader.path}: rows {begin} to {end - 1}: {error}") from error
+                counts.add(weights, packed, bits)
+                yield {"ids": reader.read("ids", begin, end), WEIGHT: torch.from_numpy(packed)}

@@ -1,0 +1,333 @@
+"""Read-only tables of a save, mapped into memory, that follow the saves that come."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ... import _engine
+from ...runtime.exits import OwnThread, calls
+from ...runtime.warn import SaveWarning, warn
+from ...tbe.config.numbers import is_number
+from ..format.contents import saved_tables
+from ..format.errors import CheckpointError
+from ..format.folders import Paths, chain_of, latest_save, paths_of
+from ..format.index import ensure_index, open_served
+from ..format.manifest import Manifest
+from ..format.quantized import BITS
+from ..format.tensors import DTYPES
+
+logger = logging.getLogger("rec_sdk_torch.serving")
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class _Moment:
+    """The rows of the table in one chain of saves."""
+
+    save: Path
+    id: str
+    table: _engine.ServedTable
+    rows: int
+    dim: int
+    dtype: torch.dtype
+    bits: int | None
+
+
+class TableReader:
+    """Looks up weights of one table in the saves of a folder.
+
+    Opening maps files into memory, whatever their size; their pages come when they are read, and processes share them.
+    A lookup sees one moment: the latest save that `refresh` found, with all deltas before it. Threads may share a
+    reader.
+
+    Args:
+        path: the folder that `Saver.save` was given, or one of its saves, which is then the only one; or several such
+            folders, of which the latest save is read. Saves that it follows may lie in any of them.
+        table: its name, or its key in the manifest where several tables have the name.
+        default: every element of the row of an id that the saves do not have.
+        follow: looks for later saves every so many seconds, in a thread; None leaves that to `refresh`.
+
+    Raises:
+        CheckpointError: there is no save, no such table, or files are missing or damaged.
+        ValueError: `follow` is not positive, or an empty sequence of folders.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from rec_sdk_torch import Saver, TableBatchedEmbedding, TableConfig, TableOptimizer
+        >>> from rec_sdk_torch.serving import TableReader
+        >>> sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+        >>> model = TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10)
+        >>> model(torch.tensor([7]), torch.tensor([0, 1])).sum().backward()
+        >>> path = Saver().save(model, tempfile.mkdtemp())
+        >>> with TableReader(path, "t") as reader:
+        ...     rows, found = reader.find(torch.tensor([7, 8]))
+        >>> rows.shape, found.tolist()
+        (torch.Size([2, 4]), [True, False])
+    """
+
+    def __init__(self, path: Paths, table: str, *, default: float = 0.0, follow: float | None = None) -> None:
+        for name, number in (("default", default), ("follow", follow)):
+            if not is_number(number) and not (name == "follow" and number is None):
+                raise TypeError(f"{name} is {number!r}, expected a number")
+        if follow is not None and not 0 < follow <= threading.TIMEOUT_MAX:
+            raise ValueError(f"follow is {follow}, expected seconds, more than 0 and at most 2^33, or None")
+        self._paths, self._name, self._default = paths_of(path), table, float(default)
+        follow = None if follow is None else float(follow)
+        self._refreshing = threading.Lock()
+        self._ended = threading.Event()
+        self._moment = self._open(latest_save(self._paths))
+        self._thread: OwnThread | None = None
+        if follow is not None:
+            following = functools.partial(_follow, weakref.ref(self), self._ended, follow)
+            self._thread = OwnThread(following, stop=self._ended.set)
+            self._thread.start()
+            weakref.finalize(self, self._ended.set).atexit = False
+
+    def _open(self, save: Path) -> _Moment:
+        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as aside:
+            return self._mapped(save, Path(aside))
+
+    def _mapped(self, save: Path, aside: Path) -> _Moment:
+        """Maps a save; its files stay mapped when the folder `aside` is gone."""
+        chain = chain_of(save, self._paths)
+        about = chain[-1][1].table(self._key(*chain[-1]))
+        saves = []
+        for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
+            saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, aside)))
+        bits = BITS.get(about.weight_dtype)
+        dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
+        table = open_served(saves)
+        return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
+
+    def _key(self, folder: Path, manifest: Manifest) -> str:
+        keys = [table.key for table in manifest.tables]
+        if self._name in keys:
+            return self._name
+        found = [table.key for table in manifest.tables if table.name == self._name]
+        if len(found) != 1:
+            raise CheckpointError(f"{folder}: no table {self._name!r}, only {keys}")
+        return found[0]
+
+    # ---- following
+
+    def refresh(self) -> bool:
+        """Goes on to the latest save, when there is a later one, and returns whether there was.
+
+        Lookups go on meanwhile, of the moment before.
+
+        Raises:
+            CheckpointError: the save, or one that it follows, is missing or damaged; the reader stays where it was.
+        """
+        with calls, self._refreshing:
+            save = latest_save(self._paths)
+            if save == self._moment.save:
+                return False
+            self._moment = self._open(save)
+            logger.info("table %r is read from %s", self._name, save)
+            return True
+
+    def _follow(self, told: str) -> str:
+        """Refreshes, and returns what was wrong with that; warns of it unless it is what it has `told` before."""
+        try:
+            self.refresh()
+        except (CheckpointError, OSError) as error:
+            if str(error) != told:
+                warn(f"table {self._name!r} stays at {self._moment.save}: {error}", SaveWarning)
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        """Ends the thread that follows, as dropping the reader does. The files are let go with the reader."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> TableReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- what is there
+
+    @property
+    def save(self) -> Path:
+        """The save that lookups see."""
+        return self._moment.save
+
+    @property
+    def embedding_dim(self) -> int:
+        """D, columns of a row."""
+        return self._moment.dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the weights that `lookup` gives: the table's, float32 where rows are quantized."""
+        return self._moment.dtype
+
+    @property
+    def bits(self) -> int | None:
+        """8 or 4 where rows are quantized; else None."""
+        return self._moment.bits
+
+    def __len__(self) -> int:
+        """Rows of the table when it was saved."""
+        return self._moment.rows
+
+    # ---- looking up
+
+    @overload
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def lookup(self, ids: Array) -> Array: ...
+    def lookup(self, ids: torch.Tensor | Array) -> torch.Tensor | Array:
+        """Weights of `ids`, `[..., D]`; of those that the saves do not have, the default.
+
+        Args:
+            ids: integers of any shape; a tensor, on the host, or an array.
+
+        Returns:
+            of the same kind, in the table's data type; an array of a bfloat16 table is float32.
+
+        Raises:
+            TypeError: ids that are no integers, or on a device.
+            CheckpointError: a damaged index.
+        """
+        return self.find(ids)[0]
+
+    @overload
+    def find(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    @overload
+    def find(self, ids: Array) -> tuple[Array, Array]: ...
+    def find(self, ids: torch.Tensor | Array) -> tuple[torch.Tensor, torch.Tensor] | tuple[Array, Array]:
+        """The rows as `lookup` gives them, and which of the ids are rows: bool, of their shape."""
+        moment = self._moment
+        wanted = _integers(ids, "ids")
+        missing = torch.full((moment.dim,), self._default, dtype=moment.dtype, device="cpu")
+        rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype, device="cpu")
+        flat = _int64(wanted).reshape(-1)
+        with _damage_named():
+            if moment.bits:
+                known = moment.table.lookup_floats(flat, self._default, rows.numpy())
+            else:
+                known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
+        rows, known = rows.reshape(*wanted.shape, moment.dim), known.reshape(wanted.shape)
+        if isinstance(ids, torch.Tensor):
+            return rows, torch.from_numpy(known)
+        return (rows.float() if moment.dtype == torch.bfloat16 else rows).numpy(), known
+
+    @overload
+    def lookup_pooled(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | Array,
+        weights: torch.Tensor | Array | None = None,
+        pooling: str = "sum",
+    ) -> torch.Tensor: ...
+    @overload
+    def lookup_pooled(
+        self,
+        ids: Array,
+        offsets: torch.Tensor | Array,
+        weights: torch.Tensor | Array | None = None,
+        pooling: str = "sum",
+    ) -> Array: ...
+    def lookup_pooled(
+        self,
+        ids: torch.Tensor | Array,
+        offsets: torch.Tensor | Array,
+        weights: torch.Tensor | Array | None = None,
+        pooling: str = "sum",
+    ) -> torch.Tensor | Array:
+        """Sums or means of the rows of bags, float32 `[B, D]`, without the rows of all ids in memory.
+
+        They have the bits that the operator `lookup_pooled` gives on the CPU of the rows that `lookup` gives, whatever
+        `torch.get_num_threads()` is. An empty bag gives zeros.
+
+        Args:
+            ids: integers `[N]`, bag after bag: a tensor, on the host, or an array. The result is of the same kind.
+            offsets: integers `[B + 1]`, from 0 to N: where each bag begins, and where the last one ends.
+            weights: float `[N]`, by which rows are multiplied as float32; None for none.
+            pooling: "sum", or "mean": the (weighted) sum by the number of ids of the bag.
+
+        Raises:
+            TypeError: ids or offsets that are no integers, or on a device.
+            ValueError: another `pooling`, offsets that do not ascend from 0 to N, other shapes.
+            CheckpointError: a damaged index.
+        """
+        moment = self._moment
+        wanted, ends = _integers(ids, "ids"), _integers(offsets, "offsets")
+        if pooling not in ("sum", "mean"):
+            raise ValueError(f"pooling is {pooling!r}, expected 'sum' or 'mean'")
+        if wanted.ndim != 1 or ends.ndim != 1:
+            raise ValueError(f"ids are {wanted.shape} and offsets {ends.shape}, expected one dimension of each")
+        flat, begins = _int64(wanted), _int64(ends)
+        if not len(begins) or begins[0] != 0 or begins[-1] != len(flat) or (begins[1:] < begins[:-1]).any():
+            raise ValueError(f"offsets must ascend from 0 to the number of ids, {len(flat)}")
+        factors = None if weights is None else _floats(weights, len(flat))
+        missing = float(torch.tensor(self._default, dtype=moment.dtype, device="cpu"))
+        sums = torch.empty((len(begins) - 1, moment.dim), dtype=torch.float32, device="cpu")
+        with _damage_named():
+            moment.table.lookup_pooled(flat, begins, factors, pooling == "mean", missing, sums.numpy())
+        return sums if isinstance(ids, torch.Tensor) else sums.numpy()
+
+
+@contextlib.contextmanager
+def _damage_named() -> Iterator[None]:
+    """Makes an error of the engine, which is told what fits, one of the save."""
+    try:
+        with calls:
+            yield
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _integers(given: torch.Tensor | Array, name: str) -> Array:
+    array = given.numpy() if isinstance(given, torch.Tensor) and given.device.type == "cpu" else given
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        kind = (
+            f"{given.dtype} on {given.device}"
+            if isinstance(given, torch.Tensor)
+            else getattr(given, "dtype", type(given))
+        )
+        raise TypeError(f"{name} are {kind}, expected integers: a tensor on the host, or a numpy array")
+    return array
+
+
+def _int64(array: Array) -> npt.NDArray[np.int64]:
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _floats(given: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:
+    tensor = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.asarray(given))
+    if tensor.shape != (count,) or not tensor.dtype.is_floating_point:
+        raise ValueError(f"weights are {tensor.dtype} {list(tensor.shape)}, expected floats [{count}], one of each id")
+    floats: npt.NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return floats
+
+
+def _follow(reader: weakref.ref[TableReader], ended: threading.Event, seconds: float) -> None:
+    told = ""
+    while not ended.wait(seconds):
+        alive = reader()
+        if alive is None:
+            return
+        told = alive._follow(told)
+        del alive  # while it waits, the caller alone holds the reader

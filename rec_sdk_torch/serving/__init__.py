@@ -1,3 +1,0 @@
-"""Tables of saves, for serving."""
-
-from .table_reader import TableReader as TableReader

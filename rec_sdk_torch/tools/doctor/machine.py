@@ -1,0 +1,120 @@
+"""Facts about the machine and what is installed, as lines of text. Imports neither torch nor anything that needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["libraries", "memory", "packages", "processors", "system"]
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_CGROUP = Path("/sys/fs/cgroup")
+_PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "torch-npu", "tensordict", "numpy", "safetensors")
+_LIBRARIES = {
+    "_engine*.so": "the host engine",
+    "_ops.so": "operators on the CPU",
+    "_ops_cuda.so": "operators on CUDA",
+    "_ops_npu.so": "operators on torch_npu",
+    "librec_sdk_ascendc.so": "kernels for Ascend NPUs",
+    "_emulator/libascendcl.so": "the emulated NPU",
+}
+
+
+def read(path: str | Path) -> str:
+    """The text of a file of /proc or /sys; empty where it is not there or may not be read."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def size(count: float) -> str:
+    """Bytes as people read them, such as `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def system() -> Iterator[str]:
+    """Interpreter and operating system."""
+    libc = " ".join(platform.libc_ver()).strip() or "unknown libc"
+    yield f"Python {platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
+    yield f"{platform.system()} {platform.release()}, {platform.machine()}, {libc}"
+
+
+def packages() -> Iterator[str]:
+    """Versions of what is installed beside this package."""
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield f"{name}: not installed"
+
+
+def libraries() -> Iterator[str]:
+    """The parts of this package that were built."""
+    for pattern, meaning in _LIBRARIES.items():
+        found = next(iter(_PACKAGE.glob(pattern)), None)
+        yield f"{meaning}: {'not built' if found is None else found.name}"
+
+
+def _cpu_name() -> str:
+    for line in read("/proc/cpuinfo").splitlines():
+        if line.lower().startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_quota() -> str:
+    """The share of the processors that a container may use; empty where there is no bound."""
+    quota, _, period = read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal():
+        return f", of which the container may use {int(quota) / int(period):.1f}"
+    return ""
+
+
+def processors() -> Iterator[str]:
+    """Processors, and the variables that bound threads."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield f"{_cpu_name()}: {allowed} of {os.cpu_count()} processors{_cpu_quota()}"
+    given = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
+    yield f"threads by the environment: {', '.join(given) or 'not set'}"
+
+
+def _meminfo() -> dict[str, int]:
+    fields = (line.split() for line in read("/proc/meminfo").splitlines())
+    return {name.rstrip(":"): int(rest[0]) for name, *rest in fields if rest and rest[0].isdecimal()}
+
+
+def _page_locked() -> str:
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    except (ImportError, OSError):
+        return "unknown"
+    return "no limit" if soft == resource.RLIM_INFINITY else size(soft)
+
+
+def memory() -> Iterator[str]:
+    """Host memory, huge pages, and room for files."""
+    info = _meminfo()
+    if info:
+        limit = read(_CGROUP / "memory.max")
+        bound = f", the container's limit {size(int(limit))}" if limit.isdecimal() else ""
+        yield f"host memory: {size(info['MemAvailable'] << 10)} free of {size(info['MemTotal'] << 10)}{bound}"
+    huge = read("/sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = huge[huge.find("[") + 1 : huge.find("]")] if "[" in huge else "unknown"
+    slower = "" if chosen in ("always", "madvise") else ", tables and caches are slower"
+    yield f"transparent huge pages: {chosen}{slower}"
+    yield f"huge pages set aside: {info.get('HugePages_Total', 0)}; memory that may be page-locked: {_page_locked()}"
+    for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")):
+        with contextlib.suppress(OSError):
+            yield f"{folder}: {size(shutil.disk_usage(folder).free)} free"

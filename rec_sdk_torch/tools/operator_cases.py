@@ -1,0 +1,261 @@
+"""A call of every operator on one batch. `npu_check`, the benchmarks and tests run all of them, and list none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..formulas import FORMULAS
+from ..operators.calls import ops
+from ..operators.record import WEIGHT_DTYPES, RecordLayout
+from ..operators.segments import hot_segments
+from ..tbe.config.optimizer import COEFFICIENTS
+
+Tensors = Mapping[str, torch.Tensor]
+
+BAG = 8
+"""Lookups of a bag."""
+
+_MAX_GRADIENT = 1.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an operator.
+
+    Attributes:
+        name: operator and variant.
+        arguments: by their names in the schema.
+        least_bytes: every index and gradient once, every looked-up row once, every updated record once each way, every
+            output once. Rows that are looked up again count again: only a cache could save them.
+        layout: of the records that an update changes, whose parts are its results.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    least_bytes: int
+    layout: RecordLayout | None = None
+
+    @property
+    def operator(self) -> str:
+        """The name in `torch.ops.rec_sdk`."""
+        return self.name.split()[0]
+
+    def on(self, device: torch.device | str) -> Case:
+        """The call with copies of its tensors on a device."""
+        return replace(self, arguments={name: _copy(value, device) for name, value in self.arguments.items()})
+
+    def call(self) -> object:
+        """Runs the operator."""
+        return getattr(ops, self.operator)(**self.arguments)
+
+    def results(self) -> Tensors:
+        """Runs the operator; its result and the tensors that it writes, by name."""
+        done = self.call()
+        found = {"result": done} if isinstance(done, torch.Tensor) else {}
+        for argument in getattr(ops, self.operator).default._schema.arguments:
+            if argument.is_write and self.arguments.get(argument.name) is not None:
+                found |= self._parts(argument.name)
+        return found
+
+    def _parts(self, name: str) -> dict[str, torch.Tensor]:
+        written = self.arguments[name]
+        if self.layout is None:
+            return {name: written}
+        states = {f"state {i}": self.layout.state(written, i) for i in range(len(self.layout.state_elements))}
+        return {"weights": self.layout.weight(written), **states}
+
+
+def _copy(value: Any, device: torch.device | str) -> Any:
+    """A tensor with its strides, or several; anything else itself."""
+    if isinstance(value, list):
+        return [_copy(each, device) for each in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Lookups of one table, and the segments of their rows.
+
+    Attributes:
+        rows: of the table.
+        slots: int32 `[N]`.
+        unique: int32 `[U]`, the distinct slots.
+        offsets: int32 `[U + 1]`, segment borders.
+        positions: int32 `[N]`, the lookups ordered by row.
+        hot_segments: int32 `[H, 4]`, of the rows with many lookups.
+    """
+
+    rows: int
+    slots: torch.Tensor
+    unique: torch.Tensor
+    offsets: torch.Tensor
+    positions: torch.Tensor
+    hot_segments: torch.Tensor
+
+    @classmethod
+    def of(cls, slots: npt.ArrayLike, rows: int) -> Batch:
+        """The batch of these lookups."""
+        lookups = np.asarray(slots)
+        unique, counts = np.unique(lookups, return_counts=True)
+        offsets = np.cumsum([0, *counts])
+        arrays = (lookups, unique, offsets, np.argsort(lookups, kind="stable"), hot_segments(offsets))
+        return cls(rows, *(torch.from_numpy(a.astype(np.int32)) for a in arrays))
+
+    @classmethod
+    def draw(cls, rows: int, lookups: int) -> Batch:
+        """A batch of which a few rows have thousands of lookups."""
+        drawn = torch.rand(lookups, generator=torch.Generator().manual_seed(0))
+        return cls.of((drawn**4 * rows).int().numpy(), rows)
+
+    def records(self, layout: RecordLayout) -> torch.Tensor:
+        """Weights of both signs, states that are positive."""
+        generator = torch.Generator().manual_seed(1)
+        records = torch.zeros((self.rows, layout.bytes), dtype=torch.uint8)
+        layout.weight(records).copy_(torch.randn((self.rows, layout.dim), generator=generator))
+        for index, elements in enumerate(layout.state_elements):
+            layout.state(records, index).copy_(torch.rand((self.rows, elements), generator=generator) + 0.1)
+        return records
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _values(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+def copies(batch: Batch, dim: int) -> Iterator[Case]:
+    """Records of the distinct rows, out of the cache and into it."""
+    layout = RecordLayout(dim, torch.float32, (dim,))
+    cache, count = batch.records(layout), len(batch.unique)
+    taken = {"cache": cache, "slots": batch.unique}
+    rows = cache.flip(0)[:count].contiguous()
+    least = count * (4 + 2 * layout.bytes)
+    yield Case("gather_rows", taken, least)
+    yield Case("scatter_rows", {**taken, "rows": rows}, least)
+    places = torch.arange(count, dtype=torch.int32)
+    swapped = {**taken, "places": places, "rows": rows, "leaving": torch.empty_like(rows)}
+    yield Case("swap_rows", swapped, count * (8 + 4 * layout.bytes))
+
+
+def lookups(
+    batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES, weighted: bool = True
+) -> Iterator[Case]:
+    """Sequence and pooled lookups, and the gradient of sample weights.
+
+    `weighted`: bags are weighted means; otherwise sums.
+    """
+    n = len(batch.slots)
+    bags = n // BAG
+    pooled = {
+        "slots": batch.slots[: bags * BAG],
+        "offsets": torch.arange(0, n + 1, BAG),
+        "columns": torch.zeros(1, dtype=torch.int64),
+        "mean": torch.full((1,), weighted),
+    }
+    scale = _values(bags * BAG) if weighted else None
+    for dtype in dtypes:
+        layout = RecordLayout(dim, dtype, (dim,))
+        weights = layout.weight(batch.records(layout))
+        read, short = n * (dim * dtype.itemsize + 4), _short(dtype)
+        sequence = {"weights": weights, "slots": batch.slots}
+        yield Case(f"lookup_sequence {short}", sequence, read + 4 * n * dim)
+        read += bags * (8 + 4 * dim)
+        out = {"per_sample_weights": scale, "first_bag": 0, "out": torch.zeros(bags, dim)}
+        yield Case(f"lookup_pooled {short}", {"weights": weights, **pooled, **out}, read + 4 * n * weighted)
+        grad = {"weights": weights, **pooled, "grad": _values(bags, dim)}
+        yield Case(f"pooled_weights_grad {short}", grad, read + 4 * n)
+
+
+def swap_lookups(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES) -> Iterator[Case]:
+    """Every other distinct row comes, and one leaves for it: lookups of both kinds, in one call with the swap."""
+    coming = batch.unique[::2].clone()
+    count, n = len(coming), len(batch.slots)
+    of_slot = torch.arange(batch.rows, dtype=torch.int32)
+    of_slot[coming.long()] = torch.arange(batch.rows, batch.rows + count, dtype=torch.int32)
+    origins = of_slot[batch.slots.long()]
+    bags = n // BAG
+    pooled = {
+        "offsets": torch.arange(0, n + 1, BAG),
+        "per_sample_weights": None,
+        "columns": torch.zeros(1, dtype=torch.int64),
+        "mean": torch.zeros(1, dtype=torch.bool),
+        "first_bag": 0,
+        "out": torch.zeros(bags, dim),
+    }
+    for dtype in dtypes:
+        layout = RecordLayout(dim, dtype, (dim,))
+        cache = batch.records(layout)
+        rows = cache.flip(0)[:count].contiguous()
+        swap = {
+            "cache": cache,
+            "slots": coming,
+            "places": torch.arange(count, dtype=torch.int32),
+            "rows": rows,
+            "leaving": torch.empty_like(rows),
+            "dim": dim,
+            "weight_dtype": dtype,
+        }
+        moved, read, short = count * (8 + 4 * layout.bytes), n * (dim * dtype.itemsize + 4), _short(dtype)
+        lookups = {"lookup_slots": batch.slots, "origins": origins}
+        yield Case(f"swap_lookup_sequence {short}", {**swap, **lookups}, moved + read + 4 * n * dim)
+        lookups = {name: each[: bags * BAG] for name, each in lookups.items()}
+        least = moved + read + bags * (8 + 4 * dim)
+        yield Case(f"swap_lookup_pooled {short}", {**swap, **lookups, **pooled}, least)
+
+
+def updates(
+    batch: Batch,
+    dim: int,
+    dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES,
+    optimizers: Iterable[str] = tuple(FORMULAS),
+) -> Iterator[Case]:
+    """Updates by optimizers, and the sums of an accumulation window."""
+    n, u = len(batch.slots), len(batch.unique)
+    sums = {
+        "grads": [_values(n, dim)],
+        "unique_slots": batch.unique,
+        "segment_offsets": batch.offsets,
+        "grad_row": batch.positions,
+        "grad_source": None,
+        "grad_column": None,
+        "scale": None,
+        "hot_segments": batch.hot_segments,
+    }
+    coefficients = torch.linspace(0.1, 0.9, COEFFICIENTS)[None]
+    coefficients[0, 0] = _MAX_GRADIENT
+    read = 4 * n * dim + 4 * n + 8 * u
+    for optimizer in optimizers:
+        for dtype in dtypes:
+            layout = RecordLayout(dim, dtype, FORMULAS[optimizer].state_elements(dim))
+            update = {
+                "cache": batch.records(layout),
+                **sums,
+                "table_offsets": torch.tensor([0, u], dtype=torch.int32),
+                "coefficients": coefficients,
+                "optimizer": optimizer,
+                "dim": dim,
+                "weight_dtype": dtype,
+            }
+            stored = dim * dtype.itemsize + 4 * sum(layout.state_elements)
+            variant = "" if dtype is torch.float32 else f" {_short(dtype)}"
+            yield Case(f"update_rows {optimizer}{variant}", update, read + 2 * u * stored, layout)
+    pending = torch.zeros((batch.rows, 2 * dim))
+    yield Case("accumulate_rows", {"pending": pending, **sums}, read + 2 * u * 8 * dim)
+
+
+def cases(batch: Batch, dim: int, optimizers: Iterable[str] = tuple(FORMULAS)) -> Iterator[Case]:
+    """Every operator, the simplest kernels first."""
+    yield from copies(batch, dim)
+    yield from lookups(batch, dim)
+    yield from swap_lookups(batch, dim)
+    yield from updates(batch, dim, optimizers=optimizers)

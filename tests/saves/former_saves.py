@@ -1,0 +1,187 @@
+"""Small saves of every version, which later ones have to load: writes those of this version.
+
+python tests/saves/former_saves.py     writes tests/data/saves/<version>: models that it does not have yet
+
+For each model of `MODELS` there is an archive of its saves, `<model>.zip`, and `<model>.json`: the bits of rows,
+states, pending gradients, counts and clocks when the last one was written, read from the tables and not from the save.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tables
+import test_saved_evicted as leaving
+import torch
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # models of several ranks
+
+import ranks  # noqa: E402
+import sharded_model  # noqa: E402
+import test_saved_life as life  # noqa: E402
+import test_saves_any_world as any_world  # noqa: E402
+
+import rec_sdk_torch as rst  # noqa: E402
+from rec_sdk_torch.saves.format import manifest  # noqa: E402
+from rec_sdk_torch.tbe.rows.pieces import cached  # noqa: E402
+
+SAVES = HERE.parent / "data" / "saves"
+SHARDED = sharded_model.Scenario(
+    optimizer=rst.AccumulateAdagrad,
+    options={"use_accumulate": True, "accumulate_step": 3},
+    rules={"admit_threshold": 2, "evict_idle_steps": 3, "evict_step_interval": 2},
+    sharding=("row_wise", "row_wise", "table_wise"),
+    sizes=((1, 2),),
+    steps=5,
+)
+"""Five steps in windows of three: one is open."""
+
+SKETCH = next(place for place, each in enumerate(life.LIVES) if each.sketch_bytes)
+
+Contents = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Former:
+    """A model of which there are saves.
+
+    Attributes:
+        make: one that was not trained.
+        contents: all that is to be found again after a load.
+        write: trains one and saves it to a folder; what `contents` is of it.
+        place: of the last save in that folder.
+    """
+
+    make: Callable[[], Any]
+    contents: Callable[[Any], Contents]
+    write: Callable[[Path], Contents]
+    place: str = "."
+
+
+def _chain(base: Path, deltas: Path | None = None) -> Contents:
+    """A full save and two deltas; ids leave in between, and a window is open at the end."""
+    embedding = tables.make(tables.WINDOWS)
+    for begin, end in ((0, 4), (4, 8), (8, 13)):
+        tables.train(embedding, range(begin, end))
+        embedding.view("a").remove(embedding.view("a").ids()[:3])
+        rst.Saver().save(embedding, base if begin == 0 or deltas is None else deltas, incremental=True)
+    return tables.contents(embedding)
+
+
+def _folders(folder: Path) -> Contents:
+    """The same with deltas in another folder."""
+    return _chain(folder / "base", folder / "deltas")
+
+
+def _packed(folder: Path) -> Contents:
+    """The same in packs, as saves of many tables have them."""
+    many, manifest.MANY_TABLES = manifest.MANY_TABLES, 1
+    try:
+        return _chain(folder)
+    finally:
+        manifest.MANY_TABLES = many
+
+
+def _warm(folder: Path) -> Contents:
+    """One save of the same, and which rows were in the cache."""
+    embedding = tables.make(tables.WINDOWS)
+    tables.train(embedding, range(6))
+    rst.Saver().save(embedding, folder, incremental=True)
+    return _cached(embedding)
+
+
+def _cached(embedding: Any) -> Contents:
+    with embedding.exclusive():
+        ids = {each.name: sorted(cached(embedding.view(each.name)).by_heat()[0].tolist()) for each in embedding.tables}
+    return {"cached": ids, **tables.contents(embedding)}
+
+
+def _life(folder: Path, of: int = 1) -> Contents:
+    embedding = life.make(life.LIVES[of])
+    for begin in (0, 5):
+        life.train(embedding, range(begin, begin + 5))
+        rst.Saver().save(embedding, folder, incremental=True)
+    return _living(embedding)
+
+
+def _sketch(folder: Path) -> Contents:
+    """Ids without a row are counted in a sketch."""
+    return _life(folder, SKETCH)
+
+
+def _living(embedding: Any) -> Contents:
+    return {"lives": life.lives(embedding), **tables.contents(embedding)}
+
+
+def _evicted(folder: Path) -> Contents:
+    """Rows left, and were taken in part."""
+    embedding = leaving.make()
+    for begin in (0, 5):
+        leaving.train(embedding, range(begin, begin + 5))
+        embedding.view("a").take_evicted(1)
+        rst.Saver().save(embedding, folder, incremental=True)
+    return _waiting(embedding)
+
+
+def _waiting(embedding: Any) -> Contents:
+    return {"evicted": leaving.waiting(embedding), **tables.contents(embedding)}
+
+
+def _sharded(folder: Path) -> Contents:
+    two = ranks.Ranks(2)
+    held = any_world.joined(SHARDED, two.run(any_world.save, SHARDED, str(folder)))
+    two.close()
+    return held
+
+
+MODELS = {
+    "chain": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _chain),
+    "packs": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _packed),
+    "folders": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _folders, "deltas"),
+    "warm": Former(lambda: tables.make(tables.WINDOWS), _cached, _warm),
+    "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
+    "sketch": Former(lambda: life.make(life.LIVES[SKETCH]), _living, _sketch),
+    "evicted": Former(leaving.make, _waiting, _evicted),
+    "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
+}
+
+
+def plain(contents: Any) -> Any:
+    """The same as JSON gives it back."""
+    if isinstance(contents, Mapping):
+        return {str(name): plain(value) for name, value in contents.items()}
+    if isinstance(contents, list | tuple):
+        return [plain(value) for value in contents]
+    return contents.hex() if isinstance(contents, bytes) else contents
+
+
+def _lines(contents: Mapping[str, Any]) -> str:
+    """Returns JSON with one line for each table or other part."""
+    lines = ",\n".join(f"{json.dumps(part)}: {json.dumps(contents[part])}" for part in sorted(contents))
+    return f"{{\n{lines}\n}}\n"
+
+
+def main() -> None:
+    """The command line."""
+    torch.set_num_threads(1)
+    version = SAVES / rst.__version__
+    version.mkdir(exist_ok=True)
+    for name, former in MODELS.items():
+        if (version / f"{name}.json").exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            expected = plain(former.write(Path(folder)))
+            shutil.make_archive(str(version / name), "zip", folder)
+        (version / f"{name}.json").write_text(_lines(expected))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Saves that are written while training goes on: they have the rows of their moment, bit by bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tables
+import torch
+from forking import fork, sleeping_child
+from jagged import apply, bag_config, bags_collection, numbered, rows_of, train_step
+from tables import ADAGRAD, WINDOWS, contents, make, train
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.saves.save import saving
+from rec_sdk_torch.saves.save.job import SaveJob
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
+from rec_sdk_torch.tbe.cache.batch import Seen
+from rec_sdk_torch.tbe.rows import snapshot
+
+LIFE = TableLife(admit_threshold=2, evict_step_interval=2, evict_idle_steps=3, max_rows=25, keep_evicted=True)
+HASHED = ("a", "c")
+SGD = (torch.optim.SGD, {"lr": 0.1})
+
+
+def with_life(cache: int = 20, **options: Any) -> TableBatchedEmbedding:
+    """As `make`, whose hash tables admit and evict ids."""
+    configs = tables.configs(**options)
+    for config in configs:
+        if config.hashed:
+            object.__setattr__(config, "life", LIFE)
+    optimizer = rst.TableOptimizer.create(*ADAGRAD)
+    return TableBatchedEmbedding(configs, optimizer=optimizer, cache=cache, seed=1)
+
+
+def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+    """The counts that tables have of their ids."""
+    result: dict[str, Any] = {}
+    for name in HASHED:
+        view = embedding.view(name)
+        if view.config.life is None:
+            continue
+        ids = view.ids()
+        columns = view.row_columns(ids)
+        result[name] = {
+            int(one): [columns[key][place].item() for key in sorted(columns)] for place, one in enumerate(ids)
+        }
+        waiting, of_waiting = view.candidates()
+        result[f"{name}.candidates"] = (waiting.tolist(), {key: each.tolist() for key, each in of_waiting.items()})
+        result[f"{name}.clocks"] = view.clocks()
+        left = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.evicted_waiting()]
+        result[f"{name}.left"] = [row for ids_left, weights in left for row in zip(ids_left, weights, strict=True)]
+    return result
+
+
+def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], None], aside: int = 1000) -> None:
+    """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
+    monkeypatch.setattr(snapshot, "PIECE_BYTES", 200)
+    monkeypatch.setattr(saving, "ASIDE_BYTES", aside)
+    pieces = snapshot.Snapshot.pieces
+
+    def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.Rows]:
+        for rows in pieces(self):
+            between()
+            yield rows
+
+    monkeypatch.setattr(snapshot.Snapshot, "pieces", slowly)
+
+
+def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
+    """One change of the tables per call: steps, removals, writes, evictions."""
+    random = np.random.default_rng(seed)
+    count = iter(range(1000 * seed, 10**9))
+
+    def change() -> None:
+        kind = random.integers(0, 8)
+        view = source.view(str(random.choice(["a", "b", "c", "d"])))
+        ids = torch.from_numpy(random.choice(60, 5, replace=False))
+        if kind == 0 and not source.layout.window_open():
+            view.remove(ids)
+        elif kind == 1 and not view.config.hashed:
+            view.write(ids, {"weight": torch.full((5, view.config.embedding_dim), 7.0, dtype=view.config.weight_dtype)})
+        elif kind == 2 and view.config.life is not None:
+            view.evict()
+            view.put_back(view.take_evicted(3))
+        elif kind == 3 and not source.layout.window_open():  # a row is planned twice before its first update
+            batch = tables.batch(next(count))
+            outputs = [source(*batch) for _ in range(2)]
+            sum(output.square().sum() for output in outputs).backward()
+        else:
+            number = next(count)
+            train(source, range(number, number + 1))
+
+    return change
+
+
+@pytest.mark.parametrize("case", ["adagrad", "window", "life"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_save_has_its_moment_whatever_happens_meanwhile(
+    case: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(cache: int) -> TableBatchedEmbedding:
+        return with_life(cache) if case == "life" else make(WINDOWS if case == "window" else ADAGRAD, cache=cache)
+
+    source = build(9 + 10 * seed)
+    train(source, range(7 + seed))
+    first = SaveJob(source, tmp_path, False)
+    then, counts = contents(source), counted(source)
+    small_pieces(monkeypatch, disturbance(source, seed + 1))
+    first.run()
+    assert contents(source) != then  # it did go on
+    target = build(33)
+    rst.Saver().load(target, tmp_path)
+    assert contents(target) == then
+    assert counted(target) == counts
+    # A delta of the next moment, also disturbed.
+    second = SaveJob(source, tmp_path, True)
+    then, counts = contents(source), counted(source)
+    second.run()
+    rst.Saver().load(target, tmp_path)
+    assert contents(target) == then
+    assert counted(target) == counts
+    with source.exclusive():
+        assert not any(group.snapshots for group in source.groups)
+
+
+def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, other = make(), make()
+    train(other, range(50, 55))
+    rst.Saver().save(other, tmp_path / "other")
+    train(source, range(5))
+    job, then = SaveJob(source, tmp_path / "own", False), contents(source)
+    rst.Saver().load(source, tmp_path / "other")
+    assert contents(source) == contents(other)
+    job.run()
+    target = make()
+    rst.Saver().load(target, tmp_path / "own")
+    assert contents(target) == then
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
+def test_tables_that_are_laid_out_anew_during_a_save(optimizer: Any, tmp_path: Path) -> None:
+    """Ids that left before that are in no log any more: the next save is a full one."""
+    source, ids = make(None), torch.arange(20)
+    source.view("a").write(ids, {"weight": torch.ones(20, 4)})
+    job = SaveJob(source, tmp_path, True)
+    source.view("a").remove(ids[:5])
+    source.set_optimizers(dict.fromkeys(range(4), rst.TableOptimizer.create(*optimizer)))
+    job.run()
+    first = make(None)
+    rst.Saver().load(first, tmp_path)
+    assert sorted(first.table_ids("a").tolist()) == list(range(20)), "the moment of the save"
+    rst.Saver().save(source, tmp_path, incremental=True)
+    target = make(optimizer)
+    rst.Saver().load(target, tmp_path)
+    assert contents(target) == contents(source)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_training_goes_on_beside_the_thread_that_writes(
+    incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make(cache=30)
+    train(source, range(4))
+    rst.Saver().save(source, tmp_path)
+    train(source, range(4, 6))
+    then = contents(source)
+    steps = threading.Semaphore(0)
+    small_pieces(monkeypatch, lambda: bool(steps.acquire(timeout=10)))  # a step per piece, at least
+    future = rst.Saver().save(source, tmp_path, incremental, background=True)
+    number = 10
+    while not future.done():
+        train(source, range(number, number + 1))
+        number += 1
+        steps.release()
+    assert number > 20
+    assert Path(future.result()).parent == tmp_path.resolve()
+    target = make()
+    rst.Saver().load(target, tmp_path)
+    assert contents(target) == then
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collection() -> torch.nn.Module:
+        config = bag_config("t0", ("f0",), num_embeddings=60, embedding_dim=4, is_incremental=True)
+        model = torch.nn.ModuleList([bags_collection(torch.device("cpu"), config, cache=40)])
+        apply(model, torch.optim.Adagrad, lr=0.1)
+        return model
+
+    def bytes_of(tables: torch.nn.Module) -> dict[int, bytes]:
+        return {one: row.numpy().tobytes() for one, row in rows_of(tables).items()}
+
+    def steps() -> Iterator[Any]:
+        for step in range(40):
+            yield numbered(12, 9 * step % 48)
+
+    source, plain = collection(), collection()
+    saves: list[Any] = []
+    between = threading.Semaphore(0)
+    small_pieces(monkeypatch, lambda: bool(between.acquire(timeout=10)))
+    for step, batch in enumerate(rst.prefetch(steps(), source, depth)):
+        train_step(source[0], batch)
+        between.release()
+        if step in (7, 20):
+            if saves:
+                saves[-1][0].result(timeout=60)
+            then = bytes_of(source[0])
+            saves.append((rst.Saver().save(source, tmp_path / str(step), background=True), then))
+    for _ in range(1000):
+        between.release()
+    for number, (future, then) in zip((7, 20), saves, strict=True):
+        future.result(timeout=60)
+        target = collection()
+        rst.Saver().load(target, tmp_path / str(number))
+        assert bytes_of(target[0]) == then
+        assert len(then) > 20
+    for batch in steps():
+        train_step(plain[0], batch)
+    assert bytes_of(source[0]) == bytes_of(plain[0])
+
+
+def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "PATIENCE", 2)
+    source = make(cache=20)
+    train(source, range(5))
+    job, then = SaveJob(source, tmp_path, False), contents(source)
+    held = [group.engine for group in source.groups]
+    call = source.queue.take(source.queue.batch(*_arguments(source)))
+    assert any(engine.unapplied() for engine in held)
+    job.run()
+    del call
+    target = make()
+    rst.Saver().load(target, tmp_path)
+    assert contents(target) == then
+
+
+def _arguments(source: TableBatchedEmbedding) -> tuple[Any, ...]:
+    indices, offsets = tables.batch(99)
+    return offsets, indices, offsets, 4, source._keys, None, False, Seen(None, None, None)
+
+
+def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, twin = make(), make()
+    train(source, range(5))
+    train(twin, range(5))
+    monkeypatch.setattr(saving, "ASIDE_BYTES", 0)
+    job = SaveJob(source, tmp_path, False)
+
+    def full(**_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot.tempfile, "TemporaryFile", full)
+    train(source, range(5, 8))
+    train(twin, range(5, 8))
+    assert contents(source) == contents(twin)
+    with pytest.raises(RuntimeError, match="could not be put aside") as raised:
+        job.run()
+    assert isinstance(raised.value.__cause__, OSError)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    rst.Saver().save(source, tmp_path)  # nothing is left of the one that failed
+
+
+def test_an_error_of_the_background_is_raised_by_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make()
+    train(source, range(2))
+    monkeypatch.setattr("rec_sdk_torch.saves.save.job.finish", lambda *_: 1 / 0)
+    future = rst.Saver().save(source, tmp_path, background=True)
+    with pytest.raises(ZeroDivisionError):
+        future.result(timeout=30)
+
+
+def test_a_process_that_is_forked_during_a_save_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lock of the save, and not the thread that would let go of it."""
+    source = make()
+    train(source, range(3))
+    rst.Saver().save(make(), tmp_path / "first")
+    go_on = threading.Semaphore(0)
+    small_pieces(monkeypatch, lambda: bool(go_on.acquire(timeout=60)))
+    future = rst.Saver().save(source, tmp_path / "a", background=True)
+    work = {
+        "save": lambda: rst.Saver().save(source, tmp_path / "b"),
+        "load": lambda: rst.Saver().load(source, tmp_path / "first"),
+        "train": lambda: train(source, range(3, 4)),
+    }
+    children = {name: fork(each) for name, each in work.items()}
+    with sleeping_child():  # it has no lock of the folder either
+        go_on.release(1000)
+        future.result(timeout=60)
+        rst.Saver().save(source, tmp_path / "a", incremental=True)
+    for name, child in children.items():
+        said = child.said()
+        assert said.startswith("RuntimeError: process "), (name, said)
+        assert "or saved them: locks and threads do not survive a fork" in said
+    child = fork(lambda: Path(rst.Saver().save(source, tmp_path / "b")).parent.name)
+    assert child.said() == "b", "no save goes on: the child has a copy of the tables"

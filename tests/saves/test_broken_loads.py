@@ -1,0 +1,295 @@
+"""Loads that break off half-way: the model is as it was or, where there was no room for both, empty; and goes on."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import odd_saves
+import pytest
+import torch
+from odd_saves import make, state_of, train
+from test_saver import same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.saves.load import reading, room
+from rec_sdk_torch.tbe.cache.device_cache import Group
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> tuple[Path, Any]:
+    """(folder of saves, what is in the latest)."""
+    return tmp_path, odd_saves.saved(tmp_path)[-1][1]
+
+
+class Breaks:
+    """`open_file` fails at the n-th file that a load reads for its rows."""
+
+    def __init__(self, number: int, error: BaseException) -> None:
+        self.left, self.error, self.open_file = number, error, reading.open_file
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.open_file(*arguments)
+
+
+def files_read(saves: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    counting = Breaks(0, OSError())
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "open_file", counting)
+        rst.Saver().load(make(), saves)
+    return -counting.left
+
+
+@pytest.mark.parametrize("error", [OSError("planted"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_file_that_cannot_be_read_any_more(
+    error: BaseException, saves: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, saved = saves
+    files = files_read(path, monkeypatch)
+    assert files >= 7
+    target = make()
+    train(target, range(50, 53))
+    before = state_of(target)
+    for number in range(1, files + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(reading, "open_file", Breaks(number, error))
+            with pytest.raises(type(error)):
+                rst.Saver().load(target, path)
+        same(state_of(target), before)
+    train(target, range(53, 54))
+    rst.Saver().load(target, path)
+    same(state_of(target), saved)
+
+
+class Two(torch.nn.Module):
+    """Two embeddings with tables of the same names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = make(), make()
+
+
+def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = Two(), Two()
+    train(source.first, range(4))
+    train(source.second, range(4, 8))
+    rst.Saver().save(source, tmp_path)
+    for each in (target.first, target.second):
+        train(each, range(50, 52))
+    before = [state_of(each) for each in (target.first, target.second)]
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "open_file", Breaks(6, OSError("planted")))
+        with pytest.raises(OSError, match="planted"):
+            rst.Saver().load(target, tmp_path)
+    for each, was in zip((target.first, target.second), before, strict=True):
+        same(state_of(each), was)
+    rst.Saver().load(target, tmp_path)
+    for each, its in ((target.first, source.first), (target.second, source.second)):
+        same(state_of(each), state_of(its))
+
+
+# ---- no room for both
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for few rows."""
+    monkeypatch.setattr(room, "available_memory", lambda: 100)
+
+
+def large() -> Any:
+    """With more rows than the save: what they give back is enough."""
+    target = make()
+    target.view("a").write(torch.arange(100, 300), {"weight": torch.ones(200, 4)})
+    train(target, range(50, 53))
+    return target
+
+
+@pytest.mark.parametrize("number", [2, 6])
+def test_tables_are_emptied_first_where_memory_is_short(
+    number: int, saves: tuple[Path, Any], little: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, saved = saves
+    target = large()
+    optimizer = state_of(target)["optimizer 0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "open_file", Breaks(number, OSError("planted")))
+        with (
+            pytest.warns(UserWarning, match=r"host memory has no room .* emptied first"),
+            pytest.raises(OSError, match="planted"),
+        ):
+            rst.Saver().load(target, path)
+    state = state_of(target)
+    assert not any(state[name] for name in ("a", "a.window", "b.window", "counts"))
+    assert state["candidates"][0] == []
+    same(state["optimizer 0"], optimizer)
+    train(target, range(53, 54))
+    other = large()
+    with pytest.warns(UserWarning, match="emptied first"):
+        rst.Saver().load(other, path)
+    same(state_of(other), saved)
+
+
+def test_rows_that_fit_in_no_way(saves: tuple[Path, Any], little: None) -> None:
+    target = make()
+    before = state_of(target)
+    with pytest.raises(MemoryError, match=r"its rows need [0-9]+ bytes of host memory, 100 are free"):
+        rst.Saver().load(target, saves[0])
+    same(state_of(target), before)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """A limit on the size of files stands for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def on_disk(path: Path) -> rst.TableBatchedEmbedding:
+    target = make(host_store=path / "rows")
+    train(target, range(50, 53))
+    return target
+
+
+def test_a_disk_without_room(
+    saves: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path_factory.mktemp("stores")
+    target = on_disk(folder)
+    files, before = sorted(folder.rglob("*.rows")), state_of(target)
+    request.getfixturevalue("small_disk")
+    with pytest.raises(OSError, match="host store needs"):
+        rst.Saver().load(target, saves[0])
+    same(state_of(target), before)
+    assert sorted(folder.rglob("*.rows")) == files
+    train(target, range(53, 54))
+
+
+def test_a_disk_with_room_for_one_of_both(
+    saves: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, saved = saves
+    folder = tmp_path_factory.mktemp("stores")
+    target = on_disk(folder)
+    rst.Saver().load(target, path)
+    same(state_of(target), saved)
+    assert len(list(folder.rglob("*.rows"))) == 2, "those of the rows before are gone"
+    monkeypatch.setattr(room, "_free", lambda store: 100)
+    with pytest.warns(UserWarning, match="the disk of host_store .* emptied first"):
+        rst.Saver().load(target, path)
+    same(state_of(target), saved)
+    fresh = make(host_store=folder / "more")
+    monkeypatch.setattr(room, "_free", lambda store: -(1 << 40))
+    with pytest.raises(OSError, match=r"its rows need .* of the disk of host_store .*more', -1099511627776 are free"):
+        rst.Saver().load(fresh, path)
+
+
+def test_rows_on_disk_need_no_memory(
+    saves: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "available_memory", lambda: 0)
+    target = on_disk(tmp_path_factory.mktemp("stores"))
+    rst.Saver().load(target, saves[0])
+    same(state_of(target), saves[1])
+
+
+# ---- the moment of the change
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupt_between_two_groups_is_made_good(
+    number: int, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the save are there for the next call, of all groups."""
+    adagrad = (torch.optim.Adagrad, {"lr": 0.1})
+    source, target = (
+        rst.TableBatchedEmbedding(
+            [rst.TableConfig("a", 30, 4), rst.TableConfig("b", 12, 8, hashed=False)],
+            optimizer=rst.TableOptimizer.create(*adagrad),
+            cache=12,
+            seed=1,
+        )
+        for _ in range(2)
+    )
+    train(source, range(4))
+    rst.Saver().save(source, tmp_path)
+    train(target, range(50, 52))
+    adopt, calls = Group.adopt, []
+
+    def interrupted(group: Group, *arguments: Any) -> None:
+        calls.append(group)
+        if when == "after":
+            adopt(group, *arguments)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        if when == "before":
+            adopt(group, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Group, "adopt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rst.Saver().load(target, tmp_path)
+    same(odd_saves.contents(target), odd_saves.contents(source))
+    train(source, range(4, 6))
+    train(target, range(4, 6))
+    same(odd_saves.contents(target), odd_saves.contents(source))
+
+
+def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
+    target = make()
+    train(target, range(50, 53))
+    before = [target.cache_stats(table) for table in (None, "a", "b")]
+    rst.Saver().load(target, saves[0])
+    assert len(target.view("a").take_evicted()) == target.cache_stats("a")["evicted_waiting"] + 3
+    for table, counted in zip((None, "a", "b"), before, strict=True):
+        now = target.cache_stats(table)
+        assert now["warmed_rows"] > 0
+        counted["warmed_rows"] = now["warmed_rows"]
+        assert {name: now[name] for name in counted} == counted | {"pinned_rows": 0, "evicted_waiting": 0}
+    train(target, range(53, 54))
+    assert target.cache_stats("a")["batches"] == before[1]["batches"] + 1
+    target.reset_cache_stats()
+    assert not any(target.cache_stats().values())
+
+
+def test_changes_are_known_from_the_load_on(saves: tuple[Path, Any]) -> None:
+    target = make()
+    train(target, range(50, 53))
+    view = target.view("a")
+    versions = [view.version()]
+    rst.Saver().load(target, saves[0])
+    versions.append(view.version())
+    changed = [[int(i) for chunk in view.chunks(since=version) for i in chunk.ids] for version in versions]
+    assert sorted(changed[0]) == sorted(view.ids().tolist())
+    assert changed[1] == []
+    view.write(view.ids()[:1], {"weight": torch.ones(1, 4)})
+    assert [int(i) for chunk in view.chunks(since=versions[1]) for i in chunk.ids] == view.ids()[:1].tolist()
+
+
+def test_prefetched_batches_are_planned_anew(saves: tuple[Path, Any]) -> None:
+    """Under a policy that was told of batches before the load."""
+    target, twin = (make(cache_policy="look_ahead") for _ in range(2))
+    ids = torch.tensor([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])
+    batches = [(ids + i, torch.arange(0, 11, 5)) for i in range(6)]
+    seen = {"clicks": torch.ones(10, dtype=torch.int64), "timestamps": torch.full((10,), 60)}
+    for each in (target, twin):
+        train(each, range(50, 51))
+        if each is target:
+            for batch in batches:
+                each.prefetch(*batch, **seen)
+            each.queue.wait()
+        rst.Saver().load(each, saves[0])
+        for batch in batches:
+            each(*batch, **seen).square().sum().backward()
+    same(state_of(target), state_of(twin))

@@ -1,0 +1,250 @@
+"""A save is loaded into a model of other rules, another optimizer or another format, which then saves what changed.
+
+The second save is a delta where rows have the same columns and parts as before, and else a full one; readers agree.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tables import contents
+from test_saver import same
+from torchrec.optim.optimizers import LAMB
+
+import rec_sdk_torch as rst
+from rec_sdk_torch import AccumulateSGD
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.saves.format.manifest import DELTA, FULL, read_manifest
+from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+
+RULES = {
+    "none": None,
+    "kept": TableLife(keep_evicted=True),
+    "admitted": TableLife(admit_threshold=2.0),
+    "sketch": TableLife(admit_threshold=2.0, sketch_bytes=500),
+    "chance": TableLife(admit_probability=0.5),
+    "idle": TableLife(evict_idle_steps=3, evict_step_interval=2, admit_threshold=2.0, keep_evicted=True),
+    "age": TableLife(evict_age=25, evict_step_interval=2, admit_threshold=2.0, keep_evicted=True),
+    "norm": TableLife(evict_norm=1e-3, evict_step_interval=2),
+    "share": TableLife(evict_share=0.1, evict_step_interval=4),
+    "clicks": TableLife(evict_share=0.1, evict_step_interval=4, beta=2.0),
+    "half-life": TableLife(evict_share=0.1, evict_step_interval=4, score_half_life=2),
+    "bound": TableLife(max_rows=30, keep_evicted=True),
+}
+OPTIMIZERS = {
+    "no optimizer": None,
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "Adam": (torch.optim.Adam, {"lr": 0.1}),
+    "LAMB": (LAMB, {"lr": 0.1}),
+    "AdamW, narrow": (torch.optim.AdamW, {"lr": 0.1, "state_dtypes": {"exp_avg": torch.bfloat16}}),
+    "SGD windows": (AccumulateSGD, {"lr": 0.1, "use_accumulate": True, "accumulate_step": 2}),
+}
+FORMATS: dict[str, dict[str, Any]] = {
+    "hash": {},
+    "half": {"weight_dtype": torch.float16},
+    "index": {"hashed": False},
+    "fewer": {"hashed": False, "num_embeddings": 40},
+}
+IGNORED = pytest.mark.filterwarnings("ignore::UserWarning")
+"""Warnings of what a model does not take over from the save of another."""
+
+
+class Model(NamedTuple):
+    """A configuration, by names."""
+
+    rules: str = "none"
+    optimizer: str = "SGD"
+    format: str = "hash"
+
+    def make(self, cache: int = 60) -> TableBatchedEmbedding:
+        fields = {"hashed": True, "num_embeddings": 60, **FORMATS[self.format]}
+        life = RULES[self.rules] if fields["hashed"] else None
+        table = TableConfig("t", embedding_dim=4, track_changes=True, life=life, **fields)
+        chosen = OPTIMIZERS[self.optimizer]
+        optimizer = None if chosen is None else TableOptimizer.create(*chosen)
+        return TableBatchedEmbedding([table], optimizer=optimizer, cache=min(cache, table.num_embeddings), seed=1)
+
+
+def change(model: TableBatchedEmbedding, seed: int) -> None:
+    """Trains three batches, or writes rows of a table without an optimizer."""
+    random, (table,) = np.random.default_rng(seed), model.tables
+    for step in range(seed, seed + 3):
+        ids = torch.from_numpy(random.integers(0, 40, 24))
+        if model.optimizers[0] is None:
+            rows = ids.unique()
+            model.view("t").write(rows, {"weight": torch.rand(len(rows), 4).to(table.weight_dtype)})
+            continue
+        seen = {"clicks": ids % 2} if table.life is not None and table.life.needs_clicks else {}
+        if table.life is not None and table.life.evict_age:
+            seen["timestamps"] = 10 * step + ids % 10
+        model(ids, torch.arange(0, 25, 4), **seen).square().sum().backward()
+
+
+def kept(model: TableBatchedEmbedding) -> tuple[set[str], set[str]]:
+    """The columns and the parts of a row."""
+    life, optimizer = model.tables[0].life, model.optimizers[0]
+    states = [] if optimizer is None else [state.name for state in optimizer.spec.states]
+    return set(life.columns() if life else ()), {"weight", *states}
+
+
+def family(model: Model) -> str:
+    """The optimizer whose states mean the same."""
+    return "Adam" if model.optimizer.startswith("Adam") else model.optimizer
+
+
+def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str) -> list[str]:
+    """The configurations that follow `before`: all of a table, or without --full a quarter of them, by the day."""
+    if request.config.getoption("--full"):
+        return list(table)
+    shift = list(table).index(before) + request.config.getoption("--day")
+    return list(table)[shift % 4 :: 4]
+
+
+def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedEmbedding) -> None:
+    """Whether loads, readers and the check of files have the rows of the model."""
+    rst.Saver().load(again, path)
+    same(contents(again), contents(model))
+    view = model.view("t")
+    ids = view.ids()
+    with TableReader(path, "t") as reader:
+        rows, found = reader.find(ids)
+    assert bool(found.all())
+    assert torch.equal(rows, view.read(ids).parts["weight"])
+    assert main(["verify", str(path)]) == 0
+
+
+def follow(before: Model, after: Model, path: Path) -> None:
+    """Saves the one, loads that into the other, and saves twice more."""
+    source, model = before.make(), after.make()
+    change(source, 0)
+    rst.Saver().save(source, path)
+    rst.Saver().load(model, path)
+    kinds = []
+    for seed in (10, 20):
+        change(model, seed)
+        kinds.append(read_manifest(Path(rst.Saver().save(model, path, incremental=True))).kind)
+    check_readers(model, path, after.make(cache=50))
+    same_states = kept(model)[1] == {"weight"} or family(before) == family(after)
+    same_rows = kept(source) == kept(model) and same_states and before.format == after.format
+    assert kinds == [DELTA if same_rows else FULL, DELTA]
+
+
+@IGNORED
+@pytest.mark.parametrize("before", RULES)
+def test_other_rules(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    for after in partners(request, RULES, before):
+        follow(Model(before), Model(after), tmp_path / after)
+
+
+@IGNORED
+@pytest.mark.parametrize("before", OPTIMIZERS)
+def test_another_optimizer(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    for after in partners(request, OPTIMIZERS, before):
+        follow(Model("idle", before), Model("idle", after), tmp_path / after)
+
+
+@IGNORED
+@pytest.mark.parametrize("before", FORMATS)
+def test_another_format(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    for after in partners(request, FORMATS, before):
+        follow(Model(format=before), Model(format=after), tmp_path / after)
+
+
+BEGUN = {"idle": "last_use", "age": "timestamp"}
+"""Rules by the time since something happened to a row, and the column that has when."""
+
+
+def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: set[str]) -> None:
+    """Whether no id is evicted for what a save lacks, which had the columns `saved`."""
+    if rules not in BEGUN or BEGUN[rules] in saved:
+        return
+    view = model.view("t")
+    before = view.ids().sort().values, view.candidates()[0]
+    assert view.evict() == 0
+    assert all(map(torch.equal, (view.ids().sort().values, view.candidates()[0]), before))
+
+
+def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
+    """A training step with one lookup of each of `ids`."""
+    life = model.tables[0].life
+    seen = {"timestamps": torch.full_like(ids, time)} if life is not None and life.evict_age else {}
+    if life is not None and life.needs_clicks:
+        seen["clicks"] = torch.zeros_like(ids)
+    model(ids, torch.tensor([0, len(ids)]), **seen).sum().backward()
+
+
+@IGNORED
+@pytest.mark.parametrize("after", BEGUN)
+@pytest.mark.parametrize("before", RULES)
+def test_a_rule_that_the_save_lacks_begins_with_the_load(before: str, after: str, tmp_path: Path) -> None:
+    """Rows, candidates and rows that wait to be taken are overdue so long after the load, and not at once."""
+    source, model = Model(before).make(), Model(after).make()
+    saved, view = kept(source)[0], model.view("t")
+    for seed in range(0, 30, 3):
+        change(source, seed)
+    once(source, torch.arange(100, 105), 300)  # candidates, where there are some
+    source.view("t").remove(source.view("t").ids()[:3])
+    source.view("t").set_clocks({"timestamp": 300})  # as of a table that had timestamps before
+    rst.Saver().save(source, tmp_path)
+    rst.Saver().load(model, tmp_path)
+    if BEGUN[after] in saved:
+        return
+    check_nothing_is_overdue(model, after, saved)
+    assert torch.equal(view.candidates()[0], source.view("t").candidates()[0])
+    assert (len(view.candidates()[0]) > 0) == (before in ("admitted", "idle", "age"))
+    waited = view.take_evicted()
+    assert (len(waited) > 0) == (RULES[before] is not None and RULES[before].keep_evicted)
+    view.put_back(waited)
+    assert bool(view.knows(waited.ids).all())
+    check_nothing_is_overdue(model, after, saved)
+    ids = view.ids()
+    assert len(ids) > 20
+    for step in range(4):
+        once(model, torch.tensor([90]), 300 + 10 * step)
+        view.evict()
+        assert bool(view.knows(ids).any()) == (step < (3 if after == "age" else 2))
+
+
+def loaded_elsewhere(
+    random: np.random.Generator, model: TableBatchedEmbedding, before: Model, path: Path
+) -> tuple[TableBatchedEmbedding, Model]:
+    """A model that differs and has loaded the latest save; the same one where that has rows which no other can have."""
+    drawn = [str(random.choice(list(table))) for table in (RULES, OPTIMIZERS, FORMATS)]
+    after = Model(*(new if random.random() < 0.4 else old for new, old in zip(drawn, before, strict=True)))
+    other = after.make(cache=int(random.integers(30, 60)))
+    (old,), (new,) = model.tables, other.tables
+    if old.hashed and not new.hashed and int(model.view("t").ids().max()) >= new.num_embeddings:
+        with pytest.raises(rst.CheckpointError, match="are no rows of the index table"):
+            rst.Saver().load(other, path)
+        return model, before
+    rst.Saver().load(other, path)
+    check_nothing_is_overdue(other, after.rules if new.hashed else "none", kept(model)[0])
+    return other, after
+
+
+@IGNORED
+def test_walks_through_configurations(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Training, saves, and loads into drawn models: each save has the rows of the model that wrote it."""
+    day, full = request.config.getoption("--day"), request.config.getoption("--full")
+    for seed in range(day, day + (20 if full else 1)):
+        random, path = np.random.default_rng(seed), tmp_path / str(seed)
+        drawn, written = Model(), {}
+        model = drawn.make()
+        for step in range(12):
+            change(model, 10 * step)
+            folder = Path(rst.Saver().save(model, path, incremental=True))
+            written[folder] = drawn, contents(model), read_manifest(folder).kind
+            if random.random() < 0.5:
+                model, drawn = loaded_elsewhere(random, model, drawn, path)
+        assert {kind for _, _, kind in written.values()} == {FULL, DELTA}
+        for folder, (its, expected, _) in written.items():
+            again = its.make()
+            rst.Saver().load(again, folder)
+            same(contents(again), expected)

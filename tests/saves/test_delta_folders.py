@@ -1,0 +1,350 @@
+"""Deltas in another folder than the save that they follow: which one that is, and how it is found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tables
+import torch
+from tables import contents, make, train
+from test_saver import refused, same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.saves.format import folders
+from rec_sdk_torch.saves.format.manifest import CACHED, DELTA, FULL, MANIFEST, Manifest, read_manifest
+from rec_sdk_torch.serving import TableReader
+
+
+def full(source: Any, path: Path) -> Manifest:
+    return read_manifest(Path(rst.Saver().save(source, path)))
+
+
+def delta(source: Any, path: Path, **options: Any) -> Manifest:
+    saved = rst.Saver().save(source, path, incremental=True, **options)
+    return read_manifest(Path(saved if isinstance(saved, str) else saved.result(60)))
+
+
+def changes(save: Manifest) -> int:
+    """Rows and ids in the save."""
+    return sum(file.rows for file in save.files if file.role != CACHED)
+
+
+def loaded(*paths: Path, **options: Any) -> Any:
+    target = make(**options)
+    rst.Saver().load(target, paths[0] if len(paths) == 1 else paths)
+    return target
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "base", tmp_path / "deltas" / "of model"
+
+
+@pytest.mark.parametrize("options", [{}, {"background": True}], ids=["", "in the background"])
+def test_a_folder_of_bases_and_one_of_deltas(options: dict[str, Any], places: tuple[Path, Path]) -> None:
+    """Each delta follows the last save of the model, wherever it lies; a base begins a new chain."""
+    source, (base, deltas) = make(), places
+    found = []
+    for step in range(2):
+        train(source, range(10 * step, 10 * step + 3))
+        found.append(full(source, base))
+        for more in (4, 5):
+            train(source, range(10 * step + more, 10 * step + more + 1))
+            source.view("a").remove(source.view("a").ids()[:2])
+            found.append(delta(source, deltas, **options))
+    assert [each.kind for each in found] == [FULL, DELTA, DELTA] * 2
+    assert [each.previous for each in found] == [None, found[0].id, found[1].id, None, found[3].id, found[4].id]
+    assert [each.folders for each in found] == [[], *[["../../base"]] * 2] * 2
+    assert all(changes(each) <= 34 for each in found if each.kind == DELTA)
+    for paths in ((deltas,), (base, deltas), (deltas, base)):
+        same(contents(loaded(*paths)), contents(source))
+    two_steps = loaded(base)
+    rst.Saver().load(two_steps, deltas, incremental=True)  # as scripts of Rec SDK's do
+    same(contents(two_steps), contents(source))
+
+
+def test_a_folder_with_a_whole_chain_goes_on_by_itself(places: tuple[Path, Path]) -> None:
+    source, (a, b) = make(), places
+    train(source, range(3))
+    first = full(source, a)
+    train(source, range(3, 4))
+    second = delta(source, b)
+    train(source, range(4, 5))
+    third = delta(source, a)
+    assert (second.previous, third.previous) == (first.id, first.id)
+    assert (third.sequence, third.folders) == (1, [])
+    train(source, range(5, 6))
+    assert delta(source, b).previous == third.id  # the last one of all: what is in b depends on a anyway
+    same(contents(loaded(b)), contents(source))
+    train(source, range(6, 7))
+    assert delta(source, a).previous == third.id
+    shutil.rmtree(b)
+    same(contents(loaded(a)), contents(source))
+
+
+def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(places: tuple[Path, Path]) -> None:
+    source, folders_of_both = make(), list(places)
+    for path in folders_of_both:
+        train(source, range(2))
+        full(source, path)
+    for step in range(3):
+        for path in folders_of_both:
+            train(source, range(step, step + 1))
+            assert delta(source, path).folders == []
+    shutil.rmtree(places[0])
+    same(contents(loaded(places[1])), contents(source))
+
+
+@pytest.mark.parametrize("lost", ["deltas", "one of two deltas", "base"])
+def test_where_the_last_save_is_gone_an_earlier_one_is_followed(lost: str, places: tuple[Path, Path]) -> None:
+    """Scripts remove the folder of deltas before each save, or keep the latest alone."""
+    source, (base, deltas) = make(), places
+    train(source, range(3))
+    first = full(source, base)
+    for step in (3, 4):
+        train(source, range(step, step + 1))
+        source.view("a").remove(source.view("a").ids()[:2])
+        delta(source, deltas)
+    shutil.rmtree({"deltas": deltas, "base": base}.get(lost) or min(deltas.iterdir()))
+    train(source, range(5, 6))
+    now = delta(source, deltas)
+    assert (now.kind, now.previous) == ((FULL, None) if lost == "base" else (DELTA, first.id))
+    same(contents(loaded(deltas)), contents(source))
+
+
+def test_a_delta_after_a_load_follows_what_was_loaded(places: tuple[Path, Path], tmp_path: Path) -> None:
+    source, (base, deltas) = make(), places
+    train(source, range(3))
+    full(source, base)
+    train(source, range(3, 4))
+    last = delta(source, deltas)
+    resumed = loaded(base, deltas, cache=9)
+    train(resumed, range(4, 5))
+    now = delta(resumed, tmp_path / "third")
+    assert (now.kind, now.previous) == (DELTA, last.id)
+    assert sorted(now.folders) == ["../base", "../deltas/of model"]
+    same(contents(loaded(tmp_path / "third")), contents(resumed))
+    train(resumed, range(5, 6))
+    again = delta(resumed, tmp_path / "third")
+    assert (again.previous, again.folders) == (now.id, now.folders)
+
+
+def test_folders_that_move(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Together they find each other; apart they have to be given, or the model has read the other one."""
+    source, (base, deltas) = make(), places
+    train(source, range(3))
+    first = full(source, base)
+    train(source, range(3, 4))
+    save = Path(rst.Saver().save(source, deltas, incremental=True))
+    whole = tmp_path / "elsewhere" / "and there"
+    shutil.copytree(tmp_path, whole, ignore=shutil.ignore_patterns("elsewhere"))
+    base.rename(tmp_path / "away")
+    same(contents(loaded(whole / "deltas" / "of model")), contents(source))
+    target = make()
+    train(target, range(70, 72))
+    wrong = f"{first.id}, which is not in {deltas}, {base}; {base}: there is no such folder; if it lies elsewhere, give"
+    refused(target, deltas, wrong)
+    with pytest.raises(rst.CheckpointError, match="which is not in"):
+        TableReader(deltas, "a")
+    assert main(["verify", str(deltas)]) == 1
+    now = tmp_path / "away"
+    for paths in ((now, deltas), (now, save), (next(now.iterdir()), save)):
+        same(contents(loaded(*paths)), contents(source))
+    assert TableReader([now, deltas], "a").find(source.view("a").ids())[1].all()
+    assert main(["verify", str(now), str(deltas)]) == 0
+    rst.Saver().load(target, now)
+    rst.Saver().load(target, deltas)
+    train(target, range(4, 5))
+    following = delta(target, deltas)  # says where the base is now
+    assert (following.kind, following.folders) == (DELTA, ["../../away"])
+    same(contents(loaded(deltas)), contents(target))
+
+
+def test_the_latest_of_several_folders_is_loaded(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves of one model have later names, whatever folder they are in, within a second too."""
+    source, empty = make(), tmp_path / "empty"
+    empty.mkdir()
+    clock = folders.now()
+    monkeypatch.setattr(folders, "now", lambda: clock)
+    found: list[str] = []
+    for step, place in enumerate((0, 1, 1, 0, 1)):
+        train(source, range(step, step + 1))
+        found.append(rst.Saver().save(source, places[place], incremental=step != 3))
+        for paths in ((*places, empty), (empty, *reversed(places))):
+            if all(each.exists() for each in paths):
+                assert rst.Saver.get_latest_load_path(paths) == found[-1]
+                same(contents(loaded(*paths)), contents(source))
+    names = [Path(each).name for each in found]
+    assert names == sorted(set(names))
+    with pytest.raises(rst.CheckpointError, match="nowhere: there is no such folder"):
+        loaded(places[0], tmp_path / "nowhere")
+    with pytest.raises(rst.CheckpointError, match=r"empty, .*empty: holds no save"):
+        loaded(empty, empty)
+    with pytest.raises(ValueError, match="path is empty"):
+        rst.Saver().load(source, [])
+
+
+def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(places: tuple[Path, Path]) -> None:
+    model = torch.nn.ModuleList([make(seed=1), make(seed=2)])
+    for each in model:
+        train(each, range(3))
+    base, deltas = places
+    whole = full(model, base)
+    assert delta(model[0], deltas).kind == FULL
+    assert delta(model[0], deltas).kind == DELTA
+    now = delta(model, deltas)
+    assert (now.kind, now.previous) == (DELTA, whole.id)
+    target = torch.nn.ModuleList([make(seed=3), make(seed=4)])
+    rst.Saver().load(target, deltas)
+    for each, its in zip(model, target, strict=True):
+        same(contents(its), contents(each))
+
+
+def test_copies_of_a_save(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """One in another folder is as good; of two in one folder it is not known which is meant."""
+    source, (base, deltas) = make(), places
+    train(source, range(3))
+    full(source, base)
+    train(source, range(3, 4))
+    delta(source, deltas)
+    shutil.copytree(base, tmp_path / "copy")
+    same(contents(loaded(tmp_path / "copy", deltas)), contents(source))
+    shutil.copytree(next(base.iterdir()), base / "20010101000000")
+    refused(make(), deltas, "the same save as")
+    assert delta(source, deltas).kind == FULL
+
+
+def _write(save: Path, body: dict[str, Any]) -> None:
+    """A manifest with a right checksum."""
+    manifest = read_manifest(save)
+    for name, value in body.items():
+        object.__setattr__(manifest, name, value)
+    (save / MANIFEST).write_bytes(manifest.to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (["/"], r"folders\[0\] is '/', expected a path from the folder"),
+        (["a\0b"], "expected a path from the folder"),
+        ([""], "expected a path from the folder"),
+        ([7], "expected a string"),
+        ("x", "expected a list"),
+        (["x" * 300], "which is not in .*File name too long"),
+        (["../nowhere", "../base"], None),
+    ],
+)
+def test_folders_of_a_manifest(value: Any, message: str | None, places: tuple[Path, Path]) -> None:
+    source, (base, _) = make(), places
+    deltas = base.parent / "deltas"
+    train(source, range(3))
+    full(source, base)
+    save = Path(rst.Saver().save(source, deltas, incremental=True))
+    _write(save, {"folders": value})
+    if message is None:
+        same(contents(loaded(deltas)), contents(source))
+    else:
+        refused(make(), deltas, message)
+
+
+def test_the_version_says_that_other_folders_are_needed(places: tuple[Path, Path]) -> None:
+    """Versions before would look for the base beside the delta, and say that it is not there."""
+    source, (base, deltas) = make(), places
+    train(source, range(3))
+    versions = [
+        json.loads(Path(rst.Saver().save(source, path, incremental=path == deltas), MANIFEST).read_text())["version"]
+        for path in (base, base, deltas)
+    ]
+    assert versions == [1, 1, 3]
+    save = next(deltas.iterdir())
+    body = (save / MANIFEST).read_text().replace('"version": 3', '"version": 2')
+    checksum = json.loads(body)["checksum"]
+    plain = body.replace(f'\n "checksum": {checksum},', "")
+    (save / MANIFEST).write_text(body.replace(str(checksum), str(zlib.crc32(plain.encode()))))
+    refused(make(), deltas, "it follows saves in other folders, as from format version 3 on")
+    _write(next(base.iterdir()), {"folders": [".."]})
+    refused(make(), next(base.iterdir()), "a full save follows no save in")
+
+
+def test_the_command_shows_where_a_base_is(places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    source, (base, deltas) = make(), places
+    train(source, range(3))
+    first = full(source, base)
+    delta(source, deltas)
+    assert main(["show", str(base), str(deltas)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "full" in lines[0]
+    assert f"delta number 1 after {first.id[:8]} with ../../base  id" in lines[1]
+    assert main(["export", str(deltas), str(base.parent / "out")]) == 0
+    assert len(os.listdir(base.parent / "out")) == 4
+
+
+def test_a_reader_follows_both_folders(places: tuple[Path, Path]) -> None:
+    source, ids = make(), torch.arange(tables.IDS)
+    train(source, range(3))
+    full(source, places[0])
+    reader, alone = TableReader(list(places[:1]), "b"), None
+    places[1].mkdir(parents=True)
+    both = TableReader(places, "b")
+    for step, place in enumerate((1, 1, 0, 1, 0)):
+        train(source, range(step, step + 1))
+        rst.Saver().save(source, places[place], incremental=place == 1)
+        alone = alone or TableReader(places[1], "b")
+        expected = source.view("b").read(ids).parts["weight"]
+        assert both.refresh()
+        assert torch.equal(both.lookup(ids), expected)
+        assert (reader if place == 0 else alone).refresh() is (step > 0)
+        assert torch.equal((reader if place == 0 else alone).lookup(ids), expected)
+
+
+def as_it_was(save: Path) -> Any:
+    """A model that loads a save; None where saves that it follows have been removed."""
+    target = make(cache=20)
+    try:
+        rst.Saver().load(target, save)
+    except rst.CheckpointError as error:
+        return None if "which is not in" in str(error) else pytest.fail(str(error))
+    return target
+
+
+def test_random_lives_over_folders(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Training, removals, full saves and deltas into any of three folders, whose saves are removed from time to time:
+    the save that is written last loads as the tables were, and so does each whose chain is there."""
+    for seed in range(8) if request.config.getoption("--full") else [request.config.getoption("--day") % 8]:
+        random = np.random.default_rng(seed)
+        paths = [tmp_path / str(seed) / name for name in ("a", "b", "c/d")]
+        source, written, kinds = make(cache=20), {}, []
+        for step in range(40):
+            action = random.choice(["train", "remove", "full", "delta", "delta", "lose", "load"])
+            path = paths[random.integers(3)]
+            one = sorted(written)[random.integers(len(written))] if written else None
+            if action == "train":
+                train(source, range(100 * seed + step, 100 * seed + step + 1))
+            elif action == "remove":
+                source.view("a").remove(torch.from_numpy(random.choice(tables.IDS, 5, replace=False)))
+            elif action in ("full", "delta"):
+                save = Path(rst.Saver().save(source, path, incremental=action == "delta"))
+                written[save] = contents(source)
+                kinds.append(read_manifest(save).kind)
+                same(contents(as_it_was(save)), written[save])
+            elif action == "lose" and one is not None and random.integers(2):
+                shutil.rmtree(one)
+                del written[one]
+            elif action == "load" and one is not None:
+                source = as_it_was(one) or source
+        assert {FULL, DELTA} <= set(kinds)
+        found = {save: as_it_was(save) for save in written}
+        for save, target in found.items():
+            if target is not None:
+                same(contents(target), written[save])
+        assert any(target is not None for target in found.values())

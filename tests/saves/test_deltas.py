@@ -1,0 +1,360 @@
+"""Incremental saves: what is in them, and chains of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tables
+import torch
+from tables import ADAGRAD, WINDOWS, contents, make, train
+from test_saver import refused, same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.saves.format.manifest import CACHED, DELTA, FULL, REMOVED, ROWS, read_manifest
+from rec_sdk_torch.saves.format.tensors import TensorReader
+from rec_sdk_torch.saves.save.marks import marks_of
+from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+
+
+def save(source: Any, path: Path) -> Path:
+    return Path(rst.Saver().save(source, path, incremental=True))
+
+
+def ids_in(folder: Path, table: str, role: str) -> list[int]:
+    found: list[int] = []
+    for file in read_manifest(folder).files_of(table, role):
+        with TensorReader(folder / file.path) as reader:
+            found += reader.read("ids").tolist()
+    return sorted(found)
+
+
+def loaded(path: Path, optimizer: Any = ADAGRAD, **options: Any) -> Any:
+    target = make(optimizer, **options)
+    rst.Saver().load(target, path)
+    return target
+
+
+@pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=str)
+@pytest.mark.parametrize("cache", [9, 60])
+def test_random_lives(optimizer: Any, cache: int, tmp_path: Path, device: Any, request: pytest.FixtureRequest) -> None:
+    """Training, removals, writes and saves in any order: each save loads as the tables were."""
+    for seed in range(4) if request.config.getoption("--full") else [request.config.getoption("--day") % 4]:
+        random = np.random.default_rng(seed)
+        path = tmp_path / str(seed)
+        source = make(optimizer, cache=cache, device=device)
+        snapshots = {}
+        for step in range(30):
+            action = random.choice(["train", "train", "remove", "write", "save"])
+            table = source.view(random.choice(list("abcd")))
+            ids = torch.from_numpy(random.choice(tables.IDS, 5, replace=False))
+            if action == "train":
+                train(source, range(100 * seed + step, 100 * seed + step + 1))
+            elif action == "remove" and not source.layout.window_open():
+                table.remove(ids)
+            elif action == "write":
+                table.write(
+                    ids,
+                    {"weight": torch.full((5, table.config.embedding_dim), float(step)).to(table.config.weight_dtype)},
+                )
+            elif action == "save":
+                folder = save(source, path)
+                snapshots[folder] = contents(source)
+        kinds = [read_manifest(folder).kind for folder in snapshots]
+        assert kinds == [FULL, *[DELTA] * (len(kinds) - 1)]
+        assert len(kinds) > 2
+        for folder, expected in snapshots.items():
+            same(contents(loaded(folder, optimizer, cache=29, device=device)), expected)
+
+
+def test_a_delta_has_what_changed(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(6))
+    save(source, tmp_path)
+    source(torch.tensor([3, 3, 4, 5, 6, 6, 7, 8]), torch.arange(9)[[0, 2, 4, 6, 8]]).sum().backward()
+    removed = int(source.view("a").ids()[0])
+    source.view("a").remove(torch.tensor([removed]))
+    delta = save(source, tmp_path)
+    assert ids_in(delta, "a", ROWS) == sorted({3} - {removed})
+    assert ids_in(delta, "a", REMOVED) == [removed]
+    assert ids_in(delta, "b", ROWS) == [4, 5]
+    assert ids_in(delta, "d", ROWS) == [7, 8]
+    nothing = save(source, tmp_path)
+    assert not [name for name in "abcd" if ids_in(nothing, name, ROWS) or ids_in(nothing, name, REMOVED)]
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) -> None:
+    """A delta of 60,000 rows reads the versions of those that changed; one that is asked for while batches are in
+    flight, also of those that changed before the save that it follows."""
+    rows = 60_000
+
+    def embedding() -> TableBatchedEmbedding:
+        tables = [
+            TableConfig(name, rows, 4, pooling=Pooling.SUM, hashed=name == "a", track_changes=True) for name in "ab"
+        ]
+        return TableBatchedEmbedding(tables, optimizer=TableOptimizer.create(*ADAGRAD), cache=1000)
+
+    source = embedding()
+    for name in "ab":
+        source.view(name).write(torch.arange(rows), {"weight": torch.zeros(rows, 4)})
+    group, _ = source.layout.find_table("a")
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        return source(ids.repeat(2), torch.arange(2 * len(ids) + 1))
+
+    before, changed, waiting = torch.arange(50, 90), torch.arange(10, 40), None
+    step(before).sum().backward()
+    if in_flight:
+        waiting = step(before)
+    save(source, tmp_path)
+    mark = marks_of(source)[0]
+    if waiting is not None:
+        waiting.sum().backward()
+    step(changed).sum().backward()
+    expected = sorted({*changed.tolist(), *(before.tolist() if in_flight else [])})
+    for table_number in range(2):
+        ids, looked_at = group.engine.changed_ids(table_number, mark.versions[0])
+        assert ids.tolist() == expected
+        assert looked_at == len(expected)
+    assert ids_in(save(source, tmp_path), "a", ROWS) == expected
+    target = embedding()
+    rst.Saver().load(target, tmp_path)
+    same(contents(target), contents(source))
+
+
+def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(4))
+    save(source, tmp_path)
+    ids = source.view("a").ids()[:3]
+    source.view("a").remove(ids)
+    first = save(source, tmp_path)
+    assert ids_in(first, "a", REMOVED) == sorted(ids.tolist())
+    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
+    second = save(source, tmp_path)
+    assert ids_in(second, "a", REMOVED) == []
+    source.view("a").remove(ids[:1])
+    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
+    third = save(source, tmp_path)
+    assert ids_in(third, "a", REMOVED) == ids[:1].tolist() == ids_in(third, "a", ROWS)
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+def aging() -> TableBatchedEmbedding:
+    life = TableLife(evict_age=20, max_rows=100)
+    table = TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, life=life)
+    return TableBatchedEmbedding([table], optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.1}), cache=50)
+
+
+def columns_after_a_delta(source: TableBatchedEmbedding, path: Path) -> dict[str, list[int]]:
+    """The columns of the rows that a load has after a delta of `source`."""
+    assert read_manifest(save(source, path)).kind == DELTA
+    target = aging()
+    rst.Saver().load(target, path)
+    columns = target.view("t").row_columns(torch.arange(10))
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def test_columns_that_a_user_wrote_are_in_the_next_delta(tmp_path: Path) -> None:
+    source, ids = aging(), torch.arange(10)
+    source(ids, torch.arange(11), timestamps=ids).sum().backward()
+    save(source, tmp_path)
+    source.view("t").write_row_columns(ids[:3], {"count": torch.tensor([7, 8, 9])})
+    assert columns_after_a_delta(source, tmp_path)["count"] == [7, 8, 9] + [1] * 7
+
+
+def test_timestamps_that_begin_with_an_eviction_are_in_the_next_delta(tmp_path: Path) -> None:
+    """The clock was set back: rows of a later time are of the time of the eviction, after a load too."""
+    source, ids = aging(), torch.arange(10)
+    source(ids, torch.arange(11), timestamps=ids).sum().backward()
+    save(source, tmp_path)
+    source.view("t").set_clocks({"timestamp": 4})
+    assert source.view("t").evict() == 0
+    source.view("t").set_clocks({"timestamp": 8})
+    assert columns_after_a_delta(source, tmp_path)["timestamp"] == [0, 1, 2, 3] + [4] * 6
+
+
+def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
+    """A mark of another folder keeps the log of removed ids, which the next delta must not read from its start."""
+    source = make()
+    train(source, range(4))
+    for folder in ("one", "other"):
+        save(source, tmp_path / folder)
+    ids = source.view("a").ids()[:3]
+    source.view("a").remove(ids)
+    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
+    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == sorted(ids.tolist())
+    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == []
+    for folder in ("one", "other"):
+        save(source, tmp_path / folder)
+        same(contents(loaded(tmp_path / folder)), contents(source))
+
+
+def test_batches_in_flight_are_in_the_next_delta(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(2))
+    output = source(*tables.batch(7))
+    save(source, tmp_path)
+    output.square().sum().backward()
+    save(source, tmp_path)
+    same(contents(loaded(tmp_path)), contents(source))
+
+
+def test_a_chain_goes_on_after_a_load(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(3))
+    save(source, tmp_path)
+    train(source, range(3, 4))
+    save(source, tmp_path)
+    resumed = loaded(tmp_path, cache=9)
+    train(resumed, range(4, 5))
+    delta = read_manifest(save(resumed, tmp_path))
+    assert (delta.kind, delta.sequence) == (DELTA, 2)
+    assert sum(file.rows for file in delta.files if file.role != CACHED) <= 32
+    same(contents(loaded(tmp_path)), contents(resumed))
+
+
+def test_what_a_delta_cannot_follow_is_saved_in_full(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(3))
+
+    def kind(where: str = "a") -> str:
+        return read_manifest(save(source, tmp_path / where)).kind
+
+    assert [kind(), kind()] == [FULL, DELTA]
+    assert [kind("b"), kind("b"), kind()] == [DELTA, DELTA, DELTA]  # a mark for each folder
+    source.load_state_dict(make().state_dict())  # all ids left at once
+    assert [kind(), kind()] == [FULL, DELTA]
+    rst.Saver().save(source, tmp_path / "a")
+    assert kind() == DELTA  # of that full save
+    with pytest.warns(UserWarning, match="only their weights"):
+        rst.Saver().load(make((torch.optim.SGD, {"lr": 0.1})), tmp_path / "a")
+    for folder in ("a", "b"):
+        shutil.rmtree(tmp_path / folder)
+    assert kind() == FULL  # its save is not there any more
+    for number in range(5):
+        rst.Saver().save(source, tmp_path / f"c{number}")
+    assert read_manifest(save(source, tmp_path / "a")).folders == ["../c4"]  # too many folders
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path: Path) -> None:
+    source, target = (torch.nn.ModuleList([make(seed=1), make(seed=2)]) for _ in range(2))
+    for each in source:
+        train(each, range(3))
+    kinds = [read_manifest(save(source, tmp_path)).kind for _ in range(2)]
+    source[place].load_state_dict(make().state_dict())  # all ids left at once
+    kinds += [read_manifest(save(source, tmp_path)).kind for _ in range(2)]
+    assert kinds == [FULL, DELTA, FULL, DELTA]
+    rst.Saver().load(target, tmp_path)
+    for each, its in zip(source, target, strict=True):
+        same(contents(its), contents(each))
+
+
+def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
+    source = make(track_changes=False)
+    with pytest.raises(ValueError, match=r"tables \['a', 'b', 'c', 'd'\] do not keep.*is_incremental=True"):
+        save(source, tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+def chain(tmp_path: Path) -> tuple[Any, list[Path]]:
+    source, folders = make(), []
+    for step in range(4):
+        train(source, range(step, step + 1))
+        folders.append(save(source, tmp_path))
+    return source, folders
+
+
+def test_chains_with_a_save_missing_or_twice(tmp_path: Path) -> None:
+    source, folders = chain(tmp_path / "saves")
+    target = make()
+    train(target, range(70, 72))
+    for folder in folders[:3]:
+        folder.rename(tmp_path / "away")
+        refused(target, tmp_path / "saves", "which is not in")
+        (tmp_path / "away").rename(folder)
+    twin = folders[1].with_name("20990101000000")
+    shutil.copytree(folders[1], twin)
+    refused(target, folders[3], "the same save as")
+    shutil.rmtree(twin)
+    shutil.copytree(folders[0], tmp_path / "other" / folders[0].name)
+    shutil.copytree(folders[3], tmp_path / "other" / folders[3].name)
+    refused(target, tmp_path / "other", "a delta of the save")
+    rst.Saver().load(target, tmp_path / "saves")
+    same(contents(target), contents(source))
+
+
+def test_the_log_of_removed_ids_does_not_grow(tmp_path: Path) -> None:
+    source = make()
+    group, table = source.layout.find_table("a")
+    for step in range(3):
+        train(source, range(step, step + 1))
+        source.view("a").remove(source.view("a").ids()[:2])
+        save(source, tmp_path)
+        assert len(group.engine.removed_ids(table, 0)[0]) == 0
+
+
+def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
+    """Its bytes depend on the number of ids, not of removals, and are given back when all saves have them."""
+    source = make()
+    view, ids = source.view("a"), torch.arange(405)
+
+    def come_and_leave(times: int, ids: torch.Tensor) -> None:
+        for _ in range(times):
+            view.write(ids, {"weight": torch.zeros(len(ids), 4)})
+            view.remove(ids)
+
+    for folder in ("other", "one"):  # of the first one ids that left before the second are kept
+        save(source, tmp_path / folder)
+        come_and_leave(1, ids)
+    come_and_leave(10, ids[:400])
+    before = view.memory()["column_bytes"]
+    come_and_leave(100, ids[:400])
+    assert view.memory()["column_bytes"] == before
+    view.write(ids[:5], {"weight": torch.zeros(5, 4)})
+    for folder in ("one", "other"):
+        assert ids_in(save(source, tmp_path / folder), "a", REMOVED) == list(range(405))
+    view.remove(ids[:1])
+    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == [0]
+    assert view.memory()["column_bytes"] <= before - 3 * 16 * 400
+
+
+def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
+    jagged = pytest.importorskip("jagged")
+    models = [jagged.bags_collection(torch.device("cpu"), jagged.bag_config(is_incremental=True)) for _ in range(2)]
+    for model in models:
+        rst.apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
+    source, target = models
+    for ids in ([[1], [2, 5]], [[3, 1], [7]]):
+        source(jagged.jagged({"f0": ids})).values().sum().backward()
+        save(source, tmp_path)
+    rst.Saver().load(target, tmp_path)
+    same(contents(target.embedding), contents(source.embedding))
+
+
+@pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)
+def test_a_delta_follows_no_save_of_other_tables(change: dict[str, Any], tmp_path: Path) -> None:
+    """Tables that load a save into another data type, or as hash tables, begin a chain of their own."""
+    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    config = TableConfig("t", 60, 4, hashed=False, track_changes=True)
+    source, target = (
+        TableBatchedEmbedding([each], optimizer=optimizer, cache=60) for each in (config, replace(config, **change))
+    )
+    source.view("t").write(torch.arange(60), {"weight": torch.rand(60, 4)})
+    save(source, tmp_path)
+    rst.Saver().load(target, tmp_path)
+    target.view("t").write(torch.arange(5), {"weight": torch.ones(5, 4)})
+    assert read_manifest(save(target, tmp_path)).kind == FULL
+    target.view("t").write(torch.arange(5), {"weight": torch.zeros(5, 4)})
+    assert read_manifest(save(target, tmp_path)).kind == DELTA
+    weights = target.view("t").read(torch.arange(60)).parts["weight"]
+    assert torch.equal(TableReader(tmp_path, "t").lookup(torch.arange(60)), weights)

@@ -1,0 +1,394 @@
+"""Saves of many tables: files, syncs and threads are as many as those of few, and they hold what others do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import odd_saves
+import pytest
+import tables
+import test_background_saves
+import test_crashes
+import torch
+from tables import ADAGRAD, WINDOWS, contents
+from test_deltas import loaded, save
+from test_saver import refused, same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.saves.format import files, manifest, tensors
+from rec_sdk_torch.saves.format.folders import chain_of
+from rec_sdk_torch.saves.format.index import SMALL_ROWS, index_path
+from rec_sdk_torch.saves.format.manifest import MANIFEST, MANY_TABLES, PACKED_VERSION, read_manifest
+from rec_sdk_torch.saves.format.tensors import TensorReader
+from rec_sdk_torch.saves.load import reading
+from rec_sdk_torch.saves.load.loading import check
+from rec_sdk_torch.saves.load.reading import match, verify, verify_tables
+from rec_sdk_torch.saves.owners import owners_of
+from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.config.life import TableLife
+
+LIFE = TableLife(admit_threshold=2.0)
+
+
+def make(count: int, optimizer: Any = ADAGRAD, life: TableLife | None = None) -> TableBatchedEmbedding:
+    """So many hash tables of 12 ids."""
+    configs = [TableConfig(f"t{i}", 12, 4, pooling=Pooling.SUM, track_changes=True, life=life) for i in range(count)]
+    return TableBatchedEmbedding(configs, optimizer=TableOptimizer.create(*optimizer), cache=12, seed=1)
+
+
+def train(source: TableBatchedEmbedding, first: int) -> None:
+    """Six ids of each table, two of them twice."""
+    count = len(source.tables)
+    ids = torch.tensor([0, 1, 2, 3, 0, 1]).add(first).repeat(count)
+    source(ids, torch.arange(0, 6 * count + 1, 6)).square().sum().backward()
+
+
+def train_and_remove(source: TableBatchedEmbedding) -> None:
+    """So that a delta has rows and ids that left, and an open window."""
+    for config in source.tables:
+        source.view(config.name).remove(torch.tensor([0]))
+    train(source, 1)
+
+
+@pytest.fixture
+def packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves of few tables are made as those of many are."""
+    monkeypatch.setattr(manifest, "MANY_TABLES", 1)
+
+
+# ---- counted work
+
+
+def calls_of(work: Callable[[], Any]) -> Counter[str]:
+    """Calls that change or open files, and threads that were started."""
+    found: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "before", lambda call, path: found.update([call]))
+        for owner, name in ((os, "fsync"), (os, "open"), (threading.Thread, "start")):
+            patch.setattr(owner, name, counting(found, name, getattr(owner, name)))
+        work()
+    return found
+
+
+def counting(found: Counter[str], name: str, call: Any) -> Any:
+    def counted(*given: Any, **options: Any) -> Any:
+        found[name] += 1
+        return call(*given, **options)
+
+    return counted
+
+
+def saves_and_loads(count: int, path: Path, optimizer: Any, life: TableLife | None) -> dict[str, Counter[str]]:
+    source, target = make(count, optimizer, life), make(count, optimizer, life)
+    saver, found = rst.Saver(), {}
+    for first in range(3):
+        train(source, first)
+    found["full"] = calls_of(lambda: saver.save(source, path))
+    train_and_remove(source)
+    found["delta"] = calls_of(lambda: saver.save(source, path, incremental=True))
+    train(source, 4)
+    found["in the background"] = calls_of(lambda: saver.save(source, path, incremental=True, background=True).result())
+    found["load"] = calls_of(lambda: saver.load(target, path))
+    found["verify"] = calls_of(lambda: main(["verify", str(path)]))
+    same(contents(target), contents(source))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "life"), [(ADAGRAD, None), (WINDOWS, None), (ADAGRAD, LIFE)], ids=["rows", "windows", "candidates"]
+)
+def test_the_work_does_not_grow_with_the_tables(optimizer: Any, life: TableLife | None, tmp_path: Path) -> None:
+    few, many = (saves_and_loads(n, tmp_path / str(n), optimizer, life) for n in (MANY_TABLES, 4 * MANY_TABLES))
+    assert many == few
+    for kind in ("full", "delta", "in the background"):
+        assert many[kind]["fsync"] <= 6, many
+        assert many[kind]["create"] == 2, "a pack and the manifest"
+        assert many[kind]["write"] == 2
+    assert many["load"]["fsync"] == 0
+    assert many["load"]["open"] <= 4 * 3, "of each save its manifest and its pack, and their folders"
+
+
+class Counted(list[Any]):
+    """A list that counts how often it is gone through."""
+
+    walks = 0
+
+    def __iter__(self) -> Any:
+        Counted.walks += 1
+        return super().__iter__()
+
+
+def test_no_list_is_searched_for_each_table(tmp_path: Path) -> None:
+    """Tables and files of manifests are found by their names."""
+    walks = []
+    for count in (MANY_TABLES, 3 * MANY_TABLES):
+        source = make(count)
+        train(source, 0)
+        save(source, tmp_path / str(count))
+        train(source, 1)
+        folder = save(source, tmp_path / str(count))
+        chain = chain_of(folder)
+        for _, each in chain:
+            each.__dict__.update(tables=Counted(each.tables), files=Counted(each.files))
+        target = make(count)
+        target.tables = Counted(target.tables)
+        Counted.walks = 0
+        owners = owners_of(target)
+        verify(chain)
+        verify_tables(chain)
+        check(match(owners, chain), chain)
+        walks.append(Counted.walks)
+    assert walks[0] == walks[1] > 0
+
+
+MOST_CALLS = {"save": 480, "load": 840}
+"""Calls of Python and C for a table with Adagrad that keeps what changed."""
+
+
+def python_calls(work: Callable[[], Any]) -> Counter[str]:
+    """Calls of Python and C, and of those such that read a header."""
+    found: Counter[str] = Counter()
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event in ("call", "c_call"):
+            found["all"] += 1
+            found["headers"] += event == "call" and frame.f_code is TensorReader._parse.__code__
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
+    """A header is read once, and the tensors of one shape are decoded once."""
+    calls: list[dict[str, float]] = []
+    saver = rst.Saver()
+    for count in (MANY_TABLES, 3 * MANY_TABLES):
+        source, target, path = make(count), make(count), tmp_path / str(count)
+        train(source, 0)
+        target.view("t0").count()
+        decoded = tensors._tensors.cache_info().misses
+        saved = python_calls(partial(saver.save, source, path))
+        loaded = python_calls(partial(saver.load, target, path))
+        assert loaded["headers"] == 2 * count  # rows, and those that were in the cache
+        assert tensors._tensors.cache_info().misses - decoded <= 2
+        calls.append({"save": saved["all"] / count, "load": loaded["all"] / count})
+    for name, most in MOST_CALLS.items():
+        assert calls[1][name] < 1.02 * calls[0][name], calls
+        assert calls[1][name] < most, calls
+
+
+def test_no_manifest_is_made_by_the_slow_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own encoder, which an indent needs, takes a tenth of a save of many tables."""
+    source = make(MANY_TABLES)
+    train(source, 0)
+
+    def refuse(*given: Any, **options: Any) -> Any:
+        raise AssertionError("the encoder in Python is used")
+
+    monkeypatch.setattr("json.encoder._make_iterencode", refuse)
+    folder = save(source, tmp_path)
+    monkeypatch.undo()
+    lines = (folder / MANIFEST).read_text().splitlines()
+    assert sum(line.startswith("  {") for line in lines) == MANY_TABLES + 1 + len(read_manifest(folder).files)
+
+
+def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none where they are few: to start one takes longer than to read them."""
+    source, started = tables.make(), list[str]()
+    tables.train(source, range(3))
+    save(source, tmp_path)
+
+    class Noted(reading.Pool):
+        def __init__(self, name: str) -> None:
+            started.append(name)
+            super().__init__(name)
+
+    monkeypatch.setattr(reading, "Pool", Noted)
+    same(contents(loaded(tmp_path)), contents(source))
+    assert started == []
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.pieces.PIECE_BYTES", 100)
+    same(contents(loaded(tmp_path)), contents(source))
+    assert len(started) == 4, "one for each table"
+
+
+# ---- what is saved
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=["rows", "windows"])
+def test_tables_of_every_kind_share_a_pack(optimizer: Any, tmp_path: Path) -> None:
+    source = tables.make(optimizer)
+    for step in range(4):
+        tables.train(source, range(step, step + 1))
+        folder = save(source, tmp_path)
+        same(contents(loaded(tmp_path, optimizer)), contents(source))
+    assert sorted(each.name for each in folder.iterdir()) == [MANIFEST, "pack-00000-00000"]
+    assert json.loads((folder / MANIFEST).read_text())["version"] == PACKED_VERSION
+    assert all(file.offset is not None for file in read_manifest(folder).files)
+
+
+@pytest.mark.usefixtures("packs")
+def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors larger than a buffer are written by pieces between those that share one."""
+    monkeypatch.setattr("rec_sdk_torch.saves.format.tensors.WRITE_BYTES", 1500)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.writing.PACKED_BYTES", 3000)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.writing.MOST_BYTES", 6000)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.snapshot.PIECE_BYTES", 100)
+    source = tables.make(WINDOWS)
+    tables.train(source, range(8))
+    folder = save(source, tmp_path)
+    found = read_manifest(folder).files
+    kinds = [(file.path, file.bytes > 1500) for file in found if file.offset is not None]
+    assert len(dict(kinds)) > 1
+    assert any(kinds[i : i + 2] == [(path, False), (path, True)] for i, (path, _) in enumerate(kinds))
+    assert any(file.offset is None for file in found)
+    sizes = Counter[str]()
+    for file in found:
+        sizes[file.path] += file.bytes
+        if file.offset is not None:
+            length = (folder / file.path).read_bytes()[file.offset :][:8]
+            assert (file.offset + 8 + int.from_bytes(length, "little")) % 64 == 0
+    assert {path: (folder / path).stat().st_size for path in sizes} == sizes, "no byte is without a checksum"
+    same(contents(loaded(tmp_path, WINDOWS)), contents(source))
+
+
+@pytest.mark.usefixtures("packs")
+def test_small_tables_have_no_index_and_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are served from a read-only folder too. Larger tables have an index."""
+    source = tables.make()
+    for step in range(3):
+        tables.train(source, range(step, step + 1))
+        if step == 1:
+            source.view("a").remove(source.view("a").ids()[:3])
+        folder = save(source, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert not [path for path in before if path.name.startswith("index")]
+    for name in "abcd":
+        reader, ids = TableReader(tmp_path, name), torch.arange(60)
+        known = source.view(name).knows(ids)
+        rows, found = reader.find(ids)
+        assert torch.equal(found, known)
+        assert torch.equal(rows[known], source.view(name).read(ids[known]).parts["weight"])
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setattr("rec_sdk_torch.saves.format.index.SMALL_ROWS", 59)
+    folder = Path(rst.Saver().save(source, tmp_path))
+    assert [index_path(folder, key).exists() for key in "abcd"] == [False, True, False, True]
+    assert SMALL_ROWS > 59
+    assert main(["verify", str(tmp_path)]) == 0
+    assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 0
+    with TensorReader(tmp_path / "out" / "b.safetensors") as reader:
+        assert torch.equal(reader.read("weight"), source.view("b").read(reader.read("ids")).parts["weight"])
+
+
+def test_a_manifest_without_packs_is_of_version_1(tmp_path: Path) -> None:
+    """Text and checksum are those that the json module makes."""
+    source = tables.make(WINDOWS)
+    tables.train(source, range(2))
+    folder = save(source, tmp_path)
+    raw = (folder / MANIFEST).read_bytes()
+    body = json.loads(raw)
+    assert body["version"] == 1
+    assert not any("offset" in file for file in body["files"])
+    odd_saves.write_manifest(folder, body)
+    assert (folder / MANIFEST).read_bytes() == raw
+
+
+# ---- what goes wrong
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("only", [True, False], ids=["one call", "all after"])
+def test_every_call_fails_once(
+    only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """All calls of a save of packs: they are few."""
+    source = tables.make(WINDOWS)
+    tables.train(source, range(4))
+    save(source, tmp_path)
+    calls: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "before", lambda call, path: calls.append(call))
+        rst.Saver().save(source, tmp_path)
+    for number in range(1, len(calls) + 1):
+        before = contents(loaded(tmp_path, WINDOWS))
+        tables.train(source, range(3 + number, 4 + number))
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "before", test_crashes.FailAt(number, only))
+            with pytest.raises(OSError, match="planted"):
+                rst.Saver().save(source, tmp_path)
+        found = contents(loaded(tmp_path, WINDOWS))
+        assert found == before or (number == len(calls) and found == contents(source))
+        assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")] or not only
+    save(source, tmp_path)
+    same(contents(loaded(tmp_path, WINDOWS)), contents(source))
+
+
+@pytest.mark.usefixtures("packs")
+def test_all_is_on_the_disk_before_a_save_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_crashes.test_all_is_on_the_disk_before_a_save_has_its_name(tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("packs")
+def test_killed_at_random_points(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    test_crashes.test_killed_at_random_points(True, tmp_path, request)
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_damaged_packs(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    test_crashes.test_damaged_files(damage, tmp_path, capsys, request)
+
+
+@pytest.mark.usefixtures("packs")
+def test_training_goes_on_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_background_saves.test_a_save_has_its_moment_whatever_happens_meanwhile("window", 1, tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("packs")
+def test_places_in_a_pack_that_cannot_be(tmp_path: Path) -> None:
+    source, target = tables.make(), tables.make()
+    tables.train(source, range(3))
+    folder = save(source, tmp_path)
+    body = odd_saves.body_of(folder)
+    first, second = body["files"][:2]
+    size = (folder / first["path"]).stat().st_size
+    for offset, message in (
+        (-1, "offset is -1, expected a number from 0"),
+        ("0", "offset is '0', expected an int"),
+        (1, "at bytes 1 and [0-9]+, which share bytes"),
+        (size, "damaged, it ends at byte"),
+        (2**62, "damaged, it ends at byte"),
+        (second["offset"], "which share bytes"),
+    ):
+        odd_saves.write_manifest(folder, {**body, "files": [{**first, "offset": offset}, *body["files"][1:]]})
+        refused(target, folder, message)
+    inside = {**first, "offset": 1, "bytes": first["bytes"] - 1}
+    odd_saves.write_manifest(folder, {**body, "files": [inside, *body["files"][1:]]})
+    refused(target, folder, "damaged, its header")
+    alone = {name: value for name, value in first.items() if name != "offset"}
+    odd_saves.write_manifest(folder, {**body, "files": [alone, *body["files"][1:]]})
+    refused(target, folder, "damaged, it has [0-9]+ bytes, expected")
+    moved = {**first, **{name: second[name] for name in ("offset", "bytes", "checksums", "rows")}}
+    odd_saves.write_manifest(folder, {**body, "files": [moved, *body["files"][2:]]})
+    refused(target, folder, "files are missing|expected")
+    odd_saves.write_manifest(folder, {**body, "version": 1})
+    refused(target, folder, "from format version 2 on")
+    odd_saves.write_manifest(folder, body)
+    rst.Saver().load(target, folder)
+    same(contents(target), contents(source))

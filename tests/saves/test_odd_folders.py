@@ -1,0 +1,250 @@
+"""Folders of saves with things that are no saves: pipes, folders, links; names that do not fit the clock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tables
+import test_rec_sdk
+from tables import contents
+from test_saver import refused, same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.saves.format import folders
+from rec_sdk_torch.saves.format.errors import CheckpointError
+from rec_sdk_torch.saves.format.index import index_path
+from rec_sdk_torch.saves.format.manifest import FULL, MANIFEST, read_manifest
+from rec_sdk_torch.serving import TableReader
+
+
+@pytest.fixture(autouse=True)
+def in_time() -> Iterator[None]:
+    """Opening a pipe without a writer waits for ever."""
+
+    def late(*_: Any) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def link(file: Path) -> None:
+    """To the file itself, which lies elsewhere now: what is read through it is right."""
+    elsewhere = file.parent.parent / f"{file.name} elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+def other(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return change
+
+
+KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "pipe": (other(os.mkfifo), "no plain file"),
+    "folder": (other(os.mkdir), "no plain file"),
+    "link": (link, "a link, which is not followed"),
+    "dangling link": (other(lambda file: file.symlink_to("/nowhere/at/all")), "a link, which is not followed"),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path, model = tmp_path_factory.mktemp("source"), tables.make()
+    tables.train(model, range(3))
+    return Path(rst.Saver().save(model, path)), model
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    """A model with other rows, which no load that is refused changes."""
+    model = tables.make()
+    tables.train(model, range(50, 52))
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [MANIFEST, "a/rank-00000/layer-0/rows-00000.safetensors"])
+def test_in_place_of_a_file(name: str, kind: str, source: tuple[Path, Any], target: Any, tmp_path: Path) -> None:
+    save = tmp_path / source[0].name
+    shutil.copytree(source[0], save)
+    change, message = KINDS[kind]
+    change(save / name)
+    message = f"{message}|holds no save" if kind == "dangling link" and name == MANIFEST else message
+    refused(target, save, message)
+    assert main(["verify", str(save)]) == 1
+    with pytest.raises(CheckpointError, match=message):
+        TableReader(save, "a")
+
+
+@pytest.mark.parametrize("name", ["a", "a/rank-00000", "a/rank-00000/layer-0"])
+def test_a_folder_of_a_save_that_is_a_link(name: str, source: tuple[Path, Any], target: Any, tmp_path: Path) -> None:
+    save = tmp_path / "elsewhere" / source[0].name
+    shutil.copytree(source[0], save)
+    inner = save / name
+    inner.rename(tmp_path / "inner")
+    inner.symlink_to(tmp_path / "inner")
+    refused(target, save, "rows-00000.safetensors: cannot be opened: a link, which is not followed")
+    with pytest.raises(CheckpointError, match="a link, which is not followed"):
+        TableReader(save, "a")
+
+
+def test_a_link_to_a_whole_save_is_followed(source: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(source[0])
+    model = tables.make()
+    rst.Saver().load(model, tmp_path / "latest")
+    same(contents(model), contents(source[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_place_of_an_index(kind: str, source: tuple[Path, Any], tmp_path: Path) -> None:
+    save = tmp_path / source[0].name
+    shutil.copytree(source[0], save)
+    KINDS[kind][0](index_path(save, "a"))
+    with pytest.raises(CheckpointError, match="index-a: no plain file; remove it to have the index made anew"):
+        TableReader(save, "a")
+    assert main(["verify", str(save)]) == 1
+    rst.Saver().load(tables.make(), save)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["slice.attribute", "slice.data"])
+def test_in_place_of_a_file_of_rec_sdk(name: str, kind: str, tmp_path: Path) -> None:
+    test_rec_sdk.save(test_rec_sdk.trained(), tmp_path / "save", 2)
+    change, message = KINDS[kind]
+    change(tmp_path / "save/a/rank1/key" / name)
+    refused(tables.make(test_rec_sdk.ADAM), tmp_path / "save", message)
+
+
+def test_a_folder_that_cannot_be_read(target: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    refused(target, tmp_path / "file", "file: there is no such folder")
+    refused(target, tmp_path / ("x" * 300), "cannot be read: File name too long")
+    with pytest.raises(CheckpointError, match="File name too long"):
+        TableReader(tmp_path / ("x" * 300), "a")
+
+
+# ---- names
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time = datetime(2026, 11, 23, 10, 45, 0, 123456, tzinfo=UTC)
+        monkeypatch.setattr(folders, "now", lambda: self.time)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def named(path: Path) -> str:
+    """A save of the next name."""
+    name = folders.next_name(path)
+    assert folders.is_timestamp(name)
+    (path / name).mkdir()
+    (path / name / MANIFEST).touch()
+    assert folders.latest_save(path).name == name
+    return name
+
+
+def test_a_name_is_the_time(clock: Clock, tmp_path: Path) -> None:
+    """Also of nine saves in a second; the first of a second has 14 digits, as Rec SDK's do."""
+    names = []
+    for _ in range(90):
+        names.append(named(tmp_path))
+        whole = datetime.strptime((names[-1] + ".000000")[:21], "%Y%m%d%H%M%S.%f").replace(tzinfo=UTC)
+        assert timedelta() <= clock.time - whole < timedelta(seconds=1 if len(names[-1]) == 14 else 0.001)
+        clock.time += timedelta(seconds=1 / 9)
+    assert names == sorted(set(names))
+    assert names[0] == "20261123104500"
+    assert sum(len(name) == 14 for name in names) in (10, 11)
+
+
+@pytest.mark.filterwarnings("error")
+def test_saves_in_one_microsecond(clock: Clock, tmp_path: Path) -> None:
+    assert [named(tmp_path) for _ in range(4)] == [
+        "20261123104500",
+        "20261123104500.123456",
+        "20261123104500.123457",
+        "20261123104500.123458",
+    ]
+
+
+def test_a_clock_that_goes_back(clock: Clock, tmp_path: Path) -> None:
+    named(tmp_path)
+    clock.time -= timedelta(hours=1)
+    with pytest.warns(
+        UserWarning, match="the save 20261123104500 is named by a time to come, the clock says 20261123094500"
+    ):
+        assert named(tmp_path) == "20261123104500.000001"
+    clock.time += timedelta(hours=2)
+    assert named(tmp_path) == "20261123114500"
+
+
+@pytest.mark.filterwarnings("ignore:.*another optimizer")
+def test_a_save_after_one_that_no_delta_can_follow_is_named_behind_it(clock: Clock, tmp_path: Path) -> None:
+    """The model has another optimizer than the save that it has loaded from another folder."""
+    source, model = tables.make(), tables.make(test_rec_sdk.ADAM)
+    for each in (source, model):
+        tables.train(each, range(1))
+    for _ in range(2):
+        rst.Saver().save(source, tmp_path / "a")
+    rst.Saver().load(model, tmp_path / "a")
+    saved = Path(rst.Saver().save(model, tmp_path / "b", incremental=True))
+    assert read_manifest(saved).kind == FULL
+    assert folders.latest_save([tmp_path / "a", tmp_path / "b"]) == saved
+
+
+def test_names_that_are_no_saves(clock: Clock, tmp_path: Path) -> None:
+    """They neither make later saves run ahead nor are taken."""
+    for name in ("99991231235959", "99991231235959.999999", "20261123104500", "x", "20261123104500.12"):
+        (tmp_path / name).mkdir()
+    assert named(tmp_path) == "20261123104500.123456"
+
+
+def test_the_last_name_there_is(clock: Clock, tmp_path: Path) -> None:
+    for name in ("99991231235959", "99991231235959.999998"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).touch()
+    with pytest.warns(UserWarning, match="named by a time to come"):
+        assert named(tmp_path) == "99991231235959.999999"
+    with pytest.raises(CheckpointError, match="no name is later"), pytest.warns(UserWarning, match="to come"):
+        folders.next_name(tmp_path)
+
+
+def test_a_save_beside_a_folder_of_the_year_9999(source: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "99991231235959").mkdir()
+    name = Path(rst.Saver().save(source[1], tmp_path)).name
+    assert name < "9999"
+    assert rst.Saver.get_latest_load_path(tmp_path) == str(tmp_path / name)
+
+
+def test_what_names_of_saves_are() -> None:
+    good = ["20261123104500", "20261123104500.000000", "20261123104500.999999"]
+    bad = [
+        "20261123104500.",
+        "20261123104500.12",
+        "20261123104500.1234567",
+        "20261123104500x123456",
+        "2026112310450.123456",
+    ]
+    bad += ["20261323104500", "\u0662\u0660261123104500", "20261123104500\n", "", "20261123104500.12345x"]
+    assert all(map(rst.Saver.is_timestamp_format, good))
+    assert not any(map(rst.Saver.is_timestamp_format, bad))

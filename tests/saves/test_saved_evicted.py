@@ -1,0 +1,255 @@
+"""Rows that left a table and were not taken are in its saves: each is handed out once, across a load too."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import odd_saves
+import pytest
+import torch
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.saves.format.manifest import EVICTED, read_manifest
+from rec_sdk_torch.saves.save import job, saving
+from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+
+LIFE = TableLife(max_rows=20, evict_idle_steps=4, evict_step_interval=3, keep_evicted=True)
+ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1})
+
+
+def make(
+    life: TableLife = LIFE, optimizer: Any = ADAGRAD, device: Any = "cpu", cache: int = 16, **fields: Any
+) -> TableBatchedEmbedding:
+    tables = [TableConfig(name, 60, 4, pooling=Pooling.NONE, track_changes=True, life=life, **fields) for name in "ab"]
+    return TableBatchedEmbedding(
+        tables, optimizer=TableOptimizer.create(*optimizer), cache=cache, seed=1, device=device
+    )
+
+
+def train(embedding: TableBatchedEmbedding, steps: range) -> None:
+    for step in steps:
+        ids = torch.from_numpy(np.random.default_rng(step).integers(0, 90, 16))
+        embedding(ids, torch.arange(0, 17, 8)).square().sum().backward()
+        if step % 4 == 3:
+            embedding.view("b").remove(ids[8:11])
+
+
+def waiting(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+    """The rows that wait, without taking them, as plain lists."""
+    result = {}
+    for name in "ab":
+        pieces = embedding.view(name).evicted_waiting()
+        result[name] = [row for piece in pieces for row in listed(piece)]
+    return result
+
+
+def listed(rows: EvictedRows) -> list[tuple[Any, ...]]:
+    parts = {"weight": rows.weight, **rows.states, **rows.columns, "reason": rows.reason}
+    named = [(name, values.tolist()) for name, values in parts.items()]
+    return [(i, *((name, values[place]) for name, values in named)) for place, i in enumerate(rows.ids.tolist())]
+
+
+def taken(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+    return {name: listed(embedding.view(name).take_evicted()) for name in "ab"}
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_load_has_the_rows_that_were_not_taken(
+    incremental: bool, dtype: torch.dtype, device: torch.device, tmp_path: Path
+) -> None:
+    source, saver = make(device=device, weight_dtype=dtype), rst.Saver()
+    train(source, range(5))
+    before = taken(source)
+    assert all(before.values())
+    for begin in (5, 9, 13):
+        train(source, range(begin, begin + 4))
+        source.view("a").take_evicted(1)
+        saver.save(source, tmp_path, incremental=incremental)
+    target = make(device=device, cache=40, weight_dtype=dtype)
+    train(target, range(50, 60))  # what waits there is of rows that are no more
+    saver.load(target, tmp_path)
+    assert all(waiting(source).values())
+    assert waiting(target) == waiting(source)
+    for embedding in (source, target):
+        train(embedding, range(17, 21))
+    assert taken(target) == taken(source)
+    assert not any(taken(target).values())
+    assert torch.equal(target.view("a").ids().sort().values, source.view("a").ids().sort().values)
+
+
+def rows_in(folder: Path, table: str) -> int:
+    """Evicted rows of a table that a save itself has."""
+    return sum(file.rows for file in read_manifest(folder).files_of(table, EVICTED))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp_path: Path) -> None:
+    """Others are in the saves before, whose first ones may have been taken meanwhile, or all of them."""
+    source, saver, random = make(), rst.Saver(), np.random.default_rng(5)
+    written: list[tuple[Path, dict[str, Any]]] = []
+    for step, at_most in enumerate([0, 0, 3, 1, 10_000, 0, 5]):
+        before = {name: source.cache_stats(name)["evicted_waiting"] for name in "ab"}
+        train(source, range(4 * step, 4 * step + 4))
+        left = {name: source.cache_stats(name)["evicted_waiting"] - before[name] for name in "ab"}
+        for name in "ab":
+            source.view(name).take_evicted(at_most)
+        folder = Path(saver.save(source, tmp_path, incremental=True))
+        kept = waiting(source)
+        new = {name: rows_in(folder, name) for name in "ab"}
+        assert new == {name: min(left[name], len(kept[name])) for name in "ab"}
+        written.append((folder, kept))
+        if resumed and random.random() < 0.5:
+            source = make(cache=30)
+            saver.load(source, tmp_path)
+    idle = Path(saver.save(source, tmp_path, incremental=True))
+    assert (rows_in(idle, "a"), rows_in(idle, "b")) == (0, 0)
+    assert all(waiting(source).values())
+    for folder, expected in [*written, (idle, waiting(source))]:
+        target = make()
+        saver.load(target, folder)
+        assert waiting(target) == expected
+        assert main(["verify", str(folder)]) == 0
+
+
+def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
+    source, saver = make(), rst.Saver()
+    train(source, range(9))
+    saver.save(source, tmp_path, incremental=True)
+    train(source, range(9, 10))
+    folder = Path(saver.save(source, tmp_path, incremental=True))
+    target = make()
+    train(target, range(20, 30))
+    then, body = waiting(target), odd_saves.body_of(folder)
+    table = next(table for table in body["tables"] if table["name"] == "a")
+    right = table["evicted_before"]
+    assert body["version"] == 5
+    for wrong, version, message in (
+        ([right[0] + 1], 5, "1 evicted rows of table 'a' of rank 0 are not in"),
+        ([*right, 1], 5, "evicted rows of 2 ranks in the save before, expected 1"),
+        (right, 4, "evicted rows are in the save before, as from format version 5 on"),
+    ):
+        table["evicted_before"] = wrong
+        odd_saves.write_manifest(folder, body | {"version": version})
+        with pytest.raises(rst.CheckpointError, match=message):
+            rst.Saver().load(target, tmp_path)
+        assert main(["verify", str(tmp_path)]) == 1
+    assert waiting(target) == then
+
+
+def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:
+    source, saver = make(), rst.Saver()
+    train(source, range(9))
+    saver.save(source, tmp_path, incremental=True)
+    view = source.view("a")
+    rows = view.take_evicted(3)
+    view.put_back(rows)
+    saver.save(source, tmp_path, incremental=True)
+    target = make()
+    saver.load(target, tmp_path)
+    loaded = target.view("a")
+    assert bool(loaded.knows(rows.ids).all())
+    assert torch.equal(loaded.read(rows.ids).parts["weight"], rows.weight)
+    assert loaded.row_columns(rows.ids)["count"].tolist() == rows.columns["count"].tolist()
+    assert waiting(target) == waiting(source)
+
+
+def test_nothing_waits_and_no_file_has_it(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(9))
+    taken(source)
+    folder = Path(rst.Saver().save(source, tmp_path))
+    assert EVICTED not in {file.role for file in read_manifest(folder).files}
+    target = make()
+    train(target, range(9))
+    rst.Saver().load(target, tmp_path)
+    assert waiting(target) == {"a": [], "b": []}
+
+
+def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make()
+    train(source, range(9))
+    taken(source)
+    source.view("a").remove(source.view("a").ids()[:5])  # one removal's rows
+    then = waiting(source)
+    written = saving.write
+
+    def later(moment: saving.Moment) -> saving.Written:
+        rows = source.view("a").take_evicted()
+        for values in (rows.ids, rows.weight, *rows.states.values()):
+            values.fill_(7)  # they are the caller's
+        train(source, range(9, 14))
+        return written(moment)
+
+    monkeypatch.setattr(job, "write", later)
+    rst.Saver().save(source, tmp_path)
+    target = make()
+    rst.Saver().load(target, tmp_path)
+    assert waiting(target) == then
+
+
+def test_a_table_that_keeps_none_leaves_them_out(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(9))
+    rst.Saver().save(source, tmp_path)
+    target = make(TableLife(max_rows=20))
+    rows = len(waiting(source)["a"])
+    with pytest.warns(UserWarning, match=f"{rows} rows had left table 'a' and were not taken: they are left out"):
+        rst.Saver().load(target, tmp_path)
+    assert target.view("a").count() == source.view("a").count()
+
+
+def test_another_optimizer_has_states_of_new_rows(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(9))
+    rst.Saver().save(source, tmp_path)
+    target = make(optimizer=(torch.optim.Adam, {"lr": 0.1}), life=TableLife(evict_idle_steps=5, keep_evicted=True))
+    with pytest.warns(UserWarning, match="only their weights are loaded"):
+        rst.Saver().load(target, tmp_path)
+    theirs, ours = source.view("a").take_evicted(), target.view("a").take_evicted()
+    assert torch.equal(ours.ids, theirs.ids)
+    assert torch.equal(ours.weight, theirs.weight)
+    assert ours.columns.keys() == {"last_use"}
+    assert list(ours.states) == ["exp_avg", "exp_avg_sq"]
+    assert not any(state.any() for state in ours.states.values())
+    assert target.view("a").put_back(ours) == len(set(ours.ids.tolist()))
+
+
+def test_a_load_that_fails_keeps_what_waits(tmp_path: Path) -> None:
+    source = make()
+    train(source, range(9))
+    folder = Path(rst.Saver().save(source, tmp_path))
+    target = make()
+    train(target, range(20, 30))
+    then = waiting(target)
+    file = next(file for file in read_manifest(folder).files if file.role == EVICTED)
+    raw = bytearray((folder / file.path).read_bytes())
+    raw[-1] ^= 1
+    (folder / file.path).write_bytes(bytes(raw))
+    with pytest.raises(rst.CheckpointError, match="evicted"):
+        rst.Saver().load(target, tmp_path)
+    assert waiting(target) == then
+    shutil.rmtree(tmp_path)
+
+
+def test_rows_of_a_collection_begin_anew_without_being_handed_out(device: torch.device) -> None:
+    config = rst.EmbCacheEmbeddingConfig(
+        name="t0",
+        feature_names=["f0"],
+        num_embeddings=60,
+        embedding_dim=4,
+        admit_and_evict_config=rst.AdmitAndEvictConfig(keep_evicted=True),
+    )
+    collection = rst.EmbCacheEmbeddingCollection([config], cache=8, device=device)
+    rst.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
+    view = collection.embedding.view("t0")
+    view.write(torch.arange(4), {"weight": torch.ones(4, 4)})
+    view.remove(torch.arange(2))
+    collection.reset_parameters()
+    assert len(collection.take_evicted("t0")) == 0
+    assert collection.put_back("t0", EvictedRows(torch.arange(2), torch.ones(2, 4), {}, {}, torch.ones(2).byte())) == 2
+    assert sorted(view.ids().tolist()) == [0, 1]

@@ -1,0 +1,111 @@
+"""Threads that have no memory to begin, or for their results: an error, and no lock stays."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tables import contents, make, train
+
+from rec_sdk_torch import Saver
+from rec_sdk_torch.runtime.exits import OwnThread, _own
+from rec_sdk_torch.runtime.worker import Pool
+from rec_sdk_torch.saves.format import tensors
+from rec_sdk_torch.saves.format.manifest import read_manifest
+from rec_sdk_torch.saves.load.reading import verify
+
+START = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+start = getattr(threading, START)
+
+
+def start_and_end(function: Callable[[], object], *others: Any, **options: Any) -> Any:
+    """Starts a thread; one of this package ends before it runs a line of Python, as without memory for a frame."""
+    thread = getattr(getattr(function, "func", function), "__self__", None)
+    return start(int if isinstance(thread, OwnThread) else function, *others, **options)
+
+
+def fail(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.fixture(params=["before Python", "before its work"])
+def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Threads of this package end early, until it is undone."""
+    if request.param == "before Python":
+        monkeypatch.setattr(threading, START, start_and_end)
+    else:
+        monkeypatch.setattr(OwnThread, "run", fail)
+    return monkeypatch
+
+
+def within(seconds: float, work: Callable[[], object]) -> Any:
+    """The result of a call, or the error that it raises; None if it hangs."""
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else None
+
+
+ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@ENDS
+def test_a_thread_that_cannot_begin(no_threads: pytest.MonkeyPatch) -> None:
+    before = set(_own), set(threading.enumerate())
+    thread = OwnThread(lambda: None, stop=lambda: None)
+    assert "no memory to begin" in str(within(30, thread.start))
+    assert not thread.is_alive()
+    assert (set(_own), set(threading.enumerate())) == before
+
+
+@ENDS
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_whose_threads_cannot_begin(background: bool, tmp_path: Path, no_threads: pytest.MonkeyPatch) -> None:
+    """It raises, and leaves no lock: the model goes on to train, and is saved when there is memory."""
+    source, saver = make(), Saver()
+    train(source, range(2))
+    save = functools.partial(saver.save, source, tmp_path, background=background)
+    assert isinstance(within(30, save), MemoryError)
+    no_threads.undo()
+    train(source, range(2, 4))
+    assert isinstance(within(60, functools.partial(saver.save, source, tmp_path)), str)
+    target = make()
+    saver.load(target, tmp_path)
+    assert contents(target) == contents(source)
+
+
+def test_checksums_whose_threads_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make()
+    train(source, range(2))
+    folder = Path(Saver().save(source, tmp_path))
+    monkeypatch.setattr(tensors, "_PIECE", 16)
+    monkeypatch.setattr(tensors, "_ONE_READER", 16)
+    monkeypatch.setattr(threading, START, start_and_end)
+    chain = [(folder, read_manifest(folder))]
+    assert isinstance(within(30, lambda: verify(chain) or "right"), MemoryError)
+
+
+@pytest.mark.parametrize("call", ["set_running_or_notify_cancel", "set_result"])
+def test_a_task_without_memory_ends_by_an_error(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller does not wait forever, and later tasks run."""
+    with Pool("test") as pool:
+        assert pool.submit(int, "7").result(30) == 7
+        with monkeypatch.context() as patch:
+            patch.setattr(Future, call, fail)
+            future = pool.submit(int, "8")
+            with pytest.raises(MemoryError):
+                future.result(30)
+        assert pool.submit(int, "9").result(30) == 9

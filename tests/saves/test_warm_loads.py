@@ -1,0 +1,332 @@
+"""After a load the device cache has the rows that were hot: the next steps miss no more than they would have."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from tables import WINDOWS, contents, make, train
+from test_saver import same
+
+import rec_sdk_torch as rst
+from rec_sdk_torch import _engine
+from rec_sdk_torch.saves.format.manifest import CACHED, read_manifest
+from rec_sdk_torch.serving import TableReader
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe.cache.device_cache import Group
+from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.rows.pieces import cached
+
+ROWS, SLOTS, BATCH = 4000, 400, 32
+MARGIN = 1.03
+"""Misses after a load, over those of the model that was saved, which goes on with the same batches."""
+
+
+def skewed(cache: int = SLOTS, policy: str = "lrfu", device: Any = "cpu", **options: Any) -> TableBatchedEmbedding:
+    """A table of which a batch uses some rows much more often than others."""
+    table = TableConfig("t", ROWS, 4, pooling=Pooling.SUM, **options)
+    adagrad = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    return TableBatchedEmbedding([table], optimizer=adagrad, cache=cache, seed=1, cache_policy=policy, device=device)
+
+
+def power_law(seed: int) -> Iterator[torch.Tensor]:
+    """Ids of batches; which are frequent has nothing to do with their order."""
+    weights = 1 / np.arange(1, ROWS + 1) ** 1.05
+    places, rng = np.random.default_rng(0).permutation(ROWS), np.random.default_rng(seed)
+    while True:
+        yield torch.from_numpy(places[rng.choice(ROWS, BATCH, p=weights / weights.sum())])
+
+
+def misses(embedding: TableBatchedEmbedding, batches: Iterator[torch.Tensor], steps: int) -> int:
+    """Rows that the next batches do not find in the cache."""
+    before = embedding.cache_stats()["unique_misses"]
+    for _ in range(steps):
+        ids = next(batches).to(embedding.device)
+        embedding(ids, torch.arange(BATCH + 1).to(embedding.device)).sum().backward()
+    return embedding.cache_stats()["unique_misses"] - before
+
+
+def loaded(path: Path, target: TableBatchedEmbedding, **options: Any) -> TableBatchedEmbedding:
+    rst.Saver().load(target, path, **options)
+    return target
+
+
+def ids_in_cache(embedding: TableBatchedEmbedding, table: str = "t") -> list[int]:
+    """Hottest first."""
+    with embedding.exclusive():
+        ids, _ = cached(embedding.view(table)).by_heat()
+    return [int(i) for i in ids]
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("policy", _engine.cache_policies())
+def test_first_steps_miss_no_more_than_later_ones(policy: str, hashed: bool, tmp_path: Path, device: Any) -> None:
+    source = skewed(policy=policy, device=device, hashed=hashed)
+    misses(source, power_law(1), 600)
+    rst.Saver().save(source, tmp_path)
+    warmed = loaded(tmp_path, skewed(policy=policy, device=device, hashed=hashed))
+    cold = loaded(tmp_path, skewed(policy=policy, device=device, hashed=hashed), warm=False)
+    assert (warmed.cache_stats()["warmed_rows"], cold.cache_stats()["warmed_rows"]) == (SLOTS, 0)
+    assert warmed.cache_stats()["rows_in"] == 0
+    of = {id(each): power_law(2) for each in (source, warmed, cold)}
+    for steps in (100, 400):
+        goes_on, after_load = (misses(each, of[id(each)], steps) for each in (source, warmed))
+        assert after_load <= MARGIN * goes_on
+        if steps == 100:
+            assert misses(cold, of[id(cold)], steps) > 1.07 * goes_on, "a cold cache is seen"
+
+
+@pytest.mark.parametrize("policy", _engine.cache_policies())
+def test_a_cache_of_another_size_has_the_hottest_rows(policy: str, tmp_path: Path) -> None:
+    source = skewed(policy=policy)
+    misses(source, power_law(1), 50)
+    hot = ids_in_cache(source)
+    rst.Saver().save(source, tmp_path)
+    for other in _engine.cache_policies():
+        for slots in (SLOTS // 3, SLOTS, 2 * SLOTS, ROWS):
+            target = loaded(tmp_path, skewed(slots, other))
+            assert set(ids_in_cache(target)) == set(hot[:slots])
+            if slots < SLOTS:
+                kept = hot[: slots - BATCH]
+                target(torch.arange(10**6, 10**6 + BATCH), torch.arange(BATCH + 1)).sum().backward()
+                assert set(kept) <= set(ids_in_cache(target)), "the coldest leave first"
+
+
+def test_counts_of_lfu_go_on(tmp_path: Path) -> None:
+    source = skewed(policy="lfu")
+    misses(source, power_law(1), 100)
+    rst.Saver().save(source, tmp_path)
+    with source.exclusive():
+        before = cached(source.view("t"))
+    target = loaded(tmp_path, skewed(policy="lfu"))
+    with target.exclusive():
+        after = cached(target.view("t"))
+    assert dict(zip(before.ids, before.heats, strict=True)) == dict(zip(after.ids, after.heats, strict=True))
+    assert before.heats.max() > 8
+
+
+@pytest.mark.parametrize("optimizer", [None, WINDOWS], ids=["", "within a window"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_results_are_the_same_bits(optimizer: Any, on_disk: bool, tmp_path: Path, device: Any) -> None:
+    """Tables in several groups, of float32, bfloat16, and of bfloat16 in the cache alone."""
+    given = (WINDOWS,) if optimizer else ()
+    source = make(*given, device=device)
+    train(source, range(5))
+    rst.Saver().save(source, tmp_path / "saves")
+    targets = [make(*given, cache=17, device=device) for _ in range(2)]
+    if on_disk:
+        targets = [
+            TableBatchedEmbedding.from_options(
+                each.tables, replace(each.options, host_store=str(tmp_path / str(place))), each.optimizers[0]
+            )
+            for place, each in enumerate(targets)
+        ]
+    for warm, target in zip((True, False), targets, strict=True):
+        train(target, range(70, 72))
+        loaded(tmp_path / "saves", target, warm=warm)
+        same(contents(target), contents(source))
+    assert targets[0].cache_stats("b")["warmed_rows"] > 0
+    for a, b in zip(*(train(target, range(5, 14)) for target in targets), strict=True):
+        assert torch.equal(a, b)
+    same(contents(targets[0]), contents(targets[1]))
+
+
+def test_the_list_of_the_latest_save_counts(tmp_path: Path) -> None:
+    """A delta has the whole of it, 10 bytes for each row."""
+    source = skewed(track_changes=True)
+    misses(source, power_law(1), 20)
+    rst.Saver().save(source, tmp_path, incremental=True)
+    misses(source, power_law(2), 80)
+    folder = Path(rst.Saver().save(source, tmp_path, incremental=True))
+    (listed,) = [file for file in read_manifest(folder).files if file.role == CACHED]
+    assert listed.rows == SLOTS
+    assert listed.bytes < 10 * SLOTS + 400
+    assert set(ids_in_cache(loaded(tmp_path, skewed(track_changes=True)))) == set(ids_in_cache(source))
+
+
+def test_an_index_table_of_fewer_rows(tmp_path: Path) -> None:
+    source = skewed(hashed=False)
+    misses(source, power_law(1), 50)
+    rst.Saver().save(source, tmp_path)
+    adagrad = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
+    table = TableConfig("t", ROWS // 2, 4, pooling=Pooling.SUM, hashed=False)
+    target = TableBatchedEmbedding([table], optimizer=adagrad, cache=SLOTS, device="cpu")
+    with pytest.warns(UserWarning, match="num_embeddings"):
+        rst.Saver().load(target, tmp_path)
+    assert set(ids_in_cache(target)) == {i for i in ids_in_cache(source) if i < ROWS // 2}
+
+
+def test_a_save_without_the_list(tmp_path: Path) -> None:
+    """Counts of a table's rules say which rows were hot; without any the cache is empty."""
+    counts = {"score": TableLife(evict_share=0.1), "count": TableLife(max_rows=10**6), None: None}
+    for column, life in counts.items():
+        folder = tmp_path / str(column)
+        source = skewed(life=life)
+        misses(source, power_law(1), 50)
+        with mock.patch("rec_sdk_torch.saves.save.saving.cached", return_value=None):
+            rst.Saver().save(source, folder)
+        target = loaded(folder, skewed(100, life=life))
+        assert target.cache_stats()["warmed_rows"] == (0 if column is None else 100)
+        if column is not None:
+            view = source.view("t")
+            least = view.row_columns(view.ids())[column].sort(descending=True).values[99]
+            assert (view.row_columns(torch.tensor(ids_in_cache(target)))[column] >= least).all()
+
+
+def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
+    """A score is of the last batch that had the row, and rows are compared as they are now."""
+    life = TableLife(max_rows=10**6, score_half_life=3)
+    source = skewed(life=life)
+    misses(source, power_law(1), 50)
+    with mock.patch("rec_sdk_torch.saves.save.saving.cached", return_value=None):
+        rst.Saver().save(source, tmp_path)
+    columns = source.view("t").row_columns(source.view("t").ids())
+    left = columns["score"] * 0.5 ** ((50 - columns["last_use"]) / 3)
+    target = loaded(tmp_path, skewed(100, life=life))
+    warmed = torch.isin(source.view("t").ids(), torch.tensor(ids_in_cache(target)))
+    assert warmed.sum() == 100
+    assert left[warmed].min() >= left[~warmed].max() * (1 - 1e-12)
+
+
+def test_a_load_without_room_on_the_device_is_whole(tmp_path: Path) -> None:
+    """The rows are loaded; that they are not in the cache is a warning."""
+    source = skewed()
+    misses(source, power_law(1), 20)
+    rst.Saver().save(source, tmp_path)
+    target = skewed()
+    with (
+        mock.patch.object(Group, "scatter", side_effect=RuntimeError("planted")),
+        pytest.warns(UserWarning, match="'t' is loaded, and its hot rows could not be brought to the cache: planted"),
+    ):
+        rst.Saver().load(target, tmp_path)
+    same(contents(target), contents(source))
+    assert ids_in_cache(target) == []
+    assert misses(target, power_law(1), 20) > 0
+    shutil.rmtree(tmp_path)
+
+
+# ---- own ids
+
+
+def test_own_ids(device: Any) -> None:
+    embedding = skewed(40, device=device, hashed=True)
+    view = embedding.view("t")
+    view.write(torch.arange(100), {"weight": torch.ones(100, 4)})
+    assert view.warm(torch.tensor([7, 10**9, 3, 7])) == 2, "an id that is not known, and one that is there twice"
+    assert ids_in_cache(embedding) == [7, 3]
+    assert view.warm(torch.arange(100)) == 38
+    assert view.warm(torch.arange(100)) == 0, "the cache is full"
+    assert misses_of(embedding, range(40)) == 0
+    assert embedding.cache_stats()["warmed_rows"] == 40
+    assert misses_of(embedding, range(60, 90)) == 30
+    assert view.warm(torch.arange(10), torch.arange(10.0)) == 0
+    for wrong in (torch.ones(9), torch.full((10,), -1.0), torch.full((10,), float("nan"))):
+        with pytest.raises(ValueError, match="heats"):
+            view.warm(torch.arange(10), wrong)
+    with pytest.raises(TypeError, match="expected flat"):
+        view.warm(torch.ones(3))
+
+
+def misses_of(embedding: TableBatchedEmbedding, ids: range) -> int:
+    before = embedding.cache_stats()["unique_misses"]
+    some = torch.tensor(ids).to(embedding.device)
+    embedding(some, torch.arange(len(ids) + 1).to(embedding.device)).sum().backward()
+    return embedding.cache_stats()["unique_misses"] - before
+
+
+def test_rows_of_an_index_table_that_no_batch_has_met() -> None:
+    embedding, other = skewed(40, hashed=False), skewed(40, hashed=False)
+    assert embedding.view("t").warm(torch.tensor([5, 6, 5])) == 2
+    with pytest.raises(IndexError):
+        embedding.view("t").warm(torch.tensor([ROWS]))
+    some, offsets = torch.tensor([6, 9]), torch.tensor([0, 1, 2])
+    assert torch.equal(embedding(some, offsets), other(some, offsets))
+    assert embedding.cache_stats()["unique_misses"] == 1
+
+
+def test_beside_batches_in_flight_and_prefetched_ones() -> None:
+    embedding = skewed(60)
+    embedding.view("t").write(torch.arange(100), {"weight": torch.ones(100, 4)})
+    some, offsets = torch.arange(20), torch.arange(21)
+    output = embedding(some, offsets)
+    with pytest.raises(RuntimeError, match="in flight"):
+        embedding.view("t").warm(torch.arange(100))
+    output.sum().backward()
+    coming = torch.arange(10, 50)
+    embedding.prefetch(coming, torch.arange(41))
+    embedding.queue.wait()
+    assert embedding.view("t").warm(torch.arange(100)) == 40, "the plan that was made ahead is made anew"
+    assert misses_of(embedding, range(10, 50)) == 0
+
+
+def test_frozen_tables_are_read_from_the_cache() -> None:
+    embedding = skewed(100)
+    embedding.view("t").write(torch.arange(300), {"weight": torch.ones(300, 4)})
+    embedding.freeze()
+    assert embedding.view("t").warm(torch.arange(100)) == 100
+    (group,) = embedding.groups
+    keys, some = np.zeros(1, np.int64), np.arange(50)
+    plan = group.engine.find(some, np.array([0, 50]), keys, 1, 0, 1)
+    assert plan.all_resident
+    some, offsets = torch.arange(250, 255), torch.tensor([0, 5])
+    assert torch.equal(embedding(some, offsets), torch.full((1, 4), 5.0))
+    assert embedding.cache_stats()["unique_misses"] == 0
+
+
+# ---- another data type in the cache
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_load_that_rounds_is_followed_by_a_full_save(tmp_path: Path, hashed: bool, warm: bool) -> None:
+    """A delta would leave out rows that no batch has met since, which the reader of the chain has as they were."""
+    options: dict[str, Any] = {"hashed": hashed, "track_changes": True}
+    narrow = options | {"cache_dtype": torch.bfloat16}
+    rst.Saver().save(trained(**options), tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"tables \['t'\]: weights of the save are not numbers of the table's cache_dtype"
+    ):
+        target = loaded(tmp_path, skewed(**narrow), warm=warm)
+    agree(target, tmp_path, expected=False)
+    misses(target, power_law(2), 3)
+    for kind in ("full", "delta"):  # what a save of the narrow table has is exact in the next one
+        assert read_manifest(Path(rst.Saver().save(target, tmp_path, incremental=True))).kind == kind
+        agree(target, tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            target = loaded(tmp_path, skewed(**narrow), warm=warm)
+        agree(target, tmp_path)
+        misses(target, power_law(3), 3)
+
+
+def trained(**options: Any) -> TableBatchedEmbedding:
+    embedding = skewed(**options)
+    misses(embedding, power_law(1), 20)
+    return embedding
+
+
+def agree(embedding: TableBatchedEmbedding, path: Path, *, expected: bool = True) -> None:
+    """A reader of the latest save has the rows of the table, or has not."""
+    reader = TableReader(path, "t")
+    ids = embedding.view("t").ids()
+    weights, found = reader.find(ids)
+    assert found.all() or not embedding.tables[0].hashed
+    live = embedding.view("t").read(ids).parts["weight"]
+    assert torch.equal(weights[found], live[found]) is expected
+
+
+def test_a_wider_cache_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"hashed": True, "track_changes": True, "weight_dtype": torch.bfloat16}
+    rst.Saver().save(trained(**options), tmp_path)
+    target = loaded(tmp_path, skewed(cache_dtype=torch.float32, **options))
+    agree(target, tmp_path)
+    misses(target, power_law(2), 3)
+    assert read_manifest(Path(rst.Saver().save(target, tmp_path, incremental=True))).kind == "delta"
