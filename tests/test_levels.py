@@ -15,7 +15,7 @@ FILES = {
 }
 
 TBE = f"{PACKAGE}.tbe"
-FLOORS = ["config", "options", "cache", "rows", "step", "embedding"]
+FLOORS = ["config", "options", "cache", "rows", "step", "table_methods", "embedding"]
 """Rooms of the table-batched embedding, from below."""
 
 DOORS = {

@@ -58,14 +58,12 @@ class ShardHandle(TableHandle):
             del self.ids
             self.ids = ids
 
-    def ids_here(self) -> torch.Tensor:
-        """Ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met, in order."""
-        if self._all_rows is None:
-            return self.embedding.view(self.table).ids()
-        return torch.from_numpy(self._all_rows.copy())
+    def known_ids(self) -> torch.Tensor:
+        """Returns ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met."""
+        return super().known_ids() if self._all_rows is None else torch.from_numpy(self._all_rows.copy())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        full, ids = has_whole_tables(), self.ids_here().sort().values
+        full, ids = has_whole_tables(), self.known_ids().sort().values
         weight = self.embedding.view(self.table).read(ids, [WEIGHT]).parts[WEIGHT]
         if full and self._exchange is not None:
             ids, weight = whole_table(self.table, ids, weight, self._exchange)
@@ -92,10 +90,6 @@ def _draw(
                 drawn_here[f"rows that init_fn drew for table {table.name!r}"] = f"{checksum(weight):08x}"
 
 
-def _draw_nothing(layout: Layout) -> None:
-    """Leaves new tables to what takes over rows that exist."""
-
-
 class HomeTables(CachedCollection):
     """A rank's rows of all tables of a collection, each looked up once for each rank.
 
@@ -107,7 +101,6 @@ class HomeTables(CachedCollection):
 
     drawn: dict[str, str]
     _draws_alike: bool
-    _draw: Callable[[Layout], None]
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         source, world_size = origin.embedding, exchange.world_size
@@ -134,15 +127,12 @@ class HomeTables(CachedCollection):
             name: functools.partial(placement.rows, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        new = not source.layout.built
         drawn_here: dict[str, str] = {}
         self.__dict__["drawn"] = drawn_here
-        self.__dict__["_draws_alike"] = new and any(
+        self.__dict__["_draws_alike"] = not source.layout.built and any(
             placement.replicated and table.init_fn is not None for table, placement in index_tables.values()
         )
-        draw = functools.partial(_draw, index_tables, drawn_here)
-        self.__dict__["_draw"] = draw
-        embedding.layout.fill = draw if new else _draw_nothing
+        embedding.layout.fill = functools.partial(_draw, index_tables, drawn_here)
         embedding.guard.others = exchange
         self.__dict__["handles_name"] = origin.handles_name
         super().__init__(origin.configs, embedding, None)
@@ -182,6 +172,10 @@ class HomeTables(CachedCollection):
 
     def _move(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
         self.sync_optimizers()
+        layout = self.embedding.layout
+        draw, layout.fill = layout.fill, lambda layout: None
+        _ = layout.groups  # new and empty, for the rows of the source
+        layout.fill = draw
         for table, placement in zip(source.tables, placements, strict=True):
 
             def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
@@ -195,25 +189,15 @@ class HomeTables(CachedCollection):
                 _move_life(old, new, mine)
             if table.name in source.layout.evicted:
                 pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
-                self.embedding.layout.evicted[table.name].pieces[:] = pieces
-            before, now = source.layout.optimizer_of(table.name), self.embedding.layout.optimizer_of(table.name)
+                layout.evicted[table.name].pieces[:] = pieces
+            before, now = source.layout.optimizer_of(table.name), layout.optimizer_of(table.name)
             if before is not None and now is not None:
-                load(self.embedding.layout, [], [(now, before.step)])
-
-    def _fill_rows(self) -> None:
-        self._draw(self.embedding.layout)
+                load(layout, [], [(now, before.step)])
 
     def settle_drawn(self) -> None:
         """Fills `drawn`, if that is not done yet."""
         if self._draws_alike:
             _ = self.embedding.groups  # which are built at the first use
-
-    def table_ids(self, table: str) -> torch.Tensor:
-        """Ids of this rank: an index table has all of its rows here."""
-        self.embedding.view(table)  # which raises for a name that is unknown
-        handles: dict[str, Any] = self.table_handles()
-        ids: torch.Tensor = handles[table].ids_here()
-        return ids
 
     def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
         """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""

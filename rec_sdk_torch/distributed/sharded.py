@@ -136,6 +136,8 @@ class ShardedCollection(
         embedding = origin.embedding
         self.tables = Tables(embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode)
         self._pooled = embedding.pooled
+        self.configs, self.names_by_table = origin.configs, origin.names_by_table
+        self.handles_name = origin.handles_name
         self._is_weighted = origin.is_weighted()
         self._names = origin.output_names
         self._type = type(origin)
@@ -152,9 +154,9 @@ class ShardedCollection(
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
         self.__dict__["home"] = HomeTables(origin, placements, exchange)
-        self._settings = TrainingSettings(self.home.embedding, self.home.drawn)
-        name = origin.handles_name
-        self.add_module(name, self.home._modules[name])
+        self.__dict__["embedding"] = self.home.embedding
+        self._settings = TrainingSettings(self.embedding, self.home.drawn)
+        self.add_module(self.handles_name, self.home._modules[self.handles_name])
         self.train(origin.training)
 
     # ---- a batch
@@ -172,7 +174,7 @@ class ShardedCollection(
             other.advance()
         coming = Coming(self, features, depth)
         self._coming.append(coming)
-        queue = self.home.embedding.queue
+        queue = self.embedding.queue
         queue.expected = max(queue.expected, min(len(self._coming), MAX_COMING if depth is None else depth + 1))
         return coming
 
@@ -187,10 +189,6 @@ class ShardedCollection(
         if coming in self._coming:
             self._coming.remove(coming)
             coming.end()
-
-    def wait_for_plans(self) -> None:
-        """Waits until the prefetched batches are planned, as far as they can be now."""
-        self.home.wait_for_plans()
 
     @eager
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
@@ -363,11 +361,6 @@ class ShardedCollection(
     def unsharded_module_type(self) -> type[torch.nn.Module]:
         return self._type
 
-    @property
-    def device(self) -> torch.device:
-        """The compute device."""
-        return self.exchange.device
-
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """This rank's rows of each table: `ids` int64 `[n]` and `weight` `[n, D]`."""
         return self.home.state_dict(*args, **kwargs)
@@ -391,7 +384,7 @@ class ShardedCollection(
         """
         full = has_whole_tables()
         for config, placement in zip(self.tables.configs, self.tables.placements, strict=True):
-            own = f"{prefix}{self.home.handles_name}.{config.name}."
+            own = f"{prefix}{self.handles_name}.{config.name}."
             weight = state_dict.get(f"{own}weight")
             if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
                 state_dict.pop(f"{own}ids", None)  # torch fills in the handle's, which has none
@@ -413,7 +406,7 @@ class ShardedCollection(
         problems = []
         names = [config.name for config in self.tables.configs]
         for name, placement in zip(names, self.tables.placements, strict=True):
-            ids = state_dict.get(f"{prefix}{self.home.handles_name}.{name}.ids")
+            ids = state_dict.get(f"{prefix}{self.handles_name}.{name}.ids")
             if not isinstance(ids, torch.Tensor):  # the load of the table says so
                 continue
             foreign = int((placement.owner(ids.cpu().numpy()) != self.exchange.rank).sum())
@@ -450,7 +443,7 @@ class ShardedCollection(
         probe = fn(torch.empty(0, device=self.exchange.device))
         if probe.device != self.exchange.device:
             raise RuntimeError(f"a sharded collection stays on {self.exchange.device}, it cannot go to {probe.device}")
-        self.home.embedding._apply(fn)
+        self.embedding._apply(fn)
         return super()._apply(fn, recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -10,8 +10,8 @@ import torch
 
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.config.numbers import as_int
-from ..tbe.rows.gradients import TableGradient, take_gradients
 from ..tbe.rows.table_view import load
+from ..tbe.table_methods import TableMethods
 from .enums import OptimType
 from .placement import Spec, rows_in_place
 from .states import (
@@ -31,7 +31,7 @@ _STATES = "states."
 _HYPER_PARAMETERS = {"lr", "eps", "beta1", "beta2", "weight_decay", "lower_bound"}
 
 
-class TableAccess(torch.nn.Module):
+class TableAccess(TableMethods, torch.nn.Module):
     """Weights, states and options of the tables.
 
     DEVICE and HOST tables are views of the rows that the kernels read and write. MANAGED and MANAGED_CACHING ones are
@@ -42,6 +42,11 @@ class TableAccess(torch.nn.Module):
     optimizer: OptimType
     _optimizer: TableOptimizer
     _specs: list[Spec]
+
+    @property
+    def embedding(self) -> TableBatchedEmbedding:
+        """`tables`, under the name that it has in collections."""
+        return self.tables
 
     def _make_ready(self) -> None:
         raise NotImplementedError
@@ -124,14 +129,6 @@ class TableAccess(torch.nn.Module):
     def get_learning_rate(self) -> float:
         """The learning rate; 0 with the optimizer NONE."""
         return float(self._optimizer.options.get("lr", 0.0))
-
-    def take_gradients(self) -> dict[str, TableGradient]:
-        """With the optimizer NONE: ids and gradients of rows that were looked up since the last call, by table.
-
-        Raises:
-            RuntimeError: with another optimizer.
-        """
-        return take_gradients(self.tables.layout)
 
     @property
     def iter(self) -> torch.Tensor:

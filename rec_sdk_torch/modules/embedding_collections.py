@@ -16,6 +16,7 @@ from ..tbe import BatchHint, BoundsCheckMode, CacheOption, EmbeddingOptions, Tab
 from ..tbe.config.table import Home
 from ..tbe.options import Device, Folder
 from .collection import CachedCollection
+from .collection_methods import PooledTables, SequenceTables
 from .configs import HashEmbeddingBagConfig, can_track, check_kind, table_config
 
 HomeOption: TypeAlias = Home | str | Mapping[str, Home | str]
@@ -66,7 +67,7 @@ def _embedding(
     return TableBatchedEmbedding.from_options(configs, options)
 
 
-class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface):
+class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCollectionInterface):
     """Looks up a row for each id, with all rows in host memory and a cache of them on the device.
 
     It takes the place of TorchRec's `EmbeddingCollection`. The rows and the cache are laid out at the first use. In
@@ -170,16 +171,8 @@ class EmbCacheEmbeddingCollection(CachedCollection, EmbeddingCollectionInterface
         parts = self.embedding.lookup_features(batch)
         return bags.sequences(self.output_names, batch.whole, parts, self._need_indices)
 
-    def need_indices(self) -> bool:
-        """Whether outputs carry their ids as weights."""
-        return self._need_indices
 
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The configs, as given."""
-        return [config for config in self.configs if isinstance(config, EmbeddingConfig)]
-
-
-class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
+class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionInterface):
     """Pooled embeddings as a KeyedTensor."""
 
     handles_name = "embedding_bags"
@@ -211,10 +204,6 @@ class _PooledCollection(CachedCollection, EmbeddingBagCollectionInterface):
         if bags.features.inverse_indices_or_none() is not None:
             values = bags.expand(values, dims, batch.whole.feature_keys.tolist())
         return KeyedTensor(keys=self.output_names, length_per_key=dims, values=values)
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The configs, as given."""
-        return [config for config in self.configs if isinstance(config, EmbeddingBagConfig)]
 
 
 class EmbCacheEmbeddingBagCollection(_PooledCollection):

@@ -320,6 +320,10 @@ class TableHandle(torch.nn.Module):
         known = self.embedding.layout.optimizer_of(self.table)
         return self.embedding.describe(self.table, None if known is not None else optimizer)
 
+    def known_ids(self) -> torch.Tensor:
+        """Returns the ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
+        return self.embedding.view(self.table).ids()
+
     def state_names(self) -> list[str]:
         """The names of the table in a state dict, behind its prefix."""
         return ["ids", "weight"] if self._config.hashed else ["weight"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -22,23 +21,22 @@ from .config.cache_size import BatchHint, CacheOption
 from .config.life import Seen
 from .config.optimizer import TableOptimizer
 from .config.table import BoundsCheckMode, TableConfig
-from .options import Device, EmbeddingOptions, Folder, Scaler
+from .options import Device, EmbeddingOptions, Folder
 from .rows.layout import Layout
-from .rows.norms import CountedNorms
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
-from .rows.table_view import TableView, fill_tables
+from .rows.table_view import fill_tables
 from .step.gradient_check import GradientGuard
 from .step.later import LaterStep, WaitingGradients
-from .step.monitor import Monitor
+from .step.monitor import Monitor, describe_table
 from .step.outputs import split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
 from .step.recompute import Recomputations, Recomputed, saved_tensors_hooks
-from .step.reports import Reports
 from .step.step import FusedLookup, Step, look_up
+from .table_methods import TableMethods
 
 
-class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModule):
+class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -119,7 +117,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         self.guard = GradientGuard()
         self.monitor = Monitor()
         self.queue = PrefetchQueue(self.layout, self.monitor, self.plans_ahead)
-        self._set_options(options)
+        self._set_options()
         self.tables = self.layout.tables
         self.pooled = self.layout.pooled
         self.num_features = self.layout.num_features
@@ -132,14 +130,14 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         self._recomputations = Recomputations()
 
     @property
+    def embedding(self) -> Self:
+        """Itself, which has the tables that its methods are about."""
+        return self
+
+    @property
     def options(self) -> EmbeddingOptions:
         """Everything beside the tables, as it is now."""
         return self.layout.options
-
-    def _set_options(self, options: EmbeddingOptions) -> None:
-        self.layout.options = options
-        self.guard.check_finite = options.check_finite
-        self.guard.scaler = options.grad_scaler
 
     def set_parameter(self, table: str, parameter: torch.Tensor) -> None:
         """Makes `parameter`, which has no elements, the leaf of a table in the autograd graph: see `ParameterEdges`."""
@@ -147,11 +145,6 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         self._anchor = None
 
     # ---- layout
-
-    @property
-    def device(self) -> torch.device:
-        """Where the caches live."""
-        return self.layout.device
 
     @property
     def optimizers(self) -> list[TableOptimizer | None]:
@@ -163,10 +156,6 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         """The groups, built at the first use."""
         return self.layout.groups
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
-        return self.layout.locks.exclusive()
-
     def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
         """Makes these the optimizers of tables, by index; rows that exist already keep their weights.
 
@@ -175,59 +164,7 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         """
         self.layout.set_optimizers(optimizers)
 
-    def set_grad_scaler(self, scaler: Scaler | None) -> None:
-        """Tells which `torch.amp.GradScaler` scales the losses; None: none does.
-
-        Output gradients are then divided by `scaler.get_scale()` before the update. Where one is not finite the
-        update is skipped as a whole: no row, step or accumulation window changes, and `skipped_updates` counts it.
-
-        Raises:
-            TypeError: something without `get_scale` and `is_enabled`.
-        """
-        self._set_options(replace(self.options, grad_scaler=scaler))
-
-    @property
-    def skipped_updates(self) -> int:
-        """Updates that were skipped because gradients that a GradScaler had scaled overflowed."""
-        return self.guard.skipped
-
-    def freeze(self, *names: str) -> None:
-        """Lets training only read some tables, or all if none is named: rows, states and ids stay as they are.
-
-        They are looked up as in evaluation mode, between the training of the others. Gradients end there.
-
-        Raises:
-            KeyError: there is no such table.
-            RuntimeError: an accumulation window is open, or a batch in flight will update rows.
-        """
-        self._set_frozen(self.options.frozen | self.layout.named(names))
-
-    def thaw(self, *names: str) -> None:
-        """Ends `freeze` for some tables, or all, with its errors. Clocks of rules go on from where they stood."""
-        self._set_frozen(self.options.frozen - self.layout.named(names))
-
-    def _set_frozen(self, names: frozenset[str]) -> None:
-        with self.exclusive():
-            self.layout.freeze(names)
-            self._set_options(replace(self.options, frozen=names))
-
-    def set_evict_step_interval(self, steps: int | None) -> None:
-        """Training steps between evictions of ids, of all tables that evict some; None: what their configs say.
-
-        Raises:
-            ValueError: less than one.
-        """
-        options = replace(self.options, evict_step_interval=steps)
-        with self.exclusive():
-            self._set_options(options)
-            for group in self.layout.built:
-                group.set_evict_step_interval(steps)
-
     # ---- whole tables
-
-    def view(self, name: str) -> TableView:
-        """The whole table `name`; raises KeyError where there is none."""
-        return TableView(self.layout, name)
 
     def table_ids(self, name: str) -> Int64Array:
         """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
@@ -407,6 +344,19 @@ class TableBatchedEmbedding(Reports, WaitingGradients, CountedNorms, TablesModul
         return outputs
 
     # ---- what torch.nn.Module does to modules
+
+    def extra_repr(self) -> str:
+        """A line for each table."""
+        return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
+
+    def describe(self, name: str, optimizer: str | None = None) -> str:
+        """Describes a table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
+
+        Args:
+            name: of the table.
+            optimizer: in place of that which the embedding knows.
+        """
+        return describe_table(self.layout, name, optimizer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableBatchedEmbedding:
         """`.to(device)` moves the cache; a change of dtype is refused, and so is `share_memory()`."""

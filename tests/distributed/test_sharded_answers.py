@@ -17,9 +17,8 @@ from torchrec import KeyedJaggedTensor
 
 Start = Callable[[int], Ranks]
 
-OF_ONE_PROCESS = {"configs", "embedding", "handles_name", "output_names", "table_handles", "table_parameters"}
-OF_ONE_PROCESS |= {"checked_bags", "feature_keys", "id_signals", "sync_optimizers"}
-"""What other rooms of the package read of a collection in one process; a sharded collection has it at `home`."""
+OF_ONE_PROCESS = {"checked_bags", "feature_keys", "id_signals", "output_names"}
+"""Attributes of a collection in one process that other rooms read; a sharded collection has them at `home`."""
 
 
 def ask(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> dict[str, Any]:

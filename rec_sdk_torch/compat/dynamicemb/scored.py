@@ -26,9 +26,6 @@ class ScoredTables:
 
     _scores: dict[str, TableScores]
 
-    def _ready(self) -> None:
-        """Makes the tables have the optimizers that they were given."""
-
     def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which ids of a table are at home here; without sharding every rank has those that `dist_type` says.
 
@@ -55,7 +52,6 @@ class ScoredTables:
 
     def set_learning_rate(self, lr: float) -> None:
         """Sets the learning rate of the updates to come."""
-        self._ready()
         for scores in self._scores.values():
             optimizer = scores.view.layout.optimizer_of(scores.name)
             if optimizer is not None:
@@ -75,7 +71,6 @@ class ScoredTables:
         return {name: scores.now() for name, scores in self._scores.items()}
 
     def _chosen(self, names: Sequence[str] | None) -> Iterator[TableScores]:
-        self._ready()
         for name, scores in self._scores.items():
             if names is None or name in names:
                 yield scores
@@ -114,7 +109,6 @@ class ScoredTables:
         self, table_name: str, device: torch.device, batch_size: int = 65536
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and weights of a table on this rank, int64 `[n]` and `[n, D]`."""
-        self._ready()
         view = self._scores[table_name].view
         ids = view.ids()
         return ids.to(device), view.read(ids, [WEIGHT]).parts[WEIGHT].to(device)
@@ -126,7 +120,6 @@ class ScoredTables:
 
         With `pg`, those of all its ranks. The second dict has the thresholds of the next increment.
         """
-        self._ready()
         unknown = sorted(named_thresholds.keys() - self._scores.keys())
         if unknown:
             warn(f"there are no tables {unknown}, only {self.table_names}", InputWarning)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ...runtime.warn import InputWarning, SaveWarning, warn
-from ...tbe import TableBatchedEmbedding
 from ...tbe.rows.table_view import TableView
+from ...tbe.table_methods import TableMethods
 from .enums import (
     DynamicEmbEvictStrategy,
     DynamicEmbScoreStrategy,
@@ -60,11 +60,11 @@ class TableScores:
         current: the score of the next batch, where it is not a time.
     """
 
-    def __init__(self, embedding: TableBatchedEmbedding, name: str, options: DynamicEmbTableOptions) -> None:
+    def __init__(self, tables: TableMethods, name: str, options: DynamicEmbTableOptions) -> None:
         assert options.score_strategy is not None
         self.name = name
         self.options = options
-        self._embedding = embedding
+        self._tables = tables
         self._strategy = options.score_strategy
         self._kind = evicts_by(options.score_strategy)
         self._timed = is_timed(options.score_strategy)
@@ -78,7 +78,7 @@ class TableScores:
     @property
     def view(self) -> TableView:
         """The table."""
-        return self._embedding.view(self.name)
+        return self._tables.view(self.name)
 
     @property
     def evict_strategy(self) -> EvictStrategy:

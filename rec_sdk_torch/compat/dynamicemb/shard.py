@@ -38,18 +38,12 @@ class CollectionTables(ScoredTables):
 
     def __init__(self, sharded: ShardedCollection, options: Mapping[str, DynamicEmbTableOptions]) -> None:
         self._sharded = sharded
-        embedding = sharded.home.embedding
-        self._scores = {name: TableScores(embedding, name, own) for name, own in options.items()}
+        self._scores = {name: TableScores(sharded, name, own) for name, own in options.items()}
         places = {config.name: index for index, config in enumerate(sharded.tables.configs)}
         self._places = {name: places[name] for name in options}
 
-    def _ready(self) -> None:
-        self._sharded.home.sync_optimizers()
-
     def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        placement = self._sharded.tables.placements[self._places[name]]
-        mine: npt.NDArray[np.bool_] = placement.owner(ids) == self._sharded.exchange.rank
-        return mine
+        return self._sharded.at_home(name, ids)
 
     def end_batch(self, asked: Asked) -> None:
         """Notes a training batch whose rows were just looked up."""

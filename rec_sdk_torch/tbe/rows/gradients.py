@@ -11,8 +11,6 @@ import torch
 from ..cache.device_cache import Group
 from ..cache.ledger import Ledger, Run
 from .layout import Layout
-from .row_parts import WEIGHT
-from .table_view import TableView
 
 
 class TableGradient(NamedTuple):
@@ -36,7 +34,7 @@ class TableGradient(NamedTuple):
         )
 
 
-def take_gradients(layout: Layout) -> dict[str, TableGradient]:
+def taken_gradients(layout: Layout) -> dict[str, TableGradient]:
     """The gradients aggregated since the last call, by table; a table without lookups since then has `n` = 0.
 
     Raises:
@@ -50,26 +48,6 @@ def take_gradients(layout: Layout) -> dict[str, TableGradient]:
     if not taken:
         raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
     return taken
-
-
-def add_to_rows(layout: Layout, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
-    """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`, each once; 16-bit weights round once.
-
-    Raises:
-        KeyError: an id is no row of the table, or there is no such table; nothing was changed.
-        ValueError: shapes that do not fit, or an id that is there twice.
-    """
-    if len(ids.unique()) != len(ids):
-        raise ValueError(f"table {table!r}: {len(ids) - len(ids.unique())} ids are there twice")
-    with layout.locks.exclusive():
-        view = TableView(layout, table)
-        unknown = ids.cpu()[~view.knows(ids)]
-        if len(unknown):
-            raise KeyError(f"table {table!r}: {len(unknown)} ids have no row (such as {int(unknown[0])})")
-        weight = view.read(ids, [WEIGHT]).parts[WEIGHT]
-        if change.shape != weight.shape:
-            raise ValueError(f"table {table!r}: change has shape {tuple(change.shape)}, expected {tuple(weight.shape)}")
-        view.write(ids, {WEIGHT: (weight.float() + change.detach().cpu()).to(weight.dtype)})
 
 
 def _taken(group: Group) -> dict[str, TableGradient]:

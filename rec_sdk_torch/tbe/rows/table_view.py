@@ -158,6 +158,27 @@ class TableView(LifeView):
         """
         load(self.layout, [Content(self, ids, parts)])
 
+    def add(self, ids: torch.Tensor, change: torch.Tensor) -> None:
+        """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`; 16-bit weights round once.
+
+        Raises:
+            KeyError: an id is no row of the table; nothing was changed.
+            ValueError: shapes that do not fit, or an id that is there twice.
+        """
+        name = self.config.name
+        if len(ids.unique()) != len(ids):
+            raise ValueError(f"table {name!r}: {len(ids) - len(ids.unique())} ids are there twice")
+        with self.layout.locks.exclusive():
+            unknown = ids.cpu()[~self.knows(ids)]
+            if len(unknown):
+                raise KeyError(f"table {name!r}: {len(unknown)} ids have no row (such as {int(unknown[0])})")
+            weight = self.read(ids, [WEIGHT]).parts[WEIGHT]
+            if change.shape != weight.shape:
+                raise ValueError(
+                    f"table {name!r}: change has shape {tuple(change.shape)}, expected {tuple(weight.shape)}"
+                )
+            self.write(ids, {WEIGHT: (weight.float() + change.detach().cpu()).to(weight.dtype)})
+
     def remove(self, ids: torch.Tensor) -> int:
         """Takes ids out of a hash table, or makes rows of an index table initial; how many were known.
 

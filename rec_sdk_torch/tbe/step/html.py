@@ -1,34 +1,36 @@
-"""The tables of a collection as a notebook shows them."""
+"""The tables of a module as a notebook shows them."""
 
 from __future__ import annotations
 
 from html import escape
 
-from ..tbe import TableBatchedEmbedding
+from ..rows.layout import Layout
+from ..rows.table_view import TableView
+from .monitor import Monitor, memory_report
 
 _COLUMNS = ("table", "rows", "of", "columns", "in the cache", "hit rate", "device MiB", "host MiB")
 
 
-def tables_html(title: str, embedding: TableBatchedEmbedding) -> str:
-    """A table in HTML, with a line for each table of the embedding. Lays out nothing.
+def tables_html(title: str, layout: Layout, monitor: Monitor) -> str:
+    """A table in HTML, with a line for each table of the layout. Lays out nothing.
 
     `rows`: now, and `of` how many the table was made for. Before the first use there is no cache and no rate.
     """
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-    lines = "".join(_line(embedding, table.name) for table in embedding.tables)
+    lines = "".join(_line(layout, monitor, table.name) for table in layout.tables)
     return (
-        f"<table><caption>{escape(title)} on {escape(str(embedding.device))}</caption>"
+        f"<table><caption>{escape(title)} on {escape(str(layout.device))}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     )
 
 
-def _line(embedding: TableBatchedEmbedding, name: str) -> str:
-    table = embedding.layout.config(name)
-    slots = {member.config.name: member.slots for group in embedding.layout.built for member in group.members}
-    stats, memory = embedding.cache_stats(name), embedding.memory_report(name)
+def _line(layout: Layout, monitor: Monitor, name: str) -> str:
+    table = layout.config(name)
+    slots = {member.config.name: member.slots for group in layout.built for member in group.members}
+    stats, memory = monitor.cache_stats(layout.built, name), memory_report(layout.built, name)
     looked_up = stats["unique_rows"]
     cells = [
-        f"{embedding.view(name).count():,}" if name in slots else "-",
+        f"{TableView(layout, name).count():,}" if name in slots else "-",
         f"{table.num_embeddings:,}",
         str(table.embedding_dim),
         f"{slots[name]:,}" if name in slots else "-",

@@ -1,0 +1,79 @@
+"""The methods that every module with tables has: each is written once, and works through each of these modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from jagged import apply, bag_config, bags_collection, jagged
+
+import rec_sdk_torch as rst
+from rec_sdk_torch.distributed.sharded import ShardedCollection
+from rec_sdk_torch.fbgemm import ComputeDevice, EmbeddingLocation, OptimType, SplitTableBatchedEmbeddingBagsCodegen
+from rec_sdk_torch.modules.collection import CachedCollection
+from rec_sdk_torch.tbe.table_methods import TableMethods
+
+METHODS = [name for name in vars(TableMethods) if not name.startswith("__")]
+OVERRIDDEN: dict[type, set[str]] = {
+    rst.TableBatchedEmbedding: set(),
+    SplitTableBatchedEmbeddingBagsCodegen: set(),
+    CachedCollection: {"sync_optimizers"},
+    ShardedCollection: {"sync_optimizers", "put_back", "_title"},
+}
+
+
+@pytest.mark.parametrize("module", OVERRIDDEN, ids=lambda module: module.__name__)
+def test_modules_have_one_body_of_each(module: type) -> None:
+    assert {name for name in METHODS if getattr(module, name) is not vars(TableMethods)[name]} == OVERRIDDEN[module]
+
+
+def embedding(device: torch.device) -> Any:
+    sgd = rst.TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
+    tables = rst.TableBatchedEmbedding([rst.TableConfig("t", 100, 4)], optimizer=sgd, cache=10, device=device)
+    return tables, lambda: tables(torch.tensor([1, 2]), torch.tensor([0, 2]))
+
+
+def collection(device: torch.device) -> Any:
+    tables = bags_collection(device, bag_config("t", ["f"], num_embeddings=100), cache=10)
+    apply(tables, torch.optim.SGD, lr=0.5)
+    return tables, lambda: tables(jagged({"f": [[1, 2]]})).values()
+
+
+def fbgemm(device: torch.device) -> Any:
+    host = device.type == "cpu"
+    specs = [
+        (
+            100,
+            4,
+            EmbeddingLocation.HOST if host else EmbeddingLocation.DEVICE,
+            ComputeDevice.CPU if host else ComputeDevice.CUDA,
+        )
+    ]
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        specs, optimizer=OptimType.EXACT_SGD, table_names=["t"], device=device, learning_rate=0.5
+    )
+    return tables, lambda: tables(torch.tensor([1, 2]), torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize("make", [embedding, collection, fbgemm])
+def test_they_are_about_the_tables_of_the_module(make: Any, device: torch.device) -> None:
+    tables, lookup = make(device)
+    lookup().sum().backward()
+    assert tables.device == device
+    assert tables.cache_stats("t")["unique_rows"] == 2
+    ids = torch.tensor([1, 2])
+    before = tables.view("t").read(ids).parts["weight"]
+    tables.add_to_rows("t", ids, torch.ones(2, 4))
+    tables.freeze("t")
+    lookup()
+    assert torch.equal(tables.view("t").read(ids).parts["weight"], before + 1)
+    tables.thaw()
+    lookup().sum().backward()
+    assert torch.equal(tables.view("t").read(ids).parts["weight"], (before + 1) - 0.5)
+    assert tables.clocks("t") == tables.embedding.view("t").clocks()
+    assert "<th>t</th>" in tables._repr_html_()
+    tables.reset_cache_stats()
+    assert tables.cache_stats()["batches"] == 0
+    with pytest.raises(KeyError, match="no table is named 'no_such'"):
+        tables.warm("no_such", ids)
