@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, begin
+from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.tbe import CacheTooSmallError
 from rec_sdk_torch.tbe.config.life import TableLife
 
@@ -67,7 +68,7 @@ class Planner:
         """Plans and swaps a batch; the seconds of plan and release, by the planner's clock."""
         offsets = np.array([0, len(ids)], np.int64)
         clicks = (ids % 8 == 0).astype(np.int32) if self._life.needs_clicks else None
-        times = np.full(len(ids), self.engine.stats()["batches"], np.int64) if self._life.evict_age else None
+        times = np.full(len(ids), self.engine.stats()["batches"], np.int64) if self._life.rule(Age) else None
         plans: list[Any] = []
         make = partial(self.engine.plan, clicks=clicks, timestamps=times)
         spent = seconds_of(lambda: plans.append(make(ids, offsets, _FEATURES, 1)), self._clock)
@@ -232,20 +233,20 @@ def _growth(rows: int, options: argparse.Namespace) -> Row:
 # ---- admission and eviction
 
 RULES = {
-    "POLICY_COUNT": TableLife(admit_threshold=2),
-    "POLICY_SHOWCLICK": TableLife(admit_threshold=2, beta=1),
-    "sketch_bytes": TableLife(admit_threshold=2, sketch_bytes=2**22),
-    "admit_probability": TableLife(admit_probability=0.5),
-    "evict_norm": TableLife(evict_norm=0.1, evict_step_interval=1000),
-    "evict_idle_steps": TableLife(evict_idle_steps=1000, evict_step_interval=1000),
-    "timestamps": TableLife(evict_age=1000, evict_step_interval=1000),
-    "max_rows": TableLife(max_rows=2**30),
-    "evict_share": TableLife(evict_share=0.1, evict_step_interval=1000),
-    "POLICY_COUNT, max_rows": TableLife(admit_threshold=2, max_rows=2**30),
+    "POLICY_COUNT": TableLife(admission=Count(2)),
+    "POLICY_SHOWCLICK": TableLife(admission=ShowClick(2, beta=1)),
+    "sketch_bytes": TableLife(admission=Sketch(2, bytes=2**22)),
+    "admit_probability": TableLife(admission=Probability(0.5)),
+    "evict_norm": TableLife(eviction=Norm(0.1), every=1000),
+    "evict_idle_steps": TableLife(eviction=Idle(1000), every=1000),
+    "timestamps": TableLife(eviction=Age(1000), every=1000),
+    "max_rows": TableLife(bound=Rows(2**30)),
+    "evict_share": TableLife(eviction=Share(0.1), every=1000),
+    "POLICY_COUNT, max_rows": TableLife(admission=Count(2), bound=Rows(2**30)),
     "POLICY_SHOWCLICK, evict_share": TableLife(
-        admit_threshold=2, beta=1, evict_share=0.1, score_decay=0.9, evict_step_interval=1000
+        admission=ShowClick(2, beta=1), eviction=Share(0.1), every=1000, score=Score(beta=1, decay=0.9)
     ),
-    "score_half_life, max_rows": TableLife(score_half_life=100, max_rows=2**30),
+    "score_half_life, max_rows": TableLife(bound=Rows(2**30), score=Score(half_life=100)),
 }
 """The rules that `run_life` measures. None of them evicts there: an eviction is no part of a plan."""
 

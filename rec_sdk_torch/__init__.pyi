@@ -4,6 +4,7 @@ from . import compat as compat
 from . import export as export
 from . import fbgemm as fbgemm
 from . import ops as ops
+from . import rules as rules
 from . import serving as serving
 from . import tbe as tbe
 from .distributed.cache_log import CacheLog as CacheLog
@@ -38,6 +39,7 @@ from .optim.accumulate_torchrec import AccumulateRowWiseAdagrad as AccumulateRow
 from .optim.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
 from .optim.sparse_gradients import SparseGradients as SparseGradients
 from .runtime.warn import ConfigurationWarning as ConfigurationWarning
+from .runtime.warn import DeprecatedWarning as DeprecatedWarning
 from .runtime.warn import InputWarning as InputWarning
 from .runtime.warn import MonitoringWarning as MonitoringWarning
 from .runtime.warn import PerformanceWarning as PerformanceWarning

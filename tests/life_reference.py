@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from coin_reference import Coin
 from hypothesis import strategies as st
 from sketch_reference import Sketch, enough
 
+from rec_sdk_torch import rules
+from rec_sdk_torch.rules.rule import Admission
 from rec_sdk_torch.tbe import EvictReason, TableLife
 
 NEVER = -(2**63)
@@ -63,16 +66,29 @@ class Life:
     coin: Coin | None = None
 
     def __post_init__(self) -> None:
-        size, threshold = self.rules.sketch_bytes, self.rules.admit_threshold
-        if size and threshold is not None:
-            self.sketch = Sketch(size, self.rules.sketch_depth, enough(threshold, self.rules.alpha))
+        self.admission, self.score = self.rules.admission, self.rules.score or rules.Score()
+        bound = self.rules.rule(rules.Rows)
+        self.most_rows = bound.most if bound is not None else 0
+        if isinstance(self.admission, rules.Sketch):
+            size, least = self.admission.bytes, enough(self.admission.threshold, self.admission.alpha)
+            self.sketch = Sketch(size, self.admission.depth, least)
 
     def value(self, one: Id) -> float:
-        return self.rules.alpha * one.count + self.rules.beta * one.clicks
+        return self.score.alpha * one.count + self.score.beta * one.clicks
+
+    def weighed(self, one: Id) -> float:
+        """The sum that the threshold of admission is for."""
+        alpha, beta = getattr(self.admission, "alpha", 1.0), getattr(self.admission, "beta", 0.0)
+        return alpha * one.count + beta * one.clicks
+
+    def admitted(self, one: Id) -> bool:
+        """Whether a candidate gets a row; of those of a batch that is by chance, the coins are tossed before."""
+        chance = isinstance(self.admission, (rules.Probability, type(None)))
+        return chance or self.weighed(one) >= self.admission.threshold
 
     def left(self, one: Id, now: int) -> float:
         """The part of a score that is left in batch `now`."""
-        half_life = self.rules.score_half_life
+        half_life = self.score.half_life
         return decayed(one.score, now - one.last_use, half_life) if half_life else one.score
 
     def see(self, timestamps: list[int]) -> None:
@@ -97,22 +113,21 @@ class Life:
             one.last_use = self.batches
         if self.sketch is not None:
             self._replace_candidates(self.sketch, ids.tolist())
-        if self.rules.admit_probability is not None:
+        if isinstance(self.admission, rules.Probability):
             assert self.coin is not None
-            chance = self.rules.admit_probability
+            chance = self.admission.probability
             self.candidates = {i: one for i, one in self.candidates.items() if self.coin.toss(i, self.batches, chance)}
         for i in set(ids.tolist()):
-            threshold = self.rules.admit_threshold
             one = self.rows[i] if i in self.rows else self.candidates.get(i, Id())
             whole = Id(one.count, one.clicks)
             one.count, one.clicks = min(one.count, MOST), min(one.clicks, MOST)
-            if i in self.rows and self.rules.score_half_life:
+            if i in self.rows and self.score.half_life:
                 was = before[i]
                 added = Id(whole.count - was.count, whole.clicks - was.clicks)
                 one.score = self.left(was, self.batches) + self.value(added)
             elif i in self.rows:
-                self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.rules.score_decay
-            elif i in self.candidates and (threshold is None or self.value(self.candidates[i]) >= threshold):
+                self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.score.decay
+            elif i in self.candidates and self.admitted(self.candidates[i]):
                 self.rows[i] = self.candidates.pop(i)
                 self.rows[i].score = self.value(self.rows[i])
 
@@ -124,24 +139,24 @@ class Life:
         for i, one in list(self.candidates.items()):
             count = sketch.estimate(i)
             one.count = max(one.count, count)
-            if self.value(Id(count)) < (self.rules.admit_threshold or 0):
+            if not self.admitted(Id(count)):
                 del self.candidates[i]
 
     def _overdue(self, one: Id) -> EvictReason | None:
-        age, idle = self.rules.evict_age, self.rules.evict_idle_steps
-        if age and self.latest - one.timestamp > age:
+        age, idle = self.rules.rule(rules.Age), self.rules.rule(rules.Idle)
+        if age and self.latest - one.timestamp > age.seconds:
             return EvictReason.AGE
-        return EvictReason.IDLE if idle and self.batches - one.last_use >= idle else None
+        return EvictReason.IDLE if idle and self.batches - one.last_use >= idle.batches else None
 
     def _beyond(self, all_of: dict[int, Id], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
         """The ids beyond max_rows, the least of them."""
-        most, staying = self.rules.max_rows, [i for i in all_of if i not in leaving or i in held]
+        most, staying = self.most_rows, [i for i in all_of if i not in leaving or i in held]
         if not most or len(staying) <= most:
             return set()
 
         def worth(i: int) -> tuple[float, int, int]:
             one = all_of[i]
-            return (self.left(one, self.batches) if by_score else self.value(one)), one.last_use, i
+            return (self.left(one, self.batches) if by_score else self.weighed(one)), one.last_use, i
 
         free = sorted((i for i in staying if i not in held), key=worth)
         return set(free[: len(staying) - (most - most // 8)])
@@ -149,7 +164,7 @@ class Life:
     def end_step(self, in_flight: set[int]) -> list[int]:
         """The end of a training step: which rows leave. `in_flight`: ids of batches whose update is to come."""
         self.steps += 1
-        interval, rules = self.rules.evict_step_interval, self.rules
+        interval, share = self.rules.every, self.rules.rule(rules.Share)
         ends = bool(interval) and self.steps % interval == 0
         held = in_flight | self.waiting
         rows: set[int] = set()
@@ -159,17 +174,16 @@ class Life:
             reasons = {i: why for i, one in self.rows.items() if (why := self._overdue(one)) is not None}
             rows = set(reasons)
             candidates = {i for i, one in self.candidates.items() if self._overdue(one) is not None}
-            if rules.evict_share and self.rows:
-                count = max(1, int(len(self.rows) * rules.evict_share))
+            if share is not None and self.rows:
+                count = max(1, int(len(self.rows) * share.share))
                 lowest = sorted(self.rows, key=lambda i: (self.left(self.rows[i], self.batches), i))[:count]
                 reasons = dict.fromkeys(lowest, EvictReason.SCORE) | reasons
                 rows |= set(lowest)
         # The bound is looked at when it is passed, or with the others.
-        if ends or (rules.max_rows and max(len(self.rows), len(self.candidates)) > rules.max_rows):
+        if ends or (self.most_rows and max(len(self.rows), len(self.candidates)) > self.most_rows):
             by_count = {i: Id(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
-            scored = rules.scores
-            plain = TableLife(max_rows=rules.max_rows)
-            beyond = Life(plain, by_count) if not scored else self
+            scored = self.rules.score is not None
+            beyond = self if scored else Life(TableLife(bound=self.rules.bound), by_count)
             rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
             candidates |= self._beyond(self.candidates, candidates, set(), False)
         gone = sorted(rows - held)
@@ -179,7 +193,8 @@ class Life:
         for i in candidates:
             del self.candidates[i]
         self.evicted += len(gone)
-        if self.sketch is not None and 0 < rules.sketch_halve_after <= self.sketch.counted:
+        halve_after = getattr(self.admission, "halve_after", 0)
+        if self.sketch is not None and 0 < halve_after <= self.sketch.counted:
             self.sketch.halve()
         return gone
 
@@ -193,27 +208,30 @@ def lives(draw: st.DrawFn) -> TableLife | None:
     if draw(st.booleans()):
         return None
     share, most = draw(st.sampled_from((0.0, 0.0, 0.25))), draw(st.sampled_from((0, 0, 5, 20)))
-    half_life = draw(st.sampled_from((0, 1, 3, 10**6))) if share or most else 0
-    threshold = draw(st.sampled_from((None, 1.0, 2.0, 3.0, 4.5)))
-    chance = None if threshold is not None else draw(st.sampled_from((None, 0.3, 1.0)))
-    beta = draw(st.sampled_from((0.0, 0.75)))
-    sketch = draw(st.sampled_from((0, 12, 64, 2000))) if threshold is not None and not beta else 0
+    scored = share or (most and draw(st.booleans()))
+    alpha, beta = draw(st.sampled_from((1.0, 0.5))), draw(st.sampled_from((0.0, 0.75)))
+    half_life = draw(st.sampled_from((0, 1, 3, 10**6)))
+    decay = 1.0 if half_life else draw(st.sampled_from((1.0, 0.5)))
+    threshold = draw(st.sampled_from((1.0, 2.0, 3.0, 4.5)))
+    ways: list[st.SearchStrategy[Admission | None]] = [
+        st.none(),
+        st.just(rules.ShowClick(threshold, alpha, beta)),
+        st.builds(rules.Probability, st.sampled_from((0.3, 1.0))),
+    ]
+    if not beta:
+        shapes = st.sampled_from((12, 64, 2000)), st.sampled_from((1, 4)), st.sampled_from((0, 30))
+        ways.append(st.builds(rules.Sketch, st.just(threshold), *shapes, st.just(alpha)))
+    if not scored or (alpha, beta) == (1, 0):
+        ways.append(st.just(rules.Count(threshold)))
+    age, idle = draw(st.sampled_from((0, 3))), draw(st.sampled_from((0, 0, 2, 4)))
+    norm = draw(st.sampled_from((0.0,) * 7 + (0.6,)))
+    numbers: dict[Any, float] = {rules.Age: age, rules.Idle: idle, rules.Norm: norm, rules.Share: share}
     return TableLife(
-        admit_threshold=threshold,
-        default_value=0.25,
-        alpha=draw(st.sampled_from((1.0, 0.5))),
-        beta=beta,
-        evict_share=share,
-        score_decay=1.0 if half_life else draw(st.sampled_from((1.0, 0.5))),
-        score_half_life=half_life,
-        evict_age=draw(st.sampled_from((0, 3))),
-        evict_idle_steps=draw(st.sampled_from((0, 0, 2, 4))),
-        evict_step_interval=draw(st.integers(0, 3)),
-        max_rows=most,
+        admission=draw(st.one_of(ways)),
+        eviction=[kind(number) for kind, number in numbers.items() if number],
+        every=draw(st.integers(0, 3)),
+        bound=[rules.Rows(most)] if most else [],
+        score=rules.Score(alpha, beta, decay, half_life) if scored else None,
         keep_evicted=draw(st.booleans()),
-        evict_norm=draw(st.sampled_from((0.0,) * 7 + (0.6,))),
-        admit_probability=chance,
-        sketch_bytes=sketch,
-        sketch_depth=draw(st.sampled_from((1, 4))) if sketch else 4,
-        sketch_halve_after=draw(st.sampled_from((0, 30))) if sketch else 0,
+        default_value=0.25,
     )

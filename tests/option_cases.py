@@ -294,10 +294,10 @@ TABLE: dict[str, Option] = {
         fbgemm=Given({"cache_precision": SparseType.BF16}),
     ),
     "life": Option(
-        value=TableLife(max_rows=40, evict_idle_steps=9, evict_step_interval=3),
+        value=TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(40)),
         state_dict=OF_MODEL,
         save=OF_MODEL,
-        shard=Becomes(TableLife(max_rows=20, evict_idle_steps=9, evict_step_interval=3)),
+        shard=Becomes(TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
         collection=of_table(
             admit_and_evict_config=rst.AdmitAndEvictConfig(max_rows=40, evict_idle_steps=9, evict_step_interval=3)
         ),

@@ -46,11 +46,14 @@ def tables_of(collection: CachedCollection, placements: Sequence[Placement], pat
 
 
 def _fields(table: TableConfig) -> dict[str, Any]:
-    fields = {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
+    fields = _shallow(table)
     fill = fields["init_fn"]  # it cannot be told of two functions whether they do the same
     fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
-    life = fields.pop("life") or TableLife()
-    return fields | dataclasses.asdict(life)
+    return fields | _shallow(fields.pop("life") or TableLife())
+
+
+def _shallow(options: Any) -> dict[str, Any]:
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
 
 
 def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -41,7 +41,7 @@ class Tables:
         """The numbers that the ids of each table take along to their homes, as the engine's Deduplicator has them."""
         lives = [config.life for config in self.configs]
         return [
-            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * bool(life.evict_age)
+            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * ("timestamp" in life.columns())
             for life in lives
         ]
 

@@ -20,7 +20,7 @@ from ..tbe.cache.batch import Batch
 from ..tbe.cache.evicted import Departed
 from ..tbe.cache.group_spec import drawn
 from ..tbe.config.cache_size import BatchHint, CacheOption
-from ..tbe.config.life import DIVIDED_RULES, Seen, TableLife
+from ..tbe.config.life import Seen
 from ..tbe.config.table import DIVIDED
 from ..tbe.rows.layout import Layout
 from ..tbe.rows.row_parts import WEIGHT
@@ -235,18 +235,9 @@ def _part(table: TableConfig, placement: Placement, world_size: int) -> TableCon
         init_min=table.range_of_parts[0],
         init_max=table.range_of_parts[1],
         init_fn=table.init_fn if table.hashed else None,
-        life=_life(table, placement),
+        life=table.life and table.life.part(placement.part),
         **rows,
     )
-
-
-def _life(table: TableConfig, placement: Placement) -> TableLife | None:
-    """The rules on one rank: a bound is divided, so that all ranks together keep it, and so is a sketch."""
-    if table.life is None:
-        return None
-    bounds = {name: getattr(table.life, name) for name in DIVIDED_RULES}
-    own: dict[str, Any] = {name: placement.part(bound) for name, bound in bounds.items() if bound}
-    return dataclasses.replace(table.life, **own)
 
 
 def _move_life(old: TableView, new: TableView, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:

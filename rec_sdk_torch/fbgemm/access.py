@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..runtime.numbers import as_int
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.config.numbers import as_int
 from ..tbe.rows.table_view import load
 from ..tbe.table_methods import TableMethods
 from .enums import OptimType

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..tbe.config.numbers import as_int
+from ..runtime.numbers import as_int
 
 E = TypeVar("E", bound=enum.Enum)
 

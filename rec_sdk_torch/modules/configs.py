@@ -32,7 +32,7 @@ class _HashTableFields:
     weight_init_mean: float = 0.0
     weight_init_stddev: float = 0.05
     initializer_type: InitializerType | None = None
-    admit_and_evict_config: AdmitAndEvictConfig | None = field(default_factory=AdmitAndEvictConfig)
+    admit_and_evict_config: AdmitAndEvictConfig | TableLife | None = field(default_factory=AdmitAndEvictConfig)
     is_incremental: bool = False
 
     def __post_init__(self) -> None:
@@ -59,7 +59,8 @@ class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
             `rec_sdk_torch.compat`.
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.
-        admit_and_evict_config: which ids get a row, and when they lose it; None or the default: all do, and keep it.
+        admit_and_evict_config: which ids get a row, and when they lose it: Rec SDK's `AdmitAndEvictConfig`, or a
+            `TableLife` of `rules`. None or the default: all do, and keep it.
         is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
             for each row.
 
@@ -98,7 +99,8 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
             `rec_sdk_torch.compat`.
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.
-        admit_and_evict_config: which ids get a row, and when they lose it; None or the default: all do, and keep it.
+        admit_and_evict_config: which ids get a row, and when they lose it: Rec SDK's `AdmitAndEvictConfig`, or a
+            `TableLife` of `rules`. None or the default: all do, and keep it.
         is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
             for each row.
 
@@ -182,11 +184,6 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
     return names
 
 
-def _check_admission(admission: AdmitAndEvictConfig | None, name: str) -> None:
-    if not isinstance(admission, (AdmitAndEvictConfig, type(None))):
-        raise TypeError(f"table {name!r}: admit_and_evict_config is {admission!r}, expected AdmitAndEvictConfig")
-
-
 def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerType:
     """Returns a config's initializer, or the default of its kind of table, which is announced once."""
     name, given = config.name, getattr(config, "initializer_type", None)
@@ -215,10 +212,14 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     mean, stddev = 0.0, 0.05
     life: TableLife | None = None
     if isinstance(config, _HashTableFields):
-        _check_admission(config.admit_and_evict_config, name)
         if not isinstance(config.is_incremental, bool):
             raise TypeError(f"table {name!r}: is_incremental is {config.is_incremental!r}, expected a bool")
-        life = config.admit_and_evict_config.table_life() if config.admit_and_evict_config else None
+        given = config.admit_and_evict_config
+        life = given.table_life() if isinstance(given, AdmitAndEvictConfig) else given
+        if not isinstance(life, (TableLife, type(None))):
+            raise TypeError(
+                f"table {name!r}: admit_and_evict_config is {given!r}, expected AdmitAndEvictConfig or TableLife"
+            )
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
     pooling = Pooling.NONE
     if isinstance(config, EmbeddingBagConfig):

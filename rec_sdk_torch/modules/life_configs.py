@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, unique
-from typing import Any
 
+from ..rules.flat import SKETCH_DEPTH, rules_of
+from ..rules.sketch import MOST_DEPTH
+from ..runtime.numbers import check_fields, flag, real, whole
 from ..tbe import TableLife
-from ..tbe.config.numbers import as_float, as_int
 
 
 @unique
@@ -28,22 +27,6 @@ class AdmitAndEvictPolicyType(Enum):
     NONE = 0
     POLICY_COUNT = 1
     POLICY_SHOWCLICK = 2
-
-
-def _check_int(owner: str, name: str, value: object, low: int) -> None:
-    number = as_int(value)
-    if number is None:
-        raise TypeError(f"{owner}: {name} is {value!r}, expected an int")
-    if not low <= number < 2**63:
-        raise ValueError(f"{owner}: {name} is {number}, must be at least {low} and below 2^63")
-
-
-def _check_float(owner: str, name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{owner}: {name} is {value!r}, expected a number")
-    number = as_float(value)
-    if not low <= number <= high or math.isinf(number):  # also for NaN
-        raise ValueError(f"{owner}: {name} is {value}, must be finite and in [{low}, {high}]")
 
 
 @dataclass
@@ -70,20 +53,15 @@ class ShowClickParams:
         True
     """
 
-    alpha: float = 1
-    beta: float = 0
-    admit_threshold: float = 0
-    evict_percentage: float = 0
-    score_decay: float = 1
+    alpha: float = field(default=1, metadata=real())
+    beta: float = field(default=0, metadata=real())
+    admit_threshold: float = field(default=0, metadata=real(0))
+    evict_percentage: float = field(default=0, metadata=real(0, 1))
+    score_decay: float = field(default=1, metadata=real(0, 1))
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        owner = "ShowClickParams"
-        _check_float(owner, "alpha", self.alpha)
-        _check_float(owner, "beta", self.beta)
-        _check_float(owner, "admit_threshold", self.admit_threshold, low=0)
-        _check_float(owner, "evict_percentage", self.evict_percentage, low=0, high=1)
-        _check_float(owner, "score_decay", self.score_decay, low=0, high=1)
+        check_fields(self)
 
 
 @dataclass
@@ -124,108 +102,48 @@ class AdmitAndEvictConfig:
         (True, True)
     """
 
-    admit_threshold: int | None = -1
-    not_admitted_default_value: float | None = 0.0
-    evict_threshold: int | None = 0
-    evict_step_interval: int | None = 0
+    admit_threshold: int | None = field(default=-1, metadata=whole(-1))
+    not_admitted_default_value: float | None = field(default=0.0, metadata=real())
+    evict_threshold: int | None = field(default=0, metadata=whole(0))
+    evict_step_interval: int | None = field(default=0, metadata=whole(0))
     showclick_params: ShowClickParams = field(default_factory=ShowClickParams)
     policy_type: AdmitAndEvictPolicyType = AdmitAndEvictPolicyType.POLICY_COUNT
-    evict_idle_steps: int | None = field(default=0, kw_only=True)
-    max_rows: int | None = field(default=0, kw_only=True)
-    max_bytes: int | None = field(default=0, kw_only=True)
-    keep_evicted: bool = field(default=False, kw_only=True)
-    admit_probability: float | None = field(default=None, kw_only=True)
-    evict_norm: float | None = field(default=0.0, kw_only=True)
-    score_half_life: int | None = field(default=0, kw_only=True)
-    sketch_bytes: int | None = field(default=0, kw_only=True)
-    sketch_depth: int = field(default=4, kw_only=True)
-    sketch_halve_after: int | None = field(default=0, kw_only=True)
+    evict_idle_steps: int | None = field(default=0, kw_only=True, metadata=whole(0))
+    max_rows: int | None = field(default=0, kw_only=True, metadata=whole(0))
+    max_bytes: int | None = field(default=0, kw_only=True, metadata=whole(0))
+    keep_evicted: bool = field(default=False, kw_only=True, metadata=flag())
+    admit_probability: float | None = field(default=None, kw_only=True, metadata=real(above=0, most=1))
+    evict_norm: float | None = field(default=0.0, kw_only=True, metadata=real(0))
+    score_half_life: int | None = field(default=0, kw_only=True, metadata=whole(0))
+    sketch_bytes: int | None = field(default=0, kw_only=True, metadata=whole(0))
+    sketch_depth: int = field(default=SKETCH_DEPTH, kw_only=True, metadata=whole(1, MOST_DEPTH))
+    sketch_halve_after: int | None = field(default=0, kw_only=True, metadata=whole(0))
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        owner = "AdmitAndEvictConfig"
-        for name, low in (
-            ("admit_threshold", -1),
-            ("evict_threshold", 0),
-            ("evict_step_interval", 0),
-            ("evict_idle_steps", 0),
-            ("max_rows", 0),
-            ("max_bytes", 0),
-            ("score_half_life", 0),
-            ("sketch_bytes", 0),
-            ("sketch_depth", 1),
-            ("sketch_halve_after", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                _check_int(owner, name, value, low)
-        if not isinstance(self.keep_evicted, bool):
-            raise TypeError(f"{owner}: keep_evicted is {self.keep_evicted!r}, expected a bool")
-        if self.not_admitted_default_value is not None:
-            _check_float(owner, "not_admitted_default_value", self.not_admitted_default_value)
-        if self.evict_norm is not None:
-            _check_float(owner, "evict_norm", self.evict_norm, low=0)
+        check_fields(self, optional=True)
         if not isinstance(self.showclick_params, ShowClickParams):
-            raise TypeError(f"{owner}: showclick_params is {self.showclick_params!r}, expected ShowClickParams")
+            raise TypeError(
+                f"AdmitAndEvictConfig: showclick_params is {self.showclick_params!r}, expected ShowClickParams"
+            )
         given: object = self.policy_type
         if isinstance(given, int) and not isinstance(given, bool):
             self.policy_type = AdmitAndEvictPolicyType(given)
         if not isinstance(self.policy_type, AdmitAndEvictPolicyType):
-            raise TypeError(f"{owner}: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType")
-        if self.policy_type is AdmitAndEvictPolicyType.NONE and self._bounds():
-            raise ValueError(f"{owner}: policy_type is NONE, which evicts nothing, beside {self._bounds()}")
-        self._check_probability()
-        self._check_sketch()
-        if self.score_half_life and not self.is_feature_filter_enabled():
-            raise ValueError(
-                f"{owner}: score_half_life is {self.score_half_life}, and no rule goes by scores: give max_rows, "
-                "max_bytes or evict_percentage too"
+            raise TypeError(
+                f"AdmitAndEvictConfig: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType"
             )
-        self.table_life()  # which says what else cannot be
-
-    def _check_probability(self) -> None:
-        if self.admit_probability is None:
-            return
-        _check_float("AdmitAndEvictConfig", "admit_probability", self.admit_probability, low=0, high=1)
-        if self.policy_type is not AdmitAndEvictPolicyType.POLICY_COUNT or not self.admit_probability:
-            raise ValueError(
-                f"AdmitAndEvictConfig: admit_probability is {self.admit_probability} with {self.policy_type}: it must "
-                "be above 0, and is a way of POLICY_COUNT"
-            )
-
-    def _check_sketch(self) -> None:
-        for name in ("sketch_halve_after", "sketch_depth"):
-            value = getattr(self, name)
-            if not self.sketch_bytes and value is not None and value != getattr(type(self), name):
-                raise ValueError(f"AdmitAndEvictConfig: {name} is {value} without sketch_bytes: there is no sketch")
-        if self.sketch_bytes and not self.is_feature_admit_enabled():
-            raise ValueError(
-                f"AdmitAndEvictConfig: sketch_bytes is {self.sketch_bytes}, and every id is admitted at once: give an "
-                "admit_threshold too"
-            )
-
-    def _bounds(self) -> dict[str, float]:
-        """The rules that hold beside either policy, where they are given."""
-        names = ("evict_idle_steps", "max_rows", "max_bytes", "evict_norm")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
+        self.table_life()  # which checks that the rules fit together
 
     def is_feature_admit_enabled(self) -> bool:
         """Whether ids have to be admitted."""
-        if self.policy_type is AdmitAndEvictPolicyType.NONE:
-            return False
-        if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
-            return self.showclick_params.admit_threshold > 0
-        return self.admit_threshold not in (None, -1) or self.admit_probability is not None
+        life = self.table_life()
+        return life is not None and life.admits
 
     def is_feature_evict_enabled(self) -> bool:
         """Whether ids leave their table."""
-        if self.policy_type is AdmitAndEvictPolicyType.NONE:
-            return False
-        if self._bounds():
-            return True
-        if self.policy_type is AdmitAndEvictPolicyType.POLICY_SHOWCLICK:
-            return self.showclick_params.evict_percentage > 0
-        return self.evict_threshold not in (None, 0)
+        life = self.table_life()
+        return life is not None and bool(life.eviction or life.bound)
 
     def is_feature_filter_enabled(self) -> bool:
         """Whether either is on."""
@@ -233,32 +151,27 @@ class AdmitAndEvictConfig:
 
     def table_life(self) -> TableLife | None:
         """The rules as the table-batched embedding takes them; None where all are off."""
-        if not self.is_feature_filter_enabled():
+        kinds, params, owner = AdmitAndEvictPolicyType, self.showclick_params, type(self).__name__
+        ours = [each for each in fields(self) if each.kw_only and getattr(self, each.name) not in (None, each.default)]
+        options = {each.name: getattr(self, each.name) for each in ours}
+        if self.policy_type is kinds.NONE:
+            if options.keys() - {"keep_evicted"}:
+                raise ValueError(f"{owner}: policy_type is NONE, which admits and evicts nothing, beside {options}")
             return TableLife(keep_evicted=True) if self.keep_evicted else None
-        common: dict[str, Any] = {
-            "default_value": float(self.not_admitted_default_value or 0.0),
-            "evict_step_interval": self.evict_step_interval or 0,
-            "evict_idle_steps": self.evict_idle_steps or 0,
-            "max_rows": self.max_rows or 0,
-            "max_bytes": self.max_bytes or 0,
-            "keep_evicted": self.keep_evicted,
-            "evict_norm": float(self.evict_norm or 0.0),
-            "score_half_life": self.score_half_life or 0,
-            "sketch_bytes": self.sketch_bytes or 0,
-            "sketch_depth": self.sketch_depth,
-            "sketch_halve_after": self.sketch_halve_after or 0,
-        }
-        admits = self.is_feature_admit_enabled()
-        if self.policy_type is AdmitAndEvictPolicyType.POLICY_COUNT:
-            threshold = None if self.admit_threshold in (None, -1) else float(self.admit_threshold or 0)
-            common |= {"admit_probability": self.admit_probability, "evict_age": self.evict_threshold or 0}
-            return TableLife(admit_threshold=threshold, **common)
-        params = self.showclick_params
-        return TableLife(
-            admit_threshold=float(params.admit_threshold) if admits else None,
-            alpha=float(params.alpha),
-            beta=float(params.beta),
-            evict_share=float(params.evict_percentage),
-            score_decay=float(params.score_decay),
-            **common,
-        )
+        if self.policy_type is kinds.POLICY_COUNT:
+            options |= {"admit_threshold": self.admit_threshold, "evict_age": self.evict_threshold or 0}
+            if self.admit_threshold == -1:
+                options["admit_threshold"] = None
+        elif self.admit_probability is not None:
+            raise ValueError(f"{owner}: admit_probability is {self.admit_probability}, which is a way of POLICY_COUNT")
+        else:
+            options |= {
+                "admit_threshold": params.admit_threshold or None,
+                "alpha": params.alpha,
+                "beta": params.beta,
+                "evict_share": params.evict_percentage,
+                "score_decay": params.score_decay,
+            }
+        options["evict_step_interval"] = self.evict_step_interval or 0
+        life = TableLife(**rules_of(owner, default_value=self.not_admitted_default_value or 0.0, **options))
+        return life if life.any() else None

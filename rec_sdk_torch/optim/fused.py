@@ -10,8 +10,8 @@ import torch
 from torchrec.optim.fused import FusedOptimizer
 
 from ..runtime.eager import eager
+from ..runtime.numbers import as_int
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.config.numbers import as_int
 from ..tbe.config.optimizer import check_options
 from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
 from ..tbe.rows.state_dict import row_numbers, warn_of_rows

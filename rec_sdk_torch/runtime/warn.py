@@ -31,6 +31,10 @@ class ConfigurationWarning(RecSdkWarning):
     """An option, a device or an installed package is legal and probably not meant."""
 
 
+class DeprecatedWarning(RecSdkWarning, FutureWarning):
+    """A spelling that a later version will not accept; the message has the new one."""
+
+
 class MonitoringWarning(RecSdkWarning):
     """Something that watches the training failed, and the training goes on."""
 

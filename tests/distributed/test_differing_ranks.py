@@ -78,8 +78,11 @@ OTHER_TABLES: dict[str, tuple[Callable[[], Any], str]] = {
     "hashed": (index_table, "table 't0': hashed is True on {0}, False on {1}"),
     "initializer": (lambda: with_config(weight_init_max=0.5), "table 't0': init_max is "),
     "incremental": (lambda: with_config(is_incremental=True), "table 't0': track_changes is False on {0}, True on {1}"),
-    "admission": (lambda: with_rules(admit_threshold=2), "table 't0': admit_threshold is None on {0}, 2.0 on {1}"),
-    "eviction": (lambda: with_rules(evict_threshold=9), "table 't0': evict_age is 0 on {0}, 9 on {1}"),
+    "admission": (
+        lambda: with_rules(admit_threshold=2),
+        "table 't0': admission is None on {0}, Count(threshold=2.0) on {1}",
+    ),
+    "eviction": (lambda: with_rules(evict_threshold=9), "table 't0': eviction is () on {0}, (Age(seconds=9),) on {1}"),
     "rounding": (
         lambda: with_option(stochastic_rounding=True),
         "table 't0': stochastic_rounding is False on {0}, True on {1}",

@@ -17,6 +17,7 @@ from sharded_model import Model, Scenario, shard
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Age, Bytes, Rows, Sketch
 
 Start = Callable[[int], Ranks]
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
@@ -118,12 +119,15 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     """The state of the rank's home after each step, and how many ids leave when asked after the last."""
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
     assert rules is not None
-    bounds = [bound // world_size for bound in (rules.max_rows, rules.max_bytes // 16) if bound]
-    of_rank = {name: getattr(rules, name) // world_size for name in ("sketch_bytes", "sketch_halve_after")}
-    life = Life(replace(rules, max_rows=min(bounds, default=0), max_bytes=0, **of_rank), coin=Coin(SEED, "t0"))
+    bounds = [Rows(bound.rows(16) // world_size) for bound in rules.bound]
+    admission = rules.admission
+    if isinstance(admission, Sketch):
+        part = admission.bytes // world_size, admission.depth, admission.halve_after // world_size
+        admission = Sketch(admission.threshold, *part)
+    life = Life(replace(rules, admission=admission, bound=bounds), coin=Coin(SEED, "t0"))
     seen = []
     names = rules.columns()
-    known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.evict_age}
+    known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.rule(Age)}
     counted = [name for name, kept in known.items() if kept]
     for step in range(STEPS):
         lookups = [
@@ -135,7 +139,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
         life.end_step(set())
         rows, candidates = sorted(life.rows), sorted(life.candidates)
         clocks = {"batches": life.batches, "steps": life.steps}
-        if rules.evict_age:
+        if rules.rule(Age):
             clocks["timestamp"] = life.latest
         seen.append(
             {
@@ -148,7 +152,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
             }
         )
     before = life.evicted
-    life.rules = replace(life.rules, evict_step_interval=1)
+    life.rules = replace(life.rules, every=1)
     life.end_step(set())
     return seen, life.evicted - before
 
@@ -338,7 +342,7 @@ def bounds_of(rank: int, world_size: int) -> list[tuple[int, int]]:
     rst.apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
     sharded = shard(model, Scenario(sharding=("row_wise", "table_wise")), world_size)
     lives = [table.life for table in sharded.module.sparse.home.embedding.tables]
-    return [(life.max_rows, life.max_bytes) for life in lives if life is not None]
+    return [(life.rule(Rows).most, life.rule(Bytes).most) for life in lives]
 
 
 def test_a_bound_is_divided_among_the_homes(ranks_of: Start) -> None:

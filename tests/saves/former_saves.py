@@ -30,6 +30,7 @@ import test_saved_life as life  # noqa: E402
 import test_saves_any_world as any_world  # noqa: E402
 
 import rec_sdk_torch as rst  # noqa: E402
+from rec_sdk_torch.rules import Sketch  # noqa: E402
 from rec_sdk_torch.saves.format import manifest  # noqa: E402
 from rec_sdk_torch.tbe.rows.pieces import cached  # noqa: E402
 
@@ -44,7 +45,7 @@ SHARDED = sharded_model.Scenario(
 )
 """Five steps in windows of three: one is open."""
 
-SKETCH = next(place for place, each in enumerate(life.LIVES) if each.sketch_bytes)
+SKETCH = next(place for place, each in enumerate(life.LIVES) if each.rule(Sketch))
 
 Contents = Mapping[str, Any]
 

@@ -13,15 +13,20 @@ import torch
 from tables import WINDOWS, contents
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Age, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.saves.format.manifest import MANIFEST
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.config.life import TableLife
 
 LIFE = TableLife(
-    admit_threshold=2.0, evict_share=0.1, evict_age=1000, evict_step_interval=50, beta=0.5, keep_evicted=True
+    admission=ShowClick(2, beta=0.5),
+    eviction=[Age(1000), Share(0.1)],
+    every=50,
+    score=Score(beta=0.5),
+    keep_evicted=True,
 )
 
-SKETCH = TableLife(admit_threshold=3.0, sketch_bytes=200)
+SKETCH = TableLife(admission=Sketch(3, bytes=200))
 
 
 def make(optimizer: Any = WINDOWS, life: TableLife = LIFE, **options: Any) -> TableBatchedEmbedding:

@@ -16,13 +16,14 @@ from jagged import apply, bag_config, bags_collection, numbered, rows_of, train_
 from tables import ADAGRAD, WINDOWS, contents, make, train
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Count, Idle, Rows
 from rec_sdk_torch.saves.save import saving
 from rec_sdk_torch.saves.save.job import SaveJob
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
 from rec_sdk_torch.tbe.cache.batch import Seen
 from rec_sdk_torch.tbe.rows import snapshot
 
-LIFE = TableLife(admit_threshold=2, evict_step_interval=2, evict_idle_steps=3, max_rows=25, keep_evicted=True)
+LIFE = TableLife(admission=Count(2), eviction=Idle(3), every=2, bound=Rows(25), keep_evicted=True)
 HASHED = ("a", "c")
 SGD = (torch.optim.SGD, {"lr": 0.1})
 

@@ -18,6 +18,7 @@ from torchrec.optim.optimizers import LAMB
 import rec_sdk_torch as rst
 from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, Sketch
 from rec_sdk_torch.saves.format.manifest import DELTA, FULL, read_manifest
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
@@ -25,16 +26,16 @@ from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, Tab
 RULES = {
     "none": None,
     "kept": TableLife(keep_evicted=True),
-    "admitted": TableLife(admit_threshold=2.0),
-    "sketch": TableLife(admit_threshold=2.0, sketch_bytes=500),
-    "chance": TableLife(admit_probability=0.5),
-    "idle": TableLife(evict_idle_steps=3, evict_step_interval=2, admit_threshold=2.0, keep_evicted=True),
-    "age": TableLife(evict_age=25, evict_step_interval=2, admit_threshold=2.0, keep_evicted=True),
-    "norm": TableLife(evict_norm=1e-3, evict_step_interval=2),
-    "share": TableLife(evict_share=0.1, evict_step_interval=4),
-    "clicks": TableLife(evict_share=0.1, evict_step_interval=4, beta=2.0),
-    "half-life": TableLife(evict_share=0.1, evict_step_interval=4, score_half_life=2),
-    "bound": TableLife(max_rows=30, keep_evicted=True),
+    "admitted": TableLife(admission=Count(2)),
+    "sketch": TableLife(admission=Sketch(2, bytes=500)),
+    "chance": TableLife(admission=Probability(0.5)),
+    "idle": TableLife(admission=Count(2), eviction=Idle(3), every=2, keep_evicted=True),
+    "age": TableLife(admission=Count(2), eviction=Age(25), every=2, keep_evicted=True),
+    "norm": TableLife(eviction=Norm(0.001), every=2),
+    "share": TableLife(eviction=Share(0.1), every=4),
+    "clicks": TableLife(eviction=Share(0.1), every=4, score=Score(beta=2)),
+    "half-life": TableLife(eviction=Share(0.1), every=4, score=Score(half_life=2)),
+    "bound": TableLife(bound=Rows(30), keep_evicted=True),
 }
 OPTIMIZERS = {
     "no optimizer": None,
@@ -82,7 +83,7 @@ def change(model: TableBatchedEmbedding, seed: int) -> None:
             model.view("t").write(rows, {"weight": torch.rand(len(rows), 4).to(table.weight_dtype)})
             continue
         seen = {"clicks": ids % 2} if table.life is not None and table.life.needs_clicks else {}
-        if table.life is not None and table.life.evict_age:
+        if table.life is not None and table.life.rule(Age):
             seen["timestamps"] = 10 * step + ids % 10
         model(ids, torch.arange(0, 25, 4), **seen).square().sum().backward()
 
@@ -174,7 +175,7 @@ def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: se
 def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
     """A training step with one lookup of each of `ids`."""
     life = model.tables[0].life
-    seen = {"timestamps": torch.full_like(ids, time)} if life is not None and life.evict_age else {}
+    seen = {"timestamps": torch.full_like(ids, time)} if life is not None and life.rule(Age) else {}
     if life is not None and life.needs_clicks:
         seen["clicks"] = torch.zeros_like(ids)
     model(ids, torch.tensor([0, len(ids)]), **seen).sum().backward()

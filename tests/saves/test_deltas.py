@@ -16,6 +16,7 @@ from tables import ADAGRAD, WINDOWS, contents, make, train
 from test_saver import refused, same
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Age, Rows
 from rec_sdk_torch.saves.format.manifest import CACHED, DELTA, FULL, REMOVED, ROWS, read_manifest
 from rec_sdk_torch.saves.format.tensors import TensorReader
 from rec_sdk_torch.saves.save.marks import marks_of
@@ -149,7 +150,7 @@ def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
 
 
 def aging() -> TableBatchedEmbedding:
-    life = TableLife(evict_age=20, max_rows=100)
+    life = TableLife(eviction=Age(20), bound=Rows(100))
     table = TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, life=life)
     return TableBatchedEmbedding([table], optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.1}), cache=50)
 

@@ -24,6 +24,7 @@ from test_saver import refused, same
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.rules import Count
 from rec_sdk_torch.saves.format import files, manifest, tensors
 from rec_sdk_torch.saves.format.folders import chain_of
 from rec_sdk_torch.saves.format.index import SMALL_ROWS, index_path
@@ -37,7 +38,7 @@ from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.config.life import TableLife
 
-LIFE = TableLife(admit_threshold=2.0)
+LIFE = TableLife(admission=Count(2))
 
 
 def make(count: int, optimizer: Any = ADAGRAD, life: TableLife | None = None) -> TableBatchedEmbedding:

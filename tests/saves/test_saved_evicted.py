@@ -13,11 +13,12 @@ import torch
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.rules import Idle, Rows
 from rec_sdk_torch.saves.format.manifest import EVICTED, read_manifest
 from rec_sdk_torch.saves.save import job, saving
 from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
-LIFE = TableLife(max_rows=20, evict_idle_steps=4, evict_step_interval=3, keep_evicted=True)
+LIFE = TableLife(eviction=Idle(4), every=3, bound=Rows(20), keep_evicted=True)
 ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1})
 
 
@@ -196,7 +197,7 @@ def test_a_table_that_keeps_none_leaves_them_out(tmp_path: Path) -> None:
     source = make()
     train(source, range(9))
     rst.Saver().save(source, tmp_path)
-    target = make(TableLife(max_rows=20))
+    target = make(TableLife(bound=Rows(20)))
     rows = len(waiting(source)["a"])
     with pytest.warns(UserWarning, match=f"{rows} rows had left table 'a' and were not taken: they are left out"):
         rst.Saver().load(target, tmp_path)
@@ -207,7 +208,7 @@ def test_another_optimizer_has_states_of_new_rows(tmp_path: Path) -> None:
     source = make()
     train(source, range(9))
     rst.Saver().save(source, tmp_path)
-    target = make(optimizer=(torch.optim.Adam, {"lr": 0.1}), life=TableLife(evict_idle_steps=5, keep_evicted=True))
+    target = make(optimizer=(torch.optim.Adam, {"lr": 0.1}), life=TableLife(eviction=Idle(5), keep_evicted=True))
     with pytest.warns(UserWarning, match="only their weights are loaded"):
         rst.Saver().load(target, tmp_path)
     theirs, ours = source.view("a").take_evicted(), target.view("a").take_evicted()

@@ -13,20 +13,21 @@ from tables import contents
 from test_saver import same
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Age, Count, Idle, Probability, Rows, Score, Share, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.config.life import TableLife
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
 LIVES = [
-    TableLife(admit_threshold=3.0, default_value=0.5),
-    TableLife(admit_threshold=2.0, evict_idle_steps=4, evict_step_interval=2),
-    TableLife(evict_share=0.2, score_decay=0.9, beta=2.0, evict_step_interval=3),
-    TableLife(evict_age=25, evict_step_interval=2),
-    TableLife(max_rows=24, admit_threshold=2.0),
-    TableLife(evict_share=0.2, score_half_life=2, beta=2.0, evict_step_interval=3),
-    TableLife(max_rows=24, score_half_life=3, admit_threshold=2.0),
-    TableLife(admit_probability=0.3, max_rows=50),
-    TableLife(admit_threshold=5.0, sketch_bytes=200, sketch_halve_after=100),
+    TableLife(admission=Count(3), default_value=0.5),
+    TableLife(admission=Count(2), eviction=Idle(4), every=2),
+    TableLife(eviction=Share(0.2), every=3, score=Score(beta=2, decay=0.9)),
+    TableLife(eviction=Age(25), every=2),
+    TableLife(admission=Count(2), bound=Rows(24)),
+    TableLife(eviction=Share(0.2), every=3, score=Score(beta=2, half_life=2)),
+    TableLife(admission=Count(2), bound=Rows(24), score=Score(half_life=3)),
+    TableLife(admission=Probability(0.3), bound=Rows(50)),
+    TableLife(admission=Sketch(5, bytes=200, halve_after=100)),
 ]
 
 
@@ -46,8 +47,8 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
             torch.from_numpy(10 * seed + random.integers(0, 10, 24)),
         )
         needs = embedding.tables[0].life
-        seen = {"clicks": clicks} if needs.beta else {}
-        seen |= {"timestamps": when} if needs.evict_age else {}
+        seen = {"clicks": clicks} if needs.needs_clicks else {}
+        seen |= {"timestamps": when} if "timestamp" in needs.columns() else {}
         output = embedding(ids, torch.arange(0, 25, 4), **seen)
         output.square().sum().backward()
         outputs.append(output.detach())
@@ -86,8 +87,8 @@ def test_life_goes_on_after_a_load(life: TableLife, incremental: bool, tmp_path:
     same(contents(target), contents(source))
 
 
-COUNTERS = TableLife(admit_threshold=3.0)
-SKETCH = TableLife(admit_threshold=3.0, sketch_bytes=4000)
+COUNTERS = TableLife(admission=Count(3))
+SKETCH = TableLife(admission=Sketch(3, bytes=4000))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +96,8 @@ SKETCH = TableLife(admit_threshold=3.0, sketch_bytes=4000)
     [
         (COUNTERS, SKETCH, True),
         (SKETCH, COUNTERS, False),  # ids cannot be read from a sketch
-        (COUNTERS, TableLife(admit_probability=1e-9), False),
-        (SKETCH, TableLife(admit_threshold=3.0, sketch_bytes=1500, sketch_depth=3), True),
+        (COUNTERS, TableLife(admission=Probability(1e-9)), False),
+        (SKETCH, TableLife(admission=Sketch(3, bytes=1500, depth=3)), True),
     ],
     ids=["into a sketch", "into counters", "into chance", "into another sketch"],
 )

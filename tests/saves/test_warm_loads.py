@@ -18,6 +18,7 @@ from test_saver import same
 
 import rec_sdk_torch as rst
 from rec_sdk_torch import _engine
+from rec_sdk_torch.rules import Rows, Score, Share
 from rec_sdk_torch.saves.format.manifest import CACHED, read_manifest
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
@@ -166,7 +167,7 @@ def test_an_index_table_of_fewer_rows(tmp_path: Path) -> None:
 
 def test_a_save_without_the_list(tmp_path: Path) -> None:
     """Counts of a table's rules say which rows were hot; without any the cache is empty."""
-    counts = {"score": TableLife(evict_share=0.1), "count": TableLife(max_rows=10**6), None: None}
+    counts = {"score": TableLife(eviction=Share(0.1)), "count": TableLife(bound=Rows(10**6)), None: None}
     for column, life in counts.items():
         folder = tmp_path / str(column)
         source = skewed(life=life)
@@ -183,7 +184,7 @@ def test_a_save_without_the_list(tmp_path: Path) -> None:
 
 def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
     """A score is of the last batch that had the row, and rows are compared as they are now."""
-    life = TableLife(max_rows=10**6, score_half_life=3)
+    life = TableLife(bound=Rows(10**6), score=Score(half_life=3))
     source = skewed(life=life)
     misses(source, power_law(1), 50)
     with mock.patch("rec_sdk_torch.saves.save.saving.cached", return_value=None):

@@ -10,6 +10,7 @@ import torch
 from coin_reference import Coin, philox
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Age, Count, Probability
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 
@@ -34,7 +35,7 @@ def test_philox_has_the_numbers_of_its_authors() -> None:
 @pytest.mark.parametrize("probability", [0.01, 0.3, 1.0])
 def test_so_many_are_admitted(device: torch.device, probability: float) -> None:
     """In each batch, of those that are left, within five standard deviations."""
-    embedding, ids = table(device, admit_probability=probability), np.arange(-5_000, 5_000)
+    embedding, ids = table(device, admission=Probability(probability)), np.arange(-5_000, 5_000)
     before = 0
     for batch in range(1, 5):
         rows = look_up(embedding, ids)
@@ -48,39 +49,37 @@ def test_so_many_are_admitted(device: torch.device, probability: float) -> None:
 
 
 def test_tables_toss_their_own_coins(device: torch.device) -> None:
-    first, second = (look_up(table(device, name, admit_probability=0.5), np.arange(1000)) for name in ("a", "b"))
+    first, second = (look_up(table(device, name, admission=Probability(0.5)), np.arange(1000)) for name in ("a", "b"))
     assert 150 < len(first & second) < 350
 
 
 def test_all_lookups_of_a_batch_have_one_coin(device: torch.device) -> None:
-    embedding = table(device, admit_probability=0.5, default_value=7.0)
+    embedding = table(device, admission=Probability(0.5), default_value=7.0)
     rows = embedding(torch.arange(100).repeat(2), torch.arange(201)).flatten()
     assert torch.equal(rows[:100], rows[100:])
     assert (rows != 7.0).sum() == 2 * embedding.view("t").count()
 
 
 def test_candidates_and_other_rules_do_not_fit(device: torch.device) -> None:
-    view = table(device, admit_probability=0.5).view("t")
+    view = table(device, admission=Probability(0.5)).view("t")
     with pytest.raises(ValueError, match="table 't' admits by chance: it has no candidates"):
         view.set_candidates(torch.tensor([5]), {"count": torch.tensor([1])})
     for probability in (0.0, -0.5, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="must be above 0 and at most 1"):
-            TableLife(admit_probability=probability)
+        with pytest.raises(ValueError, match=r"must be finite and in \(0, 1\]"):
+            Probability(probability)
     wrong: list[Any] = ["a", True, [0.5], torch.ones(2)]
     for given in wrong:
-        with pytest.raises(ValueError, match=r"admit_probability is .* must be a number"):
-            TableLife(admit_probability=given)
-        with pytest.raises(ValueError, match=r"admit_threshold is .* must be a number"):
-            TableLife(admit_threshold=given)
-    with pytest.raises(ValueError, match="ids are admitted by chance or by counts"):
-        TableLife(admit_probability=0.5, admit_threshold=2.0)
+        with pytest.raises(TypeError, match=r"Probability: probability is .* expected a number"):
+            Probability(given)
+        with pytest.raises(TypeError, match=r"Count: threshold is .* expected a number"):
+            Count(given)
     with pytest.raises(ValueError, match="ids are admitted by chance or by counts"):
         rst.AdmitAndEvictConfig(admit_probability=0.5, admit_threshold=2).table_life()
-    with pytest.raises(ValueError, match="admit_probability is 0"):
+    with pytest.raises(ValueError, match=r"admit_probability is 0\.0, must be finite and in"):
         rst.AdmitAndEvictConfig(admit_probability=0.0)
     with pytest.raises(ValueError, match="is a way of POLICY_COUNT"):
         rst.AdmitAndEvictConfig(admit_probability=0.5, policy_type=rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK)
     by_number: Any = int(rst.AdmitAndEvictPolicyType.POLICY_COUNT.value)
     rules = rst.AdmitAndEvictConfig(admit_probability=0.5, evict_threshold=9, policy_type=by_number).table_life()
     assert rules is not None
-    assert (rules.admit_probability, rules.admit_threshold, rules.evict_age) == (0.5, None, 9)
+    assert rules == TableLife(admission=Probability(0.5), eviction=Age(9))

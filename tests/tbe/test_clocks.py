@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from rec_sdk_torch.rules import Age, Count, Rows, Share
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 NOW = 1_700_000_000
 AGE = 3600
 
 
-def make(device: torch.device, **rules: float | int) -> TableBatchedEmbedding:
-    life = TableLife(**{"evict_age": AGE, "evict_step_interval": 2} | rules)  # type: ignore[arg-type]
+def make(device: torch.device, **rules: Any) -> TableBatchedEmbedding:
+    life = TableLife(**{"eviction": Age(AGE), "every": 2} | rules)
     table = TableConfig("t", 100, 4, pooling=Pooling.NONE, hashed=True, life=life)
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     return TableBatchedEmbedding([table], optimizer=optimizer, cache=50, device=device)
@@ -69,7 +71,7 @@ def test_a_whole_batch_in_other_units_is_set_aside(device: torch.device) -> None
 
 
 def test_candidates_are_set_aside_too(device: torch.device) -> None:
-    embedding = make(device, admit_threshold=2)
+    embedding = make(device, admission=Count(2))
     train(embedding, [1, 2, 2], [NOW] * 3)
     with pytest.warns(UserWarning, match="id 5"):
         train(embedding, [5, 1], [NOW * 1000, NOW + 1])
@@ -79,7 +81,7 @@ def test_candidates_are_set_aside_too(device: torch.device) -> None:
 
 @pytest.mark.usefixtures("_warnings_are_errors")
 def test_years_between_batches_are_no_mistake(device: torch.device) -> None:
-    embedding = make(device, evict_step_interval=0)
+    embedding = make(device, every=0)
     year = 365 * 24 * 3600
     train(embedding, [1, 2, 3], [0, NOW, NOW])  # some are missing, which is 0 in this data
     train(embedding, [4], [NOW + 9 * year])
@@ -107,7 +109,7 @@ def test_a_plan_that_is_dropped_sets_nothing_aside(device: torch.device) -> None
 
 @pytest.mark.parametrize("call", ["step", "evict"])
 def test_an_eviction_of_more_than_half_is_said(device: torch.device, call: str) -> None:
-    embedding = make(device, evict_step_interval=2 if call == "step" else 0)
+    embedding = make(device, every=2 if call == "step" else 0)
     train(embedding, [1, 2, 3], [NOW] * 3)
     message = rf"table 't': 3 of its 4 rows were evicted at once.*latest timestamp .*{NOW + AGE + 1}.*set_clocks"
     if call == "step":
@@ -121,8 +123,8 @@ def test_an_eviction_of_more_than_half_is_said(device: torch.device, call: str) 
 
 
 @pytest.mark.usefixtures("_warnings_are_errors")
-@pytest.mark.parametrize("rules", [{}, {"evict_age": 0, "evict_share": 0.9}, {"evict_age": 0, "max_rows": 3}])
-def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device, rules: dict[str, float]) -> None:
+@pytest.mark.parametrize("rules", [{}, {"eviction": Share(0.9)}, {"eviction": [], "bound": Rows(3)}])
+def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device, rules: dict[str, Any]) -> None:
     embedding = make(device, **rules)
     train(embedding, [1, 2], [NOW] * 2)
     train(embedding, [3, 4], [NOW + AGE + 1] * 2)
@@ -132,7 +134,7 @@ def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device
 
 def test_the_clock_can_be_repaired(device: torch.device) -> None:
     """A table learnt wrong timestamps: what its first batch has is believed."""
-    embedding = make(device, evict_step_interval=0, admit_threshold=2)
+    embedding = make(device, every=0, admission=Count(2))
     train(embedding, [1, 1, 2, 2, 3], [NOW * 1000] * 5)
     train(embedding, [4, 4], [NOW] * 2)
     view = embedding.view("t")

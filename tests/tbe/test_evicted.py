@@ -17,6 +17,7 @@ import torch
 from interrupting import strike
 
 from rec_sdk_torch import AccumulateSGD
+from rec_sdk_torch.rules import Age, Count, Idle, Rows, Score, Share
 from rec_sdk_torch.tbe import (
     CapacityError,
     EvictedRows,
@@ -30,7 +31,7 @@ from rec_sdk_torch.tbe import (
 from rec_sdk_torch.tbe.cache import evicted
 
 DIM = 4
-BOUND = TableLife(max_rows=8, keep_evicted=True)
+BOUND = TableLife(bound=Rows(8), keep_evicted=True)
 
 
 def make(
@@ -86,7 +87,7 @@ def test_a_bound_hands_out_the_newest_weights(cache: int, update: str, device: t
 
 def test_each_rule_is_the_reason() -> None:
     device = torch.device("cpu")
-    life = TableLife(evict_age=5, evict_idle_steps=3, evict_share=0.25, max_rows=9, keep_evicted=True)
+    life = TableLife(eviction=[Age(5), Idle(3), Share(0.25)], bound=Rows(9), keep_evicted=True)
     embedding = make(device, life, cache=20)
 
     def stamped(ids: list[int], when: int) -> None:
@@ -136,7 +137,7 @@ def test_some_at_a_time(device: torch.device) -> None:
 
 
 def test_a_table_that_keeps_none_says_so(device: torch.device) -> None:
-    embedding = make(device, TableLife(max_rows=8))
+    embedding = make(device, TableLife(bound=Rows(8)))
     with pytest.raises(RuntimeError, match="'t' keeps no rows that leave it: set keep_evicted=True"):
         embedding.view("t").take_evicted()
     with pytest.raises(ValueError, match="only a hash table admits or evicts ids, and hands out rows that leave"):
@@ -149,7 +150,7 @@ def test_a_table_that_keeps_none_says_so(device: torch.device) -> None:
 
 
 def test_rows_that_are_put_back_are_as_they_were(device: torch.device) -> None:
-    embedding = make(device, TableLife(evict_idle_steps=9, evict_step_interval=9, keep_evicted=True), cache=6)
+    embedding = make(device, TableLife(eviction=Idle(9), every=9, keep_evicted=True), cache=6)
     for _ in range(3):
         train(embedding, [1, 2, 3, 4])
     view, ids = embedding.view("t"), torch.tensor([1, 2, 3, 4])
@@ -231,7 +232,7 @@ def test_rows_that_cannot_be_put_back_change_nothing(device: torch.device) -> No
 
 
 def test_a_candidate_that_is_put_back_waits_no_more(device: torch.device) -> None:
-    embedding = make(device, TableLife(admit_threshold=2, max_rows=5, keep_evicted=True))
+    embedding = make(device, TableLife(admission=Count(2), bound=Rows(5), keep_evicted=True))
     train(embedding, [1, 1])
     view = embedding.view("t")
     view.remove(torch.tensor([1]))
@@ -346,8 +347,8 @@ def test_much_that_waits_warns(device: torch.device, monkeypatch: pytest.MonkeyP
         train(embedding, list(range(8, 12)))
 
 
-@pytest.mark.parametrize("rules", [{"evict_idle_steps": 5, "evict_step_interval": 1}, {"score_half_life": 2}, {}])
-def test_rows_of_a_later_moment_are_of_now(device: torch.device, rules: dict[str, int]) -> None:
+@pytest.mark.parametrize("rules", [{"eviction": Idle(5), "every": 1}, {"score": Score(half_life=2)}, {}])
+def test_rows_of_a_later_moment_are_of_now(device: torch.device, rules: dict[str, Any]) -> None:
     """They left after the save that training goes on from."""
     life = replace(BOUND, **rules)
     later, earlier = make(device, life), make(device, life)
@@ -383,7 +384,7 @@ def test_an_interrupt_loses_no_row_and_hands_none_out_twice(
         pytest.skip("points of a step on a device are many")
     at, stride, struck = 1, 1 if pytestconfig.getoption("--full") else 3, ""
     while struck is not None:
-        embedding = make(device, replace(BOUND, max_rows=7), cache=6, update=update)
+        embedding = make(device, replace(BOUND, bound=Rows(7)), cache=6, update=update)
         train(embedding, [1, 2, 3, 4])
         train(embedding, [5, 6])
         embedding.view("t").write(torch.tensor([30, 31, 32, 33]), {"weight": torch.ones(4, DIM)})

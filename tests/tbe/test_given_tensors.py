@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from rec_sdk_torch.rules import Age, Count, Share
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
-LIFE = TableLife(admit_threshold=3.0, evict_share=0.1, evict_age=100)
+LIFE = TableLife(admission=Count(3), eviction=[Age(100), Share(0.1)])
 ADAGRAD = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
 
 

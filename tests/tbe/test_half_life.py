@@ -9,6 +9,7 @@ import torch
 from life_reference import MOST, decayed
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Age, Rows, Score, Share, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 
@@ -34,7 +35,7 @@ def test_the_reference_is_a_power_of_two(half_life: int) -> None:
 
 
 def test_scores_are_of_the_last_batch_that_had_the_row(device: torch.device) -> None:
-    embedding = table(device, max_rows=50, score_half_life=2)
+    embedding = table(device, bound=Rows(50), score=Score(half_life=2))
     for ids in (1, 1, 2), (2,), (2, 2), (1,), (3,):
         train(embedding, *ids)
     columns = embedding.view("t").row_columns(torch.tensor([1, 2, 3]))
@@ -48,7 +49,7 @@ def test_scores_are_of_the_last_batch_that_had_the_row(device: torch.device) -> 
 def test_scores_of_rows_that_were_idle_for_long_have_the_bits_of_the_reference(
     device: torch.device, half_life: int, idle: int
 ) -> None:
-    embedding = table(device, max_rows=50, score_half_life=half_life)
+    embedding = table(device, bound=Rows(50), score=Score(half_life=half_life))
     train(embedding, 1)
     view, one = embedding.view("t"), torch.tensor([1])
     view.write_row_columns(one, {"score": torch.tensor([1e300], dtype=torch.float64)})
@@ -59,7 +60,7 @@ def test_scores_of_rows_that_were_idle_for_long_have_the_bits_of_the_reference(
 
 
 def test_a_row_whose_time_begins_now_keeps_its_score(device: torch.device) -> None:
-    embedding = table(device, max_rows=50, score_half_life=1, evict_age=100)
+    embedding = table(device, bound=Rows(50), score=Score(half_life=1), eviction=Age(100))
     train(embedding, 1, timestamps=torch.tensor([50]))
     train(embedding, 2, timestamps=torch.tensor([50]))
     view, one = embedding.view("t"), torch.tensor([1])
@@ -73,7 +74,7 @@ def test_a_row_whose_time_begins_now_keeps_its_score(device: torch.device) -> No
 
 def test_what_was_frequent_once_leaves_before_what_is_now(device: torch.device) -> None:
     for half_life, stays in (0, 1), (1, 2):
-        embedding = table(device, max_rows=2, score_half_life=half_life)
+        embedding = table(device, bound=Rows(2), score=Score(half_life=half_life))
         train(embedding, *[1] * 40)
         for _ in range(9):
             train(embedding, 2, 2)
@@ -82,7 +83,7 @@ def test_what_was_frequent_once_leaves_before_what_is_now(device: torch.device) 
 
 
 def test_clicks_decay_too(device: torch.device) -> None:
-    embedding = table(device, max_rows=50, score_half_life=1, alpha=1.0, beta=10.0)
+    embedding = table(device, bound=Rows(50), score=Score(beta=10, half_life=1))
     train(embedding, 1, 1, clicks=torch.tensor([1, 0]))
     train(embedding, 1, 2, clicks=torch.tensor([1, 0]))
     columns = embedding.view("t").row_columns(torch.tensor([1, 2]))
@@ -93,7 +94,7 @@ def test_clicks_decay_too(device: torch.device) -> None:
 
 def test_counts_that_have_ended_still_add_to_scores(device: torch.device) -> None:
     """The hottest id would decay to 0 and be evicted."""
-    embedding = table(device, max_rows=50, score_half_life=1, alpha=1.0, beta=10.0)
+    embedding = table(device, bound=Rows(50), score=Score(beta=10, half_life=1))
     train(embedding, 1, clicks=torch.tensor([1]))
     view, one = embedding.view("t"), torch.tensor([1])
     ended = dict.fromkeys(("count", "clicks"), torch.tensor([MOST - 1]))
@@ -106,7 +107,7 @@ def test_counts_that_have_ended_still_add_to_scores(device: torch.device) -> Non
 
 
 def test_the_share_leaves_by_what_is_left_now(device: torch.device) -> None:
-    embedding = table(device, evict_share=0.5, score_half_life=1)
+    embedding = table(device, eviction=Share(0.5), score=Score(half_life=1))
     train(embedding, 1, 1, 1, 1, 1, 1)
     train(embedding, 2, 2)
     for _ in range(2):
@@ -116,32 +117,19 @@ def test_the_share_leaves_by_what_is_left_now(device: torch.device) -> None:
     assert known(embedding) == {1, 3}, "2 has 2 / 4, 1 has 6 / 8"
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"score_half_life": -1, "max_rows": 2}, "score_half_life is -1, must be an int, 0 or more"),
-        ({"score_half_life": 2.5, "max_rows": 2}, "score_half_life is 2.5, must be an int, 0 or more"),
-        ({"score_half_life": 2, "max_rows": 2, "score_decay": 0.5}, "score_half_life is 2 beside score_decay 0.5"),
-        ({"score_half_life": 2}, "score_half_life is 2, and no rule goes by scores"),
-    ],
-)
-def test_rules_that_do_not_fit(rules: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TableLife(**rules)
-
-
 def test_configs_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="score_half_life is 3, and no rule goes by scores"):
         rst.AdmitAndEvictConfig(score_half_life=3, admit_threshold=2)
     with pytest.raises(ValueError, match="score_half_life is 3, and no rule goes by scores"):
         rst.AdmitAndEvictConfig(score_half_life=3)
-    for policy in rst.AdmitAndEvictPolicyType.NONE, rst.AdmitAndEvictPolicyType.POLICY_COUNT:
-        with pytest.raises(ValueError, match="score_half_life is 3, and no rule goes by scores"):
-            rst.AdmitAndEvictConfig(score_half_life=3, keep_evicted=True, policy_type=policy)
+    with pytest.raises(ValueError, match="score_half_life is 3, and no rule goes by scores"):
+        rst.AdmitAndEvictConfig(score_half_life=3, keep_evicted=True)
+    with pytest.raises(ValueError, match=r"policy_type is NONE.*'score_half_life': 3"):
+        rst.AdmitAndEvictConfig(score_half_life=3, keep_evicted=True, policy_type=rst.AdmitAndEvictPolicyType.NONE)
     rules = rst.AdmitAndEvictConfig(score_half_life=3, max_rows=9).table_life()
     assert rules is not None
-    assert rules.score_half_life == 3
-    with pytest.raises(ValueError, match="sketch_bytes is 99, and every id is admitted at once"):
+    assert rules.score == Score(half_life=3)
+    with pytest.raises(ValueError, match="sketch_bytes is 99 without an admit_threshold"):
         rst.AdmitAndEvictConfig(sketch_bytes=99)
     with pytest.raises(ValueError, match="sketch_halve_after is 99 without sketch_bytes"):
         rst.AdmitAndEvictConfig(sketch_halve_after=99, admit_threshold=3)
@@ -155,4 +143,4 @@ def test_configs_that_do_not_fit() -> None:
     sketch = rst.AdmitAndEvictConfig(sketch_bytes=99, sketch_depth=3, sketch_halve_after=7, admit_threshold=3)
     rules = sketch.table_life()
     assert rules is not None
-    assert (rules.sketch_bytes, rules.sketch_depth, rules.sketch_halve_after) == (99, 3, 7)
+    assert rules.admission == Sketch(3, bytes=99, depth=3, halve_after=7)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.rules import Norm
 from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 from rec_sdk_torch.tbe.cache.small_rows import norms
 
@@ -19,7 +20,7 @@ NORM = 0.75
 
 
 def table(device: torch.device, cache: int = 50, dtype: torch.dtype = torch.float32, **rules: Any) -> Any:
-    life = TableLife(**{"evict_norm": NORM, "evict_step_interval": 2, **rules})
+    life = TableLife(**{"eviction": Norm(NORM), "every": 2, **rules})
     config = TableConfig(
         "t", 100, DIM, life=life, weight_dtype=dtype, initializer_type=InitializerType.UNIFORM, init_min=-1, init_max=1
     )
@@ -91,7 +92,7 @@ def test_weights_of_16_bits(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def test_rows_in_flight_stay(device: torch.device) -> None:
-    embedding = table(device, evict_norm=100.0, evict_step_interval=1)
+    embedding = table(device, eviction=Norm(100), every=1)
     held = embedding(torch.tensor([1]), torch.tensor([0, 1])).sum()
     embedding(torch.tensor([2]), torch.tensor([0, 1])).sum().backward()
     assert known(embedding).keys() == {1}
@@ -100,7 +101,7 @@ def test_rows_in_flight_stay(device: torch.device) -> None:
 
 
 def test_a_frozen_table_keeps_its_rows(device: torch.device) -> None:
-    life = TableLife(evict_norm=100.0, evict_step_interval=2)
+    life = TableLife(eviction=Norm(100), every=2)
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": RATE})
     tables = [TableConfig(name, 100, DIM, life=life) for name in "tu"]
     embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache=50, device=device)
@@ -113,7 +114,7 @@ def test_a_frozen_table_keeps_its_rows(device: torch.device) -> None:
 
 
 def test_rows_leave_when_asked(device: torch.device) -> None:
-    embedding = table(device, cache=8, evict_step_interval=0)
+    embedding = table(device, cache=8, every=0)
     run(embedding, 0, 5)
     before = known(embedding)
     stays = {i for i, row in before.items() if math.sqrt(sum(w * w for w in row)) >= NORM}
@@ -131,14 +132,13 @@ def test_norms_add_in_order() -> None:
 
 
 def test_bounds_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"evict_norm is -1\.0, must be 0 or more"):
-        TableLife(evict_norm=-1.0)
-    with pytest.raises(ValueError, match="evict_norm is nan, must be finite"):
-        TableLife(evict_norm=math.nan)
-    with pytest.raises(ValueError, match="evict_norm is 'a', must be a number"):
-        TableLife(evict_norm="a")  # type: ignore[arg-type]
+    for least in (-1.0, 0.0, math.nan):
+        with pytest.raises(ValueError, match=f"Norm: least is {least}, must be finite and in"):
+            Norm(least)
+    with pytest.raises(TypeError, match="Norm: least is 'a', expected a number"):
+        Norm("a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="evict_norm is -1"):
         rst.AdmitAndEvictConfig(evict_norm=-1)
     rules = rst.AdmitAndEvictConfig(evict_norm=2, evict_step_interval=7).table_life()
     assert rules is not None
-    assert (rules.evict_norm, rules.evict_step_interval) == (2.0, 7)
+    assert rules == TableLife(eviction=Norm(2), every=7)

@@ -36,7 +36,7 @@ from oracle_scenarios import (
 from reference import Reference
 
 import rec_sdk_torch
-from rec_sdk_torch import _engine
+from rec_sdk_torch import _engine, rules
 from rec_sdk_torch.operators.devices.backends import Backend
 from rec_sdk_torch.operators.schemas import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
@@ -353,7 +353,7 @@ def compare_life(name: str, result: Result, life: Life) -> None:
             assert result[key].tolist() == [getattr(of[i], key.removeprefix(prefix)) for i in known], key
     sketch = b"" if life.sketch is None else life.sketch.state()
     assert bytes(result[f"{name}.sketch"].tolist()) == sketch, f"{name}: sketch"
-    clocks = life.batches, life.steps, life.latest if life.rules.evict_age else -(2**63)
+    clocks = life.batches, life.steps, life.latest if life.rules.rule(rules.Age) else -(2**63)
     assert clocks == tuple(int(result[f"{name}.clock {clock}"]) for clock in ("batches", "steps", "timestamp"))
     assert int(result[f"{name}.evicted"]) == life.evicted
 
@@ -407,7 +407,7 @@ def check(scenario: Scenario, device: torch.device) -> None:
         now = f"{cache} rows on {where}{', rows late' if late else ''}"
         norms_off = 0.0 if (other.update, where) == (scenario.update, device) else 1e-6
         same_bits(result, again, f"{small} rows on {device}", now, norms_off)
-    if not any(table.life and table.life.evict_norm for table in scenario.tables):  # float64 has other norms
+    if not any(table.life and table.life.rule(rules.Norm) for table in scenario.tables):  # float64 has other norms
         compare(scenario, result, device)
     if scenario.rounded is not None:
         rounded, again = run(scenario.with_rounding(), small, device), other.with_rounding()

@@ -15,20 +15,21 @@ from oracle_events import collect
 from oracle_leaving import Result
 from torch.utils.checkpoint import checkpoint
 
+from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 RULES: dict[str, TableLife | None] = {
     "no rule": None,
-    "counts": TableLife(admit_threshold=2, default_value=3.0),
-    "clicks": TableLife(admit_threshold=3, alpha=0.5, beta=1.0, default_value=3.0),
-    "a sketch": TableLife(admit_threshold=3, sketch_bytes=256, sketch_halve_after=20, default_value=3.0),
-    "a coin": TableLife(admit_probability=0.5, default_value=3.0),
-    "idleness": TableLife(evict_idle_steps=2, evict_step_interval=1),
-    "age": TableLife(evict_age=25, evict_step_interval=1),
-    "a half-life": TableLife(evict_share=0.3, score_half_life=2, evict_step_interval=2),
-    "decay": TableLife(evict_share=0.3, score_decay=0.5, evict_step_interval=2),
-    "a norm": TableLife(evict_norm=0.2, evict_step_interval=2),
-    "a bound": TableLife(max_rows=8),
+    "counts": TableLife(admission=Count(2), default_value=3),
+    "clicks": TableLife(admission=ShowClick(3, alpha=0.5, beta=1), default_value=3),
+    "a sketch": TableLife(admission=Sketch(3, bytes=256, halve_after=20), default_value=3),
+    "a coin": TableLife(admission=Probability(0.5), default_value=3),
+    "idleness": TableLife(eviction=Idle(2), every=1),
+    "age": TableLife(eviction=Age(25), every=1),
+    "a half-life": TableLife(eviction=Share(0.3), every=2, score=Score(half_life=2)),
+    "decay": TableLife(eviction=Share(0.3), every=2, score=Score(decay=0.5)),
+    "a norm": TableLife(eviction=Norm(0.2), every=2),
+    "a bound": TableLife(bound=Rows(8)),
 }
 UPDATE = pytest.mark.parametrize("update", ["backward", "step"])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rec_sdk_torch.rules import Age, ShowClick
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
 
 def make(device: torch.device) -> TableBatchedEmbedding:
-    life = TableLife(admit_threshold=10**12, beta=1.0, evict_age=10)
+    life = TableLife(admission=ShowClick(10**12, beta=1), eviction=Age(10))
     table = TableConfig("t", 100, 4, pooling=Pooling.SUM, hashed=True, life=life)
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     return TableBatchedEmbedding([table], optimizer=optimizer, cache=50, device=device)

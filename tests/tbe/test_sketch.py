@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sketch_reference import Sketch
+from sketch_reference import Sketch as PlainSketch
 
+from rec_sdk_torch.rules import Age, Count, Idle, Rows, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 THRESHOLD = 4
@@ -25,7 +26,7 @@ def stream(kind: str, lookups: int = LOOKUPS) -> np.ndarray:
 
 
 def table(device: torch.device, cache: int = 40_000, **rules: Any) -> TableBatchedEmbedding:
-    config = TableConfig("t", 1000, 1, life=TableLife(**{"admit_threshold": THRESHOLD, **rules}))
+    config = TableConfig("t", 1000, 1, life=TableLife(**{"admission": Count(THRESHOLD), **rules}))
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     return TableBatchedEmbedding([config], optimizer=optimizer, cache=cache, device=device, seed=1)
 
@@ -38,8 +39,8 @@ def admitted(embedding: TableBatchedEmbedding) -> set[int]:
     return set(embedding.view("t").ids().tolist())
 
 
-def sketched(width: int, depth: int = 4) -> dict[str, int]:
-    return {"sketch_bytes": width * depth, "sketch_depth": depth}
+def sketched(width: int, depth: int = 4, threshold: int = THRESHOLD) -> dict[str, Sketch]:
+    return {"admission": Sketch(threshold, width * depth, depth)}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_counts_are_as_right_as_stated(kind: str) -> None:
     """An id is counted more than e / width * N too often with a chance of at most e^-depth."""
     ids = stream(kind, 30_000)
     for width, depth in (500, 1), (500, 3), (5_000, 2):
-        sketch = Sketch(width * depth * 4, depth, 2**31)
+        sketch = PlainSketch(width * depth * 4, depth, 2**31)
         for i in ids.tolist():
             sketch.add(i)
         counts = Counter(ids.tolist())
@@ -94,8 +95,8 @@ def test_counts_are_as_right_as_stated(kind: str) -> None:
 
 @pytest.mark.parametrize(("depth", "width", "threshold"), [(1, 50, 200), (4, 50, 250), (3, 700, 300), (16, 3, 70_000)])
 def test_cells_are_those_of_plain_python(device: torch.device, depth: int, width: int, threshold: int) -> None:
-    sketch = Sketch(size := depth * width * 4, depth, threshold)
-    embedding = table(device, admit_threshold=threshold, sketch_bytes=size, sketch_depth=depth)
+    sketch = PlainSketch(size := depth * width * 4, depth, threshold)
+    embedding = table(device, admission=Sketch(threshold, size, depth))
     rows: set[int] = set()
     for begin in range(0, 6_000, 1_500):
         ids = stream("power law")[begin : begin + 1_500]
@@ -111,7 +112,7 @@ def test_cells_are_those_of_plain_python(device: torch.device, depth: int, width
 def test_a_wide_sketch_is_a_counter_for_each_id(device: torch.device) -> None:
     ids, found = stream("power law", 20_000), []
     for more in {}, sketched(1 << 20):
-        embedding = table(device, max_rows=10**6, **more)
+        embedding = table(device, bound=Rows(10**6), **more)
         outputs = [look_up(embedding, ids[begin : begin + 2_000]) for begin in range(0, len(ids), 2_000)]
         rows = embedding.view("t").ids()
         found.append(
@@ -132,7 +133,7 @@ def test_memory_is_fixed(device: torch.device) -> None:
 
 def test_cells_are_as_wide_as_the_threshold_needs(device: torch.device) -> None:
     for threshold, bytes_of_cell in (255, 1), (256, 2), (65535, 2), (65536, 4):
-        embedding = table(device, admit_threshold=threshold, sketch_bytes=64)
+        embedding = table(device, admission=Sketch(threshold, bytes=64))
         width, depth, cell = embedding.view("t").sketch().numpy()[:24].view(np.int64).tolist()
         assert (width, depth, cell) == (16 // bytes_of_cell, 4, bytes_of_cell)
         embedding(torch.full((threshold - 1,), 7), torch.tensor([0, threshold - 1]))
@@ -154,7 +155,7 @@ def test_reading_counts_nothing(device: torch.device) -> None:
 
 def test_cells_are_halved_with_so_many_lookups(device: torch.device) -> None:
     """At the end of a step."""
-    embedding = table(device, admit_threshold=200, sketch_bytes=4000, sketch_halve_after=50)
+    embedding = table(device, admission=Sketch(200, bytes=4000, halve_after=50))
     for lookups, counted in (40, 40), (9, 49), (1, 25), (24, 49), (70, 59), (1, 30):
         output = look_up(embedding, np.full(lookups, 7))
         output.sum().backward()
@@ -162,7 +163,7 @@ def test_cells_are_halved_with_so_many_lookups(device: torch.device) -> None:
 
 
 def test_an_id_that_left_is_counted_still(device: torch.device) -> None:
-    embedding = table(device, admit_threshold=3, sketch_bytes=4000, evict_idle_steps=1, evict_step_interval=1)
+    embedding = table(device, admission=Sketch(3, bytes=4000), eviction=Idle(1), every=1)
     look_up(embedding, np.array([5, 5, 5])).sum().backward()
     look_up(embedding, np.array([6])).sum().backward()
     assert admitted(embedding) == set()
@@ -174,18 +175,20 @@ def state_of(embedding: TableBatchedEmbedding) -> torch.Tensor:
     return embedding.view("t").sketch()
 
 
-def filled(device: torch.device, ids: np.ndarray, **rules: Any) -> TableBatchedEmbedding:
-    embedding = table(device, admit_threshold=200, **rules)
+def filled(device: torch.device, ids: np.ndarray) -> TableBatchedEmbedding:
+    embedding = table(device, **sketched(1000, threshold=200))
     look_up(embedding, ids)
     return embedding
 
 
-@pytest.mark.parametrize("rules", [sketched(700), sketched(1001), sketched(333), sketched(1000, 2), sketched(1000, 6)])
-def test_sketches_of_other_shapes_and_ranks_never_count_too_little(device: torch.device, rules: dict[str, int]) -> None:
+@pytest.mark.parametrize(("width", "depth"), [(700, 4), (1001, 4), (333, 4), (1000, 2), (1000, 6)])
+def test_sketches_of_other_shapes_and_ranks_never_count_too_little(
+    device: torch.device, width: int, depth: int
+) -> None:
     ids = stream("power law", 3_000) % 1_000
     parts = [ids[ids % 2 == home] for home in (0, 1)]
-    states = [state_of(filled(device, part, **sketched(1000))) for part in parts]
-    target = table(device, admit_threshold=200, **rules)
+    states = [state_of(filled(device, part)) for part in parts]
+    target = table(device, **sketched(width, depth, 200))
     target.view("t").set_sketch(states)
     counts = Counter(ids.tolist())
     for i, count in counts.items():
@@ -194,8 +197,8 @@ def test_sketches_of_other_shapes_and_ranks_never_count_too_little(device: torch
 
 
 def test_a_state_goes_to_another_table_as_it_is(device: torch.device) -> None:
-    source = filled(device, stream("uniform", 3_000), **sketched(1000))
-    target = table(device, admit_threshold=200, **sketched(1000))
+    source = filled(device, stream("uniform", 3_000))
+    target = table(device, **sketched(1000, threshold=200))
     target.view("t").set_sketch([state_of(source)])
     assert torch.equal(state_of(target), state_of(source))
     target.view("t").set_sketch([])
@@ -203,7 +206,7 @@ def test_a_state_goes_to_another_table_as_it_is(device: torch.device) -> None:
 
 
 def test_states_that_cannot_be(device: torch.device) -> None:
-    embedding, exact = filled(device, np.arange(9), **sketched(1000)), table(device)
+    embedding, exact = filled(device, np.arange(9)), table(device)
     view, state = embedding.view("t"), state_of(embedding)
     for wrong in (state[:-1], state[:10], torch.zeros_like(state), torch.cat([state, state[-1:]])):
         with pytest.raises(ValueError, match="not the state of a sketch"):
@@ -231,29 +234,8 @@ def test_candidates_of_counters_go_into_a_sketch(device: torch.device) -> None:
     assert admitted(sketch) == {4}
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"sketch_bytes": -1}, "sketch_bytes is -1, must be an int, 0 or more"),
-        ({"sketch_bytes": 9.5}, "sketch_bytes is 9.5, must be an int, 0 or more"),
-        ({"sketch_bytes": 9, "sketch_depth": 0}, "sketch_depth is 0, must be an int from 1 to 16"),
-        ({"sketch_depth": 17}, "sketch_depth is 17, must be an int from 1 to 16"),
-        ({"sketch_depth": 3}, "sketch_depth is 3 without sketch_bytes"),
-        ({"sketch_bytes": 2**63}, "sketch_bytes is 9223372036854775808, must be below"),
-        ({"max_rows": 2**63}, "max_rows is 9223372036854775808, must be below"),
-        ({"sketch_halve_after": 9}, "sketch_halve_after is 9 without sketch_bytes"),
-        ({"sketch_bytes": 9, "admit_threshold": None}, "sketch_bytes is 9 without an admit_threshold"),
-        ({"sketch_bytes": 9, "beta": 1.0}, "a sketch counts lookups alone, so alpha has to be above 0 and beta 0"),
-        ({"sketch_bytes": 9, "alpha": 0.0}, "a sketch counts lookups alone"),
-    ],
-)
-def test_rules_that_do_not_fit(rules: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TableLife(**{"admit_threshold": 2.0, **rules})
-
-
 def test_copies_and_loads_of_rows_keep_the_sketch(device: torch.device) -> None:
-    embedding = table(device, admit_threshold=2, sketch_bytes=4000)
+    embedding = table(device, admission=Sketch(2, bytes=4000))
     look_up(embedding, np.array([1, 1, 2])).sum().backward()
     saved = embedding.state_dict()
     look_up(embedding, np.array([3, 3])).sum().backward()
@@ -268,7 +250,7 @@ def test_copies_and_loads_of_rows_keep_the_sketch(device: torch.device) -> None:
 
 
 def test_a_row_has_the_timestamp_of_its_last_lookup(device: torch.device) -> None:
-    embedding = table(device, admit_threshold=3, sketch_bytes=4000, evict_age=10)
+    embedding = table(device, admission=Sketch(3, bytes=4000), eviction=Age(10))
     for stamps in (3, 4), (9, 7):
         embedding(torch.tensor([5, 5]), torch.tensor([0, 2]), timestamps=torch.tensor(stamps))
     assert embedding.view("t").row_columns(torch.tensor([5]))["timestamp"].tolist() == [7]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rec_sdk_torch.rules import Idle, Rows
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 PAGE = mmap.PAGESIZE
@@ -23,7 +24,7 @@ COLUMNS = {"version": 8, "count": 4, "last_use": 4}
 def make(
     device: torch.device, tables: int, rows: int, cache: int, hashed: bool = True, columns: bool = True
 ) -> TableBatchedEmbedding:
-    life = TableLife(max_rows=1000, evict_idle_steps=1000, evict_step_interval=1000) if hashed and columns else None
+    life = TableLife(eviction=Idle(1000), every=1000, bound=Rows(1000)) if hashed and columns else None
     configs = [
         TableConfig(f"t{t}", rows, DIM, pooling=Pooling.NONE, hashed=hashed, track_changes=columns, life=life)
         for t in range(tables)

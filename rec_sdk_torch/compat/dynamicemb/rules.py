@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ...modules.life_configs import AdmitAndEvictConfig
+from ...rules import Count, Rows, Score, ShowClick
 from ...tbe import Home, InitializerType, TableLife
 from .admission import FrequencyAdmissionStrategy, KVCounter
 from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
 from .options import DynamicEmbTableOptions
-
-_NO_SHARE = 1e-300
-"""A share of rows that leaves none by itself, and makes the table keep scores."""
-
-
-@dataclass
-class GivenLife(AdmitAndEvictConfig):
-    """Rules that are given as the table-batched embedding takes them."""
-
-    life: TableLife | None = None
-
-    def table_life(self) -> TableLife | None:
-        return self.life
-
 
 HOMES = {"roundrobin": Home.MODULO, "hash_roundrobin": Home.HASH, "continuous": Home.CONTINUOUS}
 """By `dist_type`. dynamicemb has another hash, and reads negative ids as large ones: so rows may be on other ranks."""
@@ -121,15 +106,11 @@ def table_life(name: str, options: DynamicEmbTableOptions, world_size: int) -> T
     assert options.score_strategy is not None
     kind, threshold = evicts_by(options.score_strategy), _admission(name, options)
     default = float(options.eval_initializer_args.value)
+    counted = Count(max(1, threshold))
     if kind is DynamicEmbScoreStrategy.NO_EVICTION:
-        return TableLife(admit_threshold=float(max(1, threshold)), default_value=default)
-    bound = (options.max_capacity or 0) * world_size
+        return TableLife(admission=counted, default_value=default)
+    bound = Rows((options.max_capacity or 0) * world_size)
     if kind is DynamicEmbScoreStrategy.LFU:
-        return TableLife(admit_threshold=float(max(1, threshold)), default_value=default, max_rows=bound)
-    return TableLife(
-        admit_threshold=float(threshold),
-        default_value=default,
-        alpha=float(threshold > 0),
-        evict_share=_NO_SHARE,
-        max_rows=bound,
-    )
+        return TableLife(admission=counted, bound=bound, default_value=default)
+    admission = Count(threshold) if threshold else ShowClick(0, alpha=0)
+    return TableLife(admission=admission, bound=bound, score=Score(alpha=float(threshold > 0)), default_value=default)

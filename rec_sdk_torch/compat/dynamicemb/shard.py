@@ -26,7 +26,7 @@ from ...optim.in_backward import apply_optimizer_in_backward
 from ...optim.requests import noted
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, row_bytes
-from .rules import HOMES, GivenLife, check_options, initial_weights, table_life
+from .rules import HOMES, check_options, initial_weights, table_life
 from .scored import ScoredTables
 from .scores import TableScores
 
@@ -129,7 +129,7 @@ def _config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, 
         weight_init_min=weights.get("init_min"),
         weight_init_max=weights.get("init_max"),
         init_fn=weights.get("init_fn"),
-        admit_and_evict_config=GivenLife(life=table_life(table.name, options, world_size)),
+        admit_and_evict_config=table_life(table.name, options, world_size),
         **{key: weights[key] for key in ("initializer_type",) if key in weights},
         **({"pooling": table.pooling} if pooled else {}),
     )

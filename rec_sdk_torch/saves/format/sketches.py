@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from ...tbe.config.life import MOST_SKETCH_DEPTH
+from ...rules.sketch import MOST_DEPTH
 from ..owners import Owner
 
 NUMBERS = ("home", "block", "ranks", "rank", "width", "depth", "cell_bytes", "counted")
@@ -51,7 +51,7 @@ def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
         return f"home {found['home']}, allowed are {_LEAST_HOME} .. {ranks - 1}"
     if found["block"] < 0 or (found["block"] > 0) != (found["home"] == _LEAST_HOME):
         return f"a block of {found['block']} ids with home {found['home']}"
-    for name, allowed in (("cell_bytes", (1, 2, 4)), ("depth", range(1, MOST_SKETCH_DEPTH + 1))):
+    for name, allowed in (("cell_bytes", (1, 2, 4)), ("depth", range(1, MOST_DEPTH + 1))):
         if found[name] not in allowed:
             return f"{name} {found[name]}, allowed are {list(allowed)}"
     cells = len(saved) - _HEADER

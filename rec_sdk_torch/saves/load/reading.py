@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ...formulas import same_states
+from ...rules import Sketch
 from ...runtime.worker import Pool
 from ...tbe import EvictedRows
 from ...tbe.cache.batch import Int64Array
@@ -238,7 +239,7 @@ def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch
 
 def _sketches(found: Match, chain: Chain, life: TableLife) -> list[torch.Tensor]:
     """The states of sketches that the table's counts at least as much as; none where it has no sketch."""
-    if not life.sketches:
+    if not life.rule(Sketch):
         return []
     folder, manifest = chain[-1]
     saved = []

@@ -67,8 +67,8 @@ def _warm_by_counts(view: TableView) -> None:
         return
     columns = view.row_columns(ids)
     values = columns[by]
-    if life.score_half_life:  # each is of the last batch that had the row
-        values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score_half_life)
+    if life.score and life.score.half_life:  # each is of the last batch that had the row
+        values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score.half_life)
     chosen = ids[values.argsort(descending=True, stable=True)].numpy()
     _warm(view, chosen, np.full(len(chosen), LATEST))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...rules import Sketch
 from ...tbe import EvictedRows
 from ...tbe.cache.device_cache import Group
 from ...tbe.cache.evicted import next_serial
@@ -263,7 +264,7 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
                     "ids": candidates,
                     **{f"column.{name}": values for name, values in columns.items()},
                 }
-            if view.config.life.sketches:
+            if view.config.life.rule(Sketch):
                 table.sketch = saved_sketch(owner, name, view.sketch())
     except BaseException:
         snapshot.close()

@@ -20,8 +20,8 @@ import torch
 
 from ... import _engine
 from ...runtime.exits import OwnThread, calls
+from ...runtime.numbers import is_number
 from ...runtime.warn import SaveWarning, warn
-from ...tbe.config.numbers import is_number
 from ..format.contents import saved_tables
 from ..format.errors import CheckpointError
 from ..format.folders import Paths, chain_of, latest_save, paths_of

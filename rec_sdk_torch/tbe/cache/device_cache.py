@@ -14,6 +14,7 @@ from ...operators.calls import lookup_pooled, lookup_sequence, ops, update_rows
 from ...operators.devices.backends import Backend, backend_for
 from ...operators.record import dtype_codes
 from ...operators.schemas import parallel_runner
+from ...rules import Norm
 from ..config.life import warn_of_evictions, warn_of_timestamps
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
@@ -123,10 +124,10 @@ class Group:
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self.set_evict_step_interval(None)
         self._frozen = [False] * len(members)
-        self._dated = any(member.config.life is not None and member.config.life.evict_age for member in members)
-        self.warns = self._may_warn or self._dated
         lives = [member.config.life for member in members if member.config.life is not None]
-        self.evicting, self.measuring = bool(lives), any(life.evict_norm for life in lives)
+        self._dated = any("timestamp" in life.columns() for life in lives)
+        self.warns = self._may_warn or self._dated
+        self.evicting, self.measuring = bool(lives), any(life.rule(Norm) for life in lives)
         self.norms: UpdateNorms | None = None
         self.snapshots: dict[int, Watcher] = {}
         self.evicted: dict[int, Departures] = {}

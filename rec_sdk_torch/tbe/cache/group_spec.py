@@ -120,7 +120,7 @@ def engine_of(
 def evict_intervals(members: Sequence[Member], steps: int | None) -> list[int]:
     """Training steps between evictions of each table's ids, 0 for none; `steps` None: what their configs say."""
     lives = [member.config.life for member in members]
-    configured = [0 if life is None else life.evict_step_interval for life in lives]
+    configured = [0 if life is None else life.every for life in lives]
     return configured if steps is None else [steps] * len(members)
 
 

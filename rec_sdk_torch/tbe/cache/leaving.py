@@ -8,6 +8,7 @@ from itertools import starmap
 import numpy as np
 import torch
 
+from ...rules import Norm
 from ..config.life import EvictReason
 from .batch import Int64Array
 from .device_cache import Group
@@ -39,7 +40,7 @@ def end_step(group: Group, ledger: Ledger) -> None:
 def evict(group: Group, table: int) -> int:
     """Takes out the ids that the rules of a table choose now; how many had rows. All must be settled."""
     life = group.members[table].config.life
-    if life is not None and life.evict_norm:
+    if life is not None and life.rule(Norm):
         mark_small_rows(group, [table])
     calls: list[Call] = [(group.engine.evict, table)]
     if table in group.snapshots or table in group.evicted:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...rules import Norm
 from .device_cache import Group
 from .records import read_known
 
@@ -33,7 +34,8 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
     group.swap.settle()
     for table in tables:
         config = group.members[table].config
-        assert config.life is not None
+        rule = config.life and config.life.rule(Norm)
+        assert rule
         small = [np.empty(0, np.int64)]
         ids = group.engine.table_rows(table)[0]
         for begin in range(0, len(ids), group.chunk):
@@ -41,5 +43,5 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
             rows, slots = group.engine.find_rows(table, some)
             records = read_known(group, table, some, rows, slots)
             weight = group.layout.weight(records).to(config.weight_dtype)
-            small.append(rows[norms(weight) < config.life.evict_norm])
+            small.append(rows[norms(weight) < rule.least])
         group.engine.mark_small(table, np.concatenate(small))

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..._engine import available_memory
+from ...runtime.numbers import as_int
 from ...runtime.settings import parse_bytes, read_settings
 from ...runtime.warn import ConfigurationWarning, warn
-from .numbers import as_int
 from .table import TableConfig
 
 CacheSize = int | float | str

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, unique
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ... import _engine
+from ...rules import COLUMNS, Score, Share
+from ...rules.rule import Admission, Bound, Eviction, Rule
+from ...runtime.numbers import check_fields, flag, real, whole
 from ...runtime.warn import InputWarning, TrainingWarning, warn
-from .numbers import as_int, is_number
+from .former_fields import accepts_former_fields
 
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""
-MOST_SKETCH_DEPTH = 16
-"""More than these make a sketch slower, and its errors hardly rarer."""
-
-DIVIDED_RULES = ("max_rows", "max_bytes", "sketch_bytes", "sketch_halve_after")
-"""Each rank of a sharded table has its part of these."""
+_KINDS = {"admission": Admission, "eviction": Eviction, "bound": Bound, "score": Score}
+"""The kind of the rules in each field of `TableLife`."""
 
 
 @unique
@@ -45,162 +44,83 @@ class EvictReason(IntEnum):
     REMOVED = 5
 
 
-@dataclass(frozen=True)
-class TableLife:
-    """Admission and eviction of a hash table's ids; every rule is off by default. See docs/life.md.
+Chosen = TypeVar("Chosen", bound=Rule)
 
-    `score = alpha * shows + beta * clicks`: how often the id was looked up by training batches, and was clicked then,
-    in its whole life in the table.
+
+@accepts_former_fields
+@dataclass(frozen=True, kw_only=True)
+class TableLife:
+    """Admission and eviction of a hash table's ids, by objects of `rec_sdk_torch.rules`; see docs/life.md.
 
     Attributes:
-        admit_threshold: an id gets a row in the batch with which its score reaches this; None admits every id.
-        default_value: what every element of the row of an id without one is read as.
-        alpha: factor of the shows in the score.
-        beta: factor of the clicks.
-        evict_share: of the rows, those with the lowest decayed scores leave, and at least one; 0 turns it off.
-        score_half_life: a row's decayed score is what the batches that had it add, `alpha * shows + beta * clicks`
-            each, of which half is left after so many batches of the table; 0: as `score_decay` says.
-        score_decay: a row's decayed score is its score at first, then `(old + score) * score_decay` in each batch that
-            has it.
-        evict_age: an id leaves when the table's latest timestamp is more seconds after its own; 0 turns it off.
-        evict_idle_steps: an id leaves that none of so many batches, the latest ones, had; 0 turns it off.
-        admit_probability: or an id gets a row with this probability in each batch that has it, and nothing is counted
-            until then; None: by its score.
-        evict_norm: an id leaves when the 2-norm of its row's weight is less; 0 turns it off.
-        evict_step_interval: training steps between evictions by these four rules; 0: only by
-            `TableBatchedEmbedding.evict`.
-        max_rows: at the end of a step with more rows, those with the least score, or count without `evict_share` and
-            `score_half_life`, leave, down to 7/8 of it; the same for ids that are not admitted. 0 for no bound.
-        max_bytes: the same for the bytes of the rows' records; the smaller of the two bounds counts.
-        keep_evicted: rows that leave, by these rules or `TableView.remove`, wait for `TableView.take_evicted`.
-        sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little and so
-            admits an id with the batch that reaches the threshold or before; 0: each id has a counter of its own.
-        sketch_depth: cells of an id in the sketch.
-        sketch_halve_after: lookups in the sketch with which all its cells are halved, at the end of a step; 0: never.
+        admission: the rule by which ids get a row: `Count`, `ShowClick`, `Sketch` or `Probability`. None: all get one.
+        eviction: the rules by which ids lose it: `Age`, `Idle`, `Norm` or `Share`, or a list of these.
+        every: training steps between evictions by them; 0: only by `TableBatchedEmbedding.evict`.
+        bound: `Rows` or `Bytes`, or a list of both, of which the smaller counts; checked after each step.
+        score: the `Score` by which `Share` and bounds choose rows. None: `Score()` for `Share`; for a bound alone the
+            count of lookups.
+        keep_evicted: rows that leave, by these rules or `TableView.remove`, are kept for `TableView.take_evicted`.
+        default_value: every element of the row that a lookup of an id without one reads.
 
     Raises:
-        ValueError: a field that is not finite, negative, or no whole number where one is needed.
+        TypeError: a rule in another field than its own, two of one class, a score without a rule that goes by it.
+        ValueError: a number out of range.
 
     Example:
-        >>> from rec_sdk_torch import TableConfig, TableLife
-        >>> rules = TableLife(admit_threshold=3, evict_idle_steps=1000, evict_step_interval=100)
-        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, life=rules).life.admits
-        True
+        >>> from rec_sdk_torch import TableConfig, TableLife, rules
+        >>> life = TableLife(admission=rules.Count(3), eviction=[rules.Idle(1000)], every=100)
+        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, life=life).life.columns()
+        ['last_use']
     """
 
-    admit_threshold: float | None = None
-    default_value: float = 0.0
-    alpha: float = 1.0
-    beta: float = 0.0
-    evict_share: float = 0.0
-    score_decay: float = 1.0
-    evict_age: int = 0
-    evict_idle_steps: int = 0
-    evict_step_interval: int = 0
-    max_rows: int = 0
-    max_bytes: int = 0
-    keep_evicted: bool = False
-    admit_probability: float | None = None
-    evict_norm: float = 0.0
-    score_half_life: int = 0
-    sketch_bytes: int = 0
-    sketch_depth: int = 4
-    sketch_halve_after: int = 0
+    admission: Admission | None = None
+    eviction: Eviction | Sequence[Eviction] = ()
+    every: int = field(default=0, metadata=whole(0))
+    bound: Bound | Sequence[Bound] = ()
+    score: Score | None = None
+    keep_evicted: bool = field(default=False, metadata=flag())
+    default_value: float = field(default=0.0, metadata=real())
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep_evicted, bool):
-            raise TypeError(f"TableLife: keep_evicted is {self.keep_evicted!r}, expected a bool")
-        numbers = ("default_value", "alpha", "beta", "evict_share", "score_decay", "evict_norm")
-        for name in (*numbers, "admit_threshold", "admit_probability"):
-            number = getattr(self, name)
-            if not (is_number(number) or (number is None and name.startswith("admit_"))):
-                raise ValueError(f"TableLife: {name} is {number!r}, must be a number")
-        for name in numbers:
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be finite")
-        self._check_probability()
-        if self.evict_norm < 0:
-            raise ValueError(f"TableLife: evict_norm is {self.evict_norm}, must be 0 or more")
-        for name in ("evict_share", "score_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"TableLife: {name} is {getattr(self, name)}, must be in [0, 1]")
-        ages = ("evict_age", "evict_idle_steps", "evict_step_interval", "max_rows", "max_bytes")
-        for name in (*ages, "score_half_life", "sketch_bytes", "sketch_halve_after"):
-            whole = as_int(getattr(self, name))
-            if whole is None or whole < 0:
-                raise ValueError(f"TableLife: {name} is {getattr(self, name)!r}, must be an int, 0 or more")
-            if whole >= 2**63:
-                raise ValueError(f"TableLife: {name} is {whole}, must be below 2**63")
-        self._check_sketch()
-        self._check_half_life()
+        check_fields(self)
+        for name, kind in _KINDS.items():
+            value, several = getattr(self, name), kind in (Eviction, Bound)
+            given = _listed(value) if several else [each for each in [value] if each is not None]
+            if len({type(each) for each in given if isinstance(each, kind)}) < len(given):
+                allowed = ", ".join(each.__name__ for each in kind.__subclasses__() or [kind])
+                raise TypeError(f"TableLife: {name} is {value!r}, expected {allowed}{', each once' * several}")
+            if several:
+                object.__setattr__(self, name, tuple(sorted(given, key=repr)))
+        if self.score is None and self.rule(Share):
+            object.__setattr__(self, "score", Score())
+        if self.score is not None and not (self.bound or self.rule(Share)):
+            raise TypeError(f"TableLife: no rule goes by {self.score}: give rules.Share or a bound too")
+        weighing = [self.admission if self.counts_candidates else None, self.score]
+        if len({(getattr(rule, "alpha", 1.0), getattr(rule, "beta", 0.0)) for rule in weighing if rule}) > 1:
+            raise TypeError(f"TableLife: {self.admission} and {self.score} weigh shows and clicks differently")
 
-    def _check_probability(self) -> None:
-        if self.admit_probability is None:
-            return
-        if not 0 < self.admit_probability <= 1:
-            raise ValueError(f"TableLife: admit_probability is {self.admit_probability}, must be above 0 and at most 1")
-        if self.admit_threshold is not None or self.sketch_bytes:
-            raise ValueError(
-                f"TableLife: admit_probability is {self.admit_probability} beside admit_threshold "
-                f"{self.admit_threshold} and sketch_bytes {self.sketch_bytes}: ids are admitted by chance or by counts"
-            )
+    @property
+    def rules(self) -> list[Rule]:
+        """All rules."""
+        return [each for name in _KINDS for each in _listed(getattr(self, name))]
 
-    def _check_half_life(self) -> None:
-        if not self.score_half_life:
-            return
-        if self.score_decay != 1:
-            raise ValueError(
-                f"TableLife: score_half_life is {self.score_half_life} beside score_decay {self.score_decay}: scores "
-                "decay by one of them"
-            )
-        if not (self.evict_share or self.max_rows or self.max_bytes):
-            raise ValueError(
-                f"TableLife: score_half_life is {self.score_half_life}, and no rule goes by scores: give evict_share, "
-                "max_rows or max_bytes too"
-            )
+    def rule(self, kind: type[Chosen]) -> Chosen | None:
+        """Returns the rule of a class; None where there is none."""
+        return next((each for each in self.rules if isinstance(each, kind)), None)
 
-    def _check_sketch(self) -> None:
-        depth = as_int(self.sketch_depth)
-        if depth is None or not 1 <= depth <= MOST_SKETCH_DEPTH:
-            raise ValueError(
-                f"TableLife: sketch_depth is {self.sketch_depth!r}, must be an int from 1 to {MOST_SKETCH_DEPTH}"
-            )
-        if not self.sketch_bytes:
-            for name in ("sketch_halve_after", "sketch_depth"):
-                if getattr(self, name) != getattr(type(self), name):
-                    raise ValueError(
-                        f"TableLife: {name} is {getattr(self, name)} without sketch_bytes: there is no sketch"
-                    )
-            return
-        if not self.counts_candidates:
-            raise ValueError(
-                f"TableLife: sketch_bytes is {self.sketch_bytes} without an admit_threshold: there is nothing to count"
-            )
-        if self.alpha <= 0 or self.beta:
-            raise ValueError(
-                f"TableLife: a sketch counts lookups alone, so alpha has to be above 0 and beta 0, got {self.alpha} "
-                f"and {self.beta}: correct these, or leave sketch_bytes 0"
-            )
+    def any(self) -> bool:
+        """Whether some rule is on, or rows that leave are kept."""
+        return bool(self.rules) or self.keep_evicted
 
     @property
     def admits(self) -> bool:
         """Whether ids have to be admitted."""
-        return self.counts_candidates or self.admit_probability is not None
+        return self.admission is not None
 
     @property
     def counts_candidates(self) -> bool:
         """Whether something is counted of ids without a row."""
-        return self.admit_threshold is not None
-
-    def any(self) -> bool:
-        """Whether some rule is on, or rows that leave are kept."""
-        rules = self.evict_share, self.evict_age, self.evict_idle_steps, self.max_rows, self.max_bytes
-        return self.admits or any(rules) or self.evict_norm > 0 or self.keep_evicted
-
-    @property
-    def sketches(self) -> bool:
-        """Whether ids without a row are counted in a sketch."""
-        return self.sketch_bytes > 0
+        return self.admission is not None and self.admission.counts
 
     @property
     def counts_shows(self) -> bool:
@@ -210,58 +130,29 @@ class TableLife:
     @property
     def needs_clicks(self) -> bool:
         """Whether a batch has to come with clicks."""
-        return bool(self.beta and (self.counts_candidates or self.scores))
-
-    @property
-    def scores(self) -> bool:
-        """Whether each row has a score."""
-        return bool(self.evict_share or self.score_half_life)
+        return any(rule.needs_clicks() for rule in self.rules)
 
     def columns(self) -> list[str]:
         """Columns that are kept for each row, by the engine's names."""
-        bounded = bool(self.max_rows or self.max_bytes)
-        kept = []
-        if self.scores or bounded:  # a row's admission is over
-            kept.append("count")
-        if self.evict_idle_steps or self.score_half_life or bounded:
-            kept.append("last_use")
-        if self.scores:
-            kept.append("score")
-        if self.scores and self.needs_clicks:
-            kept.append("clicks")
-        if self.evict_age:
-            kept.append("timestamp")
-        return kept
+        needed = {name for rule in self.rules for name in rule.columns()}
+        return [name for name in COLUMNS if name in needed]
+
+    def part(self, divide: Callable[[int], int]) -> TableLife:
+        """Returns the rules on one rank; `divide` returns the rank's part of a number."""
+        eviction, bound = ([each.part(divide) for each in _listed(several)] for several in (self.eviction, self.bound))
+        return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 
     def of_engine(self, record_bytes: int) -> _engine.Life:
         """The rules as the engine takes them."""
-        return _engine.Life(rules=list(self._rules(record_bytes)))
+        rules = [rule.numbers() for rule in self.rules if not isinstance(rule, Bound)]
+        if self.score and not (self.score.half_life or self.rule(Share)):  # the engine reads scores for a share
+            rules.append(("share", {"share": 1e-300}))
+        bounds = [rule.rows(record_bytes) for rule in self.rules if isinstance(rule, Bound)]
+        return _engine.Life(rules=[*rules, *([("rows", {"most": min(bounds)})] if bounds else [])])
 
-    def _rules(self, record_bytes: int) -> Iterator[tuple[str, dict[str, int | float]]]:
-        """Generates the names and numbers of the rules, as the engine takes them."""
-        if self.admit_probability is not None:
-            yield "probability", {"probability": self.admit_probability}
-        elif self.admit_threshold is not None and self.sketches:
-            sketch = {"bytes": self.sketch_bytes, "depth": self.sketch_depth, "halve_after": self.sketch_halve_after}
-            yield "sketch", {"threshold": self.admit_threshold, "alpha": self.alpha, **sketch}
-        elif self.admit_threshold is not None:
-            yield "showclick", {"threshold": self.admit_threshold, "alpha": self.alpha, "beta": self.beta}
-        if self.scores:
-            decay = {"half_life": self.score_half_life} if self.score_half_life else {"decay": self.score_decay}
-            yield "score", {"alpha": self.alpha, "beta": self.beta, **decay}
-        if self.evict_age:
-            yield "age", {"seconds": self.evict_age}
-        if self.evict_idle_steps:
-            yield "idle", {"batches": self.evict_idle_steps}
-        if self.evict_norm:
-            yield "norm", {"least": self.evict_norm}
-        if self.evict_share:
-            yield "share", {"share": self.evict_share}
-        bounds = [self.max_rows] if self.max_rows else []
-        if self.max_bytes:
-            bounds.append(max(1, self.max_bytes // record_bytes))
-        if bounds:
-            yield "rows", {"most": min(bounds)}
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:

@@ -15,7 +15,7 @@ import torch
 from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
 from ...operators.record import WEIGHT_DTYPES
 from ...operators.schemas import coefficient_names
-from .numbers import as_float, as_int
+from ...runtime.numbers import as_float, as_int
 from .table import OVERFLOW, holds
 
 COEFFICIENTS = 16

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 
 from ...operators.record import WEIGHT_DTYPES
+from ...runtime.numbers import as_int, is_number
 from ...runtime.warn import InputWarning, warn
 from .life import TableLife
-from .numbers import as_int, is_number
 
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100

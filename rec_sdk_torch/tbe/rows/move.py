@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...rules import Sketch
 from ..cache.device_cache import Group
 from .row_parts import part_of, read_records, write_parts
 
@@ -37,5 +38,5 @@ def _move_life(source: Group, table: int, target: Group, place: int) -> None:
     target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
     target.engine.set_candidates(place, *source.engine.candidates(table))
     life = source.members[table].config.life
-    if life is not None and life.sketches:
+    if life is not None and life.rule(Sketch):
         target.engine.set_sketch(place, [source.engine.sketch(table)])

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from ...runtime.exits import calls
+from ...runtime.numbers import as_int
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..cache.evicted import EvictedRows, RowShape
 from ..cache.leaving import evict
 from ..config.life import NEVER
-from ..config.numbers import as_int
 from ..config.table import TableConfig
 from .given import columns_of, ids_of, plain
 from .layout import Layout

@@ -1,0 +1,15 @@
+from dataclasses import dataclass, field
+
+from ..runtime.numbers import real
+from .rule import Admission
+
+
+@dataclass(frozen=True)
+class Count(Admission):
+    """Admits an id in the training batch with which it was looked up `threshold` times.
+
+    Attributes:
+        threshold: lookups, those of the batch included.
+    """
+
+    threshold: float = field(metadata=real())

@@ -1,0 +1,18 @@
+from dataclasses import dataclass, field
+
+from ..runtime.numbers import whole
+from .rule import Eviction
+
+
+@dataclass(frozen=True)
+class Idle(Eviction):
+    """Evicts ids, candidates too, that none of the latest `batches` training batches of the table had.
+
+    Attributes:
+        batches: 1 or more.
+    """
+
+    batches: int = field(metadata=whole(1))
+
+    def columns(self) -> tuple[str, ...]:
+        return ("last_use",)

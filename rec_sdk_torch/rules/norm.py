@@ -1,0 +1,15 @@
+from dataclasses import dataclass, field
+
+from ..runtime.numbers import real
+from .rule import Eviction
+
+
+@dataclass(frozen=True)
+class Norm(Eviction):
+    """Evicts ids whose weight has a 2-norm below `least`.
+
+    Attributes:
+        least: above 0.
+    """
+
+    least: float = field(metadata=real(above=0))

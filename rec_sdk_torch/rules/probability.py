@@ -1,0 +1,17 @@
+from dataclasses import dataclass, field
+
+from ..runtime.numbers import real
+from .rule import Admission
+
+
+@dataclass(frozen=True)
+class Probability(Admission):
+    """Admits an id with this probability in each training batch that has it, and counts nothing until then.
+
+    Attributes:
+        probability: above 0, up to 1.
+    """
+
+    counts = False
+
+    probability: float = field(metadata=real(above=0, most=1))

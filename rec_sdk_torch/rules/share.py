@@ -1,0 +1,15 @@
+from dataclasses import dataclass, field
+
+from ..runtime.numbers import real
+from .rule import Eviction
+
+
+@dataclass(frozen=True)
+class Share(Eviction):
+    """Evicts this share of the rows, those with the lowest `Score`, and at least one row.
+
+    Attributes:
+        share: above 0, up to 1.
+    """
+
+    share: float = field(metadata=real(above=0, most=1))

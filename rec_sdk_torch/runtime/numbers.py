@@ -1,0 +1,96 @@
+"""Numbers that users give as options."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import fields
+from typing import Any, SupportsFloat
+
+
+def as_int(value: object) -> int | None:
+    """`value` as an int if it is an integer of any library; None for everything else, bools too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def as_float(value: SupportsFloat) -> float:
+    """Returns a number as a float, which is infinite for an int that no float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a number that a float can hold, or a tensor or an array of one: no bool, no text."""
+    if isinstance(value, (bool, str, bytes)):
+        return False
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return False
+    return True
+
+
+def whole(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
+    """Returns the metadata of a dataclass's field that is an int from `least` to `most`."""
+
+    def check(value: object) -> int:
+        number = as_int(value)
+        if number is None:
+            raise TypeError("expected an int")
+        if not least <= number <= most:
+            raise ValueError(f"must be at least {least} and {'below 2^63' if most == 2**63 - 1 else f'at most {most}'}")
+        return number
+
+    return {"check": check}
+
+
+def real(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> dict[str, Any]:
+    """Returns the metadata of a field that is a finite float from `least` to `most`, and more than `above`."""
+    low = f"({above}" if above > least else f"[{least}"
+
+    def check(value: Any) -> float:
+        if not is_number(value) and as_int(value) is None:
+            raise TypeError("expected a number")
+        number = as_float(value)
+        if not (least <= number <= most and number > above) or math.isinf(number):  # also for NaN
+            raise ValueError(f"must be finite and in {low}, {most}]")
+        return number
+
+    return {"check": check}
+
+
+def flag() -> dict[str, Any]:
+    """Returns the metadata of a field that is a bool."""
+
+    def check(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError("expected a bool")
+        return value
+
+    return {"check": check}
+
+
+def check_fields(options: Any, *, optional: bool = False) -> None:
+    """Checks the fields of a dataclass by their metadata, and stores Python's numbers in them.
+
+    Args:
+        options: the dataclass.
+        optional: whether a field may be None.
+
+    Raises:
+        TypeError, ValueError: a field of another type or out of its range; the message names class and field.
+    """
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if "check" in each.metadata and not (optional and value is None):
+            try:
+                object.__setattr__(options, each.name, each.metadata["check"](value))  # also where it is frozen
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{type(options).__name__}: {each.name} is {value!r}, {error}") from None

@@ -1,0 +1,208 @@
+"""Rules of admission and eviction: what a `TableLife` takes, what it needs of rows, and how its fields were called."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+
+import rec_sdk_torch as rst
+from rec_sdk_torch import TableLife, rules
+from rec_sdk_torch.rules import Age, Bytes, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
+from rec_sdk_torch.rules.rule import Rule
+from rec_sdk_torch.tbe.config.former_fields import FORMER
+
+EVERY = (
+    TableLife(admission=Count(2)),
+    TableLife(admission=ShowClick(2, beta=3)),
+    TableLife(admission=Sketch(2, bytes=64)),
+    TableLife(admission=Probability(0.5)),
+    TableLife(eviction=Age(5)),
+    TableLife(eviction=Idle(5)),
+    TableLife(eviction=Norm(0.5)),
+    TableLife(eviction=Share(0.5), score=Score(beta=2)),
+    TableLife(bound=Rows(5)),
+    TableLife(bound=Bytes(80)),
+)
+
+
+def test_every_rule_is_in_the_tables_of_this_file() -> None:
+    named = {each for each in vars(rules).values() if isinstance(each, type) and issubclass(each, Rule)}
+    assert {type(rule) for life in EVERY for rule in life.rules} == named
+    assert {life.of_engine(16).__class__.__name__ for life in EVERY} == {"Life"}, "the engine knows each of them"
+
+
+COLUMNS: list[tuple[TableLife, list[str]]] = [
+    (TableLife(admission=ShowClick(2, beta=3)), []),
+    (TableLife(eviction=Age(5)), ["timestamp"]),
+    (TableLife(eviction=Idle(5)), ["last_use"]),
+    (TableLife(eviction=Norm(5)), []),
+    (TableLife(eviction=Share(0.5)), ["count", "score"]),
+    (TableLife(eviction=Share(0.5), score=Score(beta=1)), ["count", "score", "clicks"]),
+    (TableLife(eviction=Share(0.5), score=Score(half_life=3)), ["count", "last_use", "score"]),
+    (TableLife(bound=Rows(5)), ["count", "last_use"]),
+    (TableLife(bound=Bytes(5), eviction=[Age(5), Idle(4)]), ["count", "last_use", "timestamp"]),
+    (TableLife(bound=Rows(5), score=Score(beta=1), eviction=Age(3)), list(rules.COLUMNS)),
+]
+
+
+@pytest.mark.parametrize(("life", "columns"), COLUMNS, ids=[str(columns) for _, columns in COLUMNS])
+def test_columns_are_the_sum_over_the_rules(life: TableLife, columns: list[str]) -> None:
+    assert life.columns() == columns
+
+
+def test_one_rule_or_a_list_in_any_order() -> None:
+    assert TableLife(eviction=Age(5)) == TableLife(eviction=[Age(5)])
+    assert TableLife(eviction=[Share(0.5), Age(5)]) == TableLife(eviction=(Age(5), Share(0.5)), score=Score())
+    assert hash(TableLife(bound=[Rows(5), Bytes(9)])) == hash(TableLife(bound=[Bytes(9), Rows(5)]))
+
+
+def test_a_rank_has_its_part() -> None:
+    life = TableLife(
+        admission=Sketch(2, bytes=64, halve_after=30), eviction=Idle(9), bound=[Rows(8), Bytes(90)], every=4
+    )
+    part = TableLife(
+        admission=Sketch(2, bytes=32, halve_after=15), eviction=Idle(9), bound=[Rows(4), Bytes(45)], every=4
+    )
+    assert life.part(lambda number: number // 2) == part
+
+
+any_of: Any = TableLife  # wrong types
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "an eviction as admission": (
+        lambda: any_of(admission=Idle(5)),
+        TypeError,
+        r"admission is Idle\(batches=5\), expected Count, Probability, ShowClick, Sketch$",
+    ),
+    "two admissions": (lambda: any_of(admission=[Count(3), Probability(0.5)]), TypeError, "admission is .Count"),
+    "two of one class": (
+        lambda: any_of(eviction=[Age(3), Age(4)]),
+        TypeError,
+        "expected Age, Idle, Norm, Share, each once",
+    ),
+    "a number as bound": (lambda: any_of(bound=7), TypeError, "bound is 7, expected Rows, Bytes, each once"),
+    "a class as rule": (lambda: any_of(eviction=Age), TypeError, "eviction is <class"),
+    "a score that nothing reads": (lambda: any_of(score=Score(half_life=3)), TypeError, "no rule goes by Score"),
+    "two ways to decay": (lambda: Score(decay=0.5, half_life=2), TypeError, "half_life is 2 beside decay 0.5"),
+    "no flag": (lambda: any_of(keep_evicted=1), TypeError, "keep_evicted is 1, expected a bool"),
+    "no interval": (lambda: any_of(every=-1), ValueError, "TableLife: every is -1, must be at least 0 and below 2.63"),
+    "a half": (lambda: Idle(2.5), TypeError, "Idle: batches is 2.5, expected an int"),  # type: ignore[arg-type]
+    "a negative half-life": (lambda: Score(half_life=-1), ValueError, "half_life is -1, must be at least 0"),
+    "too many": (lambda: Rows(2**63), ValueError, "most is 9223372036854775808, must be .* below 2.63"),
+    "no bytes": (lambda: Sketch(2, bytes=-1), ValueError, "Sketch: bytes is -1, must be at least 1"),
+    "no cells": (lambda: Sketch(2, bytes=9, depth=0), ValueError, "depth is 0, must be at least 1 and at most 16"),
+    "many cells": (lambda: Sketch(2, bytes=9, depth=17), ValueError, "depth is 17, must be at least 1 and at most 16"),
+    "no weight": (lambda: Sketch(2, bytes=9, alpha=0), ValueError, r"alpha is 0, must be finite and in \(0, inf\]"),
+    "a share": (lambda: Share(1.5), ValueError, r"share is 1.5, must be finite and in \(0, 1\]"),
+    "infinity": (lambda: ShowClick(2, alpha=float("inf")), ValueError, "alpha is inf, must be finite"),
+    "no seconds": (lambda: Age(0), ValueError, "Age: seconds is 0, must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_rules_that_do_not_fit(kind: str) -> None:
+    make, error, message = WRONG[kind]
+    with pytest.raises(error, match=message):
+        make()
+
+
+# ---- the fields of former versions
+
+SPELLINGS: list[tuple[dict[str, Any], TableLife]] = [
+    ({"admit_threshold": 3}, TableLife(admission=Count(3))),
+    ({"admit_threshold": 3, "default_value": 0.5}, TableLife(admission=Count(3), default_value=0.5)),
+    ({"admit_threshold": 3, "alpha": 2, "beta": 0.5}, TableLife(admission=ShowClick(3, 2, 0.5))),
+    ({"admit_threshold": 3, "sketch_bytes": 99}, TableLife(admission=Sketch(3, bytes=99))),
+    (
+        {"admit_threshold": 3, "sketch_bytes": 99, "sketch_depth": 2, "sketch_halve_after": 7, "alpha": 0.5},
+        TableLife(admission=Sketch(3, bytes=99, depth=2, halve_after=7, alpha=0.5)),
+    ),
+    ({"admit_probability": 0.5}, TableLife(admission=Probability(0.5))),
+    (
+        {"evict_age": 9, "evict_idle_steps": 8, "evict_norm": 0.5, "evict_step_interval": 7},
+        TableLife(eviction=[Age(9), Idle(8), Norm(0.5)], every=7),
+    ),
+    ({"evict_share": 0.25}, TableLife(eviction=Share(0.25))),
+    (
+        {"evict_share": 0.25, "alpha": 2, "beta": 1, "score_decay": 0.5},
+        TableLife(eviction=Share(0.25), score=Score(2, 1, 0.5)),
+    ),
+    ({"max_rows": 9, "score_half_life": 4}, TableLife(bound=Rows(9), score=Score(half_life=4))),
+    ({"max_rows": 9, "max_bytes": 99, "keep_evicted": True}, TableLife(bound=[Rows(9), Bytes(99)], keep_evicted=True)),
+]
+
+
+@pytest.mark.parametrize(("former", "life"), SPELLINGS, ids=[" ".join(former) for former, _ in SPELLINGS])
+def test_former_fields_work_and_say_how_they_are_written_now(former: dict[str, Any], life: TableLife) -> None:
+    with pytest.warns(FutureWarning, match="takes rules as objects: write ") as seen:
+        made = TableLife(**former)
+    assert made == life
+    (warning,) = seen
+    assert issubclass(warning.category, rst.DeprecatedWarning)
+    assert warning.filename == __file__
+    spelling = str(warning.message).partition("write ")[2]
+    assert eval(spelling, {"TableLife": TableLife, "rules": rules}) == life, "it can be copied"
+    for name, value in former.items():
+        if name not in ("default_value", "keep_evicted"):
+            with pytest.warns(FutureWarning, match=f"TableLife.{name} is read from its rules"):
+                assert getattr(life, name) == value
+
+
+def test_every_former_field_is_in_the_table() -> None:
+    assert {name for former, _ in SPELLINGS for name in former} == FORMER.keys()
+
+
+def test_the_warning_is_one_that_users_can_copy() -> None:
+    with pytest.warns(FutureWarning) as seen:
+        TableLife(3, evict_idle_steps=1000, evict_step_interval=100)  # type: ignore[misc, call-arg]
+    assert str(seen[0].message) == (
+        "TableLife(admit_threshold, evict_idle_steps, evict_step_interval) takes rules as objects: write "
+        "TableLife(admission=rules.Count(threshold=3.0), eviction=[rules.Idle(batches=1000)], every=100)"
+    )
+
+
+FORMER_WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "decay": ({"score_half_life": 2, "max_rows": 2, "score_decay": 0.5}, "score_half_life is 2 beside score_decay 0.5"),
+    "score": ({"score_half_life": 2}, "score_half_life is 2, and no rule goes by scores"),
+    "chance": ({"admit_probability": 0.5, "admit_threshold": 2}, "ids are admitted by chance or by counts"),
+    "depth": ({"sketch_depth": 3, "admit_threshold": 2}, "sketch_depth is 3 without sketch_bytes"),
+    "halves": ({"sketch_halve_after": 9, "admit_threshold": 2}, "sketch_halve_after is 9 without sketch_bytes"),
+    "threshold": ({"sketch_bytes": 9}, "sketch_bytes is 9 without an admit_threshold"),
+    "clicks": ({"sketch_bytes": 9, "beta": 1.0, "admit_threshold": 2}, "a sketch counts lookups alone, so alpha"),
+    "shows": ({"sketch_bytes": 9, "alpha": 0.0, "admit_threshold": 2}, "a sketch counts lookups alone"),
+    "range": ({"max_rows": -1}, "Rows: most is -1, must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("kind", FORMER_WRONG)
+def test_former_fields_that_do_not_fit(kind: str) -> None:
+    fields, message = FORMER_WRONG[kind]
+    with pytest.raises(ValueError, match=message):
+        TableLife(**fields)
+
+
+def test_former_fields_beside_rules() -> None:
+    wrong: Any = {"max_rows": 9}
+    with pytest.raises(TypeError, match="TableLife: max_rows beside admission: give rules alone"):
+        TableLife(admission=Count(3), **wrong)
+    with pytest.raises(TypeError, match="max_rows beside eviction, score"):
+        dataclasses.replace(TableLife(eviction=Share(0.5)), **wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
+        any_of(no_such=3)
+    with pytest.raises(AttributeError, match="TableLife has no attribute 'no_such'"):
+        any_of().no_such  # noqa: B018
+
+
+def test_copies_and_pickles_of_either_version() -> None:
+    life = TableLife(admission=Count(3), eviction=[Age(9), Share(0.5)])
+    former = copy.copy(life)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pickle.loads(pickle.dumps(life)) == copy.deepcopy(life) == dataclasses.replace(life) == life
+    with pytest.warns(FutureWarning, match="write TableLife"):
+        former.__setstate__({**FORMER, "admit_threshold": 3.0, "evict_age": 9, "evict_share": 0.5})  # type: ignore[attr-defined]
+    assert former == life
