@@ -1,11 +1,17 @@
-"""Files of the package import what is below them: no circle, imports for type checkers and in functions counted."""
+"""Files of the package import what is below them, without a circle.
+
+Imports for type checkers, imports in functions and those by importlib count.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "rec_sdk_torch"
@@ -14,19 +20,33 @@ FILES = {
     for path in [*(ROOT / PACKAGE).rglob("*.py"), ROOT / PACKAGE / "_engine.pyi"]
 }
 
-TBE = f"{PACKAGE}.tbe"
-FLOORS = ["config", "options", "cache", "rows", "step", "table_methods", "embedding"]
-"""Rooms of the table-batched embedding, from below."""
+FLOORS = {
+    "operators": ["segments", "record", "schemas", "default", "devices", "calls"],
+    "saves": ["owners", "format", "team", "load", "save", "saver", "serve"],
+    "tbe": ["config", "options", "cache", "rows", "step", "table_methods", "embedding"],
+}
+"""Folders and files of a room, from below."""
+ROOT_FILES = {
+    *("__init__", "__main__", "_engine"),
+    *("cache_advice", "doctor", "emulate", "npu_check"),  # commands
+    *("export", "ops", "record", "serving"),
+}
+"""Files beside the rooms: what users import or run."""
 
 DOORS = {
-    f"{TBE}.rows.{file}"
+    f"{PACKAGE}.tbe.rows.{file}"
     for file in ("gradients", "move", "pieces", "replacement", "row_parts", "snapshot", "table_life", "table_view")
 }
 """The files beside `cache` that may call the engine of a group."""
 
 
-def imports(module: str) -> Iterator[str]:
+@functools.cache
+def imports(module: str) -> frozenset[str]:
     """The modules of the package that one of them imports."""
+    return frozenset(imported(module))
+
+
+def imported(module: str) -> Iterator[str]:
     path = FILES[module]
     parts = module.split(".")
     package = parts if path.name == "__init__.py" else parts[:-1]
@@ -39,6 +59,8 @@ def imports(module: str) -> Iterator[str]:
                 yield from ([name] if name in FILES else [base] if base in FILES else [])
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in FILES)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and arg.value in FILES)
 
 
 def room(module: str) -> str:
@@ -47,9 +69,10 @@ def room(module: str) -> str:
 
 
 def test_every_import_is_found() -> None:
-    assert "rec_sdk_torch.tbe.cache.batch" in set(imports("rec_sdk_torch.tbe.embedding"))
-    assert "rec_sdk_torch.runtime.worker" in set(imports("rec_sdk_torch.tbe.step.prefetch_queue"))
-    assert "rec_sdk_torch.optim.requests" in set(imports("rec_sdk_torch.optim.handles"))
+    assert "rec_sdk_torch.tbe.cache.batch" in imports("rec_sdk_torch.tbe.embedding")
+    assert "rec_sdk_torch.runtime.worker" in imports("rec_sdk_torch.tbe.step.prefetch_queue")
+    assert "rec_sdk_torch.optim.requests" in imports("rec_sdk_torch.optim.handles")
+    assert "rec_sdk_torch.compat.dynamicemb.cuda_names" in imports("rec_sdk_torch.compat.names"), "by a string"
 
 
 def circle(arrows: dict[str, set[str]]) -> str | None:
@@ -62,7 +85,7 @@ def circle(arrows: dict[str, set[str]]) -> str | None:
 
 
 def test_no_circle_of_files() -> None:
-    found = circle({module: set(imports(module)) - {module} for module in FILES})
+    found = circle({module: imports(module) - {module} for module in FILES})
     assert found is None, f"files import each other: {found}"
 
 
@@ -76,19 +99,22 @@ def test_rooms_have_an_order() -> None:
     assert found is None, f"rooms import each other: {found}"
 
 
-def floor(module: str) -> int:
-    return FLOORS.index(module.split(".")[2])
-
-
-def test_rooms_of_the_embedding_import_what_is_below() -> None:
-    files = [module for module in FILES if module.startswith(f"{TBE}.")]
+@pytest.mark.parametrize("name", FLOORS)
+def test_a_room_imports_what_is_below(name: str) -> None:
+    above = f"{PACKAGE}.{name}."
+    floors = {module: FLOORS[name].index(module.split(".")[2]) for module in FILES if module.startswith(above)}
+    assert set(floors.values()) == set(range(len(FLOORS[name])))
     upwards = [
         f"{module} imports {other}"
-        for module in files
+        for module in floors
         for other in imports(module)
-        if other in files and floor(other) > floor(module)
+        if floors.get(other, -1) > floors[module]
     ]
     assert not upwards
+
+
+def test_files_beside_the_rooms_are_what_users_import() -> None:
+    assert {path.stem for path in (ROOT / PACKAGE).glob("*.py")} == ROOT_FILES
 
 
 def uses(module: str, attribute: str) -> bool:
@@ -98,5 +124,5 @@ def uses(module: str, attribute: str) -> bool:
 
 
 def test_one_door_to_whole_tables() -> None:
-    callers = {module for module in FILES if uses(module, "engine") and not module.startswith(f"{TBE}.cache.")}
+    callers = {module for module in FILES if uses(module, "engine") and not module.startswith(f"{PACKAGE}.tbe.cache.")}
     assert callers == DOORS

@@ -124,6 +124,13 @@ for name in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe", "compat"
     assert module.__doc__, name
     assert getattr(rec_sdk_torch, name) is module
     print(name, name in dir(rec_sdk_torch), name in rec_sdk_torch.__all__)
+from rec_sdk_torch.checkpoint.contents import open_file
+from rec_sdk_torch.checkpoint.errors import CheckpointError
+from rec_sdk_torch.checkpoint.folders import chain_of, latest_save
+from rec_sdk_torch.checkpoint.manifest import read_manifest
+from rec_sdk_torch.formulas import SPECS
+from rec_sdk_torch.record import RecordLayout
+assert CheckpointError is rec_sdk_torch.CheckpointError
 """
 
 
