@@ -12,7 +12,6 @@ import torch
 
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Int64Array
-from ..tbe.rows.pieces import piece_rows, pieces_of_ids
 from ..tbe.rows.table_view import TableView
 
 if TYPE_CHECKING:
@@ -76,9 +75,9 @@ class Owner:
         """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
-            yield from pieces_of_ids(view)
+            yield from view.id_pieces()
             return
-        rows = piece_rows(view)  # of an index table whose part is a hash table, which knows those it has met
+        rows = view.piece_rows()  # of an index table whose part is a hash table, which knows those it has met
         for begin in range(0, config.num_embeddings, rows):
             ids = np.arange(begin, min(begin + rows, config.num_embeddings), dtype=np.int64)
             yield ids[self.mine(config.name, ids)]

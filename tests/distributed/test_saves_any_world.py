@@ -17,7 +17,6 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.saves.format import manifest
 from rec_sdk_torch.saves.format.manifest import DELTA, read_manifest
 from rec_sdk_torch.saves.owners import owners_of
-from rec_sdk_torch.tbe.rows.pieces import cached, window_rows
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
 Start = Callable[[int], Ranks]
@@ -82,7 +81,7 @@ def held(model: torch.nn.Module) -> Rows:
                     flat = torch.cat([part.contiguous().view(torch.uint8) for part in chunk.parts.values()], 1)
                     rows.update({int(i): row.numpy().tobytes() for i, row in zip(ids, flat, strict=True)})
                 waiting = result.setdefault(f"{name}.window", {})
-                for ids, sums in window_rows(view):
+                for ids, sums in view.window_rows():
                     waiting.update({int(i): row.numpy().tobytes() for i, row in zip(ids, sums, strict=True)})
                 result |= counted(name, view)
                 optimizer = owner.embedding.layout.optimizer_of(name)
@@ -192,7 +191,7 @@ def cached_ids(model: Any) -> dict[str, list[int]]:
     found = {}
     for owner in owners_of(model):
         with owner.embedding.exclusive():
-            found |= {name: cached(owner.embedding.view(name)).by_heat()[0].tolist() for name in owner.configs}
+            found |= {name: owner.embedding.view(name).cached().by_heat()[0].tolist() for name in owner.configs}
     return found
 
 

@@ -32,7 +32,6 @@ import test_saves_any_world as any_world  # noqa: E402
 import rec_sdk_torch as rst  # noqa: E402
 from rec_sdk_torch.rules import Sketch  # noqa: E402
 from rec_sdk_torch.saves.format import manifest  # noqa: E402
-from rec_sdk_torch.tbe.rows.pieces import cached  # noqa: E402
 
 SAVES = HERE.parent / "data" / "saves"
 SHARDED = sharded_model.Scenario(
@@ -101,7 +100,7 @@ def _warm(folder: Path) -> Contents:
 
 def _cached(embedding: Any) -> Contents:
     with embedding.exclusive():
-        ids = {each.name: sorted(cached(embedding.view(each.name)).by_heat()[0].tolist()) for each in embedding.tables}
+        ids = {each.name: sorted(embedding.view(each.name).cached().by_heat()[0].tolist()) for each in embedding.tables}
     return {"cached": ids, **tables.contents(embedding)}
 
 

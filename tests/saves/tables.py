@@ -10,7 +10,6 @@ import torch
 
 from rec_sdk_torch import AccumulateAdagrad
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.rows.pieces import pieces_of_ids, window_rows
 
 IDS = 60
 ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01})
@@ -59,13 +58,13 @@ def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
         for config in embedding.tables:
             view = embedding.view(config.name)
             rows = result[config.name] = {}
-            for ids in pieces_of_ids(view):
+            for ids in view.id_pieces():
                 chunk = view.read(torch.from_numpy(ids))
                 flat = [part.contiguous().view(torch.uint8).reshape(len(ids), -1) for part in chunk.parts.values()]
                 values = torch.cat(flat, 1).numpy() if len(ids) else np.empty((0, 0), np.uint8)
                 rows.update({int(i): row.tobytes() for i, row in zip(ids, values, strict=True)})
             waiting = result[f"{config.name}.window"] = {}
-            for ids, sums in window_rows(view):
+            for ids, sums in view.window_rows():
                 waiting.update({int(i): row.numpy().tobytes() for i, row in zip(ids, sums, strict=True)})
         for place, optimizer in enumerate(embedding.optimizers):
             if optimizer is not None:

@@ -24,7 +24,6 @@ from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.device_cache import Group
 from rec_sdk_torch.tbe.config.life import TableLife
-from rec_sdk_torch.tbe.rows.pieces import cached
 
 ROWS, SLOTS, BATCH = 4000, 400, 32
 MARGIN = 1.03
@@ -63,7 +62,7 @@ def loaded(path: Path, target: TableBatchedEmbedding, **options: Any) -> TableBa
 def ids_in_cache(embedding: TableBatchedEmbedding, table: str = "t") -> list[int]:
     """Hottest first."""
     with embedding.exclusive():
-        ids, _ = cached(embedding.view(table)).by_heat()
+        ids, _ = embedding.view(table).cached().by_heat()
     return [int(i) for i in ids]
 
 
@@ -106,10 +105,10 @@ def test_counts_of_lfu_go_on(tmp_path: Path) -> None:
     misses(source, power_law(1), 100)
     rst.Saver().save(source, tmp_path)
     with source.exclusive():
-        before = cached(source.view("t"))
+        before = source.view("t").cached()
     target = loaded(tmp_path, skewed(policy="lfu"))
     with target.exclusive():
-        after = cached(target.view("t"))
+        after = target.view("t").cached()
     assert dict(zip(before.ids, before.heats, strict=True)) == dict(zip(after.ids, after.heats, strict=True))
     assert before.heats.max() > 8
 
@@ -172,7 +171,7 @@ def test_a_save_without_the_list(tmp_path: Path) -> None:
         folder = tmp_path / str(column)
         source = skewed(life=life)
         misses(source, power_law(1), 50)
-        with mock.patch("rec_sdk_torch.saves.save.saving.cached", return_value=None):
+        with mock.patch("rec_sdk_torch.tbe.rows.table_view.TableView.cached", return_value=None):
             rst.Saver().save(source, folder)
         target = loaded(folder, skewed(100, life=life))
         assert target.cache_stats()["warmed_rows"] == (0 if column is None else 100)
@@ -187,7 +186,7 @@ def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
     life = TableLife(bound=Rows(10**6), score=Score(half_life=3))
     source = skewed(life=life)
     misses(source, power_law(1), 50)
-    with mock.patch("rec_sdk_torch.saves.save.saving.cached", return_value=None):
+    with mock.patch("rec_sdk_torch.tbe.rows.table_view.TableView.cached", return_value=None):
         rst.Saver().save(source, tmp_path)
     columns = source.view("t").row_columns(source.view("t").ids())
     left = columns["score"] * 0.5 ** ((50 - columns["last_use"]) / 3)

@@ -10,7 +10,6 @@ from ...runtime.warn import SaveWarning, warn
 from ...tbe import CapacityError, TableOptimizer
 from ...tbe.cache.batch import Int64Array
 from ...tbe.config.optimizer import check_options
-from ...tbe.rows.pieces import piece_rows
 from ...tbe.rows.replacement import Replacement, TableSource
 from ...tbe.rows.state_dict import warn_of_rows
 from ..format.contents import SavedTables, count_problem, evicted_files
@@ -150,7 +149,7 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
 
 def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
     view = found.view
-    rows = piece_rows(view)
+    rows = view.piece_rows()
 
     def waiting() -> Iterator[tuple[Int64Array, Any]]:
         return window(found, chain, rows) if with_window else iter(())

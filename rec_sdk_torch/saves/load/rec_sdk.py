@@ -22,7 +22,6 @@ import torch
 
 from ...runtime.warn import SaveWarning, warn
 from ...tbe import CapacityError
-from ...tbe.rows.pieces import piece_rows
 from ...tbe.rows.replacement import Removed, Replacement, Rows, TableSource
 from ...tbe.rows.row_parts import WEIGHT
 from ...tbe.rows.table_view import Content, load
@@ -225,6 +224,6 @@ def _source(owner: Owner, table: _Table) -> TableSource:
     view = owner.embedding.view(table.name)
 
     def layers() -> Iterator[Rows | Removed]:
-        yield from table.pieces(piece_rows(view))
+        yield from table.pieces(view.piece_rows())
 
     return TableSource(view, layers, lambda: iter(()), rows=len(table.ids()))

@@ -9,8 +9,6 @@ import torch
 
 from ...runtime.warn import PerformanceWarning, warn
 from ...tbe.cache.batch import Int64Array
-from ...tbe.cache.warming import LATEST
-from ...tbe.rows import pieces
 from ...tbe.rows.table_view import TableView
 from ..format.contents import open_file
 from ..format.manifest import CACHED, Chain
@@ -70,13 +68,13 @@ def _warm_by_counts(view: TableView) -> None:
     if life.score and life.score.half_life:  # each is of the last batch that had the row
         values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score.half_life)
     chosen = ids[values.argsort(descending=True, stable=True)].numpy()
-    _warm(view, chosen, np.full(len(chosen), LATEST))
+    _warm(view, chosen, np.ones(len(chosen)))
 
 
 def _warm(view: TableView, ids: Int64Array, heats: np.ndarray) -> None:
     """The rows are loaded: whatever goes wrong here, they are whole, and come when batches need them."""
     try:
-        pieces.warm(view, ids, heats.astype(np.float32))
+        view.warm_hottest(ids, heats.astype(np.float32))
     except Exception as error:
         warn(
             f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}",

@@ -16,7 +16,7 @@ from ...tbe import EvictedRows
 from ...tbe.cache.device_cache import Group
 from ...tbe.cache.evicted import next_serial
 from ...tbe.cache.warming import CachedRows
-from ...tbe.rows.pieces import cached, changed, knows_changes, removed, split, versions, window_count, window_rows
+from ...tbe.rows.pieces import versions
 from ...tbe.rows.row_parts import WEIGHT
 from ...tbe.rows.snapshot import Aside, Rows, Snapshot
 from ...tbe.rows.table_view import TableView
@@ -114,7 +114,7 @@ def _knows(owner: Owner, mark: Mark) -> bool:
 
 
 def _known(owner: Owner, table: str, since: Sequence[int]) -> bool:
-    return knows_changes(owner.embedding.view(table), _version(owner, table, since))
+    return owner.embedding.view(table).knows_changes(_version(owner, table, since))
 
 
 def _version(owner: Owner, table: str, since: Sequence[int]) -> int:
@@ -240,10 +240,10 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
     dtypes = view.dtypes()
     parts = tuple((part, dtypes[part], elements) for part, elements in saved.parts.items())
     specs = row_specs(parts, tuple((column, DTYPES[kind]) for column, kind in saved.columns.items()))
-    gone = None if since is None else removed(view, since)
+    gone = None if since is None else view.removed(since)
     ids = None
     if since is not None and gone is not None and len(gone) and not view.config.hashed:
-        ids, gone = changed(view, since)  # rows of an index table that were removed are initial ones now
+        ids, gone = view.changed(since)  # rows of an index table that were removed are initial ones now
     snapshot = Snapshot(view, moment.aside, ids, since if ids is None else None)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
@@ -251,11 +251,11 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
         table = TableMoment(key, owner, view, specs, count, snapshot, initial)
         if gone is not None and len(gone):
             table.removed = torch.from_numpy(gone)
-        waiting = window_count(view)
+        waiting = view.window_count()
         if waiting:
-            pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in window_rows(view))
+            pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in view.window_rows())
             moment.out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
-        table.cached = cached(view)
+        table.cached = view.cached()
         if view.config.life is not None:
             moment.written.clocks[key] = view.clocks()
             if view.config.life.admits:
@@ -330,8 +330,8 @@ def _pieces(table: TableMoment) -> Iterator[Piece]:
         some = np.arange(begin, min(begin + step, config.num_embeddings), dtype=np.int64)
         some = some[table.owner.mine(config.name, some)]
         some = some[known[some >> 3] >> (some & 7).astype(np.uint8) & 1 == 0]
-        for ids in split(some, table.snapshot.size):
-            yield _piece(table.snapshot, table.snapshot.initial(ids))
+        for place in range(0, len(some), table.snapshot.size):
+            yield _piece(table.snapshot, table.snapshot.initial(some[place : place + table.snapshot.size]))
 
 
 def _piece(snapshot: Snapshot, rows: Rows) -> Piece:

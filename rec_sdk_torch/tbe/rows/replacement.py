@@ -185,7 +185,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
     """
     rounded = False
     places, name = source.view.part_places(None), source.view.config.name
-    engine.set_clock(table, *(source.clocks[clock] for clock in CLOCKS))  # rows without counts begin at this time
+    engine.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))  # rows without counts begin at this time
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         ids: Int64Array = layer.ids.numpy()

@@ -27,8 +27,8 @@ from .given import (
     tensor_problem,
 )
 from .layout import Layout
+from .pieces import PiecesView
 from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
-from .table_life import LifeView
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Chunk:
     parts: dict[str, torch.Tensor]
 
 
-class TableView(LifeView):
+class TableView(PiecesView):
     """One whole table of an embedding.
 
     A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
