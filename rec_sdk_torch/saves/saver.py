@@ -21,8 +21,9 @@ from .format.errors import CheckpointError
 from .format.folders import PathLike, Paths, Place
 from .format.manifest import Manifest
 from .load import rec_sdk
-from .load.loading import can_be_followed, check, check_counts, has_room, put_in_place, replacements, warn_of_losses
+from .load.loading import can_be_followed, check, check_counts, put_in_place, replacements, warn_of_losses
 from .load.reading import match, verify
+from .load.room import has_room_beside
 from .load.warming import warm_by_counts, warm_tables
 from .owners import Owner, owners_of
 from .save.draft import formats_of
@@ -192,11 +193,12 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
     team.together(read, "whether a save is intact")
     with one_moment(owners):
         found = match(owners, chain)
-        rows = team.together(lambda: check(found, chain), "how many rows each rank loads")
-        check_counts(found, folder, rows)
-        beside = team.together(lambda: has_room(found, rows[team.rank], folder), "whether memory is free")[team.rank]
-        warn_of_losses(found, chain)
-        rounded = put_in_place(team, owners, replacements(owners, found, chain, beside))
+        rows = team.together(lambda: check(found), "how many rows each rank loads")
+        check_counts(found, rows)
+        coming = list(zip((each.view for each in found), rows[team.rank], strict=True))
+        beside = team.together(lambda: has_room_beside(coming, folder), "whether memory is free")[team.rank]
+        warn_of_losses(found, *chain[-1])
+        rounded = put_in_place(team, owners, replacements(owners, found, beside))
         last, of_chain = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
         place = Place(last.id, last.base, last.sequence, folder.name, tuple(of_chain))
         now = formats_of(owners)
@@ -208,7 +210,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
             version = versions(owner.embedding.layout)
             set_mark(owner.embedding, place, now if followed else None, version, evicted=evicted)
         if warm:
-            warm_tables(found, chain)
+            warm_tables(found)
     return str(folder)
 
 

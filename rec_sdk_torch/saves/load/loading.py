@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...runtime.warn import SaveWarning, warn
 from ...tbe import CapacityError, TableOptimizer
-from ...tbe.cache.batch import Int64Array
 from ...tbe.config.optimizer import check_options
 from ...tbe.rows.replacement import Replacement, TableSource
 from ...tbe.rows.state_dict import warn_of_rows
 from ..format.contents import SavedTables, count_problem, evicted_files
 from ..format.errors import CheckpointError
-from ..format.manifest import WINDOW, Chain, Formats, Manifest, RowFormat, SavedOptimizer
+from ..format.manifest import WINDOW, Formats, Manifest, RowFormat, SavedOptimizer
 from ..owners import Owner
 from ..team import Team
-from .reading import Match, evicted, layers, life, same_family, window
-from .room import has_room_beside
+from .reading import Match, evicted, layers, life, window
 
 
-def check(found: Sequence[Match], chain: Chain) -> list[int]:
+def check(found: Sequence[Match]) -> list[int]:
     """Whether the tables fit the model; how many rows of each are at home here.
 
     Raises:
@@ -33,36 +31,41 @@ def check(found: Sequence[Match], chain: Chain) -> list[int]:
         raise RuntimeError(
             "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
         )
-    _check_options(found, *chain[-1])
-    return [_checked_rows(each, chain) for each in found]
+    checked = set()
+    for each, optimizer, saved in _optimizers(found):
+        if (id(optimizer), id(saved)) in checked:
+            continue
+        checked.add((id(optimizer), id(saved)))
+        options = {**optimizer.options, **_options(optimizer, saved)}
+        try:
+            check_options(f"{each.folder}: the optimizer of table {each.name!r}", optimizer.spec, options)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(str(error)) from error
+    return [_checked_rows(each) for each in found]
 
 
-def has_room(found: Sequence[Match], rows: Sequence[int], folder: Path) -> bool:
-    """Whether there is room for so many rows of each table beside those that they have.
+def _optimizers(found: Sequence[Match]) -> list[tuple[Match, TableOptimizer, SavedOptimizer]]:
+    """Returns tables whose optimizer goes on where a saved one was, with both."""
+    pairs = [(each, each.optimizer, each.saved.optimizer) for each in found if each.same_optimizer]
+    return [
+        (each, optimizer, each.manifest.optimizers[number])
+        for each, optimizer, number in pairs
+        if optimizer is not None and number is not None
+    ]
 
-    Raises:
-        MemoryError, OSError: not even without those.
-    """
-    views = [each.view for each in found]
-    return has_room_beside(list(zip(views, rows, strict=True)), folder)
 
-
-def _checked_rows(found: Match, chain: Chain) -> int:
+def _checked_rows(found: Match) -> int:
     config, capacity = found.owner.configs[found.name], found.view.config.capacity
-    tables = SavedTables(
-        found.tables.chain,
-        lambda ids: found.owner.mine(found.name, ids),
-        None if config.hashed or found.cut is not None else config.num_embeddings,
-        found.cut,
-    )
+    bound = None if config.hashed or found.cut is not None else config.num_embeddings
+    tables = SavedTables(found.tables.chain, lambda ids: found.owner.mine(found.name, ids), bound, found.cut)
     rows = tables.check_ids()
     evicted_files(tables)
     if config.hashed and 0 < capacity < rows:
-        raise CapacityError(f"{chain[-1][0]}: table {found.name!r} has {rows} ids, its capacity here is {capacity}")
+        raise CapacityError(f"{found.folder}: table {found.name!r} has {rows} ids, its capacity here is {capacity}")
     return rows
 
 
-def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequence[int]]) -> None:
+def check_counts(found: Sequence[Match], of_ranks: Sequence[Sequence[int]]) -> None:
     """
     Args:
         of_ranks: what `check` gave on each.
@@ -73,46 +76,18 @@ def check_counts(found: Sequence[Match], folder: Path, of_ranks: Sequence[Sequen
     for each, *rows in zip(found, *of_ranks, strict=True):
         problem = count_problem(each.saved, sum(rows) if each.owner.shares(each.name) else rows[0], each.rows)
         if problem is not None:
-            raise CheckpointError(f"{folder}: {problem}")
+            raise CheckpointError(f"{each.folder}: {problem}")
 
 
-def _check_options(found: Sequence[Match], folder: Path, manifest: Manifest) -> None:
-    """
-    Raises:
-        CheckpointError: a saved optimizer has options that no update may use.
-    """
-    checked = set()
-    for each in found:
-        optimizer, number = each.owner.embedding.layout.optimizer_of(each.name), each.saved.optimizer
-        if optimizer is None or number is None or (id(optimizer), number) in checked:
-            continue
-        checked.add((id(optimizer), number))
-        if not same_family(each.owner, each.name, each.saved, manifest):
-            continue
-        options = {**optimizer.options, **_options(optimizer, manifest.optimizers[number])}
-        try:
-            check_options(f"{folder}: the optimizer of table {each.name!r}", optimizer.spec, options)
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(str(error)) from error
-
-
-def replacements(owners: Sequence[Owner], found: Sequence[Match], chain: Chain, beside: bool) -> list[Replacement]:
+def replacements(owners: Sequence[Owner], found: Sequence[Match], beside: bool) -> list[Replacement]:
     """Makes replacements of each owner's tables by the save; `beside`: there is room for both."""
-    manifest, result = chain[-1][1], []
+    result = []
     for owner in owners:
         own = [each for each in found if each.owner is owner]
-        windows = _windows(own, chain)
-        of_tables: dict[int, tuple[TableOptimizer, int]] = {}
-        for each in own:
-            optimizer, number = owner.embedding.layout.optimizer_of(each.name), each.saved.optimizer
-            if optimizer is None or number is None or not same_family(owner, each.name, each.saved, manifest):
-                continue
-            of_tables[id(optimizer)] = optimizer, number
-        optimizers = []
-        for optimizer, number in of_tables.values():
-            saved = manifest.optimizers[number]
-            optimizers.append((optimizer, saved.step, _options(optimizer, saved)))
-        sources = [_source(each, chain, bool(windows)) for each in own]
+        windows = _windows(own)
+        of_tables = {id(optimizer): (optimizer, saved) for _, optimizer, saved in _optimizers(own)}
+        optimizers = [(optimizer, saved.step, _options(optimizer, saved)) for optimizer, saved in of_tables.values()]
+        sources = [_source(each, bool(windows)) for each in own]
         result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=beside))
     return result
 
@@ -147,27 +122,18 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
     return rounded
 
 
-def _source(found: Match, chain: Chain, with_window: bool) -> TableSource:
-    view = found.view
-    rows = view.piece_rows()
-
-    def waiting() -> Iterator[tuple[Int64Array, Any]]:
-        return window(found, chain, rows) if with_window else iter(())
-
+def _source(found: Match, with_window: bool) -> TableSource:
+    view, placement = found.view, found.owner.placements.get(found.name)
+    size = view.piece_rows()
+    rows = found.rows if placement is None else placement.most_rows(found.rows)
     return TableSource(
         view,
-        lambda: layers(found, chain, rows),
-        waiting,
-        life(found, chain),
-        _rows(found),
+        lambda: layers(found, size),
+        lambda: window(found, size) if with_window else iter(()),
+        life(found),
+        rows,
         lambda: evicted(found),
     )
-
-
-def _rows(found: Match) -> int:
-    """The number of rows that are at home in this process, roughly."""
-    placement = found.owner.placements.get(found.name)
-    return found.rows if placement is None else placement.most_rows(found.rows)
 
 
 def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
@@ -180,34 +146,28 @@ def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]
     return {name: tuple(value) if isinstance(value, list) else value for name, value in common.items()}
 
 
-def _windows(found: Sequence[Match], chain: Chain) -> dict[int, int]:
+def _windows(found: Sequence[Match]) -> dict[int, int]:
     """Backward passes of the open windows; none where the tables cannot go on with them."""
-    manifest = chain[-1][1]
+    manifest = found[0].manifest
     counts = {int(length): count for length, count in manifest.windows.get(found[0].saved.module, {}).items()}
     lengths = set()
     fits = True
     for each in found:
-        optimizer = each.owner.embedding.layout.optimizer_of(each.name)
+        optimizer = each.optimizer
         lengths.add(optimizer.accumulate_step if optimizer else 1)
-        waits = bool(manifest.files_of(each.keys[-1], WINDOW))
         saved = None if each.saved.optimizer is None else manifest.optimizers[each.saved.optimizer]
         same = optimizer is not None and saved is not None and saved.accumulate_step == optimizer.accumulate_step
-        fits = fits and (same or not waits)
+        fits = fits and (same or not manifest.files_of(each.saved.key, WINDOW))
     return counts if fits and set(counts) <= lengths else {}
 
 
-def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
+def warn_of_losses(found: Sequence[Match], folder: Path, manifest: Manifest) -> None:
     """Says what of the save the model does not take over."""
-    folder, manifest = chain[-1]
     for each in found:
         config = each.owner.configs[each.name]
         if not config.hashed and not each.saved.hashed and config.num_embeddings != each.saved.num_embeddings:
             warn_of_rows(each.name, each.saved.num_embeddings, config.num_embeddings, "begin anew")
-    plain = [
-        each.name
-        for each in found
-        if each.saved.optimizer is not None and not same_family(each.owner, each.name, each.saved, manifest)
-    ]
+    plain = [each.name for each in found if each.saved.optimizer is not None and not each.same_optimizer]
     if plain:
         warn(
             f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded", SaveWarning
@@ -226,7 +186,7 @@ def warn_of_losses(found: Sequence[Match], chain: Chain) -> None:
         warn(f"{folder}: its tables {left} are not in the model, and are left out", SaveWarning)
     for owner in {id(each.owner): each.owner for each in found}.values():
         own = [each for each in found if each.owner is owner]
-        if manifest.windows.get(own[0].saved.module) and not _windows(own, chain):
+        if manifest.windows.get(own[0].saved.module) and not _windows(own):
             warn(
                 f"{folder}: has an open accumulation window of {manifest.windows[own[0].saved.module]}, which "
                 f"{[each.name for each in own]} cannot go on with: its gradients are left out",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,8 @@ import torch
 from ...formulas import same_states
 from ...rules import Sketch
 from ...runtime.worker import Pool
-from ...tbe import EvictedRows
+from ...tbe import EvictedRows, TableOptimizer
 from ...tbe.cache.batch import Int64Array
-from ...tbe.config.life import TableLife
 from ...tbe.rows.replacement import LifeState, Removed, Rows
 from ...tbe.rows.row_parts import WEIGHT
 from ...tbe.rows.table_view import TableView
@@ -46,9 +45,9 @@ class Match:
         owner, name: the table of the model.
         view: the same.
         tables: in each save of the chain.
-        keys: what it is called there.
         saved: in the last save.
         parts: of a row, those that are loaded.
+        same_optimizer: whether states of the save mean the same to the table's optimizer, or neither has one.
         cut: ids from here on are left out, as an index table has no such rows that was saved with more; None: none is.
     """
 
@@ -56,10 +55,25 @@ class Match:
     name: str
     view: TableView
     tables: SavedTables
-    keys: list[str]
     saved: SavedTable
     parts: tuple[str, ...]
+    same_optimizer: bool
     cut: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the last save."""
+        return self.tables.chain[-1][0]
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the last save."""
+        return self.tables.chain[-1][1]
+
+    @property
+    def optimizer(self) -> TableOptimizer | None:
+        """The optimizer of the table."""
+        return self.owner.embedding.layout.optimizer_of(self.name)
 
     @property
     def rows(self) -> int:
@@ -132,41 +146,30 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                     f"{config.embedding_dim}"
                 )
             fewer = not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings
-            cut = config.num_embeddings if fewer else None
-            view, keys = owner.embedding.view(name), [table.key for _, _, table in tables.chain]
-            matches.append(Match(owner, name, view, tables, keys, saved, _parts(owner, view, saved, chain[-1]), cut))
+            cut, view = config.num_embeddings if fewer else None, owner.embedding.view(name)
+            optimizer, number = owner.embedding.layout.optimizer_of(name), saved.optimizer
+            if optimizer is None or number is None:
+                same = optimizer is None and number is None
+            else:
+                same = same_states(last.optimizers[number].kernel, optimizer.spec.kernel)
+            parts = {part: shape[0] for part, shape in view.parts().items()} if same else {WEIGHT: 1}
+            if same and parts != saved.parts:
+                raise CheckpointError(
+                    f"{folder}: table {saved.key!r} has parts {saved.parts}, with the same optimizer the model has "
+                    f"{parts}"
+                )
+            matches.append(Match(owner, name, view, tables, saved, tuple(parts), same, cut))
     return matches
 
 
-def _parts(owner: Owner, view: TableView, saved: SavedTable, save: tuple[Path, Manifest]) -> tuple[str, ...]:
-    """All parts of a row where the optimizer is of the family that saved them; else its weight."""
-    folder, manifest = save
-    if not same_family(owner, view.config.name, saved, manifest):
-        return (WEIGHT,)
-    shapes = {part: shape[0] for part, shape in view.parts().items()}
-    if shapes != saved.parts:
-        raise CheckpointError(
-            f"{folder}: table {saved.key!r} has parts {saved.parts}, with the same optimizer the model has {shapes}"
-        )
-    return tuple(shapes)
-
-
-def same_family(owner: Owner, name: str, saved: SavedTable, manifest: Manifest) -> bool:
-    """Whether the states of a saved table mean the same to the table's optimizer."""
-    optimizer = owner.embedding.layout.optimizer_of(name)
-    if optimizer is None or saved.optimizer is None:
-        return optimizer is None and saved.optimizer is None
-    return same_states(manifest.optimizers[saved.optimizer].kernel, optimizer.spec.kernel)
-
-
-def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
+def layers(found: Match, rows: int) -> Iterator[Rows | Removed]:
     """The steps that make the table from an empty one: so many rows at a time, those that are at home here.
 
     A thread reads the next ones meanwhile, where they are many.
     """
-    pieces = _layers(found, chain, rows)
-    saves = zip(found.keys, chain, strict=True)
-    if sum(file.rows for key, (_, manifest) in saves for file in manifest.files_of(key, REMOVED, ROWS)) <= rows:
+    pieces = _layers(found, rows)
+    of_saves = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in found.tables.chain]
+    if sum(file.rows for files in of_saves for file in files) <= rows:
         yield from pieces
         return
     with Pool("rec_sdk_torch.checkpoint") as thread:
@@ -176,83 +179,81 @@ def layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
             yield piece
 
 
-def _layers(found: Match, chain: Chain, rows: int) -> Iterator[Rows | Removed]:
-    for key, (folder, manifest) in zip(found.keys, chain, strict=True):
-        for file in manifest.files_of(key, REMOVED, ROWS):
+def _layers(found: Match, rows: int) -> Iterator[Rows | Removed]:
+    for folder, manifest, table in found.tables.chain:
+        for file in manifest.files_of(table.key, REMOVED, ROWS):
             with open_file(folder, manifest, file) as reader:
+                names = [] if file.role == REMOVED else _names(found, reader)
                 for begin in range(0, file.rows, rows):
-                    end = min(begin + rows, file.rows)
-                    ids = reader.read("ids", begin, end)
-                    mine = _mine(found, ids)
-                    if file.role == REMOVED:
-                        yield Removed(ids if mine is None else ids[mine])
-                        continue
-                    parts = {}
-                    for part in found.parts:
-                        values = reader.read(part if part == WEIGHT else f"state.{part}", begin, end)
-                        parts[part] = values if mine is None else values[mine]
-                    columns = _columns(found, reader, begin, end, mine)
-                    yield Rows(ids if mine is None else ids[mine], parts, columns)
+                    ids, tensors = _read(found, reader, names, begin, min(begin + rows, file.rows))
+                    yield Removed(ids) if file.role == REMOVED else Rows(ids, *_parts_and_columns(tensors))
 
 
-def _kept(found: Match) -> list[str]:
-    """Columns of a row that both the save and the table have."""
+def _read(
+    found: Match, reader: TensorReader, names: Sequence[str], begin: int = 0, end: int | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Reads ids and the named tensors of rows [begin, end), and keeps the rows that are at home here."""
+    ids = reader.read("ids", begin, end)
+    tensors = {name: reader.read(name, begin, end) for name in names}
+    mine = found.mine(ids.numpy())
+    if mine is None:
+        return ids, tensors
+    chosen = torch.from_numpy(np.ascontiguousarray(mine))
+    return ids[chosen], {name: values[chosen] for name, values in tensors.items()}
+
+
+def _names(found: Match, reader: TensorReader) -> list[str]:
+    """The tensors of a file of rows that are loaded: the parts, and columns that file, save and table have."""
+    names = [part if part == WEIGHT else f"state.{part}" for part in found.parts]
     life = found.view.config.life
-    return [name for name in (life.columns() if life else []) if name in found.saved.columns]
+    if life is not None:
+        columns = [f"column.{name}" for name in life.columns() if name in found.saved.columns]
+        names += [name for name in columns if name in reader.specs]
+    return names
 
 
-def _columns(
-    found: Match, reader: TensorReader, begin: int, end: int, mine: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    there = [name for name in _kept(found) if f"column.{name}" in reader.specs]
-    values = {name: reader.read(f"column.{name}", begin, end) for name in there}
-    return values if mine is None else {name: column[mine] for name, column in values.items()}
+def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Divides the tensors of a file of rows, by the names that the table has for them."""
+    parts: dict[str, torch.Tensor] = {}
+    columns: dict[str, torch.Tensor] = {}
+    for name, values in tensors.items():
+        kind, _, of_table = name.partition(".")
+        (columns if kind == "column" else parts)[of_table or name] = values
+    return parts, columns
 
 
-def life(found: Match, chain: Chain) -> LifeState | None:
+def life(found: Match) -> LifeState | None:
     """The state that admission and eviction of the table go by; None where it or the save has none."""
-    config = found.view.config
-    if config.life is None or not found.saved.clocks:
+    rules = found.view.config.life
+    if rules is None or not found.saved.clocks:
         return None
-    if not config.life.counts_candidates:
+    if not rules.counts_candidates:
         return LifeState(found.saved.clocks, None)
     names = list(found.view.candidates()[1])
-    return LifeState(found.saved.clocks, _candidates(found, chain, names), _sketches(found, chain, config.life))
+    return LifeState(found.saved.clocks, _candidates(found, names), _sketches(found) if rules.rule(Sketch) else [])
 
 
-def _candidates(found: Match, chain: Chain, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _candidates(found: Match, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the candidates at home here, of all ranks' files, and those of the named columns that the files have."""
-    folder, manifest = chain[-1]
-    all_ids = [torch.empty(0, dtype=torch.int64, device="cpu")]
-    columns = {name: list(all_ids) for name in names}
-    for file in manifest.files_of(found.keys[-1], CANDIDATES):
+    pieces = []
+    folder, manifest, table = found.tables.chain[-1]
+    for file in manifest.files_of(table.key, CANDIDATES):
         with open_file(folder, manifest, file) as reader:
-            ids = reader.read("ids")
-            mine = _mine(found, ids)
-            all_ids.append(ids if mine is None else ids[mine])
-            columns = {name: parts for name, parts in columns.items() if f"column.{name}" in reader.specs}
-            for name, parts in columns.items():
-                values = reader.read(f"column.{name}")
-                parts.append(values if mine is None else values[mine])
-    return torch.cat(all_ids), {name: torch.cat(parts) for name, parts in columns.items()}
+            names = [name for name in names if f"column.{name}" in reader.specs]
+            pieces.append(_read(found, reader, [f"column.{name}" for name in names]))
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    ids = torch.cat([none, *(ids for ids, _ in pieces)])
+    return ids, {name: torch.cat([none, *(columns[f"column.{name}"] for _, columns in pieces)]) for name in names}
 
 
-def _sketches(found: Match, chain: Chain, life: TableLife) -> list[torch.Tensor]:
-    """The states of sketches that the table's counts at least as much as; none where it has no sketch."""
-    if not life.rule(Sketch):
-        return []
-    folder, manifest = chain[-1]
+def _sketches(found: Match) -> list[torch.Tensor]:
+    """The states of sketches that the table's counts at least as much as."""
     saved = []
-    for file in manifest.files_of(found.keys[-1], SKETCH):
+    folder, manifest, table = found.tables.chain[-1]
+    for file in manifest.files_of(table.key, SKETCH):
         with open_file(folder, manifest, file) as reader:
             saved.append(reader.read(SKETCH))
     return sketches_of(found.owner, found.name, saved)
-
-
-def _mine(found: Match, ids: torch.Tensor) -> torch.Tensor | None:
-    """Which of the ids are at home here, bool `[n]`; None for all."""
-    mine = found.mine(ids.numpy())
-    return None if mine is None else torch.from_numpy(np.ascontiguousarray(mine))
 
 
 def evicted(found: Match) -> list[EvictedRows]:
@@ -262,21 +263,18 @@ def evicted(found: Match) -> list[EvictedRows]:
     result = []
     for folder, manifest, file, begin in evicted_files(found.tables):
         with open_file(folder, manifest, file) as reader:
-            ids, weight, reason = (reader.read(name, begin, file.rows) for name in ("ids", WEIGHT, "reason"))
-            states = {part: reader.read(f"state.{part}", begin, file.rows) for part in found.parts if part != WEIGHT}
-            rows = EvictedRows(ids, weight, states, _columns(found, reader, begin, file.rows, None), reason)
-            mine = _mine(found, ids)
-            result.append(rows if mine is None else rows[mine])
+            ids, tensors = _read(found, reader, [*_names(found, reader), "reason"], begin, file.rows)
+            reason = tensors.pop("reason")
+            states, columns = _parts_and_columns(tensors)
+            result.append(EvictedRows(ids, states.pop(WEIGHT), states, columns, reason))
     return result
 
 
-def window(found: Match, chain: Chain, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
+def window(found: Match, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
     """Pending gradients of the table's rows that are at home here: ids, float32 `[n, 2 * D]`."""
-    folder, manifest = chain[-1]
-    for file in manifest.files_of(found.keys[-1], WINDOW):
+    folder, manifest, table = found.tables.chain[-1]
+    for file in manifest.files_of(table.key, WINDOW):
         with open_file(folder, manifest, file) as reader:
             for begin in range(0, file.rows, rows):
-                end = min(begin + rows, file.rows)
-                ids, sums = reader.read("ids", begin, end), reader.read("sums", begin, end)
-                mine = _mine(found, ids)
-                yield (ids if mine is None else ids[mine]).numpy(), sums if mine is None else sums[mine]
+                ids, tensors = _read(found, reader, ["sums"], begin, min(begin + rows, file.rows))
+                yield ids.numpy(), tensors["sums"]

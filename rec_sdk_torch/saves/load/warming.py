@@ -11,20 +11,19 @@ from ...runtime.warn import PerformanceWarning, warn
 from ...tbe.cache.batch import Int64Array
 from ...tbe.rows.table_view import TableView
 from ..format.contents import open_file
-from ..format.manifest import CACHED, Chain
+from ..format.manifest import CACHED
 from ..owners import Owner
 from .reading import Match
 
 
-def warm_tables(found: Sequence[Match], chain: Chain) -> None:
+def warm_tables(found: Sequence[Match]) -> None:
     """Fills the caches of tables that were loaded with the rows that were hot at the save."""
     for each in found:
-        ids, heats = _hot(each, chain)
-        view = each.view
+        ids, heats = _hot(each)
         if len(ids):
-            _warm(view, ids, heats)
+            _warm(each.view, ids, heats)
         else:
-            _warm_by_counts(view)
+            _warm_by_counts(each.view)
 
 
 def warm_by_counts(owners: Sequence[Owner]) -> None:
@@ -34,11 +33,11 @@ def warm_by_counts(owners: Sequence[Owner]) -> None:
             _warm_by_counts(owner.embedding.view(name))
 
 
-def _hot(found: Match, chain: Chain) -> tuple[Int64Array, np.ndarray]:
+def _hot(found: Match) -> tuple[Int64Array, np.ndarray]:
     """Ids at home here that were in the cache of any rank, hottest first, and their heats."""
-    folder, manifest = chain[-1]
     ids, heats, places = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
-    files = manifest.files_of(found.keys[-1], CACHED)
+    folder, manifest, table = found.tables.chain[-1]
+    files = manifest.files_of(table.key, CACHED)
     for file in files:
         with open_file(folder, manifest, file) as reader:
             of_rank, counted = reader.array("ids"), reader.array("heats")
