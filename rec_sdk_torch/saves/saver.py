@@ -182,7 +182,8 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
     if foreign is not None:
         return _load_rec_sdk(owners, team, foreign, incremental, warm)
     folder = team.first(lambda: folders.latest_save(paths).resolve(), "which save is loaded")
-    also = team.first(lambda: [*(each.resolve() for each in paths), *_known_folders(owners)], "the folders of saves")
+    known = [Path(each) for owner in owners for place in places_of(owner.embedding) for each in place.folders]
+    also = team.first(lambda: [*(each.resolve() for each in paths), *known], "the folders of saves")
     chain: list[tuple[Path, Manifest]] = []
 
     def read() -> None:
@@ -212,12 +213,6 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         if warm:
             warm_tables(found)
     return str(folder)
-
-
-def _known_folders(owners: Sequence[Owner]) -> list[Path]:
-    """Folders of saves that these tables were written to or read from."""
-    places = [place for owner in owners for place in places_of(owner.embedding)]
-    return [Path(folder) for place in places for folder in place.folders]
 
 
 def _foreign(paths: Sequence[Path]) -> Path | None:

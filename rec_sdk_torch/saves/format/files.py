@@ -155,17 +155,11 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def rename_file(source: Path, target: Path) -> None:
-    """Gives a file another name; a file that had it is gone."""
-    before("rename", target)
-    source.rename(target)
-
-
-def rename_folder(source: Path, target: Path) -> None:
-    """Gives a folder another name, which no other folder may have.
+def rename(source: Path, target: Path) -> None:
+    """Gives a file or a folder another name; a file that had it is gone.
 
     Raises:
-        OSError: a folder that is not empty has it, or a file.
+        OSError: of a folder: another one that is not empty has the name, or a file.
     """
     before("rename", target)
     source.rename(target)

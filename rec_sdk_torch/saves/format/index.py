@@ -153,7 +153,7 @@ def open_served(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> Ser
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
     """Writes the index of one table: what is seen under its name is complete."""
-    files.rename_file(_made_index(folder, manifest, key, folder), index_path(folder, key))
+    files.rename(_made_index(folder, manifest, key, folder), index_path(folder, key))
 
 
 def _made_index(folder: Path, manifest: Manifest, key: str, place: Path) -> Path:

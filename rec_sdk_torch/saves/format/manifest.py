@@ -352,7 +352,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as its file has it."""
-        files = [_without_none(file) for file in self.files]
+        files = [{name: value for name, value in vars(file).items() if value is not None} for file in self.files]
         version = PACKED_VERSION if any("offset" in file for file in files) else VERSION
         version = FOLDERS_VERSION if self.folders else version
         version = QUANTIZED_VERSION if self._is_quantized else version
@@ -360,8 +360,12 @@ class Manifest:
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         if not self.folders:
             del own["folders"]
-        lists = {"tables": list(map(_saved, own["tables"])), "optimizers": list(map(vars, own["optimizers"]))}
-        body = {**own, **lists, "files": files, "format": FORMAT, "version": version}
+        tables = [dict(vars(table)) for table in self.tables]
+        for table in tables:
+            if not table["evicted_before"]:
+                del table["evicted_before"]
+        lists = {"tables": tables, "optimizers": list(map(vars, self.optimizers)), "files": files}
+        body = {**own, **lists, "format": FORMAT, "version": version}
         lines = ",\n".join(f" {_encode(name)}: {_lines(body[name])}" for name in sorted(body))
         text = f"{{\n{lines}\n}}\n".encode()
         place = text.index(_BEHIND_CHECKSUM)
@@ -382,19 +386,6 @@ def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(map(_encode, value)) + "\n ]"
     return _encode(value)
-
-
-def _without_none(file: SavedFile) -> dict[str, Any]:
-    """A file as the manifest has it, whose offset is there for those in packs alone."""
-    return {name: value for name, value in vars(file).items() if value is not None}
-
-
-def _saved(table: SavedTable) -> dict[str, Any]:
-    """Returns a table as the manifest has it."""
-    found = dict(vars(table))
-    if not table.evicted_before:
-        del found["evicted_before"]
-    return found
 
 
 def _is_right(raw: bytes, body: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from ..format.errors import CheckpointError
 from ..owners import Owner, owners_of
 from ..team import Team
 from .draft import Start, keys_of
-from .saving import Moment, begin, check_shared, check_tracked, finish, follows, give_up, manifest_of, note, take, write
+from .saving import Moment, begin, check_shared, check_tracked, finish, follows, manifest_of, note, take, write
 
 
 class SaveJob:
@@ -74,8 +74,8 @@ class SaveJob:
         """Ends the save: nothing is kept aside any more, and files of a save that failed are removed."""
         if self._moment is not None:
             self._moment.close()
-        if self._team.rank == 0:
-            give_up(self._start)
+        if self._team.rank == 0 and self._start is not None:
+            files.remove_tree(Path(self._start.folder))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,8 @@ import numpy as np
 import torch
 
 from ...rules import Sketch
-from ...tbe import EvictedRows
 from ...tbe.cache.device_cache import Group
 from ...tbe.cache.evicted import next_serial
-from ...tbe.cache.warming import CachedRows
 from ...tbe.rows.pieces import versions
 from ...tbe.rows.row_parts import WEIGHT
 from ...tbe.rows.snapshot import Aside, Rows, Snapshot
@@ -40,7 +39,7 @@ from ..format.tensors import DTYPES, TensorSpec
 from ..owners import Owner
 from .draft import Start, draft_of, formats_of
 from .marks import Mark, marks_of, places_of, set_mark
-from .writing import CACHED_SPECS, Piece, RankFiles, row_specs, saved_heat, window_specs
+from .writing import CACHED_SPECS, Piece, RankFiles, row_specs, saved_heat
 
 ASIDE_BYTES = 64 << 20
 """Bytes of rows put aside that a save keeps in memory; more wait on the disk."""
@@ -104,22 +103,18 @@ def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
     marks, result = [marks_of(owner.embedding) for owner in owners], []
     now = formats_of(owners) if any(marks) else ()
     for owner, of_owner in zip(owners, marks, strict=True):
-        places = [mark.place for mark in of_owner if mark.formats == now and _knows(owner, mark)]
+        places = []
+        for mark in of_owner:
+            since = [(owner.embedding.view(table), _version(owner, table, mark)) for table in owner.configs]
+            if mark.formats == now and all(view.knows_changes(version) for view, version in since):
+                places.append(mark.place)
         result.append(sorted(places, key=lambda place: place.folders != (path,)))
     return result
 
 
-def _knows(owner: Owner, mark: Mark) -> bool:
-    return all(_known(owner, table, mark.versions) for table in owner.configs)
-
-
-def _known(owner: Owner, table: str, since: Sequence[int]) -> bool:
-    return owner.embedding.view(table).knows_changes(_version(owner, table, since))
-
-
-def _version(owner: Owner, table: str, since: Sequence[int]) -> int:
-    groups = owner.embedding.groups
-    return since[groups.index(owner.embedding.layout.find_table(table)[0])]
+def _version(owner: Owner, table: str, mark: Mark) -> int:
+    """The version of a table's group at the moment of a save."""
+    return mark.versions[owner.embedding.groups.index(owner.embedding.layout.find_table(table)[0])]
 
 
 def check_tracked(owners: Sequence[Owner]) -> None:
@@ -160,10 +155,7 @@ class TableMoment:
         snapshot: the rows that it knows.
         initial: ids that it does not know have initial rows in the save.
         removed: ids that have left it since the save before.
-        candidates: those that wait to be admitted.
-        sketch: that counts them.
-        cached: rows that were in the device cache; None where none was.
-        evicted: rows that have left it since the save before and were not taken; no one changes them.
+        others: the files that it has beside its rows: role, tensors, count, and pieces, which nothing changes.
     """
 
     key: str
@@ -174,10 +166,7 @@ class TableMoment:
     snapshot: Snapshot
     initial: bool
     removed: torch.Tensor | None = None
-    candidates: Piece | None = None
-    sketch: torch.Tensor | None = None
-    cached: CachedRows | None = None
-    evicted: list[EvictedRows] = field(default_factory=list)
+    others: deque[tuple[str, Sequence[TensorSpec], int, Iterator[Piece]]] = field(default_factory=deque)
 
 
 @dataclass
@@ -222,7 +211,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
                 if not owner.saves(name):
                     moment.written.rows[saved.key] = 0
                     continue
-                since = None if mark is None else _version(owner, name, mark.versions)
+                since = None if mark is None else _version(owner, name, mark)
                 moment.tables.append(_take_table(moment, owner, saved, since))
                 _take_evicted(moment, moment.tables[-1], None if mark is None else mark.evicted.get(name))
             moment.written.versions.append(versions(owner.embedding.layout))
@@ -254,18 +243,22 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
         waiting = view.window_count()
         if waiting:
             pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in view.window_rows())
-            moment.out.other(WINDOW, key, window_specs(view.config.embedding_dim), waiting, pieces)
-        table.cached = view.cached()
+            of_sums = TensorSpec("sums", torch.float32, (0, 2 * view.config.embedding_dim))
+            moment.out.other(WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), of_sums], waiting, pieces)
+        hot = view.cached()
         if view.config.life is not None:
             moment.written.clocks[key] = view.clocks()
             if view.config.life.admits:
                 candidates, columns = view.candidates()
-                table.candidates = {
-                    "ids": candidates,
-                    **{f"column.{name}": values for name, values in columns.items()},
-                }
+                waits = {"ids": candidates, **{f"column.{name}": values for name, values in columns.items()}}
+                of_waits = [TensorSpec(name, values.dtype, (0,)) for name, values in waits.items()]
+                table.others.append((CANDIDATES, of_waits, len(candidates), iter([waits])))
             if view.config.life.rule(Sketch):
-                table.sketch = saved_sketch(owner, name, view.sketch())
+                sketch = saved_sketch(owner, name, view.sketch())
+                cells = {"ids": sketch, SKETCH: sketch}
+                table.others.append((SKETCH, [TensorSpec(SKETCH, torch.uint8, (0,))], len(sketch), iter([cells])))
+        if hot is not None and len(hot.ids):
+            table.others.append((CACHED, CACHED_SPECS, len(hot.ids), map(saved_heat, [hot])))
     except BaseException:
         snapshot.close()
         raise
@@ -274,10 +267,17 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
 
 def _take_evicted(moment: Moment, table: TableMoment, since: int | None) -> None:
     """Takes the evicted rows that wait and are not in the save before, which had all up to the serial `since`."""
-    table.evicted = table.view.evicted_waiting(-1 if since is None else since)
+    waiting = table.view.evicted_waiting(-1 if since is None else since)
+    count = sum(map(len, waiting))
     departures = table.owner.embedding.layout.evicted.get(table.view.config.name)
     if departures is not None:
-        moment.written.evicted_before[table.key] = departures.rows() - sum(map(len, table.evicted))
+        moment.written.evicted_before[table.key] = departures.rows() - count
+    if waiting:
+        pieces = (
+            _tensors(rows.ids, {WEIGHT: rows.weight, **rows.states}, rows.columns) | {"reason": rows.reason}
+            for rows in waiting
+        )
+        table.others.append((EVICTED, [*table.specs, TensorSpec("reason", torch.uint8, (0,))], count, pieces))
 
 
 def write(moment: Moment) -> Written:
@@ -288,34 +288,11 @@ def write(moment: Moment) -> Written:
             out.removed(table.key, 0, table.removed)
         out.rows(table.key, 0, table.specs, table.count, _pieces(table))
         table.snapshot.close()
-        if table.candidates is not None:
-            ids = table.candidates["ids"]
-            specs = [TensorSpec(name, values.dtype, (0,)) for name, values in table.candidates.items()]
-            out.other(CANDIDATES, table.key, specs, len(ids), [table.candidates])
-            table.candidates = None
-        if table.sketch is not None:
-            specs = [TensorSpec(SKETCH, torch.uint8, (0,))]
-            out.other(SKETCH, table.key, specs, len(table.sketch), [{"ids": table.sketch, SKETCH: table.sketch}])
-            table.sketch = None
-        if table.cached is not None and len(table.cached.ids):
-            hot = saved_heat(table.cached)
-            out.other(CACHED, table.key, CACHED_SPECS, len(hot["ids"]), [hot])
-        table.cached = None
-        _write_evicted(out, table)
+        while table.others:  # each is written and forgotten
+            role, specs, count, pieces = table.others.popleft()
+            out.other(role, table.key, specs, count, pieces)
     out.finish()
     return moment.written
-
-
-def _write_evicted(out: RankFiles, table: TableMoment) -> None:
-    waiting, table.evicted = table.evicted, []
-    if not waiting:
-        return
-    pieces = (
-        _tensors(rows.ids, {WEIGHT: rows.weight, **rows.states}, rows.columns) | {"reason": rows.reason}
-        for rows in waiting
-    )
-    specs = [*table.specs, TensorSpec("reason", torch.uint8, (0,))]
-    out.other(EVICTED, table.key, specs, sum(map(len, waiting)), pieces)
 
 
 def _pieces(table: TableMoment) -> Iterator[Piece]:
@@ -349,22 +326,13 @@ def _tensors(
 
 def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
     """The manifest of a save whose files the ranks have written."""
-    tables = [
-        replace(
-            table,
-            rows=sum(each.rows[table.key] for each in written),
-            clocks=written[0].clocks.get(table.key, {}),
-            evicted_before=_of_ranks([each.evicted_before.get(table.key, 0) for each in written]),
-        )
-        for table in draft.tables
-    ]
+    tables = []
+    for table in draft.tables:
+        before = [each.evicted_before.get(table.key, 0) for each in written]
+        rows, clocks = sum(each.rows[table.key] for each in written), written[0].clocks.get(table.key, {})
+        tables.append(replace(table, rows=rows, clocks=clocks, evicted_before=before if any(before) else []))
     files = [file for each in written for file in each.files]
     return replace(draft, tables=tables, files=files, world_size=len(written))
-
-
-def _of_ranks(counts: list[int]) -> list[int]:
-    """Returns the counts of all ranks, or nothing where all are 0."""
-    return counts if any(counts) else []
 
 
 def finish(owners: Sequence[Owner], path: Path, start: Start, manifest: Manifest) -> Path:
@@ -375,17 +343,11 @@ def finish(owners: Sequence[Owner], path: Path, start: Start, manifest: Manifest
     files.sync_folder(folder)
     before = {place.path for owner in owners for place in places_of(owner.embedding)}
     target = path / next_name(path, before)
-    files.rename_folder(folder, target)
+    files.rename(folder, target)
     files.sync_folder(path)
     with contextlib.suppress(OSError):  # it has been removed
         remember(target, manifest)
     return target
-
-
-def give_up(start: Start | None) -> None:
-    """Removes what a save that failed has written."""
-    if start is not None:
-        files.remove_tree(Path(start.folder))
 
 
 def note(owners: Sequence[Owner], save: Path, start: Start, moment: Moment) -> None:

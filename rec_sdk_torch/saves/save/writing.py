@@ -154,8 +154,3 @@ def row_specs(
     for name, kind, elements in parts:
         specs.append(TensorSpec(name if name == "weight" else f"state.{name}", kind, (0, elements)))
     return tuple(sorted(specs, key=lambda spec: -spec.dtype.itemsize))
-
-
-def window_specs(dim: int) -> list[TensorSpec]:
-    """Tensors of a file of pending gradients."""
-    return [TensorSpec("ids", torch.int64, (0,)), TensorSpec("sums", torch.float32, (0, 2 * dim))]

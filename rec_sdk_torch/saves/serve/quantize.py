@@ -171,7 +171,7 @@ def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dic
         write_indexes(made, copied)
         files.write_file(made / MANIFEST, copied.to_bytes())
         files.sync_folder(made)
-        files.rename_folder(made, target)
+        files.rename(made, target)
         files.sync_folder(target.parent)
     except BaseException:
         files.remove_tree(made)
