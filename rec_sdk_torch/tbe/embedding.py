@@ -28,7 +28,6 @@ from .rows.table_view import fill_tables
 from .step.gradient_check import GradientGuard
 from .step.later import LaterStep, WaitingGradients
 from .step.monitor import Monitor, describe_table
-from .step.outputs import split_rows
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
 from .step.recompute import Recomputations, Recomputed, saved_tensors_hooks
@@ -254,7 +253,9 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
             return torch.cat(self.lookup_features(replace(batch, joined=False)))
         outputs = self._lookup(batch)
         if len(outputs) > 1:
-            outputs = (torch.cat(self._in_order(split_rows(outputs, self._lengths(batch)))),)
+            pairs = zip(outputs, self._lengths(batch), strict=True)
+            parts = [part for rows, of_group in pairs for part in rows.split(of_group)]
+            outputs = (torch.cat(self._in_order(parts)),)
         return outputs[0] if batch.given is None else with_zeros(outputs, batch, joined=True)[0]
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:

@@ -64,26 +64,15 @@ def _cache(cache: CacheOption) -> CacheOption:
     return dict(cache) if isinstance(cache, Mapping) else cache
 
 
-def _batch_hint(hint: BatchHint | None) -> BatchHint:
-    return hint or BatchHint()
+def _one_of(option: str, allowed: Sequence[str]) -> Callable[[str], str]:
+    """Returns the check of an option that has one of these values."""
 
+    def parse(value: str) -> str:
+        if value not in allowed:
+            raise ValueError(f"{option} is {value!r}, allowed are {list(allowed)}")
+        return value
 
-def _check_finite(mode: str) -> str:
-    if mode not in CHECKS:
-        raise ValueError(f"check_finite is {mode!r}, allowed are {list(CHECKS)}")
-    return mode
-
-
-def _update(when: str) -> str:
-    if when not in UPDATES:
-        raise ValueError(f"update is {when!r}, allowed are {list(UPDATES)}")
-    return when
-
-
-def _cache_policy(policy: str) -> str:
-    if policy not in cache_policies():
-        raise ValueError(f"cache_policy is {policy!r}, allowed are {cache_policies()}")
-    return policy
+    return parse
 
 
 def _host_store(folder: Folder) -> str | None:
@@ -109,16 +98,12 @@ def _grad_scaler(scaler: Scaler | None) -> Scaler | None:
     return scaler
 
 
-def _draw_seed() -> int:
-    """A seed from torch's generator, as the weights of torch's modules come from it: each embedding gets another."""
-    seed = torch.empty((), dtype=torch.int64, device="cpu").random_()
-    check_real(seed)
-    return int(seed)
-
-
 def _seed(seed: int | None) -> int:
+    """The seed given, or one of torch's generator, as the weights of torch's modules: each embedding gets another."""
     if seed is None:
-        return _draw_seed() & (2**64 - 1)
+        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
+        check_real(drawn)
+        return int(drawn) & (2**64 - 1)
     try:
         return operator.index(seed) & (2**64 - 1)
     except TypeError:
@@ -159,14 +144,14 @@ class EmbeddingOptions:
     """
 
     cache: _Parsed[CacheOption, CacheOption] = _Parsed(_cache, None)
-    batch_hint: _Parsed[BatchHint | None, BatchHint] = _Parsed(_batch_hint, None)
+    batch_hint: _Parsed[BatchHint | None, BatchHint] = _Parsed(lambda hint: hint or BatchHint(), None)
     device: _Parsed[Device, torch.device] = _Parsed(parse_device, None)
     bounds_check_mode: _Parsed[BoundsCheckMode | str, BoundsCheckMode] = _Parsed(
         BoundsCheckMode.parse, BoundsCheckMode.WARNING
     )
-    check_finite: _Parsed[str, str] = _Parsed(_check_finite, "off")
-    cache_policy: _Parsed[str, str] = _Parsed(_cache_policy, "lrfu")
-    update: _Parsed[str, str] = _Parsed(_update, "backward")
+    check_finite: _Parsed[str, str] = _Parsed(_one_of("check_finite", CHECKS), "off")
+    cache_policy: _Parsed[str, str] = _Parsed(_one_of("cache_policy", cache_policies()), "lrfu")
+    update: _Parsed[str, str] = _Parsed(_one_of("update", UPDATES), "backward")
     host_store: _Parsed[Folder, str | None] = _Parsed(_host_store, None)
     evict_step_interval: _Parsed[int | None, int | None] = _Parsed(_evict_step_interval, None)
     grad_scaler: _Parsed[Scaler | None, Scaler | None] = _Parsed(_grad_scaler, None)

@@ -13,7 +13,7 @@ import torch
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Norm
 from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
-from rec_sdk_torch.tbe.cache.small_rows import norms
+from rec_sdk_torch.tbe.cache.leaving import norms
 
 DIM, RATE = 3, 0.25
 NORM = 0.75

@@ -12,7 +12,7 @@ from reference_rounding import random_bits, rounded, row_numbers
 
 from rec_sdk_torch.optim.accumulate import AccumulateSGD
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from rec_sdk_torch.tbe.config.rounding import rounding_seeds
+from rec_sdk_torch.tbe.cache.update_numbers import rounding_seeds
 
 DTYPES = [torch.bfloat16, torch.float16]
 DIM, STEPS, BAGS, LOOKUPS = 20, 12, 8, 3

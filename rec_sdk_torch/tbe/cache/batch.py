@@ -39,6 +39,22 @@ def _to_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu()
 
 
+def padded_places(sizes: torch.Tensor) -> torch.Tensor:
+    """The places of padded offsets among the offsets of a batch whose features have batch sizes of their own.
+
+    Features have empty bags behind their own, up to the largest size.
+
+    Args:
+        sizes: the batch size of each feature, int64 `[F]`; not empty.
+
+    Returns:
+        int64 `[F * max(sizes) + 1]`.
+    """
+    ends = sizes.cumsum(0)
+    within = torch.arange(int(sizes.max()), device=sizes.device)[None, :].minimum(sizes[:, None])
+    return torch.cat([((ends - sizes)[:, None] + within).reshape(-1), ends[-1:]])
+
+
 @dataclass(eq=False)
 class Batch:
     """Ids of K keys times B samples, key-major, in host memory.

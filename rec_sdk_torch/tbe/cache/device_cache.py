@@ -21,7 +21,7 @@ from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .evicted import Departures
 from .graded import GradedPlan, graded_rows
-from .group_spec import Member, drawn, engine_of, evict_intervals, fill_default_rows, record_layout, state_inits
+from .group_spec import Member, drawn, engine_of, fill_default_rows, record_layout, state_inits
 from .ledger import Call, Ledger, Run
 from .norms import UpdateNorms
 from .plan import Plan
@@ -354,7 +354,9 @@ class Group:
             return None
         present, slots, ids, tables, segments = rows
         if self.snapshots:
-            self._before_update(slots)
+            of_rows = slots.cpu().numpy()
+            for snapshot in self.snapshots.values():
+                snapshot.before_update(of_rows)
         return self._update_rows(None, self.swap.cache, present, slots, ids, tables, segments, coefficients)
 
     def accumulate(
@@ -390,11 +392,6 @@ class Group:
 
         self.window.close(self.swap.cache, update, ledger)
 
-    def _before_update(self, slots: torch.Tensor) -> None:
-        of_rows = slots.cpu().numpy()
-        for snapshot in self.snapshots.values():
-            snapshot.before_update(of_rows)
-
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
         """To be called before rows of a table change beside training, when all is settled. None: any row."""
         snapshot = self.snapshots.get(table)
@@ -426,7 +423,9 @@ class Group:
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
-        self.intervals = evict_intervals(self.members, steps)
+        lives = [member.config.life for member in self.members]
+        configured = [0 if life is None else life.every for life in lives]
+        self.intervals = configured if steps is None else [steps] * len(lives)
 
     def freeze(self, names: Collection[str]) -> None:
         """Makes these the frozen ones of its tables: their clocks stand still, and no id leaves by itself."""

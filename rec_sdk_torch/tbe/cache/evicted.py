@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,13 +52,9 @@ class EvictedRows:
 
     def __getitem__(self, chosen: torch.Tensor | slice) -> EvictedRows:
         """Some of the rows: by a mask, bool `[N]`, by their places, or a slice of them."""
-        return self._each(lambda values: values[chosen])
-
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> EvictedRows:
-        """The rows whose tensors are those that `change` makes of these."""
-        states = {name: change(values) for name, values in self.states.items()}
-        columns = {name: change(values) for name, values in self.columns.items()}
-        return EvictedRows(change(self.ids), change(self.weight), states, columns, change(self.reason))
+        states = {name: values[chosen] for name, values in self.states.items()}
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        return EvictedRows(self.ids[chosen], self.weight[chosen], states, columns, self.reason[chosen])
 
     def latest(self) -> EvictedRows:
         """Each id once, as it was when it left last."""

@@ -117,13 +117,6 @@ def engine_of(
     )
 
 
-def evict_intervals(members: Sequence[Member], steps: int | None) -> list[int]:
-    """Training steps between evictions of each table's ids, 0 for none; `steps` None: what their configs say."""
-    lives = [member.config.life for member in members]
-    configured = [0 if life is None else life.every for life in lives]
-    return configured if steps is None else [steps] * len(members)
-
-
 def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
     """Fills the rows of a cache that ids without a row read."""
     end = 0

@@ -295,8 +295,8 @@ class Swap:
         leaving = staged.leaving
         called: list[Any] = [] if leaving is None else leaving.swapped
         rows = None if leaving is None else leaving.rows
-        if rows is not None and self.transfers.pinned:
-            self.transfers.used_here(rows)
+        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # perhaps of another stream
+            rows.record_stream(torch.get_device_module(rows.device).current_stream(rows.device))
         swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
         if joined is not None and staged.late_rows is None and not called:
             operator, lookup = joined

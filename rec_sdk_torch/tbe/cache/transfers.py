@@ -193,11 +193,6 @@ class Transfers:
         tensor.record_stream(outward)
         return Departure(staging, outward.record_event())
 
-    def used_here(self, tensor: torch.Tensor) -> None:
-        """Tells that the current stream uses `tensor`, which may have been allocated on another one."""
-        if tensor.device.type != "cpu":
-            tensor.record_stream(self._module.current_stream(self.device))
-
     def used(self, staging: torch.Tensor) -> Departure:
         """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""
         self._in_use = [other for other in self._in_use if not other.done()]

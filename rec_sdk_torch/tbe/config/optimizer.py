@@ -157,8 +157,10 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
             options[name] = _mode(where, spec, name, value) if name in spec.modes else value
         elif name in _NEUTRAL:
             if value not in spec.neutral.get(name, _NEUTRAL[name]):
+                needed = [list(other.example) for other in specs_of_class(spec) if name in other.options]
+                without = f" without {' and '.join(needed[0])}" if needed and needed[0] != [name] else ""
                 raise ValueError(
-                    f"{where}: {name}={value!r} is not supported by the fused update{_without(spec, name)}; "
+                    f"{where}: {name}={value!r} is not supported by the fused update{without}; "
                     f"supported are {sorted(spec.options)}, gradient_clipping and max_gradient"
                 )
         elif name not in _IRRELEVANT:
@@ -167,19 +169,6 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
                 "gradient_clipping and max_gradient"
             )
     return options
-
-
-def _without(spec: OptimizerSpec, name: str) -> str:
-    """The keywords without which the class does not have this one."""
-    needed = [list(other.example) for other in specs_of_class(spec) if name in other.options]
-    return f" without {' and '.join(needed[0])}" if needed and needed[0] != [name] else ""
-
-
-def _begins(spec: OptimizerSpec, name: str) -> str:
-    """A way to an option that the class has, but not this spec of it."""
-    if not any(name in other.options for other in specs_of_class(spec)):
-        return ""
-    return f": {name} may change later, but not begin, since another kernel has it; apply the optimizer with {name}"
 
 
 def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
@@ -229,17 +218,15 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
     for name in (options.keys() & _NEUTRAL.keys()) - known:
         allowed = spec.neutral.get(name, _NEUTRAL[name])
         if options[name] not in allowed:
+            later = f": {name} may change later, but not begin, since another kernel has it; apply the optimizer with "
+            known_elsewhere = any(name in other.options for other in specs_of_class(spec))
             raise ValueError(
                 f"{where}: {name}={options[name]!r} is not supported by the fused update, only {allowed[0]!r}"
-                f"{_begins(spec, name)}"
+                f"{later + name if known_elsewhere else ''}"
             )
 
 
 _CONSTANTS = {int, float, bool, str, type(None)}
-
-
-def _is_constant(value: object) -> bool:
-    return type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
 
 
 def plain(value: Any) -> Any:
@@ -283,13 +270,6 @@ def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tup
     if all(dtype is torch.float32 for dtype in asked.values()):
         return ()
     return tuple(asked.get(name, torch.float32) for name in names)
-
-
-def _check_first_states(where: str, spec: OptimizerSpec, options: Options, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises ValueError for a state that begins beyond its data type."""
-    for start, dtype in zip(spec.state_init(options), dtypes, strict=False):
-        if not holds(dtype, start):
-            raise ValueError(f"{where}: initial_accumulator_value is {start}, which is inf in {dtype}")
 
 
 _coefficient_names = functools.cache(coefficient_names)
@@ -371,7 +351,9 @@ class TableOptimizer:
         dtypes = _state_dtypes(where, spec, given)
         options = _checked_options(where, spec, given)
         check_options(where, spec, options)
-        _check_first_states(where, spec, options, dtypes)
+        for start, dtype in zip(spec.state_init(options), dtypes, strict=False):
+            if not holds(dtype, start):
+                raise ValueError(f"{where}: initial_accumulator_value is {start}, which is inf in {dtype}")
         return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
 
     def state_dtype(self, name: str) -> torch.dtype:
@@ -402,7 +384,11 @@ class TableOptimizer:
 
     def has_constant_options(self) -> bool:
         """Whether all options are immutable: those that are equal have not changed."""
-        return all(_is_constant(value) for name, value in self.options.items() if name != "params")
+        return all(
+            type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
+            for name, value in self.options.items()
+            if name != "params"
+        )
 
     def coefficients(self) -> list[float]:
         """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.

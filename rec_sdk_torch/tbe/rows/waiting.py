@@ -42,13 +42,6 @@ class Waiting(NamedTuple):
         """Returns the applied changes by table, as ranks tell each other."""
         return {name: {"changes of its grad": f"checksum {number:08x}"} for name, number in self.applied.items()}
 
-    def explain(self, error: Exception) -> None:
-        """Says in an error of a cache that is too small what is in it."""
-        if self.backwards:
-            error.add_note(
-                f"{self.backwards} backward passes wait for step() of the optimizer, and hold their rows in the cache"
-            )
-
 
 NOTHING = Waiting()
 

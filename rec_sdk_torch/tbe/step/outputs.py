@@ -17,8 +17,3 @@ def split_apart(rows: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Te
     """
     with _BelowAutograd():
         return rows.split_with_sizes(lengths)
-
-
-def split_rows(of_groups: Sequence[torch.Tensor], lengths: Sequence[list[int]]) -> tuple[torch.Tensor, ...]:
-    """Rows of each feature, from the rows of each group."""
-    return tuple(part for rows, of_group in zip(of_groups, lengths, strict=True) for part in rows.split(of_group))

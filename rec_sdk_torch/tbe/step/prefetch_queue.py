@@ -196,7 +196,7 @@ class PrefetchQueue:
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
         if not values.is_cpu:
-            prefetched = self._find(source, values)
+            prefetched = next((each for each in tuple(self._coming) if each.stands_for(source, values)), None)
             if prefetched is not None:
                 known = prefetched.given
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
@@ -210,7 +210,10 @@ class PrefetchQueue:
     def take(self, batch: Batch) -> list[Plan]:
         """The plans of a batch whose forward is now, made ahead or now."""
         begin = time.perf_counter_ns()
-        plans = self._take_ready(batch) if self._coming else None
+        plans = None
+        if self._coming:
+            with self._lock:
+                plans = self._pop(batch)
         if plans is None:
             with self._locks.planning:
                 plans = (self._take_trained(batch) if self._coming else None) or self._plan(batch)
@@ -252,8 +255,11 @@ class PrefetchQueue:
                 self._monitor.plan_ns += time.perf_counter_ns() - begin
         except BaseException as error:
             self._end(plans)
-            if isinstance(error, CacheTooSmallError):
-                self._layout.waiting.explain(error)
+            backwards = self._layout.waiting.backwards
+            if isinstance(error, CacheTooSmallError) and backwards:
+                error.add_note(
+                    f"{backwards} backward passes wait for step() of the optimizer, and hold their rows in the cache"
+                )
             raise
         return plans
 
@@ -283,15 +289,6 @@ class PrefetchQueue:
             planned = self._coming[0].plans is not None
         if not planned:  # otherwise once the next forward is launched: it would wait for the engine
             self.go_on()
-
-    def _find(self, source: object, values: torch.Tensor) -> Prefetched | None:
-        """The batch that comes as `source`, with these ids."""
-        return next((prefetched for prefetched in tuple(self._coming) if prefetched.stands_for(source, values)), None)
-
-    def _take_ready(self, batch: Batch) -> list[Plan] | None:
-        """The plans of a batch that comes, if it is the next one, and planned. Its caller need not hold a lock."""
-        with self._lock:
-            return self._pop(batch)
 
     def _take_trained(self, batch: Batch) -> list[Plan] | None:
         """The plans of a training batch. None if it has none: then no other has one either. Under the planning lock."""
