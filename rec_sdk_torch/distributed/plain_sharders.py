@@ -28,6 +28,22 @@ _THEIRS = ("cpu", "cuda")
 """Devices on which TorchRec shards its collections itself."""
 
 
+def configs_of(module: EmbeddingCollection | EmbeddingBagCollection) -> list[Any]:
+    """Returns the configs of one of TorchRec's collections."""
+    pooled = isinstance(module, EmbeddingBagCollection)
+    return list(module.embedding_bag_configs() if pooled else module.embedding_configs())
+
+
+def collection_like(
+    module: EmbeddingCollection | EmbeddingBagCollection, tables: list[Any] | None = None, **options: Any
+) -> CachedCollection:
+    """Makes a collection of this package in the place of TorchRec's; `tables`: its configs, where others are meant."""
+    tables = configs_of(module) if tables is None else tables
+    if isinstance(module, EmbeddingBagCollection):
+        return EmbCacheEmbeddingBagCollection(tables, is_weighted=module.is_weighted(), **options)
+    return EmbCacheEmbeddingCollection(tables, need_indices=module.need_indices(), **options)
+
+
 class _PlainSharder(TableSharder):
     """Leaves hosts and GPUs to TorchRec's sharder. Elsewhere tables of this package have all rows on the device."""
 
@@ -79,14 +95,11 @@ class _PlainSharder(TableSharder):
 
     def _collection(self, module: Any, device: torch.device) -> CachedCollection:
         with plain_as_index():
-            collection = self._made_of(module, device)
+            collection = collection_like(module, device=device, cache=1.0)
         for table, weight in self.shardable_parameters(module).items():
             for cls, options in noted(weight):
                 apply_optimizer_in_backward(cls, [collection.table_parameters()[table]], options)
         return collection
-
-    def _made_of(self, module: Any, device: torch.device) -> CachedCollection:
-        raise NotImplementedError
 
     def _fill(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
@@ -110,17 +123,9 @@ class PlainBagCollectionSharder(_PlainSharder):
     _type = EmbeddingBagCollection
     _theirs = EmbeddingBagCollectionSharder()
 
-    def _made_of(self, module: EmbeddingBagCollection, device: torch.device) -> CachedCollection:
-        configs = module.embedding_bag_configs()
-        return EmbCacheEmbeddingBagCollection(configs, is_weighted=module.is_weighted(), device=device, cache=1.0)
-
 
 class PlainCollectionSharder(_PlainSharder):
     """Shards TorchRec's `EmbeddingCollection`."""
 
     _type = EmbeddingCollection
     _theirs = EmbeddingCollectionSharder()
-
-    def _made_of(self, module: EmbeddingCollection, device: torch.device) -> CachedCollection:
-        configs, need_indices = module.embedding_configs(), module.need_indices()
-        return EmbCacheEmbeddingCollection(configs, need_indices=need_indices, device=device, cache=1.0)

@@ -13,12 +13,11 @@ from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.rows.table_view import load
 from ..tbe.table_methods import TableMethods
 from .enums import OptimType
-from .placement import Spec, rows_in_place
+from .placement import Spec
 from .states import (
     copy_of,
     fill_uniform,
     from_fbgemm,
-    is_fbgemms,
     load_states,
     save_states,
     state_names,
@@ -58,8 +57,9 @@ class TableAccess(TableMethods, torch.nn.Module):
     def _parts(self) -> list[dict[str, torch.Tensor]]:
         """The parts of each table."""
         self._make_ready()
-        tables = zip(self.tables.tables, self._specs, strict=True)
-        return [(rows_in_place if spec.is_resident() else copy_of)(self.tables, table.name) for table, spec in tables]
+        views = [self.tables.view(table.name) for table in self.tables.tables]
+        pairs = zip(views, self._specs, strict=True)
+        return [view.in_place() if spec.is_resident() else copy_of(view) for view, spec in pairs]
 
     # ---- weights
 
@@ -72,7 +72,7 @@ class TableAccess(TableMethods, torch.nn.Module):
         self._make_ready()
         for table, spec in zip(self.tables.tables, self._specs, strict=True):
             if spec.is_resident():
-                rows_in_place(self.tables, table.name)["weight"].uniform_(min_val, max_val)
+                self.tables.view(table.name).in_place()["weight"].uniform_(min_val, max_val)
             else:
                 fill_uniform(self.tables, table.name, min_val, max_val)
 
@@ -199,7 +199,7 @@ class TableAccess(TableMethods, torch.nn.Module):
     ) -> None:
         """Its own keys or FBGEMM's."""
         names = [table.name for table in self.tables.tables]
-        if is_fbgemms(state_dict, prefix):
+        if f"{prefix}weights_placements" in state_dict:  # FBGEMM's
             try:
                 from_fbgemm(state_dict, prefix, names, self._specs, self._first_features(), self._optimizer)
             except ValueError as error:

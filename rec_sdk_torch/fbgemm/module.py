@@ -32,7 +32,7 @@ from .enums import (
 )
 from .moving_average import MovingAverage
 from .optimizers import gradient_bound, table_optimizer
-from .options import cache_policy, cache_type, check_options
+from .options import check_options
 from .placement import cache_option, compute_device, make_resident, names_of, parse_specs, table_configs
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             if given[name] not in (torch.int32, torch.int64):
                 raise ValueError(f"{name} is {given[name]}, allowed are torch.int32 and torch.int64")
         self.weights_precision = sparse_type("weights_precision", weights_precision)
-        self.cache_precision = cache_type(given, self.weights_precision)
+        cached = weights_precision if cache_precision is None else cache_precision
+        self.cache_precision = sparse_type("cache_precision", cached)
         self._output = sparse_type("output_dtype", output_dtype).as_dtype()
         self.pooling_mode = member(PoolingMode, "pooling_mode", pooling_mode)
         bounds_check = member(BoundsCheckMode, "bounds_check_mode", bounds_check_mode)
@@ -158,7 +159,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             device=device,
             seed=torch.initial_seed(),  # FBGEMM's constructor draws nothing
             bounds_check_mode=self.bounds_check_mode.name,
-            cache_policy=cache_policy(given["cache_algorithm"]),
+            cache_policy=member(CacheAlgorithm, "cache_algorithm", given["cache_algorithm"]).name.lower(),
         )
         return TableBatchedEmbedding.from_options(configs, options, self._optimizer)
 
@@ -245,11 +246,12 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             NotImplementedError: arguments that must be None.
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
         """
-        self._check_unused(total_unique_indices)
-        self._check_none(
-            hash_zch_identities=hash_zch_identities,
-            hash_zch_runtime_meta=hash_zch_runtime_meta,
-        )
+        if total_unique_indices is not None and "total_unique_indices" not in self._noted:
+            self._noted.add("total_unique_indices")
+            logger.warning("total_unique_indices has no effect: the planner counts the rows of a batch")
+        if hash_zch_identities is not None or hash_zch_runtime_meta is not None:
+            name = "hash_zch_runtime_meta" if hash_zch_identities is None else "hash_zch_identities"
+            raise NotImplementedError(f"{name} is not supported: there is no raw embedding streaming")
         together = [each is None for each in (vbe_output, vbe_output_offsets, batch_size_per_feature_per_rank)]
         if not all(together[:2]) and any(together):
             raise ValueError("vbe_output, vbe_output_offsets and batch_size_per_feature_per_rank go together")
@@ -322,17 +324,6 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         if self._variable is None or self._variable[0] != key:
             self._variable = key, VariableBatch(sizes, self._order.dims)
         return self._variable[1]
-
-    def _check_unused(self, total_unique_indices: int | None) -> None:
-        if total_unique_indices is not None and "total_unique_indices" not in self._noted:
-            self._noted.add("total_unique_indices")
-            logger.warning("total_unique_indices has no effect: the planner counts the rows of a batch")
-
-    @staticmethod
-    def _check_none(**given: object) -> None:
-        for name, value in given.items():
-            if value is not None:
-                raise NotImplementedError(f"{name} is not supported: there is no raw embedding streaming")
 
     def _make_ready(self) -> None:
         """Brings resident tables in: at first, and where the tables were laid out anew."""

@@ -9,7 +9,7 @@ import torch
 
 from ..tbe import TableBatchedEmbedding
 from ..tbe.rows.row_parts import WEIGHT
-from .placement import Spec, rows_in_place
+from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
 """Rows of a table that is not resident are taken so many at once."""
@@ -50,10 +50,10 @@ class MovingAverage:
             return
         self._moved_at = number
         for table, spec in zip(tables.tables, self._specs, strict=True):
-            if spec.is_resident():
-                self._move(rows_in_place(tables, table.name)[WEIGHT])
-                continue
             view = tables.view(table.name)
+            if spec.is_resident():
+                self._move(view.in_place()[WEIGHT])
+                continue
             for begin in range(0, spec.rows, ROWS_AT_ONCE):
                 ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, spec.rows), device="cpu")
                 rows = view.read(ids, [WEIGHT]).parts[WEIGHT]

@@ -95,7 +95,9 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
         options |= _regularization(kind, given)
     elif "weight_decay" in read:
         options["weight_decay"] = given["weight_decay"]
-    cls = _class_named(_KNOWN[kind].cls)
+    module, _, name = _KNOWN[kind].cls.rpartition(".")
+    # by this name tables and saves know an optimizer: TorchRec need not be there
+    cls = type(name, (), {"__module__": module})
     optimizer = TableOptimizer.create(cls, options, kind.name)
     dtypes = _state_dtypes(given["optimizer_state_dtypes"] or {}, optimizer)
     return TableOptimizer.create(cls, options | {"state_dtypes": dtypes}, kind.name) if dtypes else optimizer
@@ -153,9 +155,3 @@ def _regularization(kind: OptimType, given: Mapping[str, Any]) -> dict[str, Any]
     if mode in definitions:
         options[definitions[mode]] = given[definitions[mode]]
     return options
-
-
-def _class_named(name: str) -> type:
-    """A class of this qualified name, by which tables and saves know an optimizer: TorchRec need not be there."""
-    module, _, short = name.rpartition(".")
-    return type(short, (), {"__module__": module})

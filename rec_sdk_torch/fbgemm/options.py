@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .enums import CacheAlgorithm, OptimType, SparseType, member, sparse_type
+from .enums import OptimType
 from .optimizers import HYPER_PARAMETERS, uses
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,9 @@ def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any], optimiz
     for name, instead in REFUSED.items():
         if given[name] is not defaults[name] and given[name] != {}:
             raise NotImplementedError(f"{name}={given[name]!r} is not supported: {instead}")
-    _check_extra(given["extra_optimizer_config"])
+    for name, why in _MODES_OF_OPTIMIZERS.items():
+        if getattr(given["extra_optimizer_config"], name, False):
+            raise NotImplementedError(f"extra_optimizer_config: {name}=True is not supported: {why}")
     for name, why in WITHOUT_MEANING.items():
         if given[name] != defaults[name]:
             logger.warning("%s=%r has no effect: %s", name, given[name], why)
@@ -56,23 +58,3 @@ def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any], optimiz
             logger.warning("%s=%r has no effect: %s does not use it", name, given[name], optimizer.name)
     if not given["gradient_clipping"] and given["max_gradient"] != defaults["max_gradient"]:
         logger.warning("max_gradient=%r has no effect without gradient_clipping=True", given["max_gradient"])
-
-
-def _check_extra(config: object) -> None:
-    for name, why in _MODES_OF_OPTIMIZERS.items():
-        if getattr(config, name, False):
-            raise NotImplementedError(f"extra_optimizer_config: {name}=True is not supported: {why}")
-
-
-def cache_type(given: Mapping[str, Any], weights: SparseType) -> SparseType:
-    """The data type of cached tables' weights in the cache.
-
-    Raises:
-        TypeError, ValueError: something that is no type.
-    """
-    return weights if given["cache_precision"] is None else sparse_type("cache_precision", given["cache_precision"])
-
-
-def cache_policy(algorithm: object) -> str:
-    """The engine's name of a cache algorithm."""
-    return member(CacheAlgorithm, "cache_algorithm", algorithm).name.lower()

@@ -168,14 +168,17 @@ def cache_option(
     share = 0.0
     if cached:
         rows = sum(spec.rows for spec in specs if spec.is_cached())
-        share = _cached_share(load_factor, sets, rows)
-        if sets <= 0:  # FBGEMM, too, takes cache_sets at its word
+        if sets > 0:  # FBGEMM, too, takes cache_sets at its word
+            share = min(1.0, sets * WAYS / rows)
+        else:
+            if not 0 < load_factor <= 1:
+                raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
             if room <= 0:
                 raise ValueError(
                     f"cache_reserved_memory is {reserved} bytes, resident tables take {resident}: none are left for a "
                     "cache"
                 )
-            share = min(share, room / cached)
+            share = min(float(load_factor), room / cached)
     rest = min(1.0, max(0.0, room - share * cached) / managed) if managed else 0.0
     sizes: dict[str, CacheSize] = {}
     for spec, config in zip(specs, configs, strict=True):
@@ -184,19 +187,10 @@ def cache_option(
     return sizes
 
 
-def _cached_share(load_factor: float, sets: int, rows: int) -> float:
-    """The share of cached tables that the options ask for."""
-    if sets > 0:
-        return min(1.0, sets * WAYS / rows)
-    if 0 < load_factor <= 1:
-        return float(load_factor)
-    raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
-
-
 def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
     """Brings all rows of these tables into the device's memory, in order: row i of a table is its slot i.
 
-    They stay, since their cache has room for all of them; `rows_in_place` is a view of them.
+    They stay, since their cache has room for all of them; `TableView.in_place` has views of them.
     """
     wanted = set(names)
     first = 0
@@ -219,8 +213,3 @@ def _touch(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) ->
     lengths[feature + 1 :] = end - begin
     with torch.inference_mode(False), torch.enable_grad():
         tables(torch.arange(begin, end, device="cpu"), lengths)
-
-
-def rows_in_place(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
-    """Views of a resident table, by part: `weight` `[rows, D]`, states `[rows, D]` or `[rows, 1]`."""
-    return tables.view(name).in_place()

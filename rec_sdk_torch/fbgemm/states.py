@@ -12,7 +12,7 @@ from ..formulas import StateSpec
 from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.rows.given import step_problem, tensor_problem
 from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.table_view import Content, load
+from ..tbe.rows.table_view import Content, TableView, load
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
@@ -29,7 +29,8 @@ class TableCopy(torch.Tensor):
         name = getattr(func, "__name__", "")
         named = kwargs or {}
         changed = [named.get("out")]
-        if name in ("__setitem__", "__set__") or _in_place(name):
+        in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+        if in_place or name in _CHANGES:
             changed += [*args[:1], *(named.get(key) for key in ("tensor", "self", "input"))]
         if any(isinstance(one, cls) for one in changed):
             raise RuntimeError(
@@ -44,17 +45,13 @@ class TableCopy(torch.Tensor):
         return result.as_subclass(torch.Tensor) if isinstance(result, cls) else result
 
 
-_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_CHANGES = {"__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS)}
 _HARMLESS = {"requires_grad_", "share_memory_"}
 
 
-def _in_place(name: str) -> bool:
-    return name in _OPERATORS or (name.endswith("_") and not name.endswith("__") and name not in _HARMLESS)
-
-
-def copy_of(tables: TableBatchedEmbedding, name: str) -> dict[str, torch.Tensor]:
+def copy_of(view: TableView) -> dict[str, torch.Tensor]:
     """Copies of a table in host memory, by part, that refuse to be written to."""
-    view = tables.view(name)
     parts = view.read(torch.arange(view.config.num_embeddings, device="cpu")).parts
     return {part: values.as_subclass(TableCopy) for part, values in parts.items()}
 
@@ -125,11 +122,6 @@ def load_states(
 
 _PLACES = ("dev", "uvm", "uvm", "host")
 """For each EmbeddingLocation the buffer that has its rows."""
-
-
-def is_fbgemms(state_dict: Mapping[str, Any], prefix: str) -> bool:
-    """Whether the state dict is one of FBGEMM's module."""
-    return f"{prefix}weights_placements" in state_dict
 
 
 def from_fbgemm(

@@ -49,14 +49,6 @@ def _rebuilt(name: str) -> torch.device:
     return _DEVICE(name)
 
 
-def _local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Does nothing: the host needs none of it."""
-
-
 @functools.cache
 def install() -> None:
     """Gives the names their meaning, once."""
@@ -71,9 +63,9 @@ def install() -> None:
         for name in ("set_device", "current_device", "device_count", "synchronize", "manual_seed", "manual_seed_all"):
             setattr(torch.cuda, name, getattr(torch.npu, name))  # type: ignore[attr-defined]
     else:
-        torch.cuda.set_device = torch.cuda.synchronize = _nothing
+        torch.cuda.set_device = torch.cuda.synchronize = lambda *args, **kwargs: None  # the host needs none of it
         torch.cuda.current_device = lambda: 0
-        torch.cuda.device_count = _local_ranks
+        torch.cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     for owner in (torch.Tensor, torch.nn.Module):
         owner.cuda = _moved(kind)  # type: ignore[method-assign]
     dist.init_process_group = _translated(dist.init_process_group, 0, kind)

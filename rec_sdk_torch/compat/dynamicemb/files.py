@@ -81,13 +81,9 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
             with path.open("ab") as file:
                 file.write(values.contiguous().numpy().tobytes())
     if counter:
-        _dump_candidates(scores, folder, rank, world_size)
-
-
-def _dump_candidates(scores: TableScores, folder: Path, rank: int, world_size: int) -> None:
-    ids, columns = scores.view.candidates()
-    for item, values in (("counter_keys", ids), ("counter_frequencies", columns["count"])):
-        _file(folder, scores.name, item, rank, world_size).write_bytes(values.numpy().tobytes())
+        ids, columns = view.candidates()
+        for item, values in (("counter_keys", ids), ("counter_frequencies", columns["count"])):
+            _file(folder, name, item, rank, world_size).write_bytes(values.numpy().tobytes())
 
 
 def _files(folder: Path, table: str, item: str) -> list[Path]:

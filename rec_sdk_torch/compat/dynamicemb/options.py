@@ -28,10 +28,6 @@ from .enums import (
 )
 
 
-def _zeros() -> DynamicEmbInitializerArgs:
-    return DynamicEmbInitializerArgs(mode=DynamicEmbInitializerMode.CONSTANT)
-
-
 @dataclass(eq=False)
 class DynamicEmbTableOptions:
     """Options of a table. The planner fills in those up to `device_id`; the porting guide says what each does here.
@@ -68,7 +64,9 @@ class DynamicEmbTableOptions:
 
     training: bool = True
     initializer_args: DynamicEmbInitializerArgs = field(default_factory=DynamicEmbInitializerArgs)
-    eval_initializer_args: DynamicEmbInitializerArgs = field(default_factory=_zeros)
+    eval_initializer_args: DynamicEmbInitializerArgs = field(
+        default_factory=lambda: DynamicEmbInitializerArgs(mode=DynamicEmbInitializerMode.CONSTANT)
+    )
     caching: bool = False
     init_capacity: int | None = None
     max_load_factor: float = 0.5
@@ -91,18 +89,8 @@ class DynamicEmbTableOptions:
 
     def get_grouped_key(self) -> dict[str, Any]:
         """The options that tables of one lookup module share, by which two options are equal."""
-        return {
-            name: getattr(self, name)
-            for name in (
-                "training",
-                "caching",
-                "external_storage",
-                "index_type",
-                "dist_type",
-                "score_strategy",
-                "admit_strategy",
-            )
-        }
+        names = "training caching external_storage index_type dist_type score_strategy admit_strategy"
+        return {name: getattr(self, name) for name in names.split()}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DynamicEmbTableOptions):

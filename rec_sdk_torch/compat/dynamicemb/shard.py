@@ -16,12 +16,13 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, dtype_to_dat
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from ...distributed.input_dist import Asked, ShardedContext
+from ...distributed.plain_sharders import collection_like, configs_of
 from ...distributed.sharded import ShardedCollection
+from ...distributed.sharder import TableSharder
 from ...distributed.sharders import EmbCacheEmbeddingBagCollectionSharder, EmbCacheEmbeddingCollectionSharder
 from ...modules.collection import CachedCollection
 from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConfig
 from ...modules.conventions import plain_as_index
-from ...modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ...optim.in_backward import apply_optimizer_in_backward
 from ...optim.requests import noted
 from .optimizers import checked, torch_optimizer
@@ -145,33 +146,19 @@ def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -
     return sizes or None
 
 
-def _requested(module: torch.nn.Module) -> dict[str, tuple[type, dict[str, Any]]]:
-    """The optimizers that were applied to the tables of TorchRec's module, by table."""
-    of_tables = {path.split(".")[1]: noted(parameter) for path, parameter in module.named_parameters()}
-    return {table: given[0] for table, given in of_tables.items() if given}
-
-
 def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
     """Gives the tables the optimizers of TorchRec's module, the others that of `fused_params`."""
-    requested = _requested(module)
+    requested = {path.split(".")[1]: noted(parameter) for path, parameter in module.named_parameters()}
     others = []
     for name, handle in collection.table_parameters().items():
-        if name in requested:
-            cls, keywords = requested[name]
+        if requested.get(name):
+            cls, keywords = requested[name][0]
             apply_optimizer_in_backward(cls, [handle], keywords)
         else:
             others.append(handle)
     if others:
         cls, keywords = torch_optimizer(checked(fused_params))
         apply_optimizer_in_backward(cls, others, keywords)
-
-
-def _refuse(qcomm_codecs_registry: Any) -> None:
-    if qcomm_codecs_registry:
-        raise NotImplementedError(
-            "qcomm_codecs_registry is not here: rows are exchanged in float32, leave it None (which is what "
-            "get_qcomm_codecs_registry gives for FP32)"
-        )
 
 
 class _DynamicSharder(BaseEmbeddingSharder[Any]):
@@ -181,13 +168,20 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         NotImplementedError: an argument of `fused_params`, or a codec, that is not here.
     """
 
+    _inner: type[TableSharder]
+    """The sharder of the collection of this package."""
+
     def __init__(
         self,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, Any] | None = None,
         *more: Any,
     ) -> None:
-        _refuse(qcomm_codecs_registry)
+        if qcomm_codecs_registry:
+            raise NotImplementedError(
+                "qcomm_codecs_registry is not here: rows are exchanged in float32, leave it None (which is what "
+                "get_qcomm_codecs_registry gives for FP32)"
+            )
         self._options = checked(fused_params or {})
         super().__init__(fused_params, None, *more)
 
@@ -198,13 +192,6 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """The fused one."""
         return [EmbeddingComputeKernel.FUSED.value]
-
-    def _configs(self, module: Any) -> list[Any]:
-        raise NotImplementedError
-
-    def _made_of(self, module: Any, tables: list[Any], **given: Any) -> tuple[CachedCollection, Any]:
-        """The collection of the tables, and its sharder; `given`: further arguments of the collection."""
-        raise NotImplementedError
 
     def shard(
         self,
@@ -219,13 +206,13 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
             ValueError, NotImplementedError: options that cannot be met; the message names table and option.
         """
         options = options_of(params)
-        tables = [_config(table, options.get(table.name), env.world_size) for table in self._configs(module)]
+        tables = [_config(table, options.get(table.name), env.world_size) for table in configs_of(module)]
         with plain_as_index():
             cache = _cache_rows(options, self._options["optimizer"])
             home = {name: HOMES[own.dist_type] for name, own in options.items()}
-            collection, sharder = self._made_of(module, tables, cache=cache, home=home)
+            collection = collection_like(module, tables, device="meta", cache=cache, home=home)
         _apply(module, collection, self.fused_params or {})
-        sharded = sharder.shard(collection, params, env, device, module_fqn)
+        sharded = self._inner().shard(collection, params, env, device, module_fqn)
         assert isinstance(sharded, _ShardedTables)
         sharded.dynamic = CollectionTables(sharded, options)
         return sharded
@@ -233,6 +220,8 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
 
 class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):
     """Shards TorchRec's `EmbeddingCollection`, see `_DynamicSharder`."""
+
+    _inner = _Sequences
 
     def __init__(
         self,
@@ -243,27 +232,13 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
         """`use_index_dedup`: accepted; ids are exchanged once in any case."""
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
 
-    def _configs(self, module: EmbeddingCollection) -> list[Any]:
-        return list(module.embedding_configs())
-
-    def _made_of(self, module: Any, tables: list[Any], **given: Any) -> tuple[CachedCollection, Any]:
-        need_indices = module.need_indices()
-        made = EmbCacheEmbeddingCollection(tables, need_indices=need_indices, device="meta", **given)
-        return made, _Sequences()
-
 
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):
     """Shards TorchRec's `EmbeddingBagCollection`, see `_DynamicSharder`."""
+
+    _inner = _Bags
 
     def __init__(
         self, fused_params: dict[str, Any] | None = None, qcomm_codecs_registry: dict[str, Any] | None = None
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
-
-    def _configs(self, module: EmbeddingBagCollection) -> list[Any]:
-        return list(module.embedding_bag_configs())
-
-    def _made_of(self, module: Any, tables: list[Any], **given: Any) -> tuple[CachedCollection, Any]:
-        is_weighted = module.is_weighted()
-        made = EmbCacheEmbeddingBagCollection(tables, is_weighted=is_weighted, device="meta", **given)
-        return made, _Bags()
