@@ -143,25 +143,12 @@ class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
 _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
 
 
-def _is_torchrec_default(config: BaseEmbeddingConfig) -> bool:
-    """Whether `init_fn` is what TorchRec's `__post_init__` fills in, which is UNIFORM under another name."""
-    fn = config.init_fn
-    return (
-        isinstance(fn, functools.partial)
-        and fn.func is torch.nn.init.uniform_
-        and not fn.args
-        and fn.keywords == {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()}
-    )
-
-
 def _init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
-    return None if config.init_fn is None or _is_torchrec_default(config) else config.init_fn
-
-
-def _init_range(config: BaseEmbeddingConfig, *, cached: bool) -> tuple[float | None, float | None]:
-    low, high = conventions.cached_range if cached and conventions.cached_range else (None, None)
-    given_low, given_high = config.weight_init_min, config.weight_init_max
-    return low if given_low is None else given_low, high if given_high is None else given_high
+    """The user's `init_fn`: none where it is TorchRec's own, which is UNIFORM under another name."""
+    fn: InitFn | None = config.init_fn
+    if isinstance(fn, functools.partial) and fn.func is torch.nn.init.uniform_ and not fn.args:
+        return None if fn.keywords == {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()} else fn
+    return fn
 
 
 def feature_names(config: BaseEmbeddingConfig) -> list[str]:
@@ -234,7 +221,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     kind = _initializer(
         config, cached=cached or isinstance(config, (EmbCacheEmbeddingConfig, EmbCacheEmbeddingBagConfig))
     )
-    low, high = _init_range(config, cached=cached)
+    low, high = conventions.cached_range if cached and conventions.cached_range else (None, None)
     return TableConfig(
         name=config.name,
         num_embeddings=config.num_embeddings,
@@ -245,8 +232,8 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         capacity=config.num_embeddings if capacity and hashed else 0,
         weight_dtype=dtype,
         initializer_type=kind,
-        init_min=low,
-        init_max=high,
+        init_min=low if config.weight_init_min is None else config.weight_init_min,
+        init_max=high if config.weight_init_max is None else config.weight_init_max,
         init_mean=mean,
         init_stddev=stddev,
         init_fn=_init_fn(config),
@@ -276,11 +263,6 @@ def _check_fields_without_effect(config: BaseEmbeddingConfig) -> None:
                 f"table {config.name!r}: {name} is {getattr(config, name)!r}, which would have no effect on a table of "
                 f"rec_sdk_torch: leave it {defaults[name]!r}"
             )
-
-
-def can_track(config: BaseEmbeddingConfig) -> bool:
-    """Whether a config has `is_incremental`, which TorchRec's own have not."""
-    return isinstance(config, _HashTableFields)
 
 
 def check_kind(

@@ -34,7 +34,15 @@ def keep_tables_out() -> None:
         if not handles:
             construct(self, module, *args, **kwargs)
             return
-        _check_trained_in_backward(module, handles)
+        untrained = [part.table for part in handles.values() if not (part.sharded or part.weight.requested())]
+        if untrained and module.training:
+            raise RuntimeError(
+                f"tables {untrained} have no optimizer, and an optimizer of DistributedDataParallel's parameters does "
+                "not train them: rows are updated in the backward pass. Call apply_optimizer_in_backward on their "
+                "parameters first, and shard the model with DistributedModelParallel and "
+                "get_default_hybrid_sharders(host_env); for a reference that is trained as dense parameters are, use "
+                "torchrec.EmbeddingBagCollection; to read only, call eval() on the model"
+            )
         own = _IGNORED in module.__dict__
         given = getattr(module, _IGNORED, ())
         names = [f"{prefix}.{name}" for prefix, part in handles.items() for name in part.state_names()]
@@ -53,19 +61,6 @@ def keep_tables_out() -> None:
                 part.weight.others_differ = not part.sharded
 
     DistributedDataParallel.__init__ = ignoring  # type: ignore[method-assign]
-
-
-def _check_trained_in_backward(module: torch.nn.Module, handles: dict[str, TableHandle]) -> None:
-    """Raises RuntimeError for tables that are to be trained with an optimizer of torch's, as dense parameters."""
-    untrained = [part.table for part in handles.values() if not (part.sharded or part.weight.requested())]
-    if untrained and module.training:
-        raise RuntimeError(
-            f"tables {untrained} have no optimizer, and an optimizer of DistributedDataParallel's parameters does not "
-            "train them: rows are updated in the backward pass. Call apply_optimizer_in_backward on their parameters "
-            "first, and shard the model with DistributedModelParallel and get_default_hybrid_sharders(host_env); for a "
-            "reference that is trained as dense parameters are, use torchrec.EmbeddingBagCollection; to read only, "
-            "call eval() on the model"
-        )
 
 
 @functools.cache

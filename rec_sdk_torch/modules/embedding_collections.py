@@ -17,7 +17,7 @@ from ..tbe.config.table import Home
 from ..tbe.options import Device, Folder
 from .collection import CachedCollection
 from .collection_methods import PooledTables, SequenceTables
-from .configs import HashEmbeddingBagConfig, can_track, check_kind, table_config
+from .configs import HashEmbeddingBagConfig, check_kind, table_config
 
 HomeOption: TypeAlias = Home | str | Mapping[str, Home | str]
 """The home of the rows of all tables, or of those that are named; others are at home by MODULO."""
@@ -61,9 +61,9 @@ def _embedding(
         )
         for table in tables
     ]
-    if any(config.track_changes for config in configs):
-        pairs = zip(tables, configs, strict=True)
-        configs = [config if can_track(table) else replace(config, track_changes=True) for table, config in pairs]
+    if any(config.track_changes for config in configs):  # so do TorchRec's own, which have no is_incremental
+        own = [hasattr(table, "is_incremental") for table in tables]
+        configs = [c if has else replace(c, track_changes=True) for c, has in zip(configs, own, strict=True)]
     return TableBatchedEmbedding.from_options(configs, options)
 
 

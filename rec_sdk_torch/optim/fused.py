@@ -55,15 +55,11 @@ class StepState(_TableState):
 
     def __init__(self, embedding: TableBatchedEmbedding, table: str, optimizer: TableOptimizer) -> None:
         super().__init__(embedding, table)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
 
     def state_dict(self) -> torch.Tensor:
         with self._embedding.exclusive():  # a step that an interrupt broke off counts
-            return torch.tensor(float(self._optimizer.step), dtype=torch.float64, device="cpu")
-
-    def is_used(self) -> bool:
-        """Whether updates depend on it."""
-        return self._optimizer.uses_step()
+            return torch.tensor(float(self.optimizer.step), dtype=torch.float64, device="cpu")
 
     def problem(self, value: Any, rows: int) -> str | None:
         return step_problem(value)
@@ -76,7 +72,7 @@ class StepState(_TableState):
 
     def number(self, value: Any) -> tuple[TableOptimizer, int]:
         """The optimizer and its step that loading `value` sets."""
-        return self._optimizer, int(float(value))
+        return self.optimizer, int(float(value))
 
 
 class IdsState(_TableState):
@@ -350,7 +346,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         table, states, values = handle.table, self.state[handle], dict(given)
         of_rows = [key for key, state in states.items() if isinstance(state, RowState) and key in values]
         step = states[f"{table}.step"]
-        if f"{table}.step" not in values and not step.is_used():
+        if f"{table}.step" not in values and not step.optimizer.uses_step():
             values[f"{table}.step"] = step.state_dict()
         if of_rows and f"{table}.ids" in states:
             values.setdefault(f"{table}.ids", row_numbers(values[of_rows[0]]))

@@ -261,7 +261,8 @@ class _OnlyHandle(dict[str, Any]):
         check_real(value)
         brought = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
         if brought and owner is not None:  # by DistributedModelParallel, to its device
-            owner.materialise(value.device)
+            for module in (owner.embedding, owner):
+                module.to_empty(device=value.device)
             return
         raise RuntimeError(
             f"table {self._table!r}: its parameter cannot be replaced by a {type(value).__name__}, "
@@ -349,11 +350,6 @@ class TableHandle(torch.nn.Module):
             else:  # from the meta device
                 self.replace_weight(self.weight.twin(data))
         return self
-
-    def materialise(self, device: torch.device) -> None:
-        """Moves the table, with all of its embedding, from the meta device to a real one."""
-        for module in (self.embedding, self):
-            module.to_empty(device=device)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         save_table(self.embedding.layout, self._config.name, destination, prefix)

@@ -99,19 +99,16 @@ class TableReader:
             weakref.finalize(self, self._ended.set).atexit = False
 
     def _open(self, save: Path) -> _Moment:
-        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as aside:
-            return self._mapped(save, Path(aside))
-
-    def _mapped(self, save: Path, aside: Path) -> _Moment:
-        """Maps a save; its files stay mapped when the folder `aside` is gone."""
+        """Maps a save."""
         chain = chain_of(save, self._paths)
         about = chain[-1][1].table(self._key(*chain[-1]))
-        saves = []
-        for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
-            saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, aside)))
         bits = BITS.get(about.weight_dtype)
         dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
-        table = open_served(saves)
+        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as aside:  # whose files stay mapped
+            saves = []
+            for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
+                saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, Path(aside))))
+            table = open_served(saves)
         return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
 
     def _key(self, folder: Path, manifest: Manifest) -> str:
@@ -222,7 +219,7 @@ class TableReader:
         wanted = _integers(ids, "ids")
         missing = torch.full((moment.dim,), self._default, dtype=moment.dtype, device="cpu")
         rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype, device="cpu")
-        flat = _int64(wanted).reshape(-1)
+        flat = np.ascontiguousarray(wanted, np.int64).reshape(-1)
         with _damage_named():
             if moment.bits:
                 known = moment.table.lookup_floats(flat, self._default, rows.numpy())
@@ -278,7 +275,7 @@ class TableReader:
             raise ValueError(f"pooling is {pooling!r}, expected 'sum' or 'mean'")
         if wanted.ndim != 1 or ends.ndim != 1:
             raise ValueError(f"ids are {wanted.shape} and offsets {ends.shape}, expected one dimension of each")
-        flat, begins = _int64(wanted), _int64(ends)
+        flat, begins = np.ascontiguousarray(wanted, np.int64), np.ascontiguousarray(ends, np.int64)
         if not len(begins) or begins[0] != 0 or begins[-1] != len(flat) or (begins[1:] < begins[:-1]).any():
             raise ValueError(f"offsets must ascend from 0 to the number of ids, {len(flat)}")
         factors = None if weights is None else _floats(weights, len(flat))
@@ -309,10 +306,6 @@ def _integers(given: torch.Tensor | Array, name: str) -> Array:
         )
         raise TypeError(f"{name} are {kind}, expected integers: a tensor on the host, or a numpy array")
     return array
-
-
-def _int64(array: Array) -> npt.NDArray[np.int64]:
-    return np.ascontiguousarray(array, np.int64)
 
 
 def _floats(given: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:

@@ -152,7 +152,7 @@ def _bar(table: str) -> Progress:
 
 def _advise(options: argparse.Namespace) -> None:
     from .advice import choose, examine
-    from .report import draw, lines, to_paste
+    from .report import draw, lines
     from .simulation import MOST_AHEAD
 
     if options.ahead > MOST_AHEAD:
@@ -170,7 +170,8 @@ def _advise(options: argparse.Namespace) -> None:
     if advice.policy == "look_ahead":
         print(f"look_ahead knows of {options.ahead} batches: it needs rec_sdk_torch.prefetch(depth={options.ahead}).")
     print(f"Modelled swaps of a batch with this cache, of all tables: {1e3 * advice.seconds:.3f} ms.")
-    print(to_paste(tables, advice))
+    rows = {table.name: table.sizes[advice.places[table.name]] for table in tables}
+    print(f"cache={rows!r}, cache_policy={advice.policy!r}")  # arguments of a collection
     if options.plot:
         draw(tables, options.plot)
         print(f"drawn: {options.plot}")

@@ -36,17 +36,13 @@ class Bandwidth:
         return copied * record_bytes / max(1, counts.batches)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 def _best(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> float:
     seconds = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        _synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         seconds.append(time.perf_counter() - start)
     return _BLOCK / min(seconds)
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .advice import Advice, Table
+from .advice import Table
 from .costs import Bandwidth
 
-__all__ = ["draw", "lines", "to_paste"]
+__all__ = ["draw", "lines"]
 
 
 def _memory(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
-
-
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f} ms"
 
 
 def lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
@@ -35,17 +31,11 @@ def lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
             rates = [f"{table.counts[policy][place].miss_rate:>11.1%}" for policy in policies]
             seconds = bandwidth.seconds(table.counts[policies[0]][place], table.record_bytes)
             memory = _memory(rows * table.record_bytes)
-            yield f"{rows:>12}{rows / table.distinct:>8.1%}{memory:>13}{''.join(rates)}{_time(seconds):>20}"
+            yield f"{rows:>12}{rows / table.distinct:>8.1%}{memory:>13}{''.join(rates)}{f'{1e3 * seconds:.3f} ms':>20}"
         yield ""
     copies = f"{bandwidth.to_device / 1e9:.2f} GB/s to the device, {bandwidth.to_host / 1e9:.2f} GB/s back"
     yield "Columns of policies: rows that were known and not in the cache, of the known rows that batches looked up."
     yield f"Times are modelled, not measured: bytes of the swaps of a batch at {copies} ({bandwidth.source})."
-
-
-def to_paste(tables: Sequence[Table], advice: Advice) -> str:
-    """Arguments of a collection or a `TableBatchedEmbedding`."""
-    rows = {table.name: table.sizes[advice.places[table.name]] for table in tables}
-    return f"cache={rows!r}, cache_policy={advice.policy!r}"
 
 
 def draw(tables: Sequence[Table], path: Path) -> None:

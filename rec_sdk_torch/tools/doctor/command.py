@@ -125,11 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     _section("as imported", _torch_lines())
     passed = {device: _check_device(device, options.seconds) for device in options.device or KINDS}
-    return _verdict(passed, asked=bool(options.device))
-
-
-def _verdict(passed: dict[str, bool | None], asked: bool) -> int:
-    failed = [device for device, ok in passed.items() if ok is False or (ok is None and (asked or device == "cpu"))]
+    asked = options.device or ("cpu",)
+    failed = [device for device, ok in passed.items() if ok is False or (ok is None and device in asked)]
     works, broken = ([device for device, ok in passed.items() if bool(ok) is wanted] for wanted in (True, False))
     print(f"\nworks: {', '.join(works) or 'nothing'}; does not: {', '.join(broken) or 'nothing'}")
     return 1 if failed else 0

@@ -88,11 +88,6 @@ def processors() -> Iterator[str]:
     yield f"threads by the environment: {', '.join(given) or 'not set'}"
 
 
-def _meminfo() -> dict[str, int]:
-    fields = (line.split() for line in read("/proc/meminfo").splitlines())
-    return {name.rstrip(":"): int(rest[0]) for name, *rest in fields if rest and rest[0].isdecimal()}
-
-
 def _page_locked() -> str:
     try:
         import resource
@@ -105,7 +100,8 @@ def _page_locked() -> str:
 
 def memory() -> Iterator[str]:
     """Host memory, huge pages, and room for files."""
-    info = _meminfo()
+    fields = (line.split() for line in read("/proc/meminfo").splitlines())
+    info = {name.rstrip(":"): int(rest[0]) for name, *rest in fields if rest and rest[0].isdecimal()}
     if info:
         limit = read(_CGROUP / "memory.max")
         bound = f", the container's limit {size(int(limit))}" if limit.isdecimal() else ""
