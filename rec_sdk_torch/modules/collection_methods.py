@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 
-from ..optim.handles import TableHandle, TableParameter
-from ..optim.norms import GradientNorms, gradient_norms
+from ..optim.handles import Ranks, TableHandle, TableParameter
+from ..optim.norms import GradientNorms, pending_norms, together
 from ..tbe import TableBatchedEmbedding
 from ..tbe.table_methods import TableMethods
 
@@ -86,7 +86,17 @@ class CollectionMethods(TableMethods):
             RuntimeError: gradients are used up in the backward pass, and nothing counts their norms.
             ValueError: with `update="backward"`, another norm than 2 and infinity.
         """
-        return gradient_norms(self.table_parameters(), self.embedding, norm_type, local)
+        handles, at_step = self.table_parameters(), self.embedding.options.updates_at_step
+        own = pending_norms(handles, norm_type) if at_step else self.counted_norms(norm_type)
+        tables = {name: own[name] for name in handles}
+        divided: dict[Ranks, list[str]] = {}
+        for name, handle in handles.items():
+            if handle.ranks is not None and not local:
+                divided.setdefault(handle.ranks, []).append(name)
+        for ranks, names in divided.items():
+            of_ranks = ranks.tell([tables[name] for name in names], "norms of gradients")
+            tables |= {name: together(each, norm_type) for name, *each in zip(names, *of_ranks, strict=True)}
+        return GradientNorms(together(tables.values(), norm_type), tables)
 
     # ---- rows and batches
 

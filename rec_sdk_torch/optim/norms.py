@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..tbe import TableBatchedEmbedding
-from .handles import Ranks, TableParameter
+from .handles import TableParameter
 
 
 class GradientNorms(NamedTuple):
@@ -31,32 +30,8 @@ def together(norms: Iterable[float], norm_type: float) -> float:
     return float(torch.linalg.vector_norm(every, norm_type))
 
 
-def gradient_norms(
-    handles: Mapping[str, TableParameter], embedding: TableBatchedEmbedding, norm_type: float, local: bool = False
-) -> GradientNorms:
-    """See `CachedCollection.grad_norm`.
-
-    Args:
-        handles: of the tables of one collection, by name.
-        embedding: has the tables.
-        norm_type: p of the norm, which may be infinite.
-        local: of the rows of this rank alone.
-    """
-    own = _of_waiting(handles, norm_type) if embedding.options.updates_at_step else embedding.counted_norms(norm_type)
-    tables = {name: own[name] for name in handles}
-    divided: dict[Ranks, list[str]] = {}
-    for name, handle in handles.items():
-        if handle.ranks is not None and not local:
-            divided.setdefault(handle.ranks, []).append(name)
-    for ranks, names in divided.items():
-        of_ranks = ranks.tell([tables[name] for name in names], "norms of gradients")
-        tables |= {
-            name: together(each, norm_type) for name, each in zip(names, zip(*of_ranks, strict=True), strict=True)
-        }
-    return GradientNorms(together(tables.values(), norm_type), tables)
-
-
-def _of_waiting(handles: Mapping[str, TableParameter], norm_type: float) -> dict[str, float]:
+def pending_norms(handles: Mapping[str, TableParameter], norm_type: float) -> dict[str, float]:
+    """Returns the norm of each table's gradient that waits for `step()`, of the rows of this rank."""
     grads = {name: handle.grad for name, handle in handles.items()}
     none = torch.zeros((), device="cpu")
     norms = [none if grad is None else torch.linalg.vector_norm(grad, norm_type) for grad in grads.values()]

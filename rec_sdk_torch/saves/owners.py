@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from ..tbe import TableBatchedEmbedding, TableConfig
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.table_view import TableView
+from ..tbe.table_methods import TableMethods
 
 if TYPE_CHECKING:
     from ..distributed.collectives import Exchange
@@ -32,7 +33,6 @@ class Owner:
         configs: of the whole tables, by name.
         placements: by name, of tables that are divided among ranks.
         exchange: with those ranks.
-        sync: hands optimizers that were applied to the embedding.
     """
 
     path: str
@@ -40,7 +40,6 @@ class Owner:
     configs: dict[str, TableConfig]
     placements: dict[str, Placement] = field(default_factory=dict)
     exchange: Exchange | None = None
-    sync: Callable[[], None] = lambda: None
 
     def mine(self, table: str, ids: Int64Array) -> np.ndarray | slice:
         """Which of `ids` are at home in this process."""
@@ -99,13 +98,10 @@ def _of(path: str, module: torch.nn.Module) -> Owner | None:
         tables = module.tables
         placements = {table.name: place for table, place in zip(tables.configs, tables.placements, strict=True)}
         configs = {table.name: table for table in tables.configs}
-        home = module.home
-        return Owner(path, home.embedding, configs, placements, module.exchange, home.sync_optimizers)
+        return Owner(path, module.embedding, configs, placements, module.exchange)
     collection: Any = sys.modules.get("rec_sdk_torch.modules.collection")
     if collection is not None and isinstance(module, collection.CachedCollection):
-        embedding = module.embedding
-        configs = {table.name: table for table in embedding.tables}
-        return Owner(path, embedding, configs, sync=module.sync_optimizers)
+        return Owner(path, module.embedding, {table.name: table for table in module.embedding.tables})
     return None
 
 
@@ -123,10 +119,9 @@ def owners_of(model: torch.nn.Module) -> list[Owner]:
         plain = ".".join(part for part in path.split(".") if part not in _WRAPPERS)
         owner = _of(plain, module)
         if owner is not None and id(owner.embedding) not in found:
+            owner.embedding.layout.check_real()
+            cast(TableMethods, module).sync_optimizers()
             found[id(owner.embedding)] = owner
     if not found:
         raise ValueError(f"{type(model).__name__} has no embedding tables of rec_sdk_torch: nothing to save or load")
-    for owner in found.values():
-        owner.embedding.layout.check_real()
-        owner.sync()
     return list(found.values())

@@ -110,7 +110,14 @@ class TableMethods:
         Raises:
             RuntimeError: no table has it.
         """
-        return taken_gradients(self.embedding.layout)
+        taken: dict[str, TableGradient] = {}
+        with self.exclusive():
+            for group in self.embedding.layout.groups:
+                if group.optimizers and group.optimizers[0].spec.hands_out:
+                    taken |= taken_gradients(group)
+        if not taken:
+            raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
+        return taken
 
     def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
         """Adds `change` `[n, D]` to the weights of rows of a table, see `TableView.add`."""

@@ -25,11 +25,9 @@ def embedding_of(tables: Tables) -> TableBatchedEmbedding:
     Raises:
         TypeError: something else, a sharded collection too: its ranks have a part each, export from a save.
     """
-    if isinstance(tables, CachedCollection):
+    if isinstance(tables, Tables):
         tables.sync_optimizers()
         return tables.embedding
-    if isinstance(tables, TableBatchedEmbedding):
-        return tables
     raise TypeError(f"{type(tables).__name__} has no tables to export: give an unsharded collection or embedding")
 
 

@@ -10,7 +10,6 @@ import torch
 
 from ..cache.device_cache import Group
 from ..cache.ledger import Ledger, Run
-from .layout import Layout
 
 
 class TableGradient(NamedTuple):
@@ -34,23 +33,8 @@ class TableGradient(NamedTuple):
         )
 
 
-def taken_gradients(layout: Layout) -> dict[str, TableGradient]:
-    """The gradients aggregated since the last call, by table; a table without lookups since then has `n` = 0.
-
-    Raises:
-        RuntimeError: no table has the optimizer SparseGradients.
-    """
-    taken: dict[str, TableGradient] = {}
-    with layout.locks.exclusive():
-        for group in layout.groups:
-            if group.optimizers and group.optimizers[0].spec.hands_out:
-                taken |= _taken(group)
-    if not taken:
-        raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
-    return taken
-
-
-def _taken(group: Group) -> dict[str, TableGradient]:
+def taken_gradients(group: Group) -> dict[str, TableGradient]:
+    """Returns the gradients that the tables of a group have aggregated since the last call, by table."""
     window = group.window
     assert window is not None
     group.swap.settle()
