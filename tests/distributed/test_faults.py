@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import signal
@@ -319,7 +318,7 @@ def one_nan(rank: int, world_size: int, guard: str) -> Any:
         origin.sparse.set_grad_scaler(scaler)
     else:
         embedding = origin.sparse.embedding
-        embedding._set_options(dataclasses.replace(embedding.options, check_finite=guard))
+        embedding._set_options(check_finite=guard)
     model = shard(origin, scenario, world_size)
     sparse = model.module.sparse
     # Odd ids are of rank 1, which is the only one to have a NaN, for an id of its own.
