@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import Enum, unique
 
-from ..rules.flat import SKETCH_DEPTH, rules_of
+from ..rules.flat import rules_of
 from ..rules.sketch import MOST_DEPTH
 from ..runtime.numbers import check_fields, flag, real, whole
 from ..tbe import TableLife
@@ -116,7 +116,7 @@ class AdmitAndEvictConfig:
     evict_norm: float | None = field(default=0.0, kw_only=True, metadata=real(0))
     score_half_life: int | None = field(default=0, kw_only=True, metadata=whole(0))
     sketch_bytes: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    sketch_depth: int = field(default=SKETCH_DEPTH, kw_only=True, metadata=whole(1, MOST_DEPTH))
+    sketch_depth: int = field(default=4, kw_only=True, metadata=whole(1, MOST_DEPTH))
     sketch_halve_after: int | None = field(default=0, kw_only=True, metadata=whole(0))
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """The rules of a table in one list of options: `AdmitAndEvictConfig` has them so, and `TableLife` had."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .age import Age
@@ -8,88 +9,82 @@ from .idle import Idle
 from .norm import Norm
 from .probability import Probability
 from .rows import Bytes, Rows
-from .rule import Admission
+from .rule import Rule
 from .score import Score
 from .share import Share
 from .showclick import ShowClick
 from .sketch import Sketch
 
-SKETCH_DEPTH = 4
+OPTIONS: dict[str, tuple[Any, str, tuple[type[Rule], ...]]] = {
+    "admit_threshold": (None, "threshold", (Count, ShowClick, Sketch)),
+    "default_value": (0.0, "", ()),
+    "alpha": (1.0, "alpha", (ShowClick, Sketch, Score)),
+    "beta": (0.0, "beta", (ShowClick, Score)),
+    "evict_share": (0.0, "share", (Share,)),
+    "score_decay": (1.0, "decay", (Score,)),
+    "evict_age": (0, "seconds", (Age,)),
+    "evict_idle_steps": (0, "batches", (Idle,)),
+    "evict_step_interval": (0, "", ()),
+    "max_rows": (0, "most", (Rows,)),
+    "max_bytes": (0, "most", (Bytes,)),
+    "keep_evicted": (False, "", ()),
+    "admit_probability": (None, "probability", (Probability,)),
+    "evict_norm": (0.0, "least", (Norm,)),
+    "score_half_life": (0, "half_life", (Score,)),
+    "sketch_bytes": (0, "bytes", (Sketch,)),
+    "sketch_depth": (4, "depth", (Sketch,)),
+    "sketch_halve_after": (0, "halve_after", (Sketch,)),
+}
+"""The default of each option, and the rules that have it, under which name."""
 
 
-def rules_of(
-    owner: str,
-    *,
-    admit_threshold: float | None = None,
-    default_value: float = 0.0,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    evict_share: float = 0.0,
-    score_decay: float = 1.0,
-    evict_age: int = 0,
-    evict_idle_steps: int = 0,
-    evict_step_interval: int = 0,
-    max_rows: int = 0,
-    max_bytes: int = 0,
-    keep_evicted: bool = False,
-    admit_probability: float | None = None,
-    evict_norm: float = 0.0,
-    score_half_life: int = 0,
-    sketch_bytes: int = 0,
-    sketch_depth: int = SKETCH_DEPTH,
-    sketch_halve_after: int = 0,
-) -> dict[str, Any]:
+_NEEDS = {
+    "admit_threshold": " beside admit_probability: ids are admitted by chance or by counts",
+    "sketch_bytes": " without an admit_threshold: there is nothing to count",
+    "sketch_depth": " without sketch_bytes: there is no sketch",
+    "sketch_halve_after": " without sketch_bytes: there is no sketch",
+    "score_half_life": ", and no rule goes by scores: give a share or a bound too",
+}
+"""What is said of an option that none of the rules has, where that is an error."""
+
+
+def rules_of(owner: str, **options: Any) -> dict[str, Any]:
     """Returns the fields of a `TableLife`. A number of 0 turns its rule off.
 
     Raises:
         ValueError: two options that exclude each other, or one without the other that it needs; `owner` begins the
             message. TypeError, ValueError: a number of another type, or out of range.
     """
-    bounds = [kind(most) for kind, most in ((Rows, max_rows), (Bytes, max_bytes)) if most]
-    shared = {"sketch_halve_after": (sketch_halve_after, 0), "sketch_depth": (sketch_depth, SKETCH_DEPTH)}
-    lone = [f"{name} is {given}" for name, (given, default) in shared.items() if given != default and not sketch_bytes]
-    for wrong, message in (
-        (
-            admit_probability is not None and (admit_threshold is not None or sketch_bytes),
-            f"admit_probability is {admit_probability} beside admit_threshold {admit_threshold} and sketch_bytes "
-            f"{sketch_bytes}: ids are admitted by chance or by counts",
-        ),
-        (lone, f"{', '.join(lone)} without sketch_bytes: there is no sketch"),
-        (
-            sketch_bytes and admit_threshold is None,
-            f"sketch_bytes is {sketch_bytes} without an admit_threshold: there is nothing to count",
-        ),
-        (
-            sketch_bytes and (alpha <= 0 or beta),
-            f"a sketch counts lookups alone, so alpha has to be above 0 and beta 0, got {alpha} and {beta}: correct "
-            "these, or leave sketch_bytes 0",
-        ),
-        (
-            score_half_life and score_decay != 1,
-            f"score_half_life is {score_half_life} beside score_decay {score_decay}: scores decay by one of them",
-        ),
-        (
-            score_half_life and not (evict_share or bounds),
-            f"score_half_life is {score_half_life}, and no rule goes by scores: give a share or a bound too",
-        ),
-    ):
-        if wrong:
-            raise ValueError(f"{owner}: {message}")
-    admission: Admission | None = None
-    if admit_probability is not None:
-        admission = Probability(admit_probability)
-    elif admit_threshold is not None and sketch_bytes:
-        admission = Sketch(admit_threshold, sketch_bytes, sketch_depth, sketch_halve_after, alpha)
-    elif admit_threshold is not None:
-        counts = alpha == 1 and not beta
-        admission = Count(admit_threshold) if counts else ShowClick(admit_threshold, alpha, beta)
-    evictions: dict[Any, float] = {Age: evict_age, Idle: evict_idle_steps, Norm: evict_norm, Share: evict_share}
+    has = {name: default for name, (default, _, _) in OPTIONS.items()} | options
+    evictions = [kind for kind in (Age, Idle, Norm, Share) if _is_on(kind, has)]
+    bounds = [kind for kind in (Rows, Bytes) if _is_on(kind, has)]
+    scores = [Score] if Share in evictions or (bounds and has["score_half_life"]) else []
+    admission: list[type[Rule]] = []
+    if has["admit_probability"] is not None:
+        admission = [Probability]
+    elif has["admit_threshold"] is not None:
+        by_shows = Count if (has["alpha"], has["beta"]) == (1, 0) else ShowClick
+        admission = [Sketch if has["sketch_bytes"] else by_shows]
+    chosen = {*admission, *evictions, *bounds, *scores}
+    for name, needs in _NEEDS.items():
+        if has[name] != OPTIONS[name][0] and not chosen.intersection(OPTIONS[name][2]):
+            raise ValueError(f"{owner}: {name} is {has[name]}{needs}")
+    if Sketch in chosen and has["beta"]:
+        raise ValueError(f"{owner}: beta is {has['beta']} beside sketch_bytes: a sketch counts lookups alone")
+
+    def make(kinds: Sequence[type[Rule]]) -> list[Rule]:
+        return [kind(**{field: has[name] for name, (_, field, of) in OPTIONS.items() if kind in of}) for kind in kinds]
+
     return {
-        "admission": admission,
-        "eviction": [kind(number) for kind, number in evictions.items() if number],
-        "every": evict_step_interval,
-        "bound": bounds,
-        "score": Score(alpha, beta, score_decay, score_half_life) if evict_share or score_half_life else None,
-        "keep_evicted": keep_evicted,
-        "default_value": default_value,
+        "admission": next(iter(make(admission)), None),
+        "eviction": make(evictions),
+        "every": has["evict_step_interval"],
+        "bound": make(bounds),
+        "score": next(iter(make(scores)), None),
+        "keep_evicted": has["keep_evicted"],
+        "default_value": has["default_value"],
     }
+
+
+def _is_on(kind: type[Rule], has: Mapping[str, Any]) -> bool:
+    return any(has[name] for name, (_, _, kinds) in OPTIONS.items() if kinds == (kind,))

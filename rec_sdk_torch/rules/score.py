@@ -27,7 +27,7 @@ class Score(Rule):
         """Checks the fields."""
         super().__post_init__()
         if self.half_life and self.decay != 1:
-            raise TypeError(f"Score: half_life is {self.half_life} beside decay {self.decay}, a score has one of them")
+            raise ValueError(f"Score: half_life is {self.half_life} beside decay {self.decay}, a score has one of them")
 
     def columns(self) -> tuple[str, ...]:
         return "count", "score", *(["clicks"] if self.beta else []), *(["last_use"] if self.half_life else [])

@@ -13,8 +13,8 @@ import pytest
 import rec_sdk_torch as rst
 from rec_sdk_torch import TableLife, rules
 from rec_sdk_torch.rules import Age, Bytes, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
+from rec_sdk_torch.rules.flat import OPTIONS
 from rec_sdk_torch.rules.rule import Rule
-from rec_sdk_torch.tbe.config.former_fields import FORMER
 
 EVERY = (
     TableLife(admission=Count(2)),
@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a number as bound": (lambda: any_of(bound=7), TypeError, "bound is 7, expected Rows, Bytes, each once"),
     "a class as rule": (lambda: any_of(eviction=Age), TypeError, "eviction is <class"),
     "a score that nothing reads": (lambda: any_of(score=Score(half_life=3)), TypeError, "no rule goes by Score"),
-    "two ways to decay": (lambda: Score(decay=0.5, half_life=2), TypeError, "half_life is 2 beside decay 0.5"),
+    "two ways to decay": (lambda: Score(decay=0.5, half_life=2), ValueError, "half_life is 2 beside decay 0.5"),
     "no flag": (lambda: any_of(keep_evicted=1), TypeError, "keep_evicted is 1, expected a bool"),
     "no interval": (lambda: any_of(every=-1), ValueError, "TableLife: every is -1, must be at least 0 and below 2.63"),
     "a half": (lambda: Idle(2.5), TypeError, "Idle: batches is 2.5, expected an int"),  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_former_fields_work_and_say_how_they_are_written_now(former: dict[str, A
 
 
 def test_every_former_field_is_in_the_table() -> None:
-    assert {name for former, _ in SPELLINGS for name in former} == FORMER.keys()
+    assert {name for former, _ in SPELLINGS for name in former} == OPTIONS.keys()
 
 
 def test_the_warning_is_one_that_users_can_copy() -> None:
@@ -166,14 +166,17 @@ def test_the_warning_is_one_that_users_can_copy() -> None:
 
 
 FORMER_WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "decay": ({"score_half_life": 2, "max_rows": 2, "score_decay": 0.5}, "score_half_life is 2 beside score_decay 0.5"),
+    "decay": ({"score_half_life": 2, "max_rows": 2, "score_decay": 0.5}, "Score: half_life is 2 beside decay 0.5"),
     "score": ({"score_half_life": 2}, "score_half_life is 2, and no rule goes by scores"),
     "chance": ({"admit_probability": 0.5, "admit_threshold": 2}, "ids are admitted by chance or by counts"),
     "depth": ({"sketch_depth": 3, "admit_threshold": 2}, "sketch_depth is 3 without sketch_bytes"),
     "halves": ({"sketch_halve_after": 9, "admit_threshold": 2}, "sketch_halve_after is 9 without sketch_bytes"),
     "threshold": ({"sketch_bytes": 9}, "sketch_bytes is 9 without an admit_threshold"),
-    "clicks": ({"sketch_bytes": 9, "beta": 1.0, "admit_threshold": 2}, "a sketch counts lookups alone, so alpha"),
-    "shows": ({"sketch_bytes": 9, "alpha": 0.0, "admit_threshold": 2}, "a sketch counts lookups alone"),
+    "clicks": (
+        {"sketch_bytes": 9, "beta": 1.0, "admit_threshold": 2},
+        "beta is 1.0 beside sketch_bytes: a sketch counts lookups alone",
+    ),
+    "shows": ({"sketch_bytes": 9, "alpha": 0.0, "admit_threshold": 2}, r"Sketch: alpha is 0.0, must be finite and in"),
     "range": ({"max_rows": -1}, "Rows: most is -1, must be at least 1"),
 }
 
@@ -199,10 +202,10 @@ def test_former_fields_beside_rules() -> None:
 
 def test_copies_and_pickles_of_either_version() -> None:
     life = TableLife(admission=Count(3), eviction=[Age(9), Share(0.5)])
-    former = copy.copy(life)
+    before, former = {name: default for name, (default, *_) in OPTIONS.items()}, copy.copy(life)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert pickle.loads(pickle.dumps(life)) == copy.deepcopy(life) == dataclasses.replace(life) == life
     with pytest.warns(FutureWarning, match="write TableLife"):
-        former.__setstate__({**FORMER, "admit_threshold": 3.0, "evict_age": 9, "evict_share": 0.5})  # type: ignore[attr-defined]
+        former.__setstate__({**before, "admit_threshold": 3.0, "evict_age": 9, "evict_share": 0.5})  # type: ignore[attr-defined]
     assert former == life

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from ...rules import Age, Bytes, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
-from ...rules.flat import rules_of
+from ...rules.flat import OPTIONS, rules_of
 from ...rules.rule import Rule
 from ...runtime.warn import DeprecatedWarning, warn
 
-FORMER = {name: each.default for name, each in list(inspect.signature(rules_of).parameters.items())[1:]}
-"""Former fields and their defaults, in order."""
 _KEPT = ("default_value", "keep_evicted")
-_RULES: dict[str, tuple[tuple[type[Rule], ...], str]] = {
-    "admit_threshold": ((Count, ShowClick, Sketch), "threshold"),
-    "alpha": ((ShowClick, Sketch, Score), "alpha"),
-    "beta": ((ShowClick, Score), "beta"),
-    "evict_share": ((Share,), "share"),
-    "score_decay": ((Score,), "decay"),
-    "evict_age": ((Age,), "seconds"),
-    "evict_idle_steps": ((Idle,), "batches"),
-    "max_rows": ((Rows,), "most"),
-    "max_bytes": ((Bytes,), "most"),
-    "admit_probability": ((Probability,), "probability"),
-    "evict_norm": ((Norm,), "least"),
-    "score_half_life": ((Score,), "half_life"),
-    "sketch_bytes": ((Sketch,), "bytes"),
-    "sketch_depth": ((Sketch,), "depth"),
-    "sketch_halve_after": ((Sketch,), "halve_after"),
-}
-"""Classes of rules that have the number of a former field, and its name there."""
 
 Class = TypeVar("Class", bound=type)
 
@@ -43,8 +21,8 @@ def accepts_former_fields(table_life: Class) -> Class:
 
     @functools.wraps(make)
     def init(self: Any, *values: Any, **given: Any) -> None:
-        former = dict(zip(FORMER, values, strict=False))
-        former |= {name: given.pop(name) for name in FORMER if name in given and (values or name not in _KEPT)}
+        former = dict(zip(OPTIONS, values, strict=False))
+        former |= {name: given.pop(name) for name in OPTIONS if name in given and (values or name not in _KEPT)}
         if not former:
             make(self, **given)
             return
@@ -55,14 +33,11 @@ def accepts_former_fields(table_life: Class) -> Class:
         warn(f"TableLife({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
 
     def read(self: Any, name: str) -> Any:
-        if name == "evict_step_interval":
-            value = self.every
-        elif name in _RULES:
-            kinds, number = _RULES[name]
-            found = [getattr(rule, number) for rule in self.rules if isinstance(rule, kinds)]
-            value = found[0] if found else FORMER[name]
-        else:
+        if name not in OPTIONS:
             raise AttributeError(f"TableLife has no attribute {name!r}")
+        default, number, kinds = OPTIONS[name]
+        found = [getattr(rule, number) for rule in self.rules if isinstance(rule, kinds)]
+        value = self.every if name == "evict_step_interval" else found[0] if found else default
         warn(f"TableLife.{name} is read from its rules, which are {spelling(self)}", DeprecatedWarning)
         return value
 
