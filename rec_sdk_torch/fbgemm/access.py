@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.numbers import as_int
 from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.rows.table_view import load
 from ..tbe.table_methods import TableMethods
 from .enums import OptimType
 from .placement import Spec
@@ -134,17 +132,6 @@ class TableAccess(TableMethods, torch.nn.Module):
     def iter(self) -> torch.Tensor:
         """Updates so far, int64 `[1]`; FBGEMM counts forwards."""
         return torch.tensor([self._optimizer.step], device="cpu")
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Sets how many updates were made; the next one has this number + 1.
-
-        Raises:
-            ValueError: no int of at least 0.
-        """
-        number = as_int(step)
-        if number is None or number < 0:
-            raise ValueError(f"step is {step!r}, expected an int of at least 0")
-        load(self.tables.layout, [], [(self._optimizer, number)])
 
     def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
         """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound`, from the next update on.

@@ -10,7 +10,6 @@ import torch
 from torchrec.optim.fused import FusedOptimizer
 
 from ..runtime.eager import eager
-from ..runtime.numbers import as_int
 from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 from ..tbe.config.optimizer import check_options
 from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
@@ -268,11 +267,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         Raises:
             ValueError: no int of at least 0.
         """
-        number = as_int(step)
-        if number is None or number < 0:
-            raise ValueError(f"step is {step!r}, expected an int of at least 0")
-        states = [state for of_table in self.state.values() for state in of_table.values()]
-        load(self._embedding.layout, [], [state.number(number) for state in states if isinstance(state, StepState)])
+        self._embedding.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Sets options of every table's optimizer, of their names in `param_groups`, or `beta1` and `beta2`.

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..runtime.numbers import as_int
 from .cache.device_cache import Group
 from .cache.evicted import EvictedRows
 from .cache.norms import NORMS
 from .options import Scaler
 from .rows.gradients import TableGradient, taken_gradients
 from .rows.layout import Layout
-from .rows.table_view import TableView
+from .rows.table_view import TableView, load
 from .step.gradient_check import GradientGuard
 from .step.html import tables_html
 from .step.monitor import Monitor, memory_report
@@ -166,6 +167,19 @@ class TableMethods:
             self._set_options(evict_step_interval=steps)
             for group in self.embedding.layout.built:
                 group.set_evict_step_interval(steps)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Sets how many updates the optimizers of all tables have made; the next one is number `step` + 1.
+
+        Raises:
+            ValueError: no int of at least 0.
+        """
+        number = as_int(step)
+        if number is None or number < 0:
+            raise ValueError(f"step is {step!r}, expected an int of at least 0")
+        self.sync_optimizers()
+        layout = self.embedding.layout
+        load(layout, [], [(optimizer, number) for optimizer in layout.optimizers if optimizer is not None])
 
     def set_grad_scaler(self, scaler: Scaler | None) -> None:
         """Sets the `torch.amp.GradScaler` that scales the losses; None: none does.
