@@ -308,7 +308,7 @@ def test_wrong_record_arrays() -> None:
         ({"capacity": -1}, "capacity"),
         ({"state_init": []}, "state_init must have one value per state block, 1, got 0"),
         ({"slots": 2**31}, "2\\^30 slots"),
-        ({"bounds_check": "maybe"}, "'fatal', 'warning', 'ignore' or 'none'"),
+        ({"bounds_check": "no_such"}, "'fatal', 'warning', 'ignore' or 'none'"),
     ],
 )
 def test_wrong_specs(other: dict[str, Any], message: str) -> None:
@@ -318,14 +318,14 @@ def test_wrong_specs(other: dict[str, Any], message: str) -> None:
 
 def test_wrong_groups() -> None:
     one = [table("a")]
-    with pytest.raises(ValueError, match=r"policy 'fifo'.*'lru', 'lfu', 'lrfu', 'look_ahead'"):
-        _engine.Engine(one, DIM, 0, [DIM], [0], [], [], "fifo")
+    with pytest.raises(ValueError, match=f"policy 'no_such'.*{', '.join(map(repr, _engine.cache_policies()))}"):
+        _engine.Engine(one, DIM, 0, [DIM], [0], [], [], "no_such")
     with pytest.raises(ValueError, match="ordered by table"):
         _engine.Engine([*one, table("b")], DIM, 0, [DIM], [1, 0], [], [])
     with pytest.raises(ValueError, match="one entry per feature"):
         _engine.Engine(one, DIM, 0, [DIM], [0], [0, 4], [False, False])
-    with pytest.raises(ValueError, match="initializer kind 'zeros'"):
-        _engine.Initializer("zeros", 0.0, 0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="initializer kind 'no_such'"):
+        _engine.Initializer("no_such", 0.0, 0.0, 0.0, 0.0)
 
 
 def test_sizes_that_would_overflow() -> None:

@@ -455,8 +455,8 @@ def test_options_without_a_counterpart(options: dict[str, Any], message: str) ->
 
 
 def test_options_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="dist_type is 'other'"):
-        Options(dist_type="other")
+    with pytest.raises(ValueError, match="dist_type is 'no_such'"):
+        Options(dist_type="no_such")
     with pytest.raises(ValueError, match="must be CONSTANT"):
         Options(eval_initializer_args=Args())
     with pytest.raises(NotImplementedError, match="TIMESTAMP with LFU alone"):

@@ -138,7 +138,7 @@ void check_signs_of_zero(bool scaled) {
 }
 
 void check_unknown_optimizer() {
-  CHECK(rec_sdk::cuda::update_rows({}, "sgdd", nullptr, nullptr) == cudaErrorInvalidValue);
+  CHECK(rec_sdk::cuda::update_rows({}, "no_such", nullptr, nullptr) == cudaErrorInvalidValue);
 }
 
 }  // namespace

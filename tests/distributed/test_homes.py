@@ -86,8 +86,8 @@ def test_names() -> None:
     config = bag_config("t0", ["f0"])
     collection = rst.EmbCacheEmbeddingBagCollection([config, bag_config("t1", ["f1"])], home={"t1": "HASH"})
     assert [table.home for table in collection.embedding.tables] == [Home.MODULO, Home.HASH]
-    with pytest.raises(ValueError, match=r"home is 'rows', allowed are \['modulo', 'hash', 'continuous'\]"):
-        rst.EmbCacheEmbeddingBagCollection([config], home="rows")
+    with pytest.raises(ValueError, match=r"home is 'no_such', allowed are \['modulo', 'hash', 'continuous'\]"):
+        rst.EmbCacheEmbeddingBagCollection([config], home="no_such")
     with pytest.raises(ValueError, match=r"home names tables \['t9'\], only \['t0'\] are there"):
         rst.EmbCacheEmbeddingBagCollection([config], home={"t9": "hash"})
     with pytest.raises(TypeError, match="home is 'hash', expected a Home"):

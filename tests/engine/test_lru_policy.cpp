@@ -153,6 +153,6 @@ int main() {
   long_ago();
   policy_model::compare("lru",
                         [](int64_t, const policy_model::Future&) { return std::make_unique<Recency>(); });
-  CHECK_THROWS(rec_sdk::make_cache_policy("mru", 0, 4), std::invalid_argument);
+  CHECK_THROWS(rec_sdk::make_cache_policy("no_such", 0, 4), std::invalid_argument);
   return check_result();
 }

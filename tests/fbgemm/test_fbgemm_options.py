@@ -142,8 +142,8 @@ def test_definitions_have_fbgemms_fields(name: str) -> None:
 def test_what_names_no_member() -> None:
     with pytest.raises(TypeError, match="optimizer is 3, expected a member of FBGEMM's OptimType, or its name"):
         Ours(SPECS, optimizer=3)
-    with pytest.raises(ValueError, match="pooling_mode is 'max', allowed are"):
-        Ours(SPECS, pooling_mode="max")
+    with pytest.raises(ValueError, match="pooling_mode is 'no_such', allowed are"):
+        Ours(SPECS, pooling_mode="no_such")
     assert sparse_type("it", torch.bfloat16) is fbgemm.SparseType.BF16
     with pytest.raises(ValueError, match=r"it is torch\.float64"):
         sparse_type("it", torch.float64)

@@ -191,7 +191,7 @@ def test_hash_tables_have_no_range(device: torch.device) -> None:
     assert_trains(collection, ids=[-1, 2**63 - 1, -(2**63), 10**12, -1])
 
 
-@pytest.mark.parametrize("mode", ["loud", 1, None])
+@pytest.mark.parametrize("mode", ["no_such", 1, None])
 def test_unknown_bounds_check_mode(device: torch.device, mode: Any) -> None:
     with pytest.raises(ValueError, match=r"bounds_check_mode is .*'fatal'.*'warning'"):
         bags_collection(device, bounds_check_mode=mode)

@@ -340,9 +340,9 @@ def test_plots(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("arguments", "message"),
     [
         (["--table", "x"], "has no ['x'], only ['t', 'u']"),
-        (["--optimizer", "Nothing"], "--optimizer is 'Nothing'"),
+        (["--optimizer", "NoSuch"], "--optimizer is 'NoSuch'"),
         (["--optimizer", "LBFGS"], "LBFGS"),
-        (["--policies", "clock"], "no ['clock'], only"),
+        (["--policies", "no_such"], "no ['no_such'], only"),
         (["--memory", "1"], "the smallest caches of the 2 tables need"),
         (["--memory", "much"], "--memory: expected a size"),
         (["--memory", "9" * 400], "--memory: expected a size in bytes such as '2GiB' or '17179869184', below 2^63"),

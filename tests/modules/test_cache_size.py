@@ -320,5 +320,5 @@ def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, seq
     collection = make(device, cache=2, cache_policy=policy)
     assert collection.embedding.options.cache_policy == policy
     assert copy.deepcopy(collection).embedding.options.cache_policy == policy
-    with pytest.raises(ValueError, match="cache_policy is 'fifo', allowed are"):
-        make(device, cache_policy="fifo")
+    with pytest.raises(ValueError, match="cache_policy is 'no_such', allowed are"):
+        make(device, cache_policy="no_such")

@@ -86,8 +86,8 @@ def test_off_is_the_default(device: torch.device) -> None:
 
 
 def test_other_modes_are_refused(device: torch.device) -> None:
-    with pytest.raises(ValueError, match=r"check_finite is 'no', allowed are \['off', 'warn', 'raise'\]"):
-        two_groups(device, False, check_finite="no")
+    with pytest.raises(ValueError, match=r"check_finite is 'no_such', allowed are \['off', 'warn', 'raise'\]"):
+        two_groups(device, False, check_finite="no_such")
 
 
 @pytest.mark.parametrize("sequence", [False, True])

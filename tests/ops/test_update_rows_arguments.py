@@ -28,7 +28,7 @@ def good_arguments() -> dict[str, object]:
 
 
 BAD: list[tuple[str, object, str]] = [
-    ("optimizer", "nadam", f"optimizer must be one of {', '.join(OPTIMIZERS)}; got 'nadam'"),
+    ("optimizer", "no_such", f"optimizer must be one of {', '.join(OPTIMIZERS)}; got 'no_such'"),
     ("dim", 0, r"dim must be in \[1, 1073741824\], got 0"),
     ("dim", 9, "cache must have 80 bytes per row for adagrad with dim 9, got 64"),
     ("weight_dtype", torch.float16, "cache must have 48 bytes per row for adagrad with dim 8, got 64"),

@@ -301,8 +301,8 @@ def test_optimizers_that_update_otherwise(
 
 
 def test_an_unknown_update(device: torch.device) -> None:
-    with pytest.raises(ValueError, match=re.escape("update is 'later', allowed are ['backward', 'step']")):
-        bags_collection(device, update="later")
+    with pytest.raises(ValueError, match=re.escape("update is 'no_such', allowed are ['backward', 'step']")):
+        bags_collection(device, update="no_such")
 
 
 def test_lbfgs_cannot_update_tables(device: torch.device) -> None:
