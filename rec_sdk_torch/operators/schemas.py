@@ -11,11 +11,9 @@ exists; the one gradient a lookup has, that of `per_sample_weights`, is the oper
 from __future__ import annotations
 
 import ctypes
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import cast
 
 import torch
 
@@ -91,8 +89,6 @@ def select_cpu_isa(name: str = "") -> None:
         raise ValueError(f"no CPU kernels for {name!r} in this build or on this machine; in use: {cpu_isa()!r}")
 
 
-_Params = ParamSpec("_Params")
-_Result = TypeVar("_Result")
 library = torch.library.Library("rec_sdk", "FRAGMENT")
 OPERATORS: list[str] = []
 """Names of the operators that need a kernel, overloads included."""
@@ -121,26 +117,25 @@ def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, 
             )
 
 
-def _operator(
-    schema: str, host_rows: tuple[str, ...] = ()
-) -> Callable[[Callable[_Params, _Result]], Callable[_Params, _Result]]:
-    """Declares an operator; the function decorated is its fake kernel, with the parameters of the schema."""
+def _operator(schema: str, fake: Callable[..., torch.Tensor] | None = None, host_rows: tuple[str, ...] = ()) -> None:
+    """Declares an operator.
+
+    Args:
+        schema: its name, arguments and results.
+        fake: makes the result for tracing, from the arguments by name; None: the operator only writes in place.
+        host_rows: see `_check_devices`.
+    """
     name = schema.partition("(")[0]
+    parameters = [argument.name for argument in torch._C.parse_schema(f"rec_sdk::{schema}").arguments]
 
-    def declare(fake: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-        parameters = tuple(inspect.signature(fake).parameters)
+    def checked(*args: object, **kwargs: object) -> torch.Tensor | None:
+        arguments = dict(zip(parameters, args, strict=False)) | kwargs
+        _check_devices(name, arguments, host_rows)
+        return fake(**arguments) if fake else None
 
-        @functools.wraps(fake)
-        def checked(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-            _check_devices(name, dict(zip(parameters, args, strict=False)) | kwargs, host_rows)
-            return fake(*args, **kwargs)
-
-        library.define(schema)
-        torch.library.register_fake(f"rec_sdk::{name}", checked, lib=library)
-        OPERATORS.append(name)
-        return fake
-
-    return declare
+    library.define(schema)
+    torch.library.register_fake(f"rec_sdk::{name}", checked, lib=library)
+    OPERATORS.append(name)
 
 
 def _empty_output(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -152,154 +147,46 @@ library.define("empty_output(Tensor like, int rows, int columns) -> Tensor")
 torch.library.register_fake("rec_sdk::empty_output", _empty_output, lib=library)
 library.impl("empty_output", _empty_output, "CompositeExplicitAutograd")
 
-
-@_operator("lookup_sequence(Tensor weights, Tensor slots) -> Tensor")
-def _lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    return weights.new_empty((slots.shape[0], weights.shape[1]), dtype=torch.float32)
-
-
-@_operator(
+_operator(
+    "lookup_sequence(Tensor weights, Tensor slots) -> Tensor",
+    lambda weights, slots: _empty_output(weights, slots.shape[0], weights.shape[1]),
+)
+_operator(
     "lookup_pooled(Tensor weights, Tensor slots, Tensor offsets, Tensor? per_sample_weights, Tensor columns, "
     "Tensor mean, int first_bag, Tensor(a!) out) -> ()"
 )
-def _lookup_pooled(
-    weights: torch.Tensor,
-    slots: torch.Tensor,
-    offsets: torch.Tensor,
-    per_sample_weights: torch.Tensor | None,
-    columns: torch.Tensor,
-    mean: torch.Tensor,
-    first_bag: int,
-    out: torch.Tensor,
-) -> None:
-    return None
-
-
-@_operator(
+_operator(
     "pooled_weights_grad(Tensor weights, Tensor slots, Tensor offsets, Tensor grad, Tensor columns, Tensor mean) "
-    "-> Tensor"
+    "-> Tensor",
+    lambda weights, slots, **_: weights.new_empty(slots.shape[:1], dtype=torch.float32),
 )
-def _pooled_weights_grad(
-    weights: torch.Tensor,
-    slots: torch.Tensor,
-    offsets: torch.Tensor,
-    grad: torch.Tensor,
-    columns: torch.Tensor,
-    mean: torch.Tensor,
-) -> torch.Tensor:
-    return weights.new_empty((slots.shape[0],), dtype=torch.float32)
-
-
-@_operator(
+_operator(
     "update_rows(Tensor(a!) cache, Tensor[] grads, Tensor unique_slots, Tensor table_offsets, Tensor segment_offsets, "
     "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor coefficients, str optimizer, "
     "int dim, ScalarType weight_dtype, Tensor? row_ids=None, Tensor? rounding_seeds=None, int[] state_dtypes=[], "
     "Tensor? hot_segments=None, Tensor(b!)? row_norms=None) -> ()"
 )
-def _update_rows(
-    cache: torch.Tensor,
-    grads: list[torch.Tensor],
-    unique_slots: torch.Tensor,
-    table_offsets: torch.Tensor,
-    segment_offsets: torch.Tensor,
-    grad_row: torch.Tensor,
-    grad_source: torch.Tensor | None,
-    grad_column: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    coefficients: torch.Tensor,
-    optimizer: str,
-    dim: int,
-    weight_dtype: torch.dtype,
-    row_ids: torch.Tensor | None = None,
-    rounding_seeds: torch.Tensor | None = None,
-    state_dtypes: Sequence[int] = (),
-    hot_segments: torch.Tensor | None = None,
-    row_norms: torch.Tensor | None = None,
-) -> None:
-    return None
-
-
-@_operator(
+_operator(
     "accumulate_rows(Tensor(a!) pending, Tensor[] grads, Tensor unique_slots, Tensor segment_offsets, "
     "Tensor grad_row, Tensor? grad_source, Tensor? grad_column, Tensor? scale, Tensor? hot_segments=None) -> ()"
 )
-def _accumulate_rows(
-    pending: torch.Tensor,
-    grads: list[torch.Tensor],
-    unique_slots: torch.Tensor,
-    segment_offsets: torch.Tensor,
-    grad_row: torch.Tensor,
-    grad_source: torch.Tensor | None,
-    grad_column: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    hot_segments: torch.Tensor | None = None,
-) -> None:
-    return None
-
-
-@_operator("gather_rows(Tensor cache, Tensor slots) -> Tensor")
-def _gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    return cache.new_empty((slots.shape[0], cache.shape[1]))
-
-
-@_operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows=("out",))
-def _gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
-    return None
-
-
-@_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows=("rows",))
-def _scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    return None
-
-
-@_operator(
+_operator(
+    "gather_rows(Tensor cache, Tensor slots) -> Tensor",
+    lambda cache, slots: cache.new_empty((slots.shape[0], cache.shape[1])),
+)
+_operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows=("out",))
+_operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows=("rows",))
+_operator(
     "swap_rows(Tensor(a!) cache, Tensor slots, Tensor places, Tensor rows, Tensor(b!) leaving) -> ()",
     host_rows=("rows", "leaving"),
 )
-def _swap_rows(
-    cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
-) -> None:
-    return None
-
-
-@_operator(
+_operator(
     "swap_lookup_sequence(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
-    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins) -> Tensor"
+    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins) -> Tensor",
+    lambda cache, dim, lookup_slots, **_: _empty_output(cache, lookup_slots.shape[0], dim),
 )
-def _swap_lookup_sequence(
-    cache: torch.Tensor,
-    slots: torch.Tensor,
-    places: torch.Tensor | None,
-    rows: torch.Tensor,
-    leaving: torch.Tensor | None,
-    dim: int,
-    weight_dtype: torch.dtype,
-    lookup_slots: torch.Tensor,
-    origins: torch.Tensor,
-) -> torch.Tensor:
-    return cache.new_empty((lookup_slots.shape[0], dim), dtype=torch.float32)
-
-
-@_operator(
+_operator(
     "swap_lookup_pooled(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
     "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins, Tensor offsets, Tensor? per_sample_weights, "
     "Tensor columns, Tensor mean, int first_bag, Tensor(c!) out) -> ()"
 )
-def _swap_lookup_pooled(
-    cache: torch.Tensor,
-    slots: torch.Tensor,
-    places: torch.Tensor | None,
-    rows: torch.Tensor,
-    leaving: torch.Tensor | None,
-    dim: int,
-    weight_dtype: torch.dtype,
-    lookup_slots: torch.Tensor,
-    origins: torch.Tensor,
-    offsets: torch.Tensor,
-    per_sample_weights: torch.Tensor | None,
-    columns: torch.Tensor,
-    mean: torch.Tensor,
-    first_bag: int,
-    out: torch.Tensor,
-) -> None:
-    return None
