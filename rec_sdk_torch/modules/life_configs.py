@@ -7,7 +7,7 @@ from enum import Enum, unique
 
 from ..rules.flat import rules_of
 from ..rules.sketch import MOST_DEPTH
-from ..runtime.numbers import check_fields, flag, real, whole
+from ..runtime.numbers import FLAG, check_fields, real, whole
 from ..tbe import TableLife
 
 
@@ -111,7 +111,7 @@ class AdmitAndEvictConfig:
     evict_idle_steps: int | None = field(default=0, kw_only=True, metadata=whole(0))
     max_rows: int | None = field(default=0, kw_only=True, metadata=whole(0))
     max_bytes: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    keep_evicted: bool = field(default=False, kw_only=True, metadata=flag())
+    keep_evicted: bool = field(default=False, kw_only=True, metadata=FLAG)
     admit_probability: float | None = field(default=None, kw_only=True, metadata=real(above=0, most=1))
     evict_norm: float | None = field(default=0.0, kw_only=True, metadata=real(0))
     score_half_life: int | None = field(default=0, kw_only=True, metadata=whole(0))

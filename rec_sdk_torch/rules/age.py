@@ -6,11 +6,7 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Age(Eviction):
-    """Evicts ids, candidates too, whose latest timestamp is more than `seconds` before the table's latest.
-
-    Attributes:
-        seconds: 1 or more.
-    """
+    """Evicts ids, candidates too, whose timestamp is more than `seconds` (1 or more) before the table's latest."""
 
     seconds: int = field(metadata=whole(1))
 

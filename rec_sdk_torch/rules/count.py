@@ -6,10 +6,6 @@ from .rule import Admission
 
 @dataclass(frozen=True)
 class Count(Admission):
-    """Admits an id in the training batch with which it was looked up `threshold` times.
-
-    Attributes:
-        threshold: lookups, those of the batch included.
-    """
+    """Admits an id in the training batch with which it was looked up `threshold` times."""
 
     threshold: float = field(metadata=real())

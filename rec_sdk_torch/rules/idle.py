@@ -6,11 +6,7 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Idle(Eviction):
-    """Evicts ids, candidates too, that none of the latest `batches` training batches of the table had.
-
-    Attributes:
-        batches: 1 or more.
-    """
+    """Evicts ids, candidates too, that none of the latest `batches` (1 or more) training batches had."""
 
     batches: int = field(metadata=whole(1))
 

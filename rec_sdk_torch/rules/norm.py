@@ -6,10 +6,6 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Norm(Eviction):
-    """Evicts ids whose weight has a 2-norm below `least`.
-
-    Attributes:
-        least: above 0.
-    """
+    """Evicts ids whose weight has a 2-norm below `least`, which is above 0."""
 
     least: float = field(metadata=real(above=0))

@@ -6,11 +6,7 @@ from .rule import Admission
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """Admits an id with this probability in each training batch that has it, and counts nothing until then.
-
-    Attributes:
-        probability: above 0, up to 1.
-    """
+    """Admits an id with this probability (above 0, up to 1) in each training batch that has it; counts nothing."""
 
     counts = False
 

@@ -5,12 +5,9 @@ from .rule import Bound
 
 @dataclass(frozen=True)
 class Rows(Bound):
-    """Bounds the rows of a table: from more than `most`, those with the lowest `Score`, or count, are evicted.
+    """Bounds a table to `most` rows (1 or more): from more than that, those with the lowest `Score`, or count, leave.
 
     7/8 of the bound stay. The same holds for candidates.
-
-    Attributes:
-        most: rows, 1 or more.
     """
 
     def rows(self, record_bytes: int) -> int:
@@ -19,11 +16,7 @@ class Rows(Bound):
 
 @dataclass(frozen=True)
 class Bytes(Bound):
-    """Bounds the rows of a table as `Rows` does, by the bytes of their records in host memory.
-
-    Attributes:
-        most: bytes, 1 or more. One row may stay in any case.
-    """
+    """Bounds a table as `Rows` does, by the bytes of its rows' records in host memory (1 or more; one row may stay)."""
 
     def rows(self, record_bytes: int) -> int:
         return max(1, self.most // record_bytes)

@@ -6,10 +6,6 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Share(Eviction):
-    """Evicts this share of the rows, those with the lowest `Score`, and at least one row.
-
-    Attributes:
-        share: above 0, up to 1.
-    """
+    """Evicts this share of the rows (above 0, up to 1), those with the lowest `Score`, and at least one row."""
 
     share: float = field(metadata=real(above=0, most=1))

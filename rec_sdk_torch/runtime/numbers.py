@@ -53,28 +53,26 @@ def whole(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
 
 def real(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> dict[str, Any]:
     """Returns the metadata of a field that is a finite float from `least` to `most`, and more than `above`."""
-    low = f"({above}" if above > least else f"[{least}"
 
     def check(value: Any) -> float:
         if not is_number(value) and as_int(value) is None:
             raise TypeError("expected a number")
         number = as_float(value)
         if not (least <= number <= most and number > above) or math.isinf(number):  # also for NaN
-            raise ValueError(f"must be finite and in {low}, {most}]")
+            raise ValueError(f"must be finite and in {f'({above}' if above > least else f'[{least}'}, {most}]")
         return number
 
     return {"check": check}
 
 
-def flag() -> dict[str, Any]:
-    """Returns the metadata of a field that is a bool."""
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("expected a bool")
+    return value
 
-    def check(value: object) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError("expected a bool")
-        return value
 
-    return {"check": check}
+FLAG = {"check": _flag}
+"""The metadata of a field that is a bool."""
 
 
 def check_fields(options: Any, *, optional: bool = False) -> None:

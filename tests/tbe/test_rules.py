@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +31,14 @@ EVERY = (
 )
 
 
-def test_every_rule_is_in_the_tables_of_this_file() -> None:
+def test_every_rule_is_tested_here_and_documented() -> None:
     named = {each for each in vars(rules).values() if isinstance(each, type) and issubclass(each, Rule)}
     assert {type(rule) for life in EVERY for rule in life.rules} == named
     assert {life.of_engine(16).__class__.__name__ for life in EVERY} == {"Life"}, "the engine knows each of them"
+    page = (Path(__file__).resolve().parents[2] / "docs/api/tbe.md").read_text()
+    for name in (each.__name__ for each in named):
+        assert f"`{name}`" in (TableLife.__doc__ or "")
+        assert f":: rec_sdk_torch.rules.{name}\n" in page
 
 
 COLUMNS: list[tuple[TableLife, list[str]]] = [

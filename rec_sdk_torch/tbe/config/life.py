@@ -14,7 +14,7 @@ import torch
 from ... import _engine
 from ...rules import COLUMNS, Score, Share
 from ...rules.rule import Admission, Bound, Eviction, Rule
-from ...runtime.numbers import check_fields, flag, real, whole
+from ...runtime.numbers import FLAG, check_fields, real, whole
 from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .former_fields import accepts_former_fields
 
@@ -78,7 +78,7 @@ class TableLife:
     every: int = field(default=0, metadata=whole(0))
     bound: Bound | Sequence[Bound] = ()
     score: Score | None = None
-    keep_evicted: bool = field(default=False, metadata=flag())
+    keep_evicted: bool = field(default=False, metadata=FLAG)
     default_value: float = field(default=0.0, metadata=real())
 
     def __post_init__(self) -> None:
