@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,45 +17,26 @@ _TORCHREC = "torchrec.optim.optimizers"
 _ROWWISE_CLASS = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
 
 
-@dataclass(frozen=True)
-class _Known:
-    """An optimizer that the fused update has.
-
-    Attributes:
-        cls: qualified name of the class that means it.
-        uses: those of FBGEMM's arguments that it reads; without `learning_rate`, which all do but NONE.
-    """
-
-    cls: str
-    uses: frozenset[str]
-
-
-def _known(cls: str, *uses: str) -> _Known:
-    return _Known(cls, frozenset(uses))
-
-
 _ROWWISE = ("eps", "weight_decay", "weight_decay_mode", "max_norm")
 _ADAM = ("beta1", "beta2", "eps", "weight_decay")
-_KNOWN = {
-    OptimType.EXACT_SGD: _known("torch.optim.sgd.SGD"),
-    OptimType.EXACT_ADAGRAD: _known("torch.optim.adagrad.Adagrad", "eps"),
-    OptimType.EXACT_ROWWISE_ADAGRAD: _known(
-        _ROWWISE_CLASS,
-        *_ROWWISE,
-        "counter_based_regularization",
-        "cowclip_regularization",
-        "global_weight_decay",
-    ),
-    OptimType.EMAINPLACE_ROWWISE_ADAGRAD: _known(_ROWWISE_CLASS, *_ROWWISE, "emainplace_mode"),
-    OptimType.ENSEMBLE_ROWWISE_ADAGRAD: _known(_ROWWISE_CLASS, *_ROWWISE, "ensemble_mode"),
-    OptimType.ADAM: _known("torch.optim.adamw.AdamW", *_ADAM),
-    OptimType.LAMB: _known(f"{_TORCHREC}.LAMB", *_ADAM),
-    OptimType.PARTIAL_ROWWISE_ADAM: _known(f"{_TORCHREC}.PartialRowWiseAdam", *_ADAM),
-    OptimType.PARTIAL_ROWWISE_LAMB: _known(f"{_TORCHREC}.PartialRowWiseLAMB", *_ADAM),
-    OptimType.NONE: _known("rec_sdk_torch.optim.sparse_gradients.SparseGradients"),
-    OptimType.LARS_SGD: _known(f"{_TORCHREC}.LarsSGD", "eta", "momentum", "weight_decay"),
+_REGULARIZATIONS = ("counter_based_regularization", "cowclip_regularization", "global_weight_decay")
+_KNOWN: dict[OptimType, tuple[str, tuple[str, ...]]] = {
+    OptimType.EXACT_SGD: ("torch.optim.sgd.SGD", ()),
+    OptimType.EXACT_ADAGRAD: ("torch.optim.adagrad.Adagrad", ("eps",)),
+    OptimType.EXACT_ROWWISE_ADAGRAD: (_ROWWISE_CLASS, (*_ROWWISE, *_REGULARIZATIONS)),
+    OptimType.EMAINPLACE_ROWWISE_ADAGRAD: (_ROWWISE_CLASS, (*_ROWWISE, "emainplace_mode")),
+    OptimType.ENSEMBLE_ROWWISE_ADAGRAD: (_ROWWISE_CLASS, (*_ROWWISE, "ensemble_mode")),
+    OptimType.ADAM: ("torch.optim.adamw.AdamW", _ADAM),
+    OptimType.LAMB: (f"{_TORCHREC}.LAMB", _ADAM),
+    OptimType.PARTIAL_ROWWISE_ADAM: (f"{_TORCHREC}.PartialRowWiseAdam", _ADAM),
+    OptimType.PARTIAL_ROWWISE_LAMB: (f"{_TORCHREC}.PartialRowWiseLAMB", _ADAM),
+    OptimType.NONE: ("rec_sdk_torch.optim.sparse_gradients.SparseGradients", ()),
+    OptimType.LARS_SGD: (f"{_TORCHREC}.LarsSGD", ("eta", "momentum", "weight_decay")),
 }
-HYPER_PARAMETERS = frozenset().union(*(known.uses for known in _KNOWN.values()))
+"""Optimizers that the fused update has: the qualified name of the class that means each, and FBGEMM's arguments that it
+reads beside `learning_rate`, which all do but NONE.
+"""
+HYPER_PARAMETERS = frozenset().union(*(reads for _, reads in _KNOWN.values()))
 """FBGEMM's arguments of which an optimizer reads some."""
 
 _NOT_HERE = {
@@ -65,9 +45,9 @@ _NOT_HERE = {
 }
 
 
-def uses(kind: OptimType) -> frozenset[str]:
+def uses(kind: OptimType) -> tuple[str, ...]:
     """The names among `HYPER_PARAMETERS` that the optimizer reads."""
-    return _KNOWN[kind].uses
+    return _KNOWN[kind][1]
 
 
 def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer:
@@ -85,7 +65,7 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
         why = _NOT_HERE.get(kind, "FBGEMM's training module does not have it either")
         raise NotImplementedError(f"optimizer {kind.name}: {why}. There are {[known.name for known in _KNOWN]}")
     options: dict[str, Any] = {} if kind is OptimType.NONE else {"lr": given["learning_rate"]}
-    read = _KNOWN[kind].uses
+    cls_name, read = _KNOWN[kind]
     options |= {name: given[name] for name in ("eps", "eta", "momentum") if name in read}
     if "beta1" in read:
         options["betas"] = (given["beta1"], given["beta2"])
@@ -95,7 +75,7 @@ def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer
         options |= _regularization(kind, given)
     elif "weight_decay" in read:
         options["weight_decay"] = given["weight_decay"]
-    module, _, name = _KNOWN[kind].cls.rpartition(".")
+    module, _, name = cls_name.rpartition(".")
     # by this name tables and saves know an optimizer: TorchRec need not be there
     cls = type(name, (), {"__module__": module})
     optimizer = TableOptimizer.create(cls, options, kind.name)

@@ -53,7 +53,7 @@ def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any], optimiz
     for name, why in WITHOUT_MEANING.items():
         if given[name] != defaults[name]:
             logger.warning("%s=%r has no effect: %s", name, given[name], why)
-    for name in sorted(HYPER_PARAMETERS - uses(optimizer)):
+    for name in sorted(HYPER_PARAMETERS.difference(uses(optimizer))):
         if given[name] != defaults[name] and getattr(given[name], "name", "") != "NONE":
             logger.warning("%s=%r has no effect: %s does not use it", name, given[name], optimizer.name)
     if not given["gradient_clipping"] and given["max_gradient"] != defaults["max_gradient"]:

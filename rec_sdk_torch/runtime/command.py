@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-__all__ = ["BAD_USE", "CommandParser", "complain", "run"]
-
 BAD_USE = 2
 """The exit status of a command that was called wrongly, as argparse has it."""
 

@@ -16,9 +16,6 @@ from collections.abc import Sequence
 from ..runtime.command import BAD_USE, CommandParser, complain
 from ..runtime.lazy import torch_npu_problem
 
-__all__ = ["main"]
-
-
 _PROGRAM = "python -m rec_sdk_torch.npu_check"
 _EXAMPLE = f"""
 {_PROGRAM} > report.txt

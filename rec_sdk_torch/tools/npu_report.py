@@ -14,8 +14,6 @@ import torch
 from .. import __version__, emulate
 from .operator_cases import Batch, Case, cases
 
-__all__ = ["Check", "fail_a_launch"]
-
 FAILING = "a launch on no cores, which must fail"
 
 _SECONDS = 300
@@ -59,18 +57,6 @@ def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> 
     return (time.perf_counter() - start) / repeats
 
 
-def _cann_version() -> str:
-    """As torch_npu finds it."""
-    from torch_npu.npu.utils import get_cann_version
-
-    return get_cann_version() or "of unknown version"
-
-
-def _few_lines(text: str) -> list[str]:
-    """The first lines that say something: an error of torch_npu repeats itself."""
-    return [line for line in text.splitlines() if line.strip()][:6]
-
-
 def fail_a_launch(device: torch.device) -> int:
     """Launches on no cores and waits; prints what error that raises, and returns 0, or 1 if there is none.
 
@@ -108,10 +94,12 @@ class Check:
     def header(self) -> float:
         """Prints what it runs on; the copy bandwidth."""
         import torch_npu
+        from torch_npu.npu.utils import get_cann_version
 
         name = torch.npu.get_device_name(self.device)  # type: ignore[attr-defined]
         print(f"rec_sdk_torch {__version__}, torch {torch.__version__}, torch_npu {torch_npu.__version__}, ", end="")
-        print(f"CANN {_cann_version()}, Python {platform.python_version()}, {platform.machine()}")
+        cann = get_cann_version() or "of unknown version"
+        print(f"CANN {cann}, Python {platform.python_version()}, {platform.machine()}")
         if emulate.active():
             print(f"{self.device}: EMULATED (torch is told {name}). Bits mean something, times do not.")
         else:
@@ -146,7 +134,8 @@ class Check:
             print(f"NOT SEEN: the process ends with status {done.returncode}")
         else:
             print("seen")
-        print(*(f"    {line}" for line in _few_lines(done.stdout or done.stderr)), sep="\n", flush=True)
+        told = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
+        print(*(f"    {line}" for line in told[:6]), sep="\n", flush=True)  # an error of torch_npu repeats itself
         return done.returncode == 0
 
     def run(self) -> int:

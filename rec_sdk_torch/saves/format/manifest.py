@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -307,14 +307,6 @@ class Manifest:
         """Whether tables are so many that small ones share what each would have."""
         return len(self.tables) >= MANY_TABLES
 
-    @property
-    def _is_continued(self) -> bool:
-        return any(table.evicted_before for table in self.tables)
-
-    @property
-    def _is_quantized(self) -> bool:
-        return any(table.weight_dtype in BITS for table in self.tables)
-
     @cached_property
     def _by_key(self) -> dict[str, SavedTable]:
         return {table.key: table for table in self.tables}
@@ -353,10 +345,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The manifest as its file has it."""
         files = [{name: value for name, value in vars(file).items() if value is not None} for file in self.files]
-        version = PACKED_VERSION if any("offset" in file for file in files) else VERSION
-        version = FOLDERS_VERSION if self.folders else version
-        version = QUANTIZED_VERSION if self._is_quantized else version
-        version = EVICTED_VERSION if self._is_continued else version
+        version = max([VERSION, *(each for each, _, needs in _NEWER if needs(self))])
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         if not self.folders:
             del own["folders"]
@@ -371,6 +360,14 @@ class Manifest:
         place = text.index(_BEHIND_CHECKSUM)
         return text[:place] + b'\n "checksum": %d,' % zlib.crc32(text) + text[place:]
 
+
+_NEWER: tuple[tuple[int, str, Callable[[Manifest], bool]], ...] = (
+    (PACKED_VERSION, "files are in packs", lambda save: any(file.offset is not None for file in save.files)),
+    (FOLDERS_VERSION, "it follows saves in other folders", lambda save: bool(save.folders)),
+    (QUANTIZED_VERSION, "its rows are quantized", lambda save: any(t.weight_dtype in BITS for t in save.tables)),
+    (EVICTED_VERSION, "evicted rows are in the save before", lambda save: any(t.evicted_before for t in save.tables)),
+)
+"""Each version of the format, what it has that the ones before have not, and whether a save needs it."""
 
 _BEHIND_CHECKSUM = b'\n "created": '
 """The key that follows it. Before it is the base, which has no such text."""
@@ -424,14 +421,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
         manifest = record(Manifest, body, "")
         manifest.check()
-        if version == VERSION and any(file.offset is not None for file in manifest.files):
-            raise ValueError(f"files are in packs, which there are from format version {PACKED_VERSION} on")
-        if version < FOLDERS_VERSION and manifest.folders:
-            raise ValueError(f"it follows saves in other folders, as from format version {FOLDERS_VERSION} on")
-        if version < QUANTIZED_VERSION and manifest._is_quantized:
-            raise ValueError(f"its rows are quantized, as from format version {QUANTIZED_VERSION} on")
-        if version < EVICTED_VERSION and manifest._is_continued:
-            raise ValueError(f"evicted rows are in the save before, as from format version {EVICTED_VERSION} on")
+        for since, what, needs in _NEWER:
+            if version < since and needs(manifest):
+                raise ValueError(f"{what}, as from format version {since} on")
         return manifest
     except CheckpointError:
         raise

@@ -27,10 +27,8 @@ def check(found: Sequence[Match]) -> list[int]:
         CapacityError: too many ids.
         RuntimeError: batches are in flight.
     """
-    if any(layout.in_flight() for layout in {id(each.view.layout): each.view.layout for each in found}.values()):
-        raise RuntimeError(
-            "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
-        )
+    for layout in {id(each.view.layout): each.view.layout for each in found}.values():
+        layout.check_not_in_flight("a load")
     checked = set()
     for each, optimizer, saved in _optimizers(found):
         if (id(optimizer), id(saved)) in checked:

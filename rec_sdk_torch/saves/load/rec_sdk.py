@@ -155,10 +155,7 @@ def _check(table: _Table, folder: Path) -> None:
         raise CapacityError(
             f"{folder}: table {table.name!r} has {len(ids)} ids, its capacity here is {view.config.capacity}"
         )
-    if table.owner.embedding.layout.in_flight():
-        raise RuntimeError(
-            "batches are in flight: run their backward, or drop the outputs of their forward, before a load"
-        )
+    table.owner.embedding.layout.check_not_in_flight("a load")
 
 
 def read(owners: Sequence[Owner], folder: Path) -> list[list[_Table]]:

@@ -393,6 +393,13 @@ class Layout:
     def _check_idle(self, what: str) -> None:
         """Raises RuntimeError where gradients would be lost by `what`."""
         self.check_no_gradients(what)
+        self.check_not_in_flight(what)
+
+    def check_not_in_flight(self, what: str) -> None:
+        """
+        Raises:
+            RuntimeError: batches are planned and not updated, so that `what` cannot be.
+        """
         if self.in_flight():
             raise RuntimeError(
                 f"batches are in flight: run their backward, or drop the outputs of their forward, before {what}"

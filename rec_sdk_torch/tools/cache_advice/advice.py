@@ -11,8 +11,6 @@ from .costs import Bandwidth
 from .simulation import Counts, Simulation
 from .traces import Trace
 
-__all__ = ["Advice", "Table", "choose", "examine", "sizes_of"]
-
 STEPS = 12
 """Sizes that are tried of a table when none are given."""
 

@@ -10,8 +10,6 @@ import torch
 from ...operators.devices.backends import backend_for
 from .simulation import Counts
 
-__all__ = ["Bandwidth", "measured"]
-
 _BLOCK = 64 << 20
 _REPEATS = 5
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from .advice import Table
 from .costs import Bandwidth
 
-__all__ = ["draw", "lines"]
-
 
 def _memory(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"

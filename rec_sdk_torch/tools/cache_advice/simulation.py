@@ -10,8 +10,6 @@ import numpy as np
 from ... import _engine
 from .traces import Int64Array
 
-__all__ = ["MOST_AHEAD", "Counts", "Simulation"]
-
 MOST_AHEAD = 15
 """Batches that may be announced beside the one that is planned."""
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Trace", "TraceError", "read_traces"]
-
 Int64Array = npt.NDArray[np.int64]
 OFFSETS = "_offsets"
 """`<table>_offsets` says where the samples of `<table>` begin."""

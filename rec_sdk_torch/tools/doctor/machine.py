@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["libraries", "memory", "packages", "processors", "system"]
-
 _PACKAGE = Path(__file__).resolve().parents[2]
 _CGROUP = Path("/sys/fs/cgroup")
 _PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "torch-npu", "tensordict", "numpy", "safetensors")

@@ -11,8 +11,6 @@ import torch
 from ...saves.saver import Saver
 from ...tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
-__all__ = ["Outcome", "train"]
-
 ROWS, DIM, BATCH, BAG = 20_000, 16, 1024, 4
 LEAST_STEPS = 5
 RATE = 0.05
