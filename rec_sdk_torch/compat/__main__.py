@@ -24,10 +24,7 @@ torchrun --nproc-per-node 2 -m rec_sdk_torch.compat train.py
 
 def _parser() -> CommandParser:
     parser = CommandParser(
-        prog=_PROGRAM,
-        description=__doc__,
-        usage=f"{_PROGRAM} (script.py | -m module) [arguments]",
-        example=_EXAMPLE,
+        prog=_PROGRAM, description=__doc__, usage=f"{_PROGRAM} (script.py | -m module) [arguments]", example=_EXAMPLE
     )
     parser.add_argument("program", help="a script; or -m and the name of a module, as in python -m")
     parser.add_argument("arguments", nargs="*", help="of the script")

@@ -14,59 +14,48 @@ from typing import Any
 
 from ..runtime.warn import ConfigurationWarning, warn
 
-_CONFIGS = (
-    "EmbCacheEmbeddingConfig",
-    "EmbCacheEmbeddingBagConfig",
-    "AdmitAndEvictConfig",
-    "InitializerType",
-)
+_CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"
 _SEQUENCES, _BAGS = "EmbCacheEmbeddingCollection", "EmbCacheEmbeddingBagCollection"
-_HASH = ("HashEmbeddingBagCollection", "HashEmbeddingBagConfig")
-_SAVER = ("Saver", "SAVE_PATH_MAX_LEN", "TIMESTAMP_FORMAT")
-_UTILS = ("safe_makedirs", "check_path")
+_HASH = "HashEmbeddingBagCollection HashEmbeddingBagConfig"
+_PIPELINE, _HYBRID = "EmbCacheTrainPipelineSparseDist", "HybridTrainPipelineSparseDist"
+_CONSTANTS = "compat.constants"
 _LIMITS = (
-    "MAX_NUM_EMBEDDINGS",
-    "MAX_EMBEDDINGS_DIM",
-    "EMBEDDINGS_DIM_ALIGNMENT",
-    "MAX_NUM_TABLES",
-    "MAX_MULTI_HOT_SIZE",
-    "MAX_WORLD_SIZE",
-    "MAX_BATCH_SIZE",
-    "MAX_CACHINE_MEM_SIZE",
-    "MAX_LOCAL_UNIQUE_PARALLEL_BATCH_NUM",
+    "MAX_NUM_EMBEDDINGS MAX_EMBEDDINGS_DIM EMBEDDINGS_DIM_ALIGNMENT MAX_NUM_TABLES MAX_MULTI_HOT_SIZE MAX_WORLD_SIZE "
+    "MAX_BATCH_SIZE MAX_CACHINE_MEM_SIZE MAX_LOCAL_UNIQUE_PARALLEL_BATCH_NUM"
 )
-_VERSIONS = ("IS_TORCH_REC_120", "IS_TORCH_REC_150")
-_OF_PIPELINES = ("MIN_EVICT_STEP_INTERVAL", "MAX_PIPE_N_BATCH")
-_HYBRID = ("HybridTrainPipelineSparseDist", "get_default_hybrid_sharders")
-_CONTEXT = "EmbCacheTrainPipelineContext"
+_SAVER = {"": "Saver", _CONSTANTS: "SAVE_PATH_MAX_LEN TIMESTAMP_FORMAT"}
+_UTILS = {"compat.paths": "safe_makedirs check_path"}
 
-MODULES: dict[str, tuple[str, ...]] = {
-    "torchrec_embcache": (),
-    "torchrec_embcache.distributed": (*_CONFIGS, _SEQUENCES, _BAGS, "EmbCacheTrainPipelineSparseDist"),
-    "torchrec_embcache.distributed.configs": (*_CONFIGS, "ShowClickParams", "AdmitAndEvictPolicyType"),
-    "torchrec_embcache.distributed.embedding": (_SEQUENCES, "EmbCacheEmbeddingConfig"),
-    "torchrec_embcache.distributed.embedding_bag": (_BAGS, "EmbCacheEmbeddingBagConfig"),
-    "torchrec_embcache.distributed.sharding": (),
-    "torchrec_embcache.distributed.sharding.embedding_sharder": (f"{_SEQUENCES}Sharder", f"{_BAGS}Sharder"),
-    "torchrec_embcache.distributed.train_pipeline": ("EmbCacheTrainPipelineSparseDist", _CONTEXT, _OF_PIPELINES[0]),
+_MODULES_OF_REC_SDK: dict[str, dict[str, str]] = {
+    "torchrec_embcache": {},
+    "torchrec_embcache.distributed": {"": f"{_CONFIGS} {_SEQUENCES} {_BAGS} {_PIPELINE}"},
+    "torchrec_embcache.distributed.configs": {"": f"{_CONFIGS} ShowClickParams AdmitAndEvictPolicyType"},
+    "torchrec_embcache.distributed.embedding": {"": f"{_SEQUENCES} EmbCacheEmbeddingConfig"},
+    "torchrec_embcache.distributed.embedding_bag": {"": f"{_BAGS} EmbCacheEmbeddingBagConfig"},
+    "torchrec_embcache.distributed.sharding": {},
+    "torchrec_embcache.distributed.sharding.embedding_sharder": {"": f"{_SEQUENCES}Sharder {_BAGS}Sharder"},
+    "torchrec_embcache.distributed.train_pipeline": {
+        "": _PIPELINE,
+        "distributed.train_pipeline": "EmbCacheTrainPipelineContext",
+        _CONSTANTS: "MIN_EVICT_STEP_INTERVAL",
+    },
     "torchrec_embcache.saver": _SAVER,
-    "torchrec_embcache.sparse": (),
-    "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
-        "JaggedTensorWithTimestamp",
-        "KeyedJaggedTensorWithTimestamp",
-    ),
+    "torchrec_embcache.sparse": {},
+    "torchrec_embcache.sparse.jagged_tensor_with_timestamp": {
+        "": "JaggedTensorWithTimestamp KeyedJaggedTensorWithTimestamp"
+    },
     "torchrec_embcache.utils": _UTILS,
-    "hybrid_torchrec": (*_HASH, *_VERSIONS),
-    "hybrid_torchrec.constants": _LIMITS,
-    "hybrid_torchrec.distributed": _HYBRID,
-    "hybrid_torchrec.distributed.hybrid_train_pipeline": (_HYBRID[0], _OF_PIPELINES[1]),
-    "hybrid_torchrec.distributed.sharding_plan": (_HYBRID[1],),
-    "hybrid_torchrec.modules": (),
-    "hybrid_torchrec.modules.hash_embeddingbag": _HASH,
+    "hybrid_torchrec": {"": _HASH, _CONSTANTS: "IS_TORCH_REC_120 IS_TORCH_REC_150"},
+    "hybrid_torchrec.constants": {_CONSTANTS: _LIMITS},
+    "hybrid_torchrec.distributed": {"": f"{_HYBRID} get_default_hybrid_sharders"},
+    "hybrid_torchrec.distributed.hybrid_train_pipeline": {"": _HYBRID, _CONSTANTS: "MAX_PIPE_N_BATCH"},
+    "hybrid_torchrec.distributed.sharding_plan": {"": "get_default_hybrid_sharders"},
+    "hybrid_torchrec.modules": {},
+    "hybrid_torchrec.modules.hash_embeddingbag": {"": _HASH},
     "hybrid_torchrec.saver": _SAVER,
     "hybrid_torchrec.utils": _UTILS,
 }
-"""The names of each module; all are `rec_sdk_torch`'s, but for those in `_SOURCES`."""
+"""The modules of Rec SDK: names, by the module below `rec_sdk_torch` that has them."""
 
 _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     "": {
@@ -122,28 +111,19 @@ _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     ".utils": {"enums": "DTYPE_NUM_BYTES torch_to_dyn_emb"},
 }
 """The modules of dynamicemb: names, by the module of `rec_sdk_torch.compat.dynamicemb` that has them."""
-_SOURCES = (
-    {
-        (module, name): f"rec_sdk_torch.compat.{'paths' if name in _UTILS else 'constants'}"
-        for module, names in MODULES.items()
-        for name in names
-        if name in (*_UTILS, *_LIMITS, *_SAVER[1:], *_VERSIONS, *_OF_PIPELINES)
-    }
-    | {
-        ("torchrec_embcache.distributed.train_pipeline", _CONTEXT): "rec_sdk_torch.distributed.train_pipeline",
-    }
-    | {
-        (f"{package}{module}", name): f"rec_sdk_torch.compat.dynamicemb.{source}"
-        for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
-        for module, sources in _MODULES_OF_DYNAMICEMB.items()
-        for source, names in sources.items()
-        for name in names.split()
-    }
-)
-for _module, _name in _SOURCES:
-    if _name not in MODULES.get(_module, ()):
-        MODULES[_module] = (*MODULES.get(_module, ()), _name)
-
+_NAMES = _MODULES_OF_REC_SDK | {
+    f"{package}{module}": {f"compat.dynamicemb.{source}": names for source, names in sources.items()}
+    for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
+    for module, sources in _MODULES_OF_DYNAMICEMB.items()
+}
+MODULES = {module: " ".join(sources.values()).split() for module, sources in _NAMES.items()}
+"""The names of each module."""
+_SOURCES = {
+    (module, name): f"rec_sdk_torch.{source}".rstrip(".")
+    for module, sources in _NAMES.items()
+    for source, names in sources.items()
+    for name in names.split()
+}
 _PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
 _IMPORT = "_find_and_load_unlocked"
 """The function of importlib that an import statement calls, and nothing that only looks for a module."""
@@ -168,8 +148,7 @@ class _Module(types.ModuleType):
             if not name.startswith("__") and _is_imported_by(sys._getframe(1)):
                 raise ImportError(message, name=self.__name__)
             raise AttributeError(message)
-        source = _SOURCES.get((self.__name__, name), "rec_sdk_torch")
-        value = getattr(importlib.import_module(source), name)
+        value = getattr(importlib.import_module(_SOURCES[self.__name__, name]), name)
         setattr(self, name, value)
         return value
 
@@ -188,7 +167,7 @@ def _missing(module: str) -> str:
 class _Loader(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = _Module(spec.name, f"{spec.name}, as rec_sdk_torch has it.")
-        module.__all__ = list(MODULES[spec.name])  # type: ignore[attr-defined]
+        module.__all__ = MODULES[spec.name]  # type: ignore[attr-defined]
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:

@@ -12,15 +12,7 @@ from ..tbe import TableBatchedEmbedding, TableOptimizer
 from ..tbe.table_methods import TableMethods
 from .enums import OptimType
 from .placement import Spec
-from .states import (
-    copy_of,
-    fill_uniform,
-    from_fbgemm,
-    load_states,
-    save_states,
-    state_names,
-    states_in_order,
-)
+from .states import copy_of, fill_uniform, from_fbgemm, load_states, save_states, state_names, states_in_order
 
 logger = logging.getLogger(__name__)
 

@@ -109,12 +109,7 @@ _ENSEMBLE_OPTIONS = {
     "step_ema_coef": 0.6,
     "step_mode": "use_iter",
 }
-_GLOBAL_OPTIONS = {
-    **MODE_OPTIONS,
-    "weight_decay_mode": "decouple_global",
-    "gwd_start_iter": 0,
-    "gwd_lower_bound": 0.0,
-}
+_GLOBAL_OPTIONS = {**MODE_OPTIONS, "weight_decay_mode": "decouple_global", "gwd_start_iter": 0, "gwd_lower_bound": 0.0}
 _DECAY_MODES = {"weight_decay_mode": ("l2", "decouple")}
 
 ROWWISE = OptimizerSpec(

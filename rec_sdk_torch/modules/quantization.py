@@ -17,12 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, 
 from ..optim.handles import TableHandle
 from ..runtime.imports import after_import
 
-_EMBEDDINGS = (
-    torch.nn.Embedding,
-    torch.nn.EmbeddingBag,
-    EmbeddingBagCollectionInterface,
-    EmbeddingCollectionInterface,
-)
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
 
 
 @functools.cache

@@ -12,9 +12,7 @@ from .handles import TableParameter
 
 
 def apply_optimizer_in_backward(
-    optimizer_class: type[torch.optim.Optimizer],
-    params: Iterable[torch.nn.Parameter],
-    optimizer_kwargs: dict[str, Any],
+    optimizer_class: type[torch.optim.Optimizer], params: Iterable[torch.nn.Parameter], optimizer_kwargs: dict[str, Any]
 ) -> None:
     """Makes the backward pass update `params` with `optimizer_class`.
 

@@ -101,10 +101,7 @@ def forget(handle: Handle) -> None:
 
 
 def check(
-    handle: Handle,
-    optimizer_class: type,
-    keywords: Mapping[str, Any],
-    before: Iterable[tuple[type, Mapping[str, Any]]],
+    handle: Handle, optimizer_class: type, keywords: Mapping[str, Any], before: Iterable[tuple[type, Mapping[str, Any]]]
 ) -> TableOptimizer:
     """The optimizer that a table can have, where it was asked for those `before`.
 

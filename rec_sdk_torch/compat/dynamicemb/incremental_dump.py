@@ -46,9 +46,7 @@ def set_score(model: torch.nn.Module, table_score: int | Mapping[str, Mapping[st
 
 
 def incremental_dump(
-    model: torch.nn.Module,
-    score_threshold: int | Mapping[str, Mapping[str, int]],
-    pg: dist.ProcessGroup | None = None,
+    model: torch.nn.Module, score_threshold: int | Mapping[str, Mapping[str, int]], pg: dist.ProcessGroup | None = None
 ) -> tuple[Rows, Scores] | None:
     """Rows whose scores are at least the given ones.
 

@@ -77,10 +77,7 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         self._scores = {name: TableScores(self.embedding, name, own) for name, own in self._options.items()}
 
     def forward(
-        self,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        per_sample_weights: torch.Tensor | None = None,
+        self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Looks up a batch, features in table order.
 
