@@ -63,52 +63,59 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 class TrainingSettings:
     """The settings of training that may change on the way: options of optimizers, steps, checks of gradients."""
 
-    def __init__(self, embedding: TableBatchedEmbedding, drawn: Mapping[str, str]) -> None:
+    def __init__(self, embedding: TableBatchedEmbedding, drawn: Mapping[str, str], draws: bool) -> None:
         """
         Args:
             embedding: the rows of this rank.
-            drawn: checksums of rows that all ranks drew, by what they are.
+            drawn: checksums of rows that all ranks draw, by what they are.
+            draws: whether there are such rows, as soon as tables are built.
         """
-        self._embedding, self._drawn = embedding, drawn
+        self._embedding, self._drawn, self._draws = embedding, drawn, draws
         self._options: list[tuple[TableOptimizer, dict[str, Any]]] = []
-        self._others: dict[str, Any] = {}
+        self._version: tuple[object, ...] | None = None
         self._checksum = 0
-        self._constant = False
-        """Whether all tables have an optimizer, with options that are immutable: equal ones have not changed."""
 
-    def checksum(self) -> int:
-        """A checksum of 32 bits, equal on ranks that have the same settings."""
-        optimizers = self._embedding.optimizers
-        if self._changed():
-            self._remember(optimizers)
-        steps = array("q", [-1 if optimizer is None else optimizer.step for optimizer in optimizers])
-        return zlib.crc32(repr(self._windows()).encode(), zlib.crc32(steps, self.checksum_of_changes(self._checksum)))
+    def checksum(self, training: bool) -> int:
+        """Returns a checksum of 32 bits, equal on ranks that have the same settings.
 
-    def checksum_of_changes(self, start: int = 0) -> int:
-        """A checksum that goes on from `start`, of changes in gradients of replicated tables; `start` for none."""
-        applied = self._embedding.layout.waiting.applied
-        return zlib.crc32(repr(sorted(applied.items())).encode(), start) if applied else start
+        Args:
+            training: False leaves all but changes in the gradients of replicated tables out.
+        """
+        layout, scaler, checksum = self._embedding.layout, self._embedding.guard.scaler, 0
+        if training:
+            if self._draws:
+                _ = layout.groups  # which are built, and rows drawn, at the first use
+            scales = scaler is not None and scaler.is_enabled()
+            version = layout.options, scales, get_gradient_division(), *self._drawn.items()
+            changed = version != self._version
+            for optimizer, known in self._options:
+                changed = changed or optimizer.options != known
+            if changed:
+                self._remember(version)
+            steps = array("q", [-1 if optimizer is None else optimizer.step for optimizer in layout.optimizers])
+            checksum = zlib.crc32(steps, self._checksum)
+        if layout.waiting.applied:
+            checksum = zlib.crc32(repr(sorted(layout.waiting.applied.items())).encode(), checksum)
+        if training and (layout.windows or layout.waiting.backwards):
+            checksum = zlib.crc32(repr(self._windows()).encode(), checksum)
+        return checksum
 
     def _windows(self) -> dict[str, int]:
-        open_ones = sorted((length, count) for length, count in self._embedding.layout.windows.items() if count)
+        layout = self._embedding.layout
+        open_ones = sorted((length, count) for length, count in layout.windows.items() if count)
         told = {f"backward passes of the window of {length}": count for length, count in open_ones}
-        waiting = self._embedding.layout.waiting.backwards
-        if waiting:
-            told["backward passes that wait for step()"] = waiting
+        if layout.waiting.backwards:
+            told["backward passes that wait for step()"] = layout.waiting.backwards
         return told
 
-    def _changed(self) -> bool:
-        if not self._constant or self._others != self._whole():
-            return True
-        return any(optimizer.options != known for optimizer, known in self._options)
-
-    def _remember(self, optimizers: Sequence[TableOptimizer | None]) -> None:
+    def _remember(self, version: tuple[object, ...]) -> None:
+        optimizers = self._embedding.optimizers
         distinct = {id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values()
         self._options = [(optimizer, dict(optimizer.options)) for optimizer in distinct]
-        self._others = self._whole()
-        self._constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
-        of_tables = [_optimizer(optimizer) for optimizer in optimizers]
-        self._checksum = zlib.crc32(repr((self._others, of_tables)).encode())
+        # Options that are immutable have not changed where they are equal; others are read in every batch.
+        constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
+        self._version = version if constant else None
+        self._checksum = zlib.crc32(repr((self._whole(), [_optimizer(optimizer) for optimizer in optimizers])).encode())
 
     def _whole(self) -> dict[str, Any]:
         guard, options = self._embedding.guard, self._embedding.options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,16 +38,9 @@ class Tables:
     world_size: int
     bounds_check: BoundsCheckMode
 
-    def numbers(self) -> list[int]:
-        """The numbers that the ids of each table take along to their homes, as the engine's Deduplicator has them."""
-        lives = [config.life for config in self.configs]
-        return [
-            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * ("timestamp" in life.columns())
-            for life in lives
-        ]
-
-    def same_dim(self) -> list[list[int]]:
-        """Tables, by index, whose rows travel in one tensor."""
+    @functools.cached_property
+    def groups(self) -> list[list[int]]:
+        """The tables, by index, whose rows travel in one tensor: they have one dim."""
         groups: dict[int, list[int]] = {}
         for index, config in enumerate(self.configs):
             groups.setdefault(config.embedding_dim, []).append(index)
@@ -62,18 +56,26 @@ class Deduplication:
     """Removes duplicates from the batches of a collection, in the engine.
 
     Attributes:
+        groups: as of `Tables`.
+        row_bytes: int64 `[T]`, of a row of each table as it is sent.
         words: int64 `[T]`, int32 words that an id of each table takes along.
         dated: int64, tables whose ids leave by age.
         replicas: tables that every rank has as a whole.
+        of_training: whether training batches tell ranks more of their ids than others do.
     """
 
     def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool, rank: int) -> None:
         """`columns`: of each feature of the collection in the pooled output."""
         self.tables = tables
         self.replicas = Replicas(tables.placements, rank)
-        self.groups = tables.same_dim()
+        self.groups = tables.groups
+        self.row_bytes = np.array([4 * config.embedding_dim for config in tables.configs])
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
-        self._numbers = tables.numbers()
+        lives = [config.life for config in tables.configs]
+        self._numbers = [  # what ids take along to their owners, in bits of the engine's Deduplicator
+            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * ("timestamp" in life.columns())
+            for life in lives
+        ]
         of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
         self._host = Deduplicator(
             [0 if config.hashed else config.num_embeddings for config in tables.configs],
@@ -87,6 +89,7 @@ class Deduplication:
         )
         self.words = self._host.number_words
         self.dated = np.flatnonzero([kinds & 4 for kinds in self._numbers])
+        self.of_training = bool(self.words.any()) or self.replicas.any
 
     def run(self, batch: Batch, training: bool) -> UniqueBatch:
         """
@@ -100,14 +103,15 @@ class Deduplication:
         """
         arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
         seen = batch.seen
-        if training:
+        if training and any(self._numbers):
             self._check_seen(seen)
         found = self._host.run(*arrays, batch.weights is not None, training, training, seen.clicks, seen.timestamps)
-        warned = [self._out_of_range(*each) for each in found.out_of_range]
+        if found.out_of_range:
+            self._out_of_range(found.out_of_range)
         questions = Questions(found.counts, found.ids, found.numbers)
-        if training and self.replicas:
+        if training and self.replicas.any:
             questions = self._for_all(questions)
-        return UniqueBatch(batch, found, questions, [text for text in warned if text])
+        return UniqueBatch(batch, found, questions)
 
     def _for_all(self, questions: Questions) -> Questions:
         """The same with ids of replicated tables for every rank."""
@@ -149,13 +153,18 @@ class Deduplication:
         shows, clicks, stamps = (None if array is None else torch.from_numpy(array) for array in arrays)
         return Seen(shows, clicks, stamps, keys)
 
-    def _out_of_range(self, table: int, count: int, example: int) -> str | None:
-        """Says which ids are out of range: they read row 0 here, and only the rank that asks can tell."""
-        config, mode = self.tables.configs[table], self.tables.bounds_check
-        what = f"table {config.name!r}: {count} ids are out of range (such as {example})"
+    def _out_of_range(self, found: Sequence[tuple[int, int, int]]) -> None:
+        """Says which ids are out of range: they read row 0 here, and only the rank that has them can tell."""
+        texts = [
+            f"table {self.tables.configs[table].name!r}: {count} ids are out of range (such as {example})"
+            for table, count, example in found
+        ]
+        mode = self.tables.bounds_check
         if mode is BoundsCheckMode.FATAL:
-            raise IndexError(f"{what}, allowed are 0 .. {config.num_embeddings - 1}")
-        return f"{what} and read row 0" if mode is BoundsCheckMode.WARNING else None
+            raise IndexError(f"{texts[0]}, allowed are 0 .. {self.tables.configs[found[0][0]].num_embeddings - 1}")
+        if mode is BoundsCheckMode.WARNING:
+            for text in texts:
+                warn(f"{text} and read row 0", InputWarning)
 
 
 @dataclass(frozen=True)
@@ -182,18 +191,11 @@ class UniqueBatch:
         host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
             int64 `[W, T]`, how many ids those are, `numbers` int32, what they take along.
         questions: those that are sent.
-        warnings: to be given where the user sees them.
     """
 
     batch: Batch
     host: HostBatch
     questions: Questions
-    warnings: list[str]
-
-    def warn(self) -> None:
-        """Says which ids were out of range."""
-        for text in self.warnings:
-            warn(text, InputWarning)
 
 
 class Segments:
@@ -210,8 +212,7 @@ class Segments:
     """
 
     def __init__(self, unique: UniqueBatch, group: int, constants: GroupConstants, transfers: Transfers) -> None:
-        self._host, self._group, self._transfers = unique.host, group, transfers
-        self.constants = constants
+        self._host, self._group, self._transfers, self.constants = unique.host, group, transfers, constants
         self.dim, self.features = constants.dim, constants.features
         self.rows = unique.host.rows(group)
         self.lookups = unique.host.feature_lookups(group)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..tbe.rows.layout import Layout
 from ..tbe.rows.row_parts import WEIGHT
 from ..tbe.rows.table_view import TableView, load
 from ..tbe.step.prefetch_queue import Prefetched
+from .alike import TrainingSettings
 from .collectives import Exchange
 from .dedup import Tables
 from .full_state_dicts import has_whole_tables, whole_table
@@ -96,14 +97,12 @@ class HomeTables(CachedCollection):
     All tables are hash tables here, since ids are not those of the rows: an initial weight depends on the id alone.
 
     Attributes:
-        drawn: checksums of replicated tables that an `init_fn` has filled, by what they are.
+        exchange: with the other ranks.
+        settings: that ranks compare.
     """
 
-    drawn: dict[str, str]
-    _draws_alike: bool
-
-    def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
-        source, world_size = origin.embedding, exchange.world_size
+    def __init__(self, origin: CachedCollection, tables: Tables, exchange: Exchange) -> None:
+        source, world_size, placements = origin.embedding, exchange.world_size, tables.placements
         pairs = list(zip(source.tables, placements, strict=True))
         options = source.options
         hint = options.batch_hint
@@ -127,15 +126,13 @@ class HomeTables(CachedCollection):
             name: functools.partial(placement.rows, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        drawn_here: dict[str, str] = {}
-        self.__dict__["drawn"] = drawn_here
-        self.__dict__["_draws_alike"] = not source.layout.built and any(
-            placement.replicated and table.init_fn is not None for table, placement in index_tables.values()
-        )
-        embedding.layout.fill = functools.partial(_draw, index_tables, drawn_here)
+        drawn: dict[str, str] = {}  # checksums of replicated tables that an `init_fn` has filled
+        draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
+        embedding.layout.fill = functools.partial(_draw, index_tables, drawn)
         embedding.guard.others = exchange
         self.__dict__["handles_name"] = origin.handles_name
         super().__init__(origin.configs, embedding, None)
+        self.exchange, self.settings = exchange, TrainingSettings(embedding, drawn, draws and not source.layout.built)
         self._modules[self.handles_name] = module_dict(
             {name: self._handle(handle) for name, handle in origin.table_handles().items()}
         )
@@ -145,6 +142,10 @@ class HomeTables(CachedCollection):
             handles[table.name].divide(rows, None if placement.replicated else exchange)
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
+        # Lookups are of each rank for each table there; the rows of a dim go rank by rank, and there table by table.
+        self._orders = [
+            [world_size * table + rank for rank in range(world_size) for table in group] for group in tables.groups
+        ]
         self._take_over(source, placements, exchange)
         self.train(origin.training)
 
@@ -157,7 +158,7 @@ class HomeTables(CachedCollection):
         handle.replace_weight(weight)
         return handle
 
-    def _take_over(self, source: TableBatchedEmbedding, placements: list[Placement], exchange: Exchange) -> None:
+    def _take_over(self, source: TableBatchedEmbedding, placements: Sequence[Placement], exchange: Exchange) -> None:
         """Rows that were trained or loaded before, each by the rank that is their home.
 
         Raises:
@@ -170,7 +171,7 @@ class HomeTables(CachedCollection):
             told = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
             exchange.agree("takes over the rows of data_parallel tables", told)
 
-    def _move(self, source: TableBatchedEmbedding, placements: list[Placement], rank: int) -> None:
+    def _move(self, source: TableBatchedEmbedding, placements: Sequence[Placement], rank: int) -> None:
         self.sync_optimizers()
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
@@ -194,31 +195,26 @@ class HomeTables(CachedCollection):
             if before is not None and now is not None:
                 load(layout, [], [(now, before.step)])
 
-    def settle_drawn(self) -> None:
-        """Fills `drawn`, if that is not done yet."""
-        if self._draws_alike:
-            _ = self.embedding.groups  # which are built at the first use
-
-    def batch_of(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> Batch:
-        """Ids of all ranks, rank by rank and there table by table, as a batch; `seen`: what ranks told of them."""
-        return self.embedding.queue.batch(values, values, offsets, 1, self._keys, None, seen=seen)
-
     def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
-        """Prefetches the batch that `batch_of` will be given."""
+        """Prefetches the batch that `look_up` will be given."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
         self.embedding.queue.add(prefetched)
         return prefetched
 
-    def rows_of(self, batch: Batch, tables: Tables) -> list[torch.Tensor]:
-        """Rows of the tables of each dim, float32 `[n, D]`, rank by rank and there table by table."""
+    def look_up(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> list[torch.Tensor]:
+        """Looks up ids of all ranks, rank by rank and there table by table.
+
+        Args:
+            values, offsets: of the ids, int64 `[n]` and `[W * T + 1]`.
+            seen: what ranks told of them.
+
+        Returns:
+            rows of the tables of each dim, float32 `[n, D]`, in the order of the ids.
+        """
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
-        parts = self.embedding.lookup_features(batch)
-        ranks = range(tables.world_size)
-        return [
-            torch.cat([parts[table * tables.world_size + rank] for rank in ranks for table in group])
-            for group in tables.same_dim()
-        ]
+        parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, seen=seen))
+        return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.copy(self)
@@ -253,7 +249,7 @@ def _move_life(old: TableView, new: TableView, mine: Callable[[torch.Tensor], to
         new.set_sketch([sketch])
 
 
-def _cache(source: TableBatchedEmbedding, placements: list[Placement]) -> CacheOption:
+def _cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:
     """The option for one rank: rows are rows of a rank, but no more than can be there."""
     option = source.options.cache
     if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):

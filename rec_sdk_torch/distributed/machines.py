@@ -1,19 +1,15 @@
-"""The machines of the ranks of a process group, and the groups of two levels: within a machine, between machines."""
+"""The machines of the ranks of a process group."""
 
 from __future__ import annotations
 
 import itertools
 import numbers
 import os
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch.distributed as dist
-
-from ..runtime.host_groups import spans_world, timeout_of
-from .levels import Pair
 
 LocalSize: TypeAlias = int | Literal["auto"] | None
 """Ranks of a machine; "auto": as torchrun says; None: machines are not told apart."""
@@ -92,43 +88,3 @@ def ranks_of_machine(option: LocalSize, places: Sequence[Place]) -> int:
             "each: leave local_size out"
         )
     return sizes[0]
-
-
-_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], Pair]] = weakref.WeakKeyDictionary()
-
-
-def pair_of(group: dist.ProcessGroup, use: str, size: int, polled: bool) -> Pair:
-    """The groups of two levels for a `use` of `group`, with its backend. All ranks must call it together.
-
-    Args:
-        group: of W ranks.
-        use: for which there is one pair.
-        size: L, of which W is a multiple.
-        polled: see `Pair`.
-
-    Raises:
-        ValueError: the ranks of `group` are not in ascending order.
-    """
-    made = _pairs.setdefault(group, {})
-    if (use, size) not in made:
-        ranks = dist.get_process_group_ranks(group)
-        if ranks != sorted(ranks):
-            raise ValueError(f"two levels need a process group with its ranks in ascending order, this one has {ranks}")
-        count = len(ranks) // size
-        machines = [ranks[size * machine : size * (machine + 1)] for machine in range(count)]
-        within = _own(group, machines)
-        between = _own(group, [list(same) for same in zip(*machines, strict=True)])
-        made[use, size] = Pair(size, count, within, between, polled)
-    return made[use, size]
-
-
-def _own(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
-    """A new group of each part of a group; the one with this rank."""
-    timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
-    own: dist.ProcessGroup | None = None
-    for part in parts:  # all ranks that there are make every group, or torch would name them otherwise on some
-        if whole or dist.get_rank() in part:
-            made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
-            own = made if dist.get_rank() in part else own
-    assert own is not None
-    return own

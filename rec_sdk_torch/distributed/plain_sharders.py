@@ -18,6 +18,7 @@ from ..modules.conventions import plain_as_index
 from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ..optim.in_backward import apply_optimizer_in_backward
 from ..optim.requests import noted
+from ..runtime.host_groups import exchanging
 from ..tbe.rows.row_parts import WEIGHT
 from .collectives import Exchange
 from .machines import LocalSize
@@ -111,7 +112,7 @@ class _PlainSharder(TableSharder):
             rows = weight.detach().to("cpu")
             if placement.replicated:
                 rows = rows.clone()
-                with exchange.waiting(f"the weights of table {table!r}"):
+                with exchanging(f"the weights of table {table!r}", exchange.ids):
                     dist.broadcast(rows, dist.get_global_rank(exchange.ids, 0), group=exchange.ids)
             ids = torch.from_numpy(placement.rows(len(rows)))
             collection.embedding.view(table).write(ids, {WEIGHT: rows[ids]})

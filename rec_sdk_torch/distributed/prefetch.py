@@ -13,7 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..modules.collection import CachedCollection
 from ..tbe.step.prefetch_queue import MAX_DEPTH, Prefetched
-from .sharded import Coming, ShardedCollection
+from .sharded import ShardedCollection
+from .turn import Turn
 
 LAG = 3
 """Batches that a loop may have been given and not trained, as TorchRec's pipelines do; those before are skipped."""
@@ -137,7 +138,7 @@ class Started:
     """A batch that was prefetched for the collections that look it up."""
 
     def __init__(self, collections: Mapping[str, Collection], features: Features, depth: int) -> None:
-        self._entries: list[tuple[Any, Prefetched | Coming]] = []
+        self._entries: list[tuple[Any, Prefetched | Turn]] = []
         self._of = _by_collection(collections, features)
         try:
             for name, given in self._of.items():
@@ -159,7 +160,7 @@ class Started:
 
     def ended(self) -> bool:
         """Whether some rank has no such batch; it waits for the ranks, where collections are sharded."""
-        coming = [prefetched for _, prefetched in self._entries if isinstance(prefetched, Coming)]
+        coming = [prefetched for _, prefetched in self._entries if isinstance(prefetched, Turn)]
         ended = [each.ended() for each in coming]  # of all of them: ranks exchange in one order
         return any(ended)
 
@@ -199,10 +200,10 @@ def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Ite
     if not sharded:
         yield from batches
         return
-    source, none = iter(batches), object()
+    source, none, exchange = iter(batches), object(), sharded[0].exchange
     while True:
         batch: Any = next(source, none)
-        if sharded[0].exchange.on_any(batch is none, "reads a batch") or batch is none:
+        if exchange.answer(exchange.vote(batch is none, "reads a batch")):
             return
         yield batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from ..tbe import TableConfig
 from ..tbe.cache.batch import Int64Array
 from ..tbe.rows.table_view import TableView
-from .levels import Relayed
+from .all_to_all import Relayed
 from .placement import Placement
 
 
@@ -73,14 +73,14 @@ class Replicas:
     """The replicated tables of a collection, as one rank sees them.
 
     By themselves its ids of such a table go to itself alone, where their rows are.
+
+    Attributes:
+        any: whether there is one.
     """
 
     def __init__(self, placements: Sequence[Placement], rank: int) -> None:
         self._tables = np.array([placement.replicated for placement in placements], bool)
-        self._rank = rank
-
-    def __bool__(self) -> bool:
-        return bool(self._tables.any())
+        self._rank, self.any = rank, bool(self._tables.any())
 
     def for_all(self, counts: Int64Array) -> Int64Array:
         """Ids for each rank, int64 `[W, T]`, from those that it has rows for, `counts`."""
@@ -100,37 +100,37 @@ class Replicas:
 
     def route(
         self,
+        plain: Route,
         sent: Int64Array,
         asked: Int64Array,
         relayed: Relayed,
         tables: Sequence[int],
-        training: bool,
         device: torch.device,
     ) -> Route:
-        """
+        """Returns the route of a training batch: rows of replicas stay where they are, their gradients go to all ranks.
+
         Args:
+            plain: the route of rows that have one owner.
             sent: int64 `[W, T]`, the ids that this rank wants rows of.
             asked: int64 `[W, T]`, those that it was told of.
             relayed: int64 `[L, W / L, T]`, those that it passed on.
             tables: whose rows have one dim.
-            training: whether ranks were told of the ids of replicated tables.
             device: of the rows.
         """
-        mine, of_all = sent[:, tables], asked[:, tables]
-        to, of = of_all.sum(axis=1).tolist(), mine.sum(axis=1).tolist()
-        here = self._tables[tables]
-        own = None if relayed is None else relayed[:, :, tables]
-        grads = None if own is None else own.sum(axis=2)
-        if not training or not here.any():
-            return Route(to, of, of, to, relayed=grads, grads_relayed=grads)
-        kept = np.repeat(self._wanted(here, len(of_all)), of_all.ravel())
-        spread = self.spread(sent, tables)
-        grads_to = self.for_all(sent)[:, tables].sum(axis=1).tolist()
+        here, of_all = self._tables[tables], asked[:, tables]
+        if not here.any():
+            return plain
+        kept = np.flatnonzero(np.repeat(self._wanted(here, len(of_all)), of_all.ravel()))
         rows_to = np.where(here, 0, of_all)
         rows_to[self._rank] = of_all[self._rank]
-        kept_here, spread_here = (torch.from_numpy(each).to(device) for each in (np.flatnonzero(kept), spread))
-        passed_on = None if own is None else self._rows_only(own, here)
-        return Route(rows_to.sum(axis=1).tolist(), of, grads_to, to, kept_here, spread_here, passed_on, grads)
+        return replace(
+            plain,
+            to=rows_to.sum(axis=1).tolist(),
+            grads_to=self.for_all(sent)[:, tables].sum(axis=1).tolist(),
+            kept=torch.from_numpy(kept).to(device),
+            spread=torch.from_numpy(self.spread(sent, tables)).to(device),
+            relayed=None if relayed is None else self._rows_only(relayed[:, :, tables], here),
+        )
 
     def _rows_only(self, relayed: Int64Array, here: np.ndarray) -> Int64Array:
         """The rows that this rank passes on, of as many ids: those of replicated tables stay where they are."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torchrec.distributed.embedding_types import KJTList, ShardedEmbeddingModule
+from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -21,101 +21,33 @@ from ..tbe.cache.batch import Batch
 from ..tbe.cache.padding_ids import PaddingIds, with_zeros
 from ..tbe.cache.transfers import Transfers
 from ..tbe.rows.state_dict import row_numbers, warn_of_rows
-from ..tbe.step.prefetch_queue import MAX_COMING, Prefetched
-from .alike import TrainingSettings
-from .collectives import Exchange, SendRows, Vote
-from .dedup import Deduplication, GroupConstants, Segments, Tables, UniqueBatch
+from ..tbe.step.prefetch_queue import MAX_COMING
+from .all_to_all import Waited
+from .collectives import Exchange
+from .dedup import Deduplication, GroupConstants, Segments, Tables
 from .full_state_dicts import has_whole_tables
-from .input_dist import HEADER, Asked, CountsAwaitable, RanksEndedError, ShardedContext
 from .local_shard import HomeTables
 from .output_dist import PoolBags, Repeat
 from .placement import Placement
 from .rank_tables import RankTables
+from .turn import HEADER, SentCounts, Turn
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
-    """The rows are on their way."""
+    """The rows of a batch on their way."""
 
-    def __init__(
-        self, module: ShardedCollection, ctx: ShardedContext, rows: list[torch.Tensor], works: list[Any], failed: Vote
-    ):
+    def __init__(self, module: ShardedCollection, turn: Turn, rows: list[torch.Tensor], works: list[Waited]) -> None:
         super().__init__()
-        self._parts = module, ctx, rows, works, failed
+        self._parts = module, turn, rows, works
 
     @eager
     def _wait_impl(self) -> Any:
-        module, ctx, rows, works, failed = self._parts
-        if failed.wait():
-            module.exchange.raise_together(ctx.error)
-        with module.exchange.waiting("rows"):
-            for work in works:
-                work.wait()
-        return module.output(ctx, rows)
+        module, turn, rows, works = self._parts
+        turn.receive_rows(works)
+        return module.output(turn, rows)
 
 
-class Coming:
-    """A batch that will come: its ids are on their way while others are trained."""
-
-    def __init__(self, module: ShardedCollection, features: KeyedJaggedTensor | None, depth: int | None = None) -> None:
-        """`features`: None tells the other ranks that there is none. `depth`: as of `CachedCollection.prefetch`."""
-        self.module, self._depth = module, depth
-        self.ctx = module.create_context()
-        self._known = [] if features is None else [features]
-        self.ctx.ended = features is None
-        self._counts = module.input_dist(self.ctx, features)
-        self._ids: Awaitable[Asked] | None = None
-        self._announced: Prefetched | None = None
-        self._error: Exception | None = None
-
-    def also(self, features: KeyedJaggedTensor, values: torch.Tensor) -> None:
-        """The batch may come as `features`, a copy of it."""
-        self._known.append(features)
-
-    def is_of(self, features: KeyedJaggedTensor) -> bool:
-        """Whether it is this batch. Ids are not compared: all ranks must come to the same answer."""
-        return any(features is known for known in self._known)
-
-    def advance(self) -> None:
-        """The next of its stages: ids are sent, then those that arrived are planned. All ranks call it in one order."""
-        try:
-            if self._error is not None:
-                return
-            if self._ids is None:
-                self._ids = self._counts.wait()
-            elif self._announced is None:
-                asked = self._ids.wait()
-                self._announced = self.module.home.announce(asked.values, asked.offsets, asked.seen, self._depth)
-        except Exception as error:  # its forward raises it
-            self._error = error
-
-    def ended(self) -> bool:
-        """Whether some rank has no such batch: then there is none. Waits for the ranks, which all call it."""
-        if self._ids is None:
-            self.advance()
-        if self.ctx.ended and not isinstance(self._error, RanksEndedError):
-            assert self._error is not None
-            raise self._error  # of a batch, its forward does
-        return isinstance(self._error, RanksEndedError)
-
-    def take(self) -> Asked:
-        """The ids that this rank is asked for."""
-        if self._ids is None:
-            self.advance()
-        if self._error is not None:
-            raise self._error
-        assert self._ids is not None
-        asked: Asked = self._ids.wait()
-        return asked
-
-    def end(self) -> None:
-        """Forgets the batch: its forward will not come, or is over."""
-        if self._announced is not None:
-            self.module.home.forget(self._announced)
-
-
-class ShardedCollection(
-    NotScripted, RankTables, ShardedEmbeddingModule[Any, Any, Any, ShardedContext], FusedOptimizerModule
-):
+class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any, Any, Turn], FusedOptimizerModule):
     """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
 
     Attributes:
@@ -149,13 +81,11 @@ class ShardedCollection(
         self._constants = [
             GroupConstants(self.tables, group, self._columns, self._transfers) for group in self._deduplication.groups
         ]
-        self._row_bytes = np.array([4 * config.embedding_dim for config in self.tables.configs])
-        self._coming: list[Coming] = []
+        self._coming: list[Turn] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
         exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
-        self.__dict__["home"] = HomeTables(origin, placements, exchange)
+        self.__dict__["home"] = HomeTables(origin, self.tables, exchange)
         self.__dict__["embedding"] = self.home.embedding
-        self._settings = TrainingSettings(self.embedding, self.home.drawn)
         self.add_module(self.handles_name, self.home._modules[self.handles_name])
         self.train(origin.training)
 
@@ -170,147 +100,138 @@ class ShardedCollection(
         """
         if not isinstance(features, KeyedJaggedTensor):
             return None
-        for other in self._coming:
-            other.advance()
-        coming = Coming(self, features, depth)
-        self._coming.append(coming)
+        turn = self._begin(features, depth)
+        turn.also(features)
+        self._coming.append(turn)
         queue = self.embedding.queue
         queue.expected = max(queue.expected, min(len(self._coming), MAX_COMING if depth is None else depth + 1))
-        return coming
+        return turn
 
-    def prefetch_end(self) -> Coming:
+    def prefetch_end(self) -> Turn:
         """Takes the place of `prefetch` on a rank that has no batch any more: then the others have none either."""
+        return self._begin(None)
+
+    def _begin(self, features: KeyedJaggedTensor | None, depth: int | None = None) -> Turn:
+        """Starts the exchange of a batch, None for the end of this rank's data, behind the batches before it."""
         for other in self._coming:
             other.advance()
-        return Coming(self, None)
+        turn = Turn(self.home, self._deduplication, depth)
+        self._send_counts(turn, features)
+        return turn
 
-    def forget(self, coming: Coming) -> None:
+    def forget(self, turn: Turn) -> None:
         """Forgets a batch that was prefetched: its forward will not come, or is over."""
-        if coming in self._coming:
-            self._coming.remove(coming)
-            coming.end()
+        if turn in self._coming:
+            self._coming.remove(turn)
+            turn.end()
 
     @eager
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
         if isinstance(features, KeyedJaggedTensor):
             check_batch(features.values())  # before any exchange, which a tracer would note or break
-        place = self._place_of(features)
-        if place is None:
-            ctx = self.create_context()
-            asked = self.input_dist(ctx, features).wait().wait()
-            ctx.at_once = True
-            return self.compute_and_output_dist(ctx, asked)
-        for skipped in self._coming[:place]:
-            skipped.end()
-        coming, self._coming = self._coming[place], self._coming[place + 1 :]
-        result = self.compute_and_output_dist(coming.ctx, coming.take())
+        turn = self._prefetched(features) if self._coming else None
+        if turn is None:
+            turn = self.create_context()
+            self._send_counts(turn, features)
+            turn.at_once = True
+        turn.receive_ids()
+        result = self.compute_and_output_dist(turn, turn)
         for other in self._coming:
             other.advance()
         return result
 
-    def _place_of(self, features: KeyedJaggedTensor) -> int | None:
-        """Which of the batches that will come this one is, begun in the same mode; None: none of them."""
-        trains = self._trains()
-        found = [place for place, coming in enumerate(self._coming) if coming.is_of(features)]
-        place = next((place for place in found if self._coming[place].ctx.training == trains), None)
-        if found and place is None:  # the mode has changed: on all ranks, or some would wait for a forward of it
-            self._vote(self._coming[found[0]].ctx).wait()
-        return place
+    def _prefetched(self, features: KeyedJaggedTensor) -> Turn | None:
+        """Takes the batch from those that will come, with those before it; None where it is none of them.
 
-    def _vote(self, ctx: ShardedContext) -> Vote:
-        """Whether any rank's batch has failed; all have to be at the same one, in the same mode."""
-        doing = self.exchange.turns.doing(self.exchange.number, ctx.batch, self._trains())
-        return self.exchange.vote(ctx.error is not None, doing, self.exchange.turns.gradients)
-
-    def _trains(self) -> bool:
-        return bool(self.training) and torch.is_grad_enabled()
-
-    def create_context(self) -> ShardedContext:
-        return ShardedContext()
-
-    def input_dist(self, ctx: ShardedContext, features: KeyedJaggedTensor | None) -> Awaitable[Awaitable[Asked]]:
-        """Asks each rank for the ids that are at home there, each once. Errors are raised by all ranks, when waited.
-
-        None asks for nothing: the context says that this rank's data has ended.
+        A batch that was begun in another mode is begun anew.
         """
-        if features is None:
-            return CountsAwaitable(self.exchange, ctx, self._deduplication, self._settings)
-        ctx.training = self._trains()
-        try:
-            if ctx.training:
-                self.home.sync_optimizers()
-                self.home.settle_drawn()
-                ctx.settings = self._settings.checksum()
-            else:
-                ctx.settings = self._settings.checksum_of_changes()
-            ctx.bags = self.home.checked_bags(features)
-            if self._pooled:
-                ctx.bags.check_pooled()
-            keys, weights = self.home.feature_keys, None
-            if self._is_weighted:
-                weights = ctx.bags.features.weights_or_none()
-                if weights is None:
-                    raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
-                weights = weights.to(device=self.exchange.device)
-            values, seen = ctx.bags.features.values(), self.home.id_signals(ctx.bags.features)
-            batch = Batch.from_tensors(values, ctx.bags.offsets, ctx.bags.size, keys, weights, seen=seen)
-            if self._padding_ids is not None:
-                batch = self._padding_ids.without(batch)
-            ctx.asked = self._deduplication.run(batch, ctx.training)
-            ctx.asked.warn()
-        except Exception as error:
-            ctx.error = error
-        return CountsAwaitable(self.exchange, ctx, self._deduplication, self._settings)
+        trains = bool(self.training) and torch.is_grad_enabled()
+        found = [(place, turn) for place, turn in enumerate(self._coming) if turn.is_of(features)]
+        place, turn = next(((place, turn) for place, turn in found if turn.training == trains), (-1, None))
+        if turn is not None:
+            for skipped in self._coming[:place]:
+                skipped.end()
+            self._coming = self._coming[place + 1 :]
+        elif found:  # the mode has changed: on all ranks, or some would wait for a forward of it
+            _, other = found[0]
+            other.trains = trains
+            other.vote()
+            other.check()
+        return turn
 
-    def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
+    def create_context(self) -> Turn:
+        return Turn(self.home, self._deduplication)
+
+    def input_dist(self, ctx: Turn, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Turn]]:
+        """Starts a batch's exchange. Errors are raised by all ranks, when it is waited for."""
+        self._send_counts(ctx, features)
+        return SentCounts(ctx)
+
+    def _send_counts(self, turn: Turn, features: KeyedJaggedTensor | None) -> None:
+        """Finds the distinct ids of a batch, and starts to send their numbers; None: this rank's data has ended."""
+        turn.missing = features is None
+        if features is not None:
+            turn.training = bool(self.training) and torch.is_grad_enabled()
+            try:
+                if turn.training:
+                    self.home.sync_optimizers()
+                turn.settings = self.home.settings.checksum(turn.training)
+                turn.bags = self.home.checked_bags(features)
+                turn.unique = self._deduplication.run(self._batch_of(turn.bags), turn.training)
+            except Exception as error:
+                turn.error = error
+        turn.send_counts()
+
+    def _batch_of(self, bags: Bags) -> Batch:
+        """The batch as it is deduplicated: without ids that mean nothing."""
+        if self._pooled and bags.sizes is not None:
+            bags.check_pooled()
+        home, features, weights = self.home, bags.features, None
+        if self._is_weighted:
+            weights = features.weights_or_none()
+            if weights is None:
+                raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
+            weights = weights.to(device=self.exchange.device)
+        batch = Batch.from_tensors(
+            features.values(), bags.offsets, bags.size, home.feature_keys, weights, seen=home.id_signals(features)
+        )
+        return batch if self._padding_ids is None else self._padding_ids.without(batch)
+
+    def compute(self, ctx: Turn, dist_input: object) -> list[torch.Tensor]:
         """Rows that the ranks asked for; of a batch that fails, zeros, which `output_dist` tells the others."""
-        asked = cast(Asked, dist_input.features[0] if isinstance(dist_input, KJTList) else dist_input)
+        turn, of_training = ctx, self._deduplication.of_training
+        turn.trains = bool(self.training) and torch.is_grad_enabled()
         try:
-            of_training = self._deduplication.words.any() or self._deduplication.replicas
-            if self._trains() and not ctx.training and of_training:
+            if turn.trains and not turn.training and of_training:
                 raise RuntimeError("a batch that was begun in evaluation mode is trained: its ids were not counted")
-            return asked, self.home.rows_of(self.home.batch_of(asked.values, asked.offsets, asked.seen), self.tables)
+            return self.home.look_up(turn.values, turn.offsets, turn.seen)
         except Exception as error:
-            ctx.error = error
+            turn.error = error
         shapes = [
-            (int(asked.counts[:, group].sum()), self.tables.configs[group[0]].embedding_dim)
-            for group in self.tables.same_dim()
+            (int(turn.counts[:, group].sum()), self.tables.configs[group[0]].embedding_dim)
+            for group in self.tables.groups
         ]
-        return asked, [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
+        return [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
 
-    def output_dist(self, ctx: ShardedContext, output: tuple[Asked, list[torch.Tensor]]) -> LazyAwaitable[Any]:
-        asked, rows = output
-        assert ctx.asked is not None
-        failed = self._vote(ctx)
-        # Between its ids and its rows this rank may have exchanged others, in another order than the others have: rows
-        # of one batch that meet those of another are garbage, or the end of the process.
-        if not ctx.at_once and failed.wait():
-            self.exchange.raise_together(ctx.error)
-        works: list[Any] = []
-        received = []
-        for group, part in zip(self.tables.same_dim(), rows, strict=True):
-            counts = ctx.asked.host.counts, asked.counts, asked.relayed
-            route = self._deduplication.replicas.route(*counts, group, ctx.training, self.exchange.device)
-            received.append(SendRows.apply(part, self.exchange, ctx.batch, route, works))
-        self.exchange.settle()
-        self._count(ctx, ctx.asked)
-        return OutputAwaitable(self, ctx, received, works, failed)
+    def output_dist(self, ctx: Turn, output: list[torch.Tensor]) -> LazyAwaitable[Any]:
+        return OutputAwaitable(self, ctx, *ctx.send_rows(output))
 
-    def output(self, ctx: ShardedContext, rows: list[torch.Tensor]) -> Any:
+    def output(self, turn: Turn, rows: list[torch.Tensor]) -> Any:
         """The output of the unsharded collection, from rows of each distinct id."""
-        assert ctx.asked is not None
-        assert ctx.bags is not None
-        size = ctx.asked.batch.batch_size
-        segments = [
-            Segments(ctx.asked, group, constants, self._transfers) for group, constants in enumerate(self._constants)
-        ]
+        bags, unique = turn.bags, turn.unique
+        assert bags is not None
+        assert unique is not None
+        batch = unique.batch
+        segments = [Segments(unique, group, own, self._transfers) for group, own in enumerate(self._constants)]
         if not self._pooled:
-            return self._sequences(ctx.bags, ctx.asked.batch, segments, rows)
-        weights = ctx.asked.batch.weights
-        of_dims = [_chosen(weights, each.source) for each in segments]
-        pooled = PoolBags.apply(segments, size, sum(self._dims), *rows, *of_dims)
-        values = ctx.bags.expand(pooled, self._dims, self.home.feature_keys.tolist())
+            return self._sequences(bags, batch, segments, rows)
+        weights: list[torch.Tensor | None] = [None] * len(segments)
+        if batch.weights is not None:
+            of_batch = batch.weights
+            weights = [of_batch if s.source is None else of_batch.index_select(0, s.source) for s in segments]
+        pooled = PoolBags.apply(segments, batch.batch_size, sum(self._dims), *rows, *weights)
+        values = bags.expand(pooled, self._dims, self.home.feature_keys.tolist())
         return KeyedTensor(self._names, self._dims, values)
 
     def _sequences(
@@ -320,24 +241,9 @@ class ShardedCollection(
         for each, received in zip(segments, rows, strict=True):
             parts.update(zip(each.features, Repeat.apply(received, each), strict=True))
         ordered = with_zeros([parts[feature] for feature in range(len(parts))], batch, joined=False)
-        given = batch.whole
-        return bags.sequences(self._names, given, ordered, self._need_indices)
+        return bags.sequences(self._names, batch.whole, ordered, self._need_indices)
 
     # ---- figures
-
-    def _count(self, ctx: ShardedContext, asked: UniqueBatch) -> None:
-        stats, rank, host = self.exchange.stats, self.exchange.rank, asked.host
-        unique, lookups = host.counts, host.lookups
-        away = unique.sum(axis=0) - unique[rank]
-        stats["lookups"] += int(lookups.sum())
-        stats["unique_ids"] += int(unique.sum())
-        words = self._deduplication.words if ctx.training else 0
-        told = asked.questions.counts
-        stats["id_bytes"] += int(((told.sum(axis=0) - told[rank]) * (8 + 4 * words)).sum())
-        stats["row_bytes"] += int((away * self._row_bytes).sum())
-        training = 2 if self._trains() else 1
-        every = lookups.sum(axis=0) - lookups[rank]
-        stats["bytes_with_duplicates"] += int((every * (8 + self._row_bytes * training)).sum())
 
     def exchange_stats(self) -> dict[str, int]:
         """Exact counters since the start: of this rank's batches.
@@ -448,8 +354,3 @@ class ShardedCollection(
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError("a sharded collection cannot be copied: make a model anew, and load its state dict")
-
-
-def _chosen(values: torch.Tensor | None, source: torch.Tensor | None) -> torch.Tensor | None:
-    """`values` of lookups, which all are there when `source` is None."""
-    return values if values is None or source is None else values.index_select(0, source)

@@ -19,7 +19,7 @@ class Forked(Protocol):
 
 
 class Refusal:
-    """Stands for a lock that this process must not take: taking it raises, and says why."""
+    """Stands for a lock or another object that this process must not use: using it raises, and says why."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -28,6 +28,12 @@ class Refusal:
         raise RuntimeError(self.message)
 
     def __exit__(self, *error: object) -> None: ...
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(self.message)
+
+    def __call__(self, *args: object) -> NoReturn:
+        raise RuntimeError(self.message)
 
     def _is_owned(self) -> bool:
         return True  # a finalizer that would tidy up does not: there is nothing to tidy

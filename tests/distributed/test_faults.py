@@ -84,7 +84,7 @@ def die_at(rank: int, world_size: int, stage: str) -> str:
         if stage == "backward":
             model.module.scale.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
         else:
-            setattr(exchange, stage, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+            setattr(exchange.of_ids, stage, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
     try:
         for step in range(1, 4):
             model(batch_of(scenario, step, rank, world_size))[0].backward()
@@ -98,7 +98,7 @@ FULL = pytest.mark.full
 
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param("send_counts", marks=FULL), "send_each", pytest.param("vote", marks=FULL), "backward"],
+    [pytest.param("table", marks=FULL), "ask", pytest.param("most", marks=FULL), "backward"],
 )
 def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
     message = doomed.run_survivors(die_at, stage, survivors=[0])[0]

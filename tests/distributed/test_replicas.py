@@ -16,7 +16,7 @@ from sharded_model import Model, Scenario, bags_of, rows, shard, train_sharded
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.placement import Replicated, RowWise, TableWise
-from rec_sdk_torch.distributed.replicas import Replicas
+from rec_sdk_torch.distributed.replicas import Replicas, Route
 
 Start = Callable[[int], Ranks]
 ALL = ("data_parallel",) * 3
@@ -138,7 +138,9 @@ def test_what_goes_where(rank: int) -> None:
     own = [100 * rank + 10, 100 * rank + 11, 100 * rank + 12]
     assert told == [0, 1, *own, 100, *own, 120, *own]
     assert replicas.for_all(counts).tolist() == [[2, 3, 0], [1, 3, 1], [0, 3, 0]]
-    route = replicas.route(counts, np.full((3, 3), 2, np.int64), None, [0, 1], True, torch.device("cpu"))
+    of = counts[:, [0, 1]].sum(axis=1).tolist()
+    plain = Route([4, 4, 4], of, of, [4, 4, 4])
+    route = replicas.route(plain, counts, np.full((3, 3), 2, np.int64), None, [0, 1], torch.device("cpu"))
     assert route.to == [4 if home == rank else 2 for home in range(3)]
     assert route.of == [each + 3 * (home == rank) for home, each in enumerate([2, 1, 0])]
     assert (route.grads_to, route.grads_of) == ([5, 4, 3], [4, 4, 4])

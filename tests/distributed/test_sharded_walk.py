@@ -17,9 +17,10 @@ from walks import Walk, walking
 import rec_sdk_torch as rst
 
 ROWS = 16
+ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/two_levels.py"
 
 
-def sharded() -> Any:
+def sharded(local_size: int | None) -> Any:
     """Two tables in one group, whose cache on each rank holds two batches and a half."""
     collection = bags_collection(
         Place.device,
@@ -30,15 +31,15 @@ def sharded() -> Any:
     by_rows: Any = ParameterSharding(ShardingType.ROW_WISE.value, EmbeddingComputeKernel.FUSED.value)
     plan = EmbeddingModuleShardingPlan(dict.fromkeys(("t0", "t1"), by_rows))
     env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    (sharder,) = [each for each in rst.get_default_hybrid_sharders(None) if each.module_type is type(collection)]
+    sharders = rst.get_default_hybrid_sharders(local_size=local_size)
+    (sharder,) = [each for each in sharders if each.module_type is type(collection)]
     return sharder.shard(collection, plan, env, Place.device)
 
 
-def walk_of_rank(rank: int, world_size: int) -> tuple[Walk, int]:
+def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[Walk, int]:
     """The walk of a batch, and the rows that left the cache before its end."""
     with walking() as walk:
-        walk.left_out = ("distributed/",)
-        tables = sharded()
+        tables = sharded(local_size)
 
         def train(number: int) -> None:
             ids = [[ROWS * (world_size * number + rank) + row] for row in range(ROWS)]
@@ -50,12 +51,25 @@ def walk_of_rank(rank: int, world_size: int) -> tuple[Walk, int]:
         return walk, tables.cache_stats()["rows_out"]
 
 
-def test_a_batch(ranks_of: Callable[[int], Ranks], device: torch.device) -> None:
-    """Calls of the sharding's own room are not counted."""
+@pytest.fixture
+def on_host(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
-    walk, rows_out = ranks_of(2).run(walk_of_rank)[0]
+
+
+@pytest.mark.usefixtures("on_host")
+def test_a_batch(ranks_of: Callable[[int], Ranks]) -> None:
+    walk, rows_out = ranks_of(2).run(walk_of_rank, None)[0]
     assert rows_out >= ROWS, "rows leave in every batch"
-    walk.check(calls=100, classes=16, cache=5, step=3)
+    walk.check(calls=126, classes=24, cache=5, step=3)
     once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
     assert +walk.engine == Counter(once)
+    assert walk.entries[ALL_TO_ALL] <= 6, "numbers of ids, ids, vote, rows, gradients"
+    assert not walk.entries[TWO_LEVELS]
+
+
+@pytest.mark.usefixtures("on_host")
+def test_a_batch_by_two_levels(ranks_of: Callable[[int], Ranks]) -> None:
+    walk, _ = ranks_of(4).run(walk_of_rank, 2)[0]
+    assert walk.entries[TWO_LEVELS] > 0
+    assert walk.calls <= 193

@@ -249,7 +249,7 @@ def die_before_ids(rank: int, world_size: int) -> str:
     scenario = Scenario(local_size=2)
     model = shard(Model(scenario, 3), scenario, world_size)
     if rank == 3:
-        model.module.sparse.exchange.send_each = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        model.module.sparse.exchange.of_ids.ask = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
     try:
         model(jagged(*bags_of(scenario, 0, world_size)[rank]))[0].backward()
     except RuntimeError as error:

@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel, KJTList
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder, EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, dtype_to_data_type
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from ...distributed.input_dist import Asked, ShardedContext
 from ...distributed.plain_sharders import collection_like, configs_of
 from ...distributed.sharded import ShardedCollection
 from ...distributed.sharder import TableSharder
 from ...distributed.sharders import EmbCacheEmbeddingBagCollectionSharder, EmbCacheEmbeddingCollectionSharder
+from ...distributed.turn import Turn
 from ...modules.collection import CachedCollection
 from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConfig
 from ...modules.conventions import plain_as_index
@@ -46,12 +46,12 @@ class CollectionTables(ScoredTables):
     def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return self._sharded.at_home(name, ids)
 
-    def end_batch(self, asked: Asked) -> None:
+    def end_batch(self, turn: Turn) -> None:
         """Notes a training batch whose rows were just looked up."""
-        ranks, tables = asked.counts.shape
-        begins = asked.offsets.tolist()
+        ranks, tables = turn.counts.shape
+        begins = turn.offsets.tolist()
         for name, table in self._places.items():
-            parts = [asked.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
+            parts = [turn.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
             self._scores[name].end_batch(torch.cat(parts))
 
 
@@ -69,12 +69,12 @@ class _ShardedTables(ShardedCollection):
     def unsharded_module_type(self) -> type[torch.nn.Module]:
         return self._unsharded
 
-    def compute(self, ctx: ShardedContext, dist_input: Asked | KJTList) -> tuple[Asked, list[torch.Tensor]]:
-        """As of any sharded collection; then the rows of the batch have its score."""
-        asked, rows = super().compute(ctx, dist_input)
-        if ctx.error is None and self._trains():
-            self.dynamic.end_batch(asked)
-        return asked, rows
+    def compute(self, ctx: Turn, dist_input: object) -> list[torch.Tensor]:
+        """Looks up a batch as any sharded collection does; then its rows have its score."""
+        rows = super().compute(ctx, dist_input)
+        if ctx.error is None and ctx.trains:
+            self.dynamic.end_batch(ctx)
+        return rows
 
 
 class ShardedDynamicEmbeddingCollection(_ShardedTables):

@@ -178,6 +178,8 @@ class Transfers:
 
     def put(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
         """Arrays on the device, for the current stream."""
+        if not self.pinned:
+            return tuple(map(torch.from_numpy, arrays))
         return self.send_arrays(arrays).wait()
 
     def fetch(self, tensor: torch.Tensor, staging: torch.Tensor | None = None) -> Departure:

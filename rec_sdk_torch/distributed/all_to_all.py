@@ -1,0 +1,104 @@
+"""All-to-alls of one process group, whose messages and bytes are counted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from ..tbe.cache.batch import Int64Array
+
+Relayed: TypeAlias = Int64Array | None
+"""The elements that this rank passes on, int64 `[L, W / L]`: of each rank of its machine for each machine."""
+
+COUNTERS = ("messages", "bytes_within", "bytes_between")
+
+
+class Waited(Protocol):
+    """An exchange on its way."""
+
+    def wait(self) -> Any:
+        """Blocks until it has arrived."""
+
+    def is_completed(self) -> bool:
+        """Returns whether it has arrived, or failed."""
+
+
+class AllToAll(Protocol):
+    """Sends tensors from each rank to each other. All ranks have to call its methods in one order.
+
+    Attributes:
+        group: the process group of all ranks.
+    """
+
+    group: dist.ProcessGroup
+
+    def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
+        """Sends each rank its row of int64 `[W, n]`; (work, rows of all ranks, `[L, W / L, n]` that are passed on)."""
+
+    def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+        """Sends each rank `to` elements, rank by rank; (work, `of` elements of each rank)."""
+
+    def answer(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+        """Sends answers to `ask` in the same way; `relayed`: of the questions."""
+
+    def most(self, numbers: torch.Tensor) -> Waited:
+        """Replaces each number by the greatest of all ranks."""
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Returns the tensors of all ranks, `[W, ...]`."""
+
+
+class OneLevel:
+    """Each rank sends to each other."""
+
+    def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], size: int = 1) -> None:
+        """
+        Args:
+            group: of W ranks.
+            stats: takes the counters of messages, and of bytes within machines and between them.
+            size: ranks of a machine.
+        """
+        self.group, self._stats = group, stats
+        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        first = self._rank - self._rank % size
+        self._machine = slice(first, first + size)
+
+    def send(
+        self, received: torch.Tensor, sent: torch.Tensor, of: list[int] | None = None, to: list[int] | None = None
+    ) -> Waited:
+        """Starts to send `to` elements to each rank, and to receive `of` from each; as many of each without them."""
+        lengths = [len(sent) // self._ranks] * self._ranks if to is None else to
+        own, here = lengths[self._rank], sum(lengths[self._machine])
+        width = sent.element_size() * math.prod(sent.shape[1:])
+        self._stats["messages"] += self._ranks - 1
+        self._stats["bytes_within"] += (here - own) * width
+        self._stats["bytes_between"] += (sum(lengths) - here) * width
+        work: Waited = dist.all_to_all_single(received, sent, of, to, group=self.group, async_op=True)
+        return work
+
+    def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
+        received = torch.empty_like(sent)
+        return self.send(received, sent), received, None
+
+    def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+        received = sent.new_empty((sum(of), *sent.shape[1:]))
+        return self.send(received, sent, of, to), received
+
+    answer = ask
+
+    def most(self, numbers: torch.Tensor) -> Waited:
+        work: Waited = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        return work
+
+    def start_gather(self, own: torch.Tensor) -> tuple[torch.Tensor, Waited]:
+        """Returns the tensors of all ranks, in one, and the work that brings them."""
+        every = own.new_empty((self._ranks, *own.shape))
+        return every, dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True)
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        every, work = self.start_gather(own)
+        work.wait()
+        return every

@@ -1,0 +1,330 @@
+"""One batch of a sharded collection on its way between the ranks: ids to their owners, rows back, gradients again."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Multistreamable
+
+from ..modules.bags import Bags
+from ..tbe.cache.batch import Int64Array
+from ..tbe.config.life import Seen
+from ..tbe.step.prefetch_queue import Prefetched
+from .all_to_all import Relayed, Waited
+from .collectives import Exchange, Vote
+from .dedup import Deduplication, UniqueBatch
+from .local_shard import HomeTables
+from .replicas import Route
+
+FAILED, TRAINING, ENDED = 1, 2, 4
+"""The bits that a rank tells all others of its batch."""
+HEADER = 4
+"""Numbers that say which batch it is: of the collection, of the batch, this status, the settings."""
+
+
+class RanksEndedError(Exception):
+    """Raised for a batch that some rank does not have: its data ended before."""
+
+
+class Turn(Multistreamable):
+    """A batch's exchanges with the other ranks. TorchRec's pipelines carry it as their context, and as the batch's ids.
+
+    All ranks call the stages in one order: `send_counts`, `send_ids`, `receive_ids`, `send_rows`, `receive_rows`; the
+    backward pass of `SendRows` is the last. An error of one rank is raised by all.
+
+    Attributes:
+        exchange: with the other ranks.
+        batch: its number among the batches of the collection.
+        bags: the batch as this rank was given it.
+        unique: its distinct ids.
+        settings: a checksum of what this rank trains by.
+        missing: whether this rank has no such batch, since its data has ended.
+        training: whether the batch was begun in training mode.
+        trains: whether its rows are looked up in training mode.
+        at_once: whether this rank exchanges nothing else between its ids and its rows.
+        error: what failed on this rank.
+        values: ids that all ranks ask this one for, int64 `[n]`, rank by rank, and there table by table.
+        counts, offsets: of `values`, int64 `[W, T]` and `[W * T + 1]`.
+        seen: what the ranks told of each of `values`; None where no table needs it, or no rank trains.
+    """
+
+    values: torch.Tensor
+    counts: Int64Array
+    offsets: torch.Tensor
+
+    def __init__(self, home: HomeTables, deduplication: Deduplication, depth: int | None = None) -> None:
+        """
+        Args:
+            home: the rows of this rank.
+            deduplication: of the collection's batches.
+            depth: as of `CachedCollection.prefetch`, for a batch that is prefetched.
+        """
+        self.exchange, self._home, self._deduplication, self._depth = home.exchange, home, deduplication, depth
+        self.batch = self.settings = 0
+        self.bags: Bags | None = None
+        self.unique: UniqueBatch | None = None
+        self.missing = self.training = self.trains = self.at_once = False
+        self.error: Exception | None = None
+        self.seen: Seen | None = None
+        self._works: list[Waited] = []
+        self._sent = self._received = False
+        self._relayed: Relayed = None
+        self._numbers: torch.Tensor | None = None
+        self._known: list[KeyedJaggedTensor] = []
+        self._announced: Prefetched | None = None
+        self._raised: Exception | None = None
+        self._vote: Vote | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Does nothing: the tensors of a turn are on the host."""
+
+    # ---- ids to their owners
+
+    def send_counts(self) -> None:
+        """Starts to send each rank the numbers of its ids, behind what all ranks compare."""
+        exchange, dated = self.exchange, self._deduplication.dated
+        exchange.batches += 1
+        self.batch = exchange.batches
+        status = FAILED * (self.error is not None) + TRAINING * self.training + ENDED * self.missing
+        table = np.zeros((exchange.world_size, exchange.turns.width), np.int64)
+        table[:, :HEADER] = exchange.number, self.batch, status, self.settings
+        first = HEADER + len(dated)
+        self._counted = slice(first, first + len(self._deduplication.words))
+        if self.unique is not None:
+            table[:, HEADER:first] = self.unique.host.latest[dated]
+            table[:, self._counted] = self.unique.questions.counts
+        self._work, self._table, self._passed_on = exchange.of_ids.table(torch.from_numpy(table))
+
+    def send_ids(self) -> None:
+        """Waits for the numbers of all ranks, and starts to send the ids.
+
+        Raises:
+            RanksEndedError: some rank has no such batch.
+            RuntimeError: ranks are at other batches, or some train what others evaluate.
+            ValueError: they train by other settings.
+            Exception: some rank's batch failed.
+        """
+        self.exchange.wait("numbers of ids", self._work)
+        table = self._table.numpy()
+        headers = table[:, :HEADER]
+        if headers[0, 2] & ~TRAINING or (headers != headers[0]).any():
+            self._raise(headers)
+        self.counts = np.ascontiguousarray(table[:, self._counted])
+        if self._passed_on is not None:
+            self._relayed = np.ascontiguousarray(self._passed_on.numpy()[:, :, self._counted])
+        assert self.unique is not None
+        questions, words = self.unique.questions, self._deduplication.words
+        self.values = self._send(questions.ids, np.ones_like(words))
+        if self.training and words.any():
+            self._numbers = self._send(questions.numbers, words)
+        self._sent = True
+
+    def _send(self, values: npt.NDArray[Any], words: Int64Array) -> torch.Tensor:
+        """Starts to send each rank its part of `values`, which have so many elements for an id of each table."""
+        assert self.unique is not None
+        to, of = (self.unique.questions.counts @ words).tolist(), (self.counts @ words).tolist()
+        relayed = None if self._relayed is None else self._relayed @ words
+        work, received = self.exchange.of_ids.ask(torch.from_numpy(values), to, of, relayed)
+        self._works.append(work)
+        return received
+
+    def _raise(self, headers: Int64Array) -> NoReturn:
+        """Raises what the headers of all ranks say, which every rank finds the same; see `send_ids`."""
+        exchange, status = self.exchange, headers[:, 2]
+        doing = [exchange.doing(number, batch, bool(bits & TRAINING)) for number, batch, bits, _ in headers.tolist()]
+        if (headers[:, :2] != headers[0, :2]).any():
+            exchange.batches -= 1  # on each rank of the collection that it has called: they count alike again
+            raise exchange.out_of_step(doing)
+        if (status & ENDED).any():
+            raise RanksEndedError
+        if (status & FAILED).any():
+            exchange.raise_together(self.error)
+        if (status != status[0]).any():
+            raise exchange.out_of_step(doing)
+        exchange.raise_apart(doing[0], self._home.settings.told())
+
+    def receive_ids(self) -> None:
+        """Waits for the ids that all ranks ask this one for; raises what `send_ids` raises or has raised."""
+        if self._raised is not None:
+            raise self._raised
+        if not self._sent:
+            self.send_ids()
+        if self._received:
+            return
+        self.exchange.wait("ids", *self._works)
+        if self._numbers is not None:
+            latest = self._table.numpy()[:, HEADER : self._counted.start]
+            self.seen = self._deduplication.received(self.counts, latest, self.values, self._numbers)
+        self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(self.counts)]))
+        self._received = True
+
+    # ---- a batch that was prefetched
+
+    def also(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
+        """Lets the batch come as `features`."""
+        self._known.append(features)
+
+    def is_of(self, features: KeyedJaggedTensor) -> bool:
+        """Returns whether it is this batch. Ids are not compared: all ranks must come to the same answer."""
+        return any(features is known for known in self._known)
+
+    def advance(self) -> None:
+        """Goes on to the next stage: ids are sent, then those that arrived are planned. Its forward raises errors."""
+        if self._raised is not None or self._announced is not None:
+            return
+        try:
+            if not self._sent:
+                self.send_ids()
+            else:
+                self.receive_ids()
+                self._announced = self._home.announce(self.values, self.offsets, self.seen, self._depth)
+        except Exception as error:
+            self._raised = error
+
+    def ended(self) -> bool:
+        """Returns whether some rank has no such batch: then there is none. Waits for the ranks, which all call it."""
+        if not self._sent:
+            self.advance()
+        if isinstance(self._raised, RanksEndedError):
+            return True
+        if self.missing and self._raised is not None:  # of a batch, its forward raises it
+            raise self._raised
+        return False
+
+    def end(self) -> None:
+        """Forgets the batch: its forward will not come, or is over."""
+        if self._announced is not None:
+            self._home.forget(self._announced)
+
+    # ---- rows of the ids, and their gradients
+
+    def vote(self) -> None:
+        """Starts to compare which batch each rank looks up, and whether it has failed on any."""
+        exchange = self.exchange
+        doing = exchange.doing(exchange.number, self.batch, self.trains)
+        self._vote = exchange.vote(self.error is not None, doing, exchange.turns.gradients)
+
+    def check(self) -> None:
+        """Waits for the vote; raises on all ranks what failed on the first of those on which the batch has failed."""
+        vote, self._vote = self._vote, None
+        if vote is not None and self.exchange.answer(vote):
+            self.exchange.raise_together(self.error)
+
+    def send_rows(self, rows: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Waited]]:
+        """Starts to send each rank the rows that it asked for.
+
+        Args:
+            rows: of the tables of each dim, float32 `[n, D]`, in the order of `values`.
+
+        Returns:
+            (rows of the distinct ids of this rank, of each dim, and the work that brings them)
+        """
+        self.vote()
+        # Between its ids and its rows this rank may have exchanged others, in another order than the others have: rows
+        # of one batch that meet those of another are garbage, or the end of the process.
+        if not self.at_once:
+            self.check()
+        assert self.unique is not None
+        sent, asked, relayed = self.unique.host.counts, self.counts, self._relayed
+        replicas, received = self._deduplication.replicas, []
+        works: list[Waited] = []
+        for group, part in zip(self._deduplication.groups, rows, strict=True):
+            of, to = sent[:, group].sum(axis=1).tolist(), asked[:, group].sum(axis=1).tolist()
+            passed_on = None if relayed is None else relayed[:, :, group].sum(axis=2)
+            route = Route(to, of, of, to, relayed=passed_on, grads_relayed=passed_on)
+            if self.training and replicas.any:
+                route = replicas.route(route, sent, asked, relayed, group, self.exchange.device)
+            received.append(SendRows.apply(part, self.exchange, self.batch, route, works))
+        for pair in self.exchange.staged:
+            pair.settle()
+        self._count(self.unique)
+        return received, works
+
+    def receive_rows(self, works: list[Waited]) -> None:
+        """Waits for the rows that `send_rows` returned; raises what failed on any rank."""
+        self.check()
+        self.exchange.wait("rows", *works)
+
+    def _count(self, batch: UniqueBatch) -> None:
+        """Adds the batch to the counters of `ShardedCollection.exchange_stats`."""
+        stats, rank, tables = self.exchange.stats, self.exchange.rank, self._deduplication
+        unique, lookups, told = batch.host.counts, batch.host.lookups, batch.questions.counts
+        words = tables.words if self.training else 0
+        stats["lookups"] += int(lookups.sum())
+        stats["unique_ids"] += int(unique.sum())
+        stats["id_bytes"] += int(((told.sum(axis=0) - told[rank]) * (8 + 4 * words)).sum())
+        stats["row_bytes"] += int(((unique.sum(axis=0) - unique[rank]) * tables.row_bytes).sum())
+        every = lookups.sum(axis=0) - lookups[rank]
+        stats["bytes_with_duplicates"] += int((every * (8 + tables.row_bytes * (1 + self.trains))).sum())
+
+
+class SendRows(torch.autograd.Function):
+    """Rows float32 `[n, D]` to the ranks that asked for them, and in the backward pass their gradients back.
+
+    The result may be read once the work that it adds to `works` is waited for.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, exchange: Exchange, batch: int, route: Route, works: list[Waited]
+    ) -> torch.Tensor:
+        sent = rows.contiguous() if route.kept is None else rows.index_select(0, route.kept)
+        answer = exchange.of_rows.answer
+        try:
+            work, received = answer(sent, route.to, route.of, route.relayed)
+        except RuntimeError as error:
+            raise exchange.lost("rows", error) from error
+        works.append(work)
+        ctx.exchange, ctx.batch, ctx.route = exchange, batch, route
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        exchange, route = ctx.exchange, ctx.route
+        if get_gradient_division() and exchange.world_size > 1:  # TorchRec's convention: losses are averaged over ranks
+            grad = grad / exchange.world_size
+        exchange.stats["grad_bytes"] += (sum(route.grads_to) - route.grads_to[exchange.rank]) * grad.shape[1] * 4
+        exchange.note_gradients(ctx.batch, grad.shape[1])
+        sent = grad.contiguous() if route.spread is None else grad.index_select(0, route.spread)
+        ask = exchange.of_rows.ask
+        try:
+            work, result = ask(sent, route.grads_to, route.grads_of, route.grads_relayed)
+            work.wait()
+        except RuntimeError as error:
+            raise exchange.lost("gradients", error) from error
+        return result, None, None, None, None
+
+
+class SentIds(Awaitable[Turn]):
+    """The ids of a turn on their way, for TorchRec's pipelines."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        self._turn = turn
+
+    def _wait_impl(self) -> Turn:
+        self._turn.receive_ids()
+        return self._turn
+
+
+class SentCounts(Awaitable[Awaitable[Turn]]):
+    """The numbers of ids of a turn on their way, for TorchRec's pipelines."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        self._turn = turn
+
+    @property
+    def awaitables(self) -> list[Awaitable[Awaitable[Turn]]]:
+        """The attribute by which TorchRec's pipelines look into requests."""
+        return [self]
+
+    def _wait_impl(self) -> Awaitable[Turn]:
+        self._turn.send_ids()
+        return SentIds(self._turn)

@@ -1,0 +1,237 @@
+"""All-to-alls by two levels: within machines, and between them.
+
+W ranks are in machines of L: rank r has the place r % L in machine r // L. By two levels a block for another rank goes
+first to the rank of its own machine with that place, then, together with those of the whole machine, to the other one.
+Answers go back over the same ranks. A rank so sends L - 1 and W / L - 1 messages in place of W - 1.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..runtime.host_groups import spans_world, timeout_of
+from ..tbe.cache.batch import Int64Array
+from .all_to_all import OneLevel, Relayed, Waited
+
+
+@dataclass(eq=False)
+class Pair:
+    """The groups of two levels that a rank is in, for one use.
+
+    Attributes:
+        size: L, ranks of a machine.
+        machines: M.
+        within: the ranks of this machine.
+        between: the ranks of one place in their machines.
+        waiting: exchanges whose second level has not begun, in the order in which it will.
+    """
+
+    size: int
+    machines: int
+    within: dist.ProcessGroup
+    between: dist.ProcessGroup
+    waiting: deque[Staged] = field(default_factory=deque)
+
+    def push(self) -> None:
+        """Begins second levels whose first is through."""
+        while self.waiting and self.waiting[0].first.is_completed():
+            self.waiting.popleft().go_on()
+
+    def settle(self) -> None:
+        """Begins all second levels: other ranks need not wait until this one waits."""
+        while self.waiting:
+            self.waiting.popleft().go_on()
+
+
+_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], Pair]] = weakref.WeakKeyDictionary()
+
+
+def pair_of(group: dist.ProcessGroup, use: str, size: int) -> Pair:
+    """The groups of two levels for a `use` of `group`, with its backend. All ranks must call it together.
+
+    Args:
+        group: of W ranks.
+        use: for which there is one pair.
+        size: L, of which W is a multiple.
+
+    Raises:
+        ValueError: the ranks of `group` are not in ascending order.
+    """
+    made = _pairs.setdefault(group, {})
+    if (use, size) not in made:
+        ranks = dist.get_process_group_ranks(group)
+        if ranks != sorted(ranks):
+            raise ValueError(f"two levels need a process group with its ranks in ascending order, this one has {ranks}")
+        count = len(ranks) // size
+        machines = [ranks[size * machine : size * (machine + 1)] for machine in range(count)]
+        within = _own(group, machines)
+        between = _own(group, [list(same) for same in zip(*machines, strict=True)])
+        made[use, size] = Pair(size, count, within, between)
+    return made[use, size]
+
+
+def _own(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
+    """A new group of each part of a group; the one with this rank."""
+    timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
+    own: dist.ProcessGroup | None = None
+    for part in parts:  # all ranks that there are make every group, or torch would name them otherwise on some
+        if whole or dist.get_rank() in part:
+            made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
+            own = made if dist.get_rank() in part else own
+    assert own is not None
+    return own
+
+
+class TwoLevels:
+    """Sends within a machine, and between machines to the ranks of one place."""
+
+    def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], pair: Pair, polled: Pair) -> None:
+        """
+        Args:
+            group: of all ranks.
+            stats: as of `OneLevel`.
+            pair: of all collections of `group`.
+            polled: of ids, whose second levels may begin at any time, since each level has one group of its own.
+                Rows and their gradients use both groups in both directions: there all begin in one order, on all ranks.
+        """
+        self.group, self.pair, self.polled = group, pair, polled
+        self._within, self._between = OneLevel(pair.within, stats, pair.size), OneLevel(pair.between, stats)
+
+    def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
+        size, machines, width = self.pair.size, self.pair.machines, sent.shape[1]
+        by_place = sent.view(machines, size, width).transpose(0, 1).contiguous()
+        relayed, received = torch.empty_like(by_place), torch.empty_like(sent)
+        first = self._within.send(relayed, by_place)
+
+        def second() -> Waited:
+            passed_on = relayed.transpose(0, 1).contiguous()
+            return self._between.send(received.view(machines, size, width), passed_on)
+
+        return self._begin(first, second), received, relayed
+
+    def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+        assert relayed is not None
+        for_ranks, of_ranks = self._by_machine(to), self._by_machine(of)
+        by_place = _transposed(sent, for_ranks)
+        passed_on = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
+        first = self._within.send(passed_on, by_place, relayed.sum(axis=1).tolist(), for_ranks.sum(axis=0).tolist())
+        received = sent.new_empty((sum(of), *sent.shape[1:]))
+
+        def second() -> Waited:
+            sizes = of_ranks.sum(axis=1).tolist(), relayed.sum(axis=0).tolist()
+            return self._between.send(received, _transposed(passed_on, relayed), *sizes)
+
+        return self._begin(first, second), received
+
+    def answer(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+        assert relayed is not None
+        for_ranks, of_ranks = self._by_machine(to), self._by_machine(of)
+        passed_on = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
+        first = self._between.send(passed_on, sent, relayed.sum(axis=0).tolist(), for_ranks.sum(axis=1).tolist())
+        received = sent.new_empty((sum(of), *sent.shape[1:]))
+        result, by_place = received.detach(), torch.empty_like(received)
+
+        def second() -> Waited:
+            sizes = of_ranks.sum(axis=0).tolist(), relayed.sum(axis=1).tolist()
+            return self._within.send(by_place, _transposed(passed_on, relayed.T), *sizes)
+
+        def end() -> None:
+            with torch.no_grad():
+                torch.cat(_blocks(by_place, of_ranks.T), out=result)
+
+        return self._begin(first, second, end), received
+
+    def most(self, numbers: torch.Tensor) -> Waited:
+        return self._begin(self._within.most(numbers), lambda: self._between.most(numbers))
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        machine, first = self._within.start_gather(own)
+        found: list[torch.Tensor] = []
+
+        def second() -> Waited:
+            every, work = self._between.start_gather(machine)
+            found.append(every)
+            return work
+
+        self._begin(first, second).wait()
+        return found[0].flatten(0, 1)
+
+    def _begin(self, first: Waited, second: Callable[[], Waited], end: Callable[[], None] | None = None) -> Staged:
+        self.polled.push()
+        staged = Staged(self, first, second, end)
+        self.pair.waiting.append(staged)
+        return staged
+
+    def _by_machine(self, of_ranks: list[int]) -> Int64Array:
+        """Numbers of each rank, int64 `[W / L, L]`."""
+        return np.array(of_ranks, np.int64).reshape(self.pair.machines, self.pair.size)
+
+
+class Staged:
+    """An exchange whose second level begins once its first is through, and once those before it have begun theirs.
+
+    Attributes:
+        first: the work of the first level.
+    """
+
+    def __init__(
+        self, way: TwoLevels, first: Waited, second: Callable[[], Waited], end: Callable[[], None] | None
+    ) -> None:
+        """
+        Args:
+            way: on whose groups it is.
+            first: the work of the first level.
+            second: begins the second level.
+            end: to be done when that is through.
+        """
+        self.first = first
+        self._way, self._begin, self._end = way, second, end
+        self._second: Waited | None = None
+        self._error: RuntimeError | None = None
+
+    def go_on(self) -> None:
+        """Waits for the first level and begins the second; an error is kept for `wait` of this exchange."""
+        try:
+            self.first.wait()
+            self._second = self._begin()
+        except RuntimeError as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        """Whether the second level is through."""
+        return self._error is not None or (self._second is not None and self._second.is_completed())
+
+    def wait(self) -> None:
+        """Waits until both levels are through.
+
+        Raises:
+            RuntimeError: a rank has ended, or does not come.
+        """
+        self._way.polled.push()
+        while self._second is None and self._error is None:
+            self._way.pair.waiting.popleft().go_on()
+        if self._error is not None:
+            raise self._error
+        assert self._second is not None
+        self._second.wait()
+        if self._end is not None:
+            self._end()
+
+
+def _blocks(tensor: torch.Tensor, lengths: Int64Array) -> list[torch.Tensor]:
+    """Returns the blocks of a tensor that has them by the rows of `lengths`, `[n, m]`, by its columns."""
+    parts = tensor.split(lengths.ravel().tolist())
+    rows, columns = lengths.shape
+    return [parts[columns * row + column] for column in range(columns) for row in range(rows)]
+
+
+def _transposed(tensor: torch.Tensor, lengths: Int64Array) -> torch.Tensor:
+    """Returns `_blocks` in one tensor."""
+    return torch.cat(_blocks(tensor, lengths))
