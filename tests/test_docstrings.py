@@ -54,7 +54,9 @@ def documented(thing: Any) -> str:
     if inspect.isclass(thing):
         texts += [base.__doc__ or "" for base in thing.__mro__ if base.__module__.startswith("rec_sdk_torch")]
         texts += [getattr(base.__init__, "__doc__", None) or "" for base in thing.__mro__]
-        texts += [documented(PUBLIC[name]) for name in re.findall(r"fields are those of `(\w+)`", texts[0])]
+        texts += [
+            documented(PUBLIC[name]) for name in re.findall(r"(?:fields|arguments) are those of `(\w+)`", texts[0])
+        ]
     return "\n".join(texts)
 
 

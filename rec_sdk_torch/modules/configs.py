@@ -43,32 +43,7 @@ class _HashTableFields:
 class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
     """A hash table of sequences: its ids are any int64, its rows are in host memory, hot ones in the device cache.
 
-    Attributes:
-        num_embeddings: how many ids to expect, from 1 on. It sizes cache and planner, sets the default range of initial
-            weights, and is no limit.
-        embedding_dim: D, columns of a row, 1 to 4096.
-        name: of the table: letters, digits and underscores, 1 to 100 of them, unique in its collection.
-        feature_names: keys of the batch that look the table up.
-        data_type: of the weights: `DataType.FP32`, `FP16` or `BF16`.
-        weight_init_min: least initial weight. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard
-            deviations below the mean.
-        weight_init_max: the greatest, likewise.
-        weight_init_mean: mean of a TRUNCATED_NORMAL.
-        weight_init_stddev: its standard deviation.
-        initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`. None: UNIFORM; LINEAR under
-            `rec_sdk_torch.compat`.
-        init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
-            ids arrive.
-        admit_and_evict_config: which ids get a row, and when they lose it: Rec SDK's `AdmitAndEvictConfig`, or a
-            `TableLife` of `rules`. None or the default: all do, and keep it.
-        is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
-            for each row.
-
-    Other fields of TorchRec's config have to keep their defaults.
-
-    Raises:
-        ValueError, TypeError: by the collection that takes the config, where a field is out of range or of another
-            type; the message names table and field.
+    Its fields are those of `EmbCacheEmbeddingBagConfig`, with its errors, but for `pooling`.
 
     Example:
         >>> from rec_sdk_torch import EmbCacheEmbeddingConfig

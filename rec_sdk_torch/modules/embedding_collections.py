@@ -73,38 +73,12 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
     It takes the place of TorchRec's `EmbeddingCollection`. The rows and the cache are laid out at the first use. In
     training mode a forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
 
+    Its arguments are those of `EmbCacheEmbeddingBagCollection`, with its errors, but for these:
+
     Args:
         tables: `EmbCacheEmbeddingConfig` makes a hash table, whose ids are any int64; TorchRec's `EmbeddingConfig` an
             index table, whose ids are from 0 to `num_embeddings - 1`.
-        world_size: ranks whose batches meet in one cache. This and the next two only size a derived cache.
-        batch_size: samples of a batch of one rank; larger batches are legal. None: a batch counts as one row.
-        multi_hot_sizes: ids per sample of each table. None: one for each of its features.
-        need_indices: outputs carry their ids as weights.
-        need_accumulate_offset: has no effect; scripts of Rec SDK give it.
-        device: where the cache is, such as `"cuda"` or `"npu:0"`. None: torch's default device.
-        embedding_optimizer_cls: the only optimizer class that may be applied; None: any.
-        cache: size of the device cache. None: derived from the memory that is free; an int: rows of each table; a
-            float in (0, 1]: that share of `num_embeddings`; a string such as `"2GiB"`: device memory of all tables;
-            a dict: one of these by table name.
-        seed: of the initial weights, which are a function of seed, table name and id. None: drawn from torch's
-            generator.
-        bounds_check_mode: what an id outside an index table does: `"fatal"` raises IndexError, `"warning"` reads row 0
-            and warns, `"ignore"` and `"none"` read row 0.
-        check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
-            FloatingPointError before any row changes.
-        cache_policy: which rows leave a full cache: `"lrfu"`, `"lru"`, `"lfu"` or `"look_ahead"`. Results are the same.
-        update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
-        host_store: a folder for the rows, as files that are mapped into memory; None: they are in host memory.
-        stochastic_rounding: updates round 16-bit weights up or down at random, right on average.
-        cache_dtype: data type of the weights in the cache: torch.float32, float16 or bfloat16; None: the table's.
-        padding_idx: an id that means nothing, of all tables, or by table name: it has no row and no gradient.
-        home: which rank has a row of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; of all tables,
-            or by table name.
-
-    Raises:
-        ValueError, TypeError: tables or options that cannot be met; the message names them.
-        MemoryError: index tables that the host cannot hold.
-        ImportError, NotImplementedError: the device has no software here, or no tables can be on it.
+        need_indices: outputs carry their ids as weights; in place of `is_weighted`.
 
     Example:
         >>> import torch
@@ -308,13 +282,8 @@ class HashEmbeddingBagCollection(_PooledCollection):
         tables: `HashEmbeddingBagConfig`, or another `EmbeddingBagConfig`.
         is_weighted: bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
         device: where the rows are, such as `"cuda"` or `"npu:0"`. None: torch's default device.
-        check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
-            FloatingPointError before any row changes.
-        update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
-        stochastic_rounding: updates round 16-bit weights up or down at random, right on average.
-        padding_idx: an id that means nothing, of all tables, or by table name: it has no row and no gradient.
-        home: which rank has a row of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; of all tables,
-            or by table name.
+
+    Its other arguments are those of `EmbCacheEmbeddingBagCollection`.
 
     Raises:
         ValueError, TypeError: tables or options that cannot be met; the message names them.

@@ -13,7 +13,7 @@ from ..._engine import IndexWriter, ServedTable, same_index
 from . import files
 from .contents import Int64Array, are_in, open_file
 from .errors import CheckpointError
-from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedFile, SavedTable
+from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedTable
 
 _PIECE = 1 << 18
 """Ids that are in memory at once."""
@@ -43,11 +43,6 @@ def _is_there(path: Path) -> bool:
         return files.is_plain(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; remove it to have the index made anew") from error
-
-
-def row_files(manifest: Manifest, key: str) -> list[SavedFile]:
-    """Files of rows of a table, as its index numbers them."""
-    return manifest.files_of(key, ROWS)
 
 
 def write_indexes(folder: Path, manifest: Manifest) -> None:
@@ -141,7 +136,7 @@ def open_served(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> Ser
     served = []
     for folder, manifest, table, index in saves:
         files = []
-        for file in row_files(manifest, table.key):
+        for file in manifest.files_of(table.key, ROWS):  # as the index numbers them
             with open_file(folder, manifest, file) as reader:
                 files.append((str(reader.path), reader.starts[WEIGHT], file.rows))
         served.append((str(index), manifest.id, files))
@@ -159,7 +154,7 @@ def write_index(folder: Path, manifest: Manifest, key: str) -> None:
 def _made_index(folder: Path, manifest: Manifest, key: str, place: Path) -> Path:
     """A new index in the folder `place`, under a name of its own."""
     made = place / f".index-{uuid.uuid4().hex}"
-    numbers = {file.place: number for number, file in enumerate(row_files(manifest, key))}
+    numbers = {file.place: number for number, file in enumerate(manifest.files_of(key, ROWS))}
     sources = manifest.files_of(key, REMOVED, ROWS)
     for file in sources:  # each has as many rows as the manifest says, for which the index will have room
         open_file(folder, manifest, file).close()
