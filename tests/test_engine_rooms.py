@@ -9,7 +9,7 @@ from rec_sdk_torch import _engine
 
 TESTS = Path(__file__).resolve().parent
 ENGINE = TESTS.parent / "torch_npu_ext" / "engine"
-ROOMS = ["base", "directory", "store", "batch", "policy", "group", "life", "plan", "api"]
+ROOMS = ["base", "directory", "store", "batch", "policy", "rules", "group", "life", "plan", "api"]
 """From the bottom to the top."""
 
 
@@ -39,6 +39,13 @@ def test_files_of_the_engine_are_included_by_their_whole_path() -> None:
         if path.suffix in {".h", ".cpp"}:
             for name in re.findall(r'#include "([^"]+)"', path.read_text()):
                 assert name.startswith(("torch_npu_ext/engine/", "op_kernels/common/")), f"{path}: {name}"
+
+
+def test_every_rule_is_a_file_beside_its_test() -> None:
+    shared = {"rule", "rules"}
+    assert {path.stem for path in (ENGINE / "rules").glob("*.cpp")} == {*_engine.rules(), *shared}
+    tests = {path.stem for path in (TESTS / "engine").glob("test_*_rule.cpp")}
+    assert tests == {f"test_{name}_rule" for name in _engine.rules()}
 
 
 def test_every_cache_policy_is_a_file_beside_its_test() -> None:

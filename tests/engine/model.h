@@ -31,12 +31,14 @@ struct ModelTable {
   std::map<int64_t, float> weights;            // id -> first weight, where it differs from the initial one
   std::map<int64_t, int64_t> seen;             // id -> lookups, of ids without a row
 
+  static constexpr int64_t kThreshold = 3;  // lookups of an id that a table with the rule "count" admits
+  bool admits() const { return spec.rules.admission() != nullptr; }
   int32_t default_slot() const { return static_cast<int32_t>(first_slot + spec.slots); }
   // Counted before, with all lookups of the batch.
   bool refused(int64_t id) const {
-    if (!spec.life.admits || rows.count(id) != 0) return false;
+    if (!admits() || rows.count(id) != 0) return false;
     const auto counted = seen.find(id);
-    return counted == seen.end() || static_cast<double>(counted->second) < spec.life.threshold;
+    return counted == seen.end() || counted->second < kThreshold;
   }
   void add(int64_t id) {
     if (rows.count(id) == 0) rows[id] = spec.hashed ? take(&free_rows, &row_bound) : id;
@@ -169,7 +171,7 @@ class Model {
 
   Outcome add_ids(const TestBatch& batch, int32_t t, ModelTable* table) const {
     lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
-      if (table->spec.life.admits && table->rows.count(id) == 0) ++table->seen[id];
+      if (table->admits() && table->rows.count(id) == 0) ++table->seen[id];
     });
     lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
       if (table->refused(clean(t, id))) return;

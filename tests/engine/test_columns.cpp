@@ -93,13 +93,11 @@ void numbers_of_batches() {
   GroupSpec spec = one_table(true, 70000, 0,
                              {Column::kCount, Column::kLastUse, Column::kVersion, Column::kScore,
                               Column::kClicks, Column::kTimestamp});
-  LifeSpec& life = spec.tables[0].life;
-  life.admits = spec.tables[0].default_row = true;
-  life.threshold = 2;
-  life.beta = 0.5;
-  life.decay = 0.75;
-  life.evict_share = 0.1;
-  life.evict_age = 1000;
+  spec.tables[0].default_row = true;
+  spec.tables[0].rules = Rules({{"showclick", {{"threshold", 2}, {"beta", 0.5}}},
+                                {"score", {{"beta", 0.5}, {"decay", 0.75}}},
+                                {"share", {{"share", 0.1}}},
+                                {"age", {{"seconds", 1000}}}});
   spec.features = {{0, 0, false}, {0, 0, false}, {0, 0, false}};
   Loop loop(spec, 3);
   std::map<int64_t, Known> all;

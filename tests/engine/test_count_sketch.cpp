@@ -136,10 +136,8 @@ void damaged_states_are_refused() {
 // Plans ahead, cancelled and failed.
 void dropped_plans_leave_no_trace() {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
-  LifeSpec& life = spec.tables[0].life;
-  life.admits = spec.tables[0].default_row = true;
-  life.threshold = 4;
-  life.sketch_bytes = 60;
+  spec.tables[0].default_row = true;
+  spec.tables[0].rules = Rules({{"sketch", {{"threshold", 4}, {"bytes", 60}}}});
   Loop loop(spec, 3);
   int failed = 0;
   for (int i = 0; i < 300; ++i) {
@@ -186,11 +184,8 @@ int64_t counted(const State& state) {
 // A step drops plans ahead where cells are to be halved: not for those plans' own lookups.
 void plans_ahead_do_not_fill_it() {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
-  LifeSpec& life = spec.tables[0].life;
-  life.admits = spec.tables[0].default_row = true;
-  life.threshold = 4;
-  life.sketch_bytes = 400;
-  life.sketch_halve_after = 5;
+  spec.tables[0].default_row = true;
+  spec.tables[0].rules = Rules({{"sketch", {{"threshold", 4}, {"bytes", 400}, {"halve_after", 5}}}});
   Loop loop(spec, 3);
   std::vector<std::unique_ptr<Plan>> plans;
   for (int64_t first : {0, 10}) plans.push_back(loop.plan({first, first + 1, first + 2}));

@@ -16,10 +16,13 @@ std::vector<int64_t> candidate_ids(Engine* engine) {
   return ids;
 }
 
-GroupSpec admitting(double threshold, ColumnSet columns = {Column::kCount}) {
+using Given = std::vector<std::pair<std::string, RuleNumbers::Values>>;
+
+GroupSpec admitting(int64_t threshold, ColumnSet columns = {Column::kCount}, Given others = {}) {
   GroupSpec spec = one_table(true, 4, 0, columns);
-  spec.tables[0].life.admits = spec.tables[0].default_row = true;
-  spec.tables[0].life.threshold = threshold;
+  spec.tables[0].default_row = true;
+  others.push_back({"count", {{"threshold", threshold}}});
+  spec.tables[0].rules = Rules(others);
   return spec;
 }
 
@@ -109,7 +112,7 @@ void counts_are_exact(uint64_t seed) {
 
 void rows_in_use_are_not_evicted() {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount, Column::kLastUse});
-  spec.tables[0].life.evict_idle = 2;
+  spec.tables[0].rules = Rules({{"idle", {{"batches", 2}}}});
   Loop loop(spec, 1);
   const auto train = [&](const std::vector<int64_t>& ids) {
     auto plan = loop.plan(ids);
@@ -125,7 +128,7 @@ void rows_in_use_are_not_evicted() {
   held->release();
   const LeavingIds leaving = loop.engine->leaving_ids(0, std::vector<int64_t>{2});
   CHECK(leaving.ids == std::vector<int64_t>{1});
-  CHECK(leaving.reasons == std::vector<uint8_t>{static_cast<uint8_t>(LeaveReason::kIdle)});
+  CHECK(leaving.reasons == std::vector<uint8_t>{static_cast<uint8_t>(EvictReason::kIdle)});
   loop.model.weights.erase(1);
   CHECK(loop.engine->end_step({2}) == 1 && loop.engine->row_count(0) == 2);
   const auto window = train({2});
@@ -141,9 +144,8 @@ void rows_in_use_are_not_evicted() {
 }
 
 void bounded_tables() {
-  GroupSpec spec = admitting(2, {Column::kCount, Column::kLastUse});
+  GroupSpec spec = admitting(2, {Column::kCount, Column::kLastUse}, {{"rows", {{"most", 16}}}});
   spec.tables[0].slots = 64;
-  spec.tables[0].life.max_rows = 16;
   Loop loop(spec, 2);
   for (int64_t i = 0; i < 400; ++i) {
     std::vector<int64_t> ids = {1, 3 * i, 3 * i, 3 * i + 1};
@@ -202,9 +204,15 @@ void wrong_tables() {
   GroupSpec spec = admitting(2);
   spec.tables[0].default_row = false;
   CHECK_THROWS(Engine(spec), std::invalid_argument);
-  spec = one_table(false, 4, 0);
-  spec.tables[0].life.evict_idle = 2;
+  const Rules idle({{"idle", {{"batches", 2}}}});
+  spec = one_table(false, 4, 0, {Column::kLastUse});
+  spec.tables[0].rules = idle;
   CHECK_THROWS(Engine(spec), std::invalid_argument);  // an index table knows all ids
+  spec = one_table(true, 4, 0);
+  spec.tables[0].rules = idle;
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // no column of the last batch
+  spec = one_table(true, 4, 0, {Column::kCount, Column::kScore});
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // no rule makes scores
   spec = one_table(false, 4, 0);
   spec.tables[0].default_row = true;
   spec.tables[0].slots = int64_t{1} << 30;
@@ -212,11 +220,11 @@ void wrong_tables() {
   spec.tables[0].slots = INT64_MAX;
   CHECK_THROWS(Engine(spec), std::invalid_argument);
   spec = one_table(true, 4, 0, {Column::kTimestamp});
-  spec.tables[0].life.evict_age = 2;
+  spec.tables[0].rules = Rules({{"age", {{"seconds", 2}}}});
   Loop old(spec, 1);
   CHECK_THROWS(old.plan({1}), std::invalid_argument);  // no timestamps
   spec = admitting(2);
-  spec.tables[0].life.beta = 1;
+  spec.tables[0].rules = Rules({{"showclick", {{"threshold", 2}, {"beta", 1}}}});
   Loop clicked(spec, 1);
   CHECK_THROWS(clicked.plan({1}), std::invalid_argument);  // no clicks
 }

@@ -44,8 +44,7 @@ GroupSpec with_defaults(GroupSpec spec) {
   for (TableSpec& table : spec.tables) {
     table.default_row = true;  // of an index table too, which has no use for it
     if (!table.hashed) continue;
-    table.life.admits = true;
-    table.life.threshold = 3;
+    table.rules = Rules({{"count", {{"threshold", ModelTable::kThreshold}}}});
   }
   return spec;
 }
@@ -137,7 +136,7 @@ class Trainer {
   }
 
   float expected_weight(int32_t t, int64_t id) {
-    if (model.tables[t].spec.life.admits && model.tables[t].rows.count(id) == 0) return kDefaultWeight;
+    if (model.tables[t].admits() && model.tables[t].rows.count(id) == 0) return kDefaultWeight;
     const auto& written = model.tables[t].weights;
     const auto found = written.find(id);
     if (found != written.end()) return found->second;

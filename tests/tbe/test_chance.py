@@ -62,7 +62,7 @@ def test_all_lookups_of_a_batch_have_one_coin(device: torch.device) -> None:
 
 def test_candidates_and_other_rules_do_not_fit(device: torch.device) -> None:
     view = table(device, admission=Probability(0.5)).view("t")
-    with pytest.raises(ValueError, match="table 't' admits by chance: it has no candidates"):
+    with pytest.raises(ValueError, match="table 't' counts nothing of ids without a row: it has no candidates"):
         view.set_candidates(torch.tensor([5]), {"count": torch.tensor([1])})
     for probability in (0.0, -0.5, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"must be finite and in \(0, 1\]"):

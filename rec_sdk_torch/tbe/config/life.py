@@ -145,8 +145,6 @@ class TableLife:
     def of_engine(self, record_bytes: int) -> _engine.Life:
         """The rules as the engine takes them."""
         rules = [rule.numbers() for rule in self.rules if not isinstance(rule, Bound)]
-        if self.score and not (self.score.half_life or self.rule(Share)):  # the engine reads scores for a share
-            rules.append(("share", {"share": 1e-300}))
         bounds = [rule.rows(record_bytes) for rule in self.rules if isinstance(rule, Bound)]
         return _engine.Life(rules=[*rules, *([("rows", {"most": min(bounds)})] if bounds else [])])
 

@@ -117,7 +117,7 @@ void bind_specs(py::module_& m) {
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
-                       const std::optional<LifeSpec>& life, std::string store_path,
+                       const std::optional<Rules>& life, std::string store_path,
                        std::optional<int> stored_dtype) {
              // Any Python int is a seed; torch's may be negative or use all 64 bits.
              const uint64_t bits = (seed.attr("__and__")(py::int_(UINT64_MAX))).cast<uint64_t>();
@@ -132,8 +132,8 @@ void bind_specs(py::module_& m) {
                  std::move(state_init),
                  parse_bounds_check(bounds_check),
                  parse_columns(columns),
-                 life && life->admits,
-                 life.value_or(LifeSpec()),
+                 life && life->admission() != nullptr,
+                 life.value_or(Rules()),
                  std::move(store_path),
                  stored_dtype ? std::optional(weight_type("stored_dtype", *stored_dtype)) : std::nullopt};
            }),
@@ -213,7 +213,7 @@ PYBIND11_MODULE(_engine, m) {
           are planned on one thread anyway. Results do not depend on any of this. Not while an engine is at
           work.)",
       py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
-  bind_life_spec(m);
+  bind_rules(m);
   bind_specs(m);
   bind_plan(m);
   bind_announcement(m);

@@ -154,7 +154,7 @@ void bind_checksums(py::module_& m);
 void bind_saves(EngineClass& engine);
 void bind_reports(EngineClass& engine);
 void bind_unique(py::module_& m);
-void bind_life_spec(py::module_& m);
+void bind_rules(py::module_& m);
 void bind_life(EngineClass& engine);
 void bind_snapshots(EngineClass& engine);
 void bind_serving(py::module_& m);

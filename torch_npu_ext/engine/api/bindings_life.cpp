@@ -4,7 +4,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -77,10 +76,10 @@ void from_arrays(const Columns& given, ColumnSet kept, std::vector<Values>* valu
   if (known < given.size()) throw py::key_error("columns: a name that is none of a table's");
 }
 
-ColumnSet of_candidates(const LifeSpec& life) {
+ColumnSet of_candidates(const Rules& rules) {
   ColumnSet kept = {Column::kCount, Column::kLastUse};
-  if (life.needs_clicks()) kept.add(Column::kClicks);
-  if (life.needs_timestamps()) kept.add(Column::kTimestamp);
+  if (rules.needs_clicks()) kept.add(Column::kClicks);
+  if (rules.needs_timestamps()) kept.add(Column::kTimestamp);
   return kept;
 }
 
@@ -184,72 +183,32 @@ void bind_snapshots(EngineClass& engine) {
             return std::make_pair(to_numpy(std::move(leaving.ids)), to_numpy(std::move(leaving.reasons)));
           },
           R"(Ids [n] that evict would take out now, or end_step with these intervals, ascending, and by
-          which rule: uint8 [n], 1 age, 2 idleness, 3 score, 4 bound. All must be settled.)",
+          which rule: uint8 [n], 1 age, 2 idleness, 3 score, 4 bound, 6 norm. All must be settled.)",
           py::arg("table"), py::arg("intervals") = py::none());
 }
 
-// The rules of a table, by name.
-using Rules =
-    std::vector<std::pair<std::string, std::map<std::string, py::typing::Union<py::int_, py::float_>>>>;
-
-LifeSpec life_of(const Rules& rules) {
-  LifeSpec life;
-  using Number = std::variant<int64_t*, double*>;
-  const std::map<std::string, std::map<std::string, Number>> known = {
-      {"count", {{"threshold", &life.threshold}}},
-      {"showclick", {{"threshold", &life.threshold}, {"alpha", &life.alpha}, {"beta", &life.beta}}},
-      {"sketch",
-       {{"threshold", &life.threshold},
-        {"alpha", &life.alpha},
-        {"bytes", &life.sketch_bytes},
-        {"depth", &life.sketch_depth},
-        {"halve_after", &life.sketch_halve_after}}},
-      {"probability", {{"probability", &life.probability}}},
-      {"score",
-       {{"alpha", &life.alpha},
-        {"beta", &life.beta},
-        {"decay", &life.decay},
-        {"half_life", &life.half_life}}},
-      {"age", {{"seconds", &life.evict_age}}},
-      {"idle", {{"batches", &life.evict_idle}}},
-      {"norm", {{"least", &life.evict_norm}}},
-      {"share", {{"share", &life.evict_share}}},
-      {"rows", {{"most", &life.max_rows}}},
-  };
-  const auto find = [](const auto& names, const std::string& name, const std::string& what) {
-    const auto found = names.find(name);
-    if (found != names.end()) return found->second;
-    std::string all;
-    for (const auto& [each, unused] : names) all += (all.empty() ? "'" : ", '") + each + "'";
-    throw py::value_error(what + " '" + name + "' is not known; there is " + all);
-  };
-  for (const auto& [rule, numbers] : rules) {
-    const auto places = find(known, rule, "rule");
-    for (const auto& [name, number] : numbers) {
-      const auto place = find(places, name, "rule '" + rule + "': the number");
-      if (double* const* const real = std::get_if<double*>(&place)) {
-        **real = number.cast<double>();
-      } else if (PyIndex_Check(number.ptr()) != 0) {
-        *std::get<int64_t*>(place) = number.cast<int64_t>();
-      } else {
-        throw py::value_error("rule '" + rule + "': '" + name + "' must be a whole number");
-      }
-    }
-    life.admits |= rule == "count" || rule == "showclick" || rule == "sketch" || rule == "probability";
-  }
-  return life;
-}
-
-void bind_life_spec(py::module_& m) {
-  py::class_<LifeSpec>(m, "Life",
-                       "The rules by which an id of a hash table gets a row and loses it; docs/life.md.")
-      .def(py::init(&life_of),
-           R"(rules: of each rule its name and its numbers. ids are admitted by one of "count" (threshold),
-          "showclick" (threshold, alpha, beta), "sketch" (threshold, alpha, bytes, depth, halve_after) and
-          "probability" (probability), and evicted by "age" (seconds), "idle" (batches), "norm" (least),
-          "share" (share) and "rows" (most); "score" (alpha, beta, decay, half_life) is of each row, for the
-          last two. ValueError names a rule or a number that is not known.)",
+void bind_rules(py::module_& m) {
+  using Number = py::typing::Union<py::int_, py::float_>;
+  py::class_<Rules>(m, "Life",
+                    "The rules by which an id of a hash table gets a row and loses it; docs/life.md.")
+      .def(py::init([](const std::vector<std::pair<std::string, std::map<std::string, Number>>>& rules) {
+             std::vector<std::pair<std::string, RuleNumbers::Values>> given;
+             for (const auto& [rule, numbers] : rules) {
+               RuleNumbers::Values& values = given.emplace_back(rule, RuleNumbers::Values()).second;
+               for (const auto& [name, number] : numbers) {
+                 if (PyIndex_Check(number.ptr()) != 0) {
+                   values[name] = number.cast<int64_t>();
+                 } else {
+                   values[name] = number.cast<double>();
+                 }
+               }
+             }
+             return Rules(given);
+           }),
+           R"(rules: of each rule its name and its numbers, by name: torch_npu_ext/engine/rules has a file of
+          each. ValueError names a rule or a number that is not known, or that cannot be.)",
            py::kw_only(), py::arg("rules"));
+  m.def("rules", &rule_names, "Names of the rules of a table.");
 }
 
 void bind_life(EngineClass& engine) {
@@ -325,7 +284,7 @@ void bind_life(EngineClass& engine) {
               ids.push_back(candidate.id);
               values.push_back(candidate.values);
             }
-            return std::make_pair(to_numpy(std::move(ids)), to_arrays(values, of_candidates(e.life(table))));
+            return std::make_pair(to_numpy(std::move(ids)), to_arrays(values, of_candidates(e.rules(table))));
           },
           "Ids [n], ascending, that were seen and have no row, and columns [n] as of rows.", py::arg("table"))
       .def(
@@ -334,7 +293,7 @@ void bind_life(EngineClass& engine) {
             const LifeClock now = e.clock(table);
             const Candidates::Values first = {0, static_cast<uint32_t>(now.batches), 0, now.timestamp};
             std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()), first);
-            from_arrays(columns, of_candidates(e.life(table)), &values);
+            from_arrays(columns, of_candidates(e.rules(table)), &values);
             std::vector<Engine::Candidate> candidates;
             for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids.data()[i], values[i]});
             e.set_candidates(table, candidates);

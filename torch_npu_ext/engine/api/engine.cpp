@@ -176,8 +176,8 @@ Engine::Memory Engine::memory(int32_t t) {
     memory.disk_bytes += table.store.disk_bytes();
     memory.column_bytes += table.column_bytes();
     memory.rows += table.rows();
-    memory.candidates += table.candidates.size();
-    memory.candidate_bytes += table.candidates.bytes() + table.sketch.bytes();
+    memory.candidates += table.admission->candidates.size();
+    memory.candidate_bytes += table.admission->bytes();
   }
   return memory;
 }

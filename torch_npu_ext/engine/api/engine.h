@@ -258,14 +258,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t count, id, timestamp, latest;  // of how many lookups, one of them, and the latest of the table
   };
   std::vector<SetAside> set_aside(const Plan& plan) const;  // timestamps too far ahead
-  LifeSpec life(int32_t table) { return this->table(table).spec().life; }
+  Rules rules(int32_t table) { return this->table(table).spec().rules; }
   ColumnSet columns(int32_t table);
   void read_columns(int32_t table, const int64_t* rows, int64_t count, RowColumnValues* values);
   void write_columns(int32_t table, const int64_t* rows, int64_t count, const RowColumnValues* values);
-  struct Candidate {
-    int64_t id;
-    Candidates::Values values;
-  };
+  using Candidate = LifeLog::Counted;
   std::vector<Candidate> candidates(int32_t table);  // by ascending id
   // These and no others. A sketch begins anew with their counts.
   void set_candidates(int32_t table, const std::vector<Candidate>& candidates);
@@ -305,7 +302,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_own(const Plan& plan) const;
   void check_landed(const std::vector<uint64_t>& sources) const;
   bool beyond_bound(int32_t table) const;
-  bool sketch_is_full(int32_t table) const;
+  bool halves(int32_t table) const;
   bool has_leaving(int32_t table, int64_t interval) const;
   void end_step_clocks();
   template <class Visit>

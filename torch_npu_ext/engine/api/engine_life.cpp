@@ -32,34 +32,34 @@ bool Engine::has_leaving(int32_t t, int64_t interval) const {
 // Without what plans that have not begun added: they may be dropped and made again.
 bool Engine::beyond_bound(int32_t t) const {
   const Table& table = group_.tables[t];
-  const int64_t most = table.spec().life.max_rows;
-  if (most == 0) return false;
-  int64_t rows = table.rows(), candidates = table.candidates.size();
+  const Rules& rules = table.spec().rules;
+  if (!rules.has_bound()) return false;
+  int64_t count = table.rows(), candidates = table.admission->candidates.size();
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
     if (plan->state != PlanState::kPlanned) return;
     candidates -= plan->life[t].candidates_added;
-    for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) rows -= plan->swap_in_added[i];
+    for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) count -= plan->swap_in_added[i];
   });
-  return rows > most || candidates > most;
+  const auto due = [&](const EvictionRule* rule) { return rule->due(count, candidates); };
+  return std::any_of(rules.evictions().begin(), rules.evictions().end(), due);
 }
 
 // As above.
-bool Engine::sketch_is_full(int32_t t) const {
+bool Engine::halves(int32_t t) const {
   const Table& table = group_.tables[t];
-  const int64_t most = table.spec().life.sketch_halve_after;
-  if (most == 0 || table.frozen) return false;
-  int64_t counted = table.sketch.counted();
+  if (table.frozen || table.spec().rules.admission() == nullptr) return false;
+  int64_t planned = 0;
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
-    if (plan->state == PlanState::kPlanned) counted -= plan->life[t].sketched;
+    if (plan->state == PlanState::kPlanned) planned += plan->life[t].sketched;
   });
-  return counted >= most;
+  return table.admission->halves(planned);
 }
 
 bool Engine::evicts(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
   check_intervals(intervals, table_count());
   for (int32_t t = 0; t < table_count(); ++t) {
-    if (has_leaving(t, intervals[t]) || sketch_is_full(t)) return true;
+    if (has_leaving(t, intervals[t]) || halves(t)) return true;
   }
   return false;
 }
@@ -80,7 +80,7 @@ int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
   for (int32_t t = 0; t < table_count(); ++t) {
     const bool ends = interval_ends(group_.tables[t], intervals[t]);
     if (has_leaving(t, intervals[t])) evicted += evict_ids(&group_, t, ends);
-    if (sketch_is_full(t)) group_.tables[t].sketch.halve();
+    if (halves(t)) group_.tables[t].admission->halve();
   }
   end_step_clocks();
   return evicted;
@@ -99,9 +99,8 @@ std::vector<int32_t> Engine::measured_tables(const std::vector<int64_t>& interva
   std::vector<int32_t> found;
   for (int32_t t = 0; t < table_count(); ++t) {
     const Table& table = group_.tables[t];
-    if (table.spec().life.evict_norm > 0 && !table.frozen && interval_ends(table, intervals[t])) {
-      found.push_back(t);
-    }
+    const bool measured = table.spec().rules.evicts_by(EvictReason::kNorm);
+    if (measured && !table.frozen && interval_ends(table, intervals[t])) found.push_back(t);
   }
   return found;
 }
@@ -164,9 +163,10 @@ void Engine::write_columns(int32_t t, const int64_t* rows, int64_t count, const 
 std::vector<Engine::Candidate> Engine::candidates(int32_t t) {
   const auto guard = lock_settled("listing candidates");
   const Table& source = table(t);
+  const Candidates& candidates = source.admission->candidates;
   std::vector<Candidate> found;
-  found.reserve(static_cast<size_t>(source.candidates.size()));
-  source.candidates.for_each([&](int64_t id, const Candidates::Values& values) {
+  found.reserve(static_cast<size_t>(candidates.size()));
+  candidates.for_each([&](int64_t id, const Candidates::Values& values) {
     if (!source.map().find(id, IdMap::hash(id))) found.push_back({id, values});
   });
   std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
@@ -176,48 +176,26 @@ std::vector<Engine::Candidate> Engine::candidates(int32_t t) {
 void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates) {
   const auto guard = lock_settled("setting candidates");
   Table& target = table(t);
-  if (!target.spec().life.admits && !candidates.empty()) {
-    throw std::invalid_argument("table '" + target.spec().name + "' admits every id: it has no candidates");
-  }
-  if (target.spec().life.admits && !target.spec().life.counts_candidates()) {
-    if (candidates.empty()) return;
-    throw std::invalid_argument("table '" + target.spec().name + "' admits by chance: it has no candidates");
-  }
   for (const Candidate& candidate : candidates) {
     if (candidate.values.count == 0) {
       throw std::invalid_argument("table '" + target.spec().name + "': candidate " +
                                   std::to_string(candidate.id) + " has a count of 0, needs 1 or more");
     }
   }
-  if (target.sketch.any()) {
-    target.sketch.clear();
-    CountSketch::Log log;
-    for (const Candidate& candidate : candidates) {
-      log.clear();
-      target.sketch.add(candidate.id, candidate.values.count, &log);
-    }
-    return;
-  }
-  target.reserve_candidates(static_cast<int64_t>(candidates.size()));
-  std::vector<int64_t> gone;
-  target.candidates.for_each([&](int64_t id, const Candidates::Values&) { gone.push_back(id); });
-  for (const int64_t id : gone) target.candidates.erase(id);
-  for (const Candidate& candidate : candidates) {
-    target.candidates.set(target.candidates.find_or_add(candidate.id), candidate.values);
-  }
+  if (target.admission->set_candidates(candidates) || candidates.empty()) return;
+  throw std::invalid_argument("table '" + target.spec().name +
+                              "' counts nothing of ids without a row: it has no candidates");
 }
 
 std::vector<uint8_t> Engine::sketch(int32_t t) {
   const auto guard = lock_settled("reading a sketch");
-  const Table& source = table(t);
-  return source.sketch.any() ? source.sketch.state() : std::vector<uint8_t>();
+  return table(t).admission->state();
 }
 
 void Engine::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& states) {
   const auto guard = lock_settled("setting a sketch");
   Table& target = table(t);
-  if (target.sketch.any()) return target.sketch.set_states(states);
-  if (states.empty()) return;
+  if (target.admission->set_states(states) || states.empty()) return;
   throw std::invalid_argument("table '" + target.spec().name + "' counts in no sketch");
 }
 

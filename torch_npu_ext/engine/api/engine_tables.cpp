@@ -219,8 +219,8 @@ void Engine::write_rows(int32_t t, const int64_t* ids, const int64_t* rows, int6
     for (end = i + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) continue;
     target.store.write_run(rows[i], end - i, records + i * group_.layout.bytes, group_.layout.bytes);
   }
-  if (target.candidates.size() > 0) {
-    for (int64_t i = 0; i < count; ++i) target.candidates.erase(ids[i]);  // an id with a row waits for none
+  if (Candidates& candidates = target.admission->candidates; candidates.size() > 0) {
+    for (int64_t i = 0; i < count; ++i) candidates.erase(ids[i]);  // an id with a row waits for none
   }
   if (!target.columns.has(Column::kVersion)) return;
   // A save of all that changed since the latest batch has to find these rows as well.

@@ -14,7 +14,7 @@
 #include "torch_npu_ext/engine/batch/hot_segments.h"
 #include "torch_npu_ext/engine/directory/candidates.h"
 #include "torch_npu_ext/engine/directory/count_sketch.h"
-#include "torch_npu_ext/engine/directory/life_spec.h"
+#include "torch_npu_ext/engine/directory/life_clock.h"
 
 namespace rec_sdk {
 
@@ -37,7 +37,8 @@ struct LifeLog {
   struct Admitted {
     int64_t id;
     uint32_t row;
-    Candidates::Values values;
+    int64_t place;              // as its lookup has it
+    Candidates::Values values;  // what was counted of it
   };
   std::vector<Counted> candidates;  // before the batch; a count of 0: it was none
   std::vector<Admitted> admitted;   // with the batch, in the order of their rows

@@ -37,7 +37,9 @@ class ColumnSet {
     for (const Column column : columns) add(column);
   }
   constexpr void add(Column column) { bits_ |= 1u << static_cast<int>(column); }
+  constexpr void add(ColumnSet columns) { bits_ |= columns.bits_; }
   constexpr bool has(Column column) const { return (bits_ >> static_cast<int>(column) & 1) != 0; }
+  constexpr bool has(ColumnSet columns) const { return (columns.bits_ & ~bits_) == 0; }  // all of them
   constexpr bool empty() const { return bits_ == 0; }
   constexpr uint32_t bits() const { return bits_; }  // bit c: column c
   static constexpr ColumnSet of_bits(uint32_t bits) {

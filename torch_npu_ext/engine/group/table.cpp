@@ -22,22 +22,12 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(static_cast<int64_t>(spec.state_init.size()) == layout.state_count,
         "state_init must have one value per state block, " + std::to_string(layout.state_count) + ", got " +
             std::to_string(spec.state_init.size()));
-  check(!spec.life.any() || spec.hashed,
+  check(!spec.rules.any() || spec.hashed,
         "only a hash table admits or evicts ids, and this is an index table");
-  check(!spec.life.admits || spec.default_row, "a table that admits ids needs a default row");
-  check(spec.life.probability >= 0 && spec.life.probability <= 1, "probability must be in [0, 1]");
-  check(spec.life.probability == 0 || (spec.life.admits && spec.life.sketch_bytes == 0),
-        "probability is a way of admission that counts nothing: it needs admits, and no sketch");
-  check(spec.life.sketch_bytes >= 0 && spec.life.sketch_halve_after >= 0 && spec.life.sketch_depth >= 1,
-        "sketch_bytes and sketch_halve_after must be 0 (off) or more, sketch_depth 1 or more");
-  check(spec.life.sketch_bytes == 0 || (spec.life.admits && spec.life.alpha > 0 && spec.life.beta == 0),
-        "a sketch counts lookups alone, for admission: it needs alpha > 0 and beta = 0");
-  check(spec.life.half_life >= 0, "half_life must be 0 (off) or more");
-  check(spec.life.half_life == 0 || (spec.columns.has(Column::kCount) && spec.columns.has(Column::kLastUse) &&
-                                     spec.columns.has(Column::kScore)),
-        "scores that decay with time need the columns count, last_use and score");
-  check(spec.life.max_rows >= 0 && spec.life.evict_age >= 0 && spec.life.evict_idle >= 0,
-        "max_rows, evict_age and evict_idle must be 0 (off) or more");
+  check(spec.rules.admission() == nullptr || spec.default_row, "a table that admits ids needs a default row");
+  check(spec.columns.has(spec.rules.columns()), "its rules go by columns that it does not keep");
+  check(spec.rules.score() != nullptr || !spec.columns.has(Column::kScore),
+        "the column 'score' needs the rule 'score'");
 }
 
 std::unique_ptr<StoreFile> make_file(const TableSpec& spec) {
@@ -53,9 +43,6 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       initializer(layout, spec.initializer, spec.seed, spec.name, spec.state_init, spec.stored_dtype),
       policy(make_cache_policy(policy_name, first_slot, spec.slots)),
       columns(spec.columns),
-      candidates(spec.life.needs_clicks() || spec.life.needs_timestamps()),
-      coin(spec.seed, spec.name),
-      half_life(spec.life.half_life),
       spec_(std::move(spec)),
       first_slot_(first_slot),
       memory_(memory),
@@ -63,11 +50,10 @@ Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& poli
       slot_rows_(spec_.hashed ? static_cast<size_t>(spec_.slots) : 0),
       row_slots_(make_row_slots()) {
   prepare();
-  if (!spec_.life.sketches()) return;
-  const LifeSpec& life = spec_.life;
-  const SketchShape shape = SketchShape::of(life.sketch_bytes, life.sketch_depth, life.enough());
-  memory_->require(shape.bytes(), spec_.name, "sketch");
-  sketch = CountSketch(shape);
+  const AdmissionRule* const rule = spec_.rules.admission();
+  const bool wide = spec_.rules.needs_clicks() || spec_.rules.needs_timestamps();
+  admission =
+      rule == nullptr ? std::make_unique<Admission>() : rule->make({spec_.name, spec_.seed, wide, memory_});
 }
 
 HugeArray<uint32_t> Table::make_row_slots() const {
@@ -109,14 +95,6 @@ bool Table::reserve_ids(int64_t extra) {
   return true;
 }
 
-void Table::reserve_candidates(int64_t extra) {
-  const int64_t bytes = candidates.growth(extra);
-  if (bytes == 0) return;
-  const auto growth = memory_->one_at_a_time();
-  memory_->require(bytes, spec_.name);
-  candidates.reserve(extra);
-}
-
 void Table::check_capacity(int64_t rows_after, int64_t id) const {
   const int64_t capacity = spec_.capacity > 0 ? spec_.capacity : int64_t{kMaxRows};
   if (rows_after <= capacity) return;
@@ -152,8 +130,7 @@ void Table::clear() {
   store.clear();
   if (spec_.hashed) store.shrink();  // an index table has its rows again at once
   columns.clear();
-  candidates.clear();
-  if (sketch.any()) sketch.clear();
+  admission->clear();
   policy->clear();
   used_slots_.clear();
   prepare();

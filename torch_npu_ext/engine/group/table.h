@@ -9,18 +9,14 @@
 #include <vector>
 
 #include "torch_npu_ext/engine/base/memory.h"
-#include "torch_npu_ext/engine/directory/candidates.h"
 #include "torch_npu_ext/engine/directory/change_log.h"
-#include "torch_npu_ext/engine/directory/coin.h"
-#include "torch_npu_ext/engine/directory/count_sketch.h"
-#include "torch_npu_ext/engine/directory/half_life.h"
 #include "torch_npu_ext/engine/directory/id_map.h"
-#include "torch_npu_ext/engine/directory/life_spec.h"
 #include "torch_npu_ext/engine/directory/number_pool.h"
 #include "torch_npu_ext/engine/directory/row_columns.h"
 #include "torch_npu_ext/engine/directory/row_directory.h"
 #include "torch_npu_ext/engine/directory/snapshot.h"
 #include "torch_npu_ext/engine/policy/cache_policy.h"
+#include "torch_npu_ext/engine/rules/rules.h"
 #include "torch_npu_ext/engine/store/host_store.h"
 #include "torch_npu_ext/engine/store/initializers.h"
 
@@ -40,7 +36,7 @@ struct TableSpec {
   BoundsCheck bounds_check;
   ColumnSet columns = {};
   bool default_row = false;                // one more slot, behind those for rows: default_slot()
-  LifeSpec life = {};                      // of a hash table; one that admits ids has a default row
+  Rules rules = {};                        // of a hash table; one that admits ids has a default row
   std::string store_path = {};             // of the host store's file, which is new; empty: in memory
   std::optional<DType> stored_dtype = {};  // of weights in the host store, where it is not that of the cache
 };
@@ -74,7 +70,6 @@ class Table {
   const IdMap& map() const { return directory_.ids(); }
   bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
-  void reserve_candidates(int64_t extra);                     // throws MemoryLimitError, std::bad_alloc
 
   // All that is kept per row gets room for row_bound() rows. Throws std::bad_alloc, DiskError.
   void extend_rows();
@@ -181,14 +176,8 @@ class Table {
   RowColumns columns;
   RemovalLog removals;
   ChangeLog changes;  // of a table that keeps versions
-  // Whether what is counted of an id without a row is its own, in a place of `candidates`.
-  bool has_candidates() const { return spec_.life.counts_candidates() && !sketch.any(); }
-
-  Candidates candidates;
-  CountSketch sketch;       // in place of candidates, where the table asks for it
+  std::unique_ptr<Admission> admission;
   std::vector<bool> small;  // rows whose weights are so small that they leave with the next eviction
-  Coin coin;
-  HalfLife half_life;
   LifeClock clock;
   bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment

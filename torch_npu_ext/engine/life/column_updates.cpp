@@ -58,31 +58,6 @@ void with_columns(ColumnSet columns, const Use& use) {
   }
 }
 
-// A row as it was before the batch; a `count` of 0: no batch has had it.
-struct Score {
-  double score;
-  uint32_t count, last_use;
-};
-
-struct Counts {
-  uint32_t shows = 0, clicks = 0;
-};
-
-// A score that decays with time is of the moment of the row's last batch: the score then as far as it is
-// left, and that of the batch, which is no difference of `total`: counts end at 2^32 - 1. Another one is not
-// decayed the first time.
-REC_SDK_ALWAYS_INLINE double new_score(const Table& table, const Score& before, const Counts& total,
-                                       const Counts& of_batch) {
-  const LifeSpec& life = table.spec().life;
-  if (life.half_life > 0) {
-    const uint32_t idle_for = table.clock.batches_since(before.last_use);
-    const double left = before.count == 0 ? 0 : table.half_life.decayed(before.score, idle_for);
-    return left + life.score(of_batch.shows, of_batch.clicks);
-  }
-  const double score = life.score(total.shows, total.clicks);
-  return before.count == 0 ? score : (before.score + score) * life.decay;
-}
-
 }  // namespace
 
 void ColumnUpdates::reserve(Group* group, const Batch& batch, const std::vector<RowRun>& runs,
@@ -125,6 +100,7 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   LifeLog& log = plan->life[part->table];
   // Copies: what is written could be these, for all that the compiler knows.
   const LifeClock clock = table.clock;
+  const ScoreRule* const score = table.spec().rules.score();
   const ChangeLog* const changes = &table.changes;
   const bool has_shows = facts_.has_shows, has_clicks = facts_.has_clicks,
              has_timestamps = facts_.has_timestamps, has_version = table.columns.has(Column::kVersion);
@@ -140,7 +116,7 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   int32_t changes_found = 0;
   const auto touch_row = [&](char* record, int32_t u) __attribute__((always_inline)) {
     if constexpr (kBytes > 0) std::memcpy(before + int64_t{u} * kBytes, record, kBytes);
-    Score old{0, 0, 0};
+    ScoreRule::Before old{0, 0, 0};
     Counts total, of_batch;
     if constexpr (kPlaces.has(Column::kCount)) {
       old.count = kPlaces.get<Column::kCount>(record);
@@ -164,7 +140,7 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
     }
     if constexpr (kPlaces.has(Column::kScore)) {
       old.score = kPlaces.get<Column::kScore>(record);
-      kPlaces.set<Column::kScore>(record, new_score(table, old, total, of_batch));
+      kPlaces.set<Column::kScore>(record, score->after(old, total, of_batch, clock));
     }
     if (has_version) {
       uint64_t version;
@@ -190,7 +166,8 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
 void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
   Table& table = group->tables[t];
   const ColumnPlaces& places = table.columns.places();
-  const bool whole = table.has_candidates();
+  const bool whole = table.admission->counts_each();
+  const ScoreRule* const score = table.spec().rules.score();
   const std::vector<LifeLog::Admitted>& all = plan.life[t].admitted;
   for (size_t i = 0; i < all.size(); ++i) {
     if (i + kPrefetchDistance < all.size()) prefetch(table.columns.record(all[i + kPrefetchDistance].row));
@@ -208,7 +185,7 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
     }
     if (places.has(Column::kTimestamp) && whole) places.set<Column::kTimestamp>(record, values.timestamp);
     if (places.has(Column::kScore)) {
-      places.set<Column::kScore>(record, new_score(table, {0, 0, 0}, total, total));
+      places.set<Column::kScore>(record, score->after({0, 0, 0}, total, total, table.clock));
     }
   }
 }

@@ -105,7 +105,7 @@ int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, b
     ++removed;
     if (logged) log.emplace_back(group->uses.newest_version(), ids[i]);
   }
-  for (int64_t i = 0; candidates && i < count; ++i) table.candidates.erase(ids[i]);
+  for (int64_t i = 0; candidates && i < count; ++i) table.admission->candidates.erase(ids[i]);
   if (table.spec().hashed) table.directory().shrink();
   return removed;
 }

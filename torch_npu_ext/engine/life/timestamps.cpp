@@ -66,7 +66,7 @@ void advance(Group* group, int32_t t, const Batch& batch, LifeLog* log) {
 
 void advance_timestamps(Group* group, const Batch& batch, PlanBuffers* plan) noexcept {
   for_each_part(static_cast<int64_t>(group->tables.size()), batch.lookups, [&](int64_t t) noexcept {
-    if (!group->tables[t].spec().life.needs_timestamps()) return;
+    if (!group->tables[t].spec().rules.needs_timestamps()) return;
     advance(group, static_cast<int32_t>(t), batch, &plan->life[t]);
   });
 }

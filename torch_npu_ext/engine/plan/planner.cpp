@@ -6,7 +6,6 @@
 
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/base/parallel.h"
-#include "torch_npu_ext/engine/life/admission.h"
 #include "torch_npu_ext/engine/life/timestamps.h"
 #include "torch_npu_ext/engine/plan/row_facts.h"
 #include "torch_npu_ext/engine/plan/segments.h"
@@ -39,12 +38,12 @@ int64_t count_outside(const IntArray& ids, int64_t begin, int64_t count, int64_t
 void check_life(const Group& group, const Batch& batch) {
   for (const Batch::Piece& piece : batch.pieces) {
     const TableSpec& table = group.tables[group.features[piece.feature].table].spec();
-    if (batch.timestamps == nullptr && table.life.needs_timestamps()) {
+    if (batch.timestamps == nullptr && table.rules.needs_timestamps()) {
       throw std::invalid_argument("table '" + table.name +
                                   "' evicts ids by their timestamps, and the batch has none: look up a " +
                                   "KeyedJaggedTensorWithTimestamp, or give timestamps=");
     }
-    if (batch.clicks == nullptr && table.life.needs_clicks()) {
+    if (batch.clicks == nullptr && table.rules.needs_clicks()) {
       throw std::invalid_argument("table '" + table.name +
                                   "' scores ids by clicks (beta is not 0), and the batch has none: give it " +
                                   "click labels, as docs/life.md says");
@@ -58,7 +57,7 @@ void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
   for (size_t t = 0; t < group->tables.size(); ++t) {
     plan->life[t].clear();
     plan->life[t].latest_before = group->tables[t].clock.timestamp;
-    plan->life[t].candidates_added = -group->tables[t].candidates.size();
+    plan->life[t].candidates_added = -group->tables[t].admission->candidates.size();
   }
   for (Table& table : group->tables) table.clock.batches += !table.frozen;
   advance_timestamps(group, batch, plan);
@@ -275,7 +274,7 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   plan->hot = collect_hot_segments(plan->hot_segments, plan->lookups);
   for (int32_t t = 0; t < tables; ++t) {
     plan->life[t].default_lookups = scan_.default_lookups(t);
-    plan->life[t].candidates_added += group->tables[t].candidates.size();
+    plan->life[t].candidates_added += group->tables[t].admission->candidates.size();
   }
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
   if (column_updates_.facts()->any()) {
@@ -372,7 +371,7 @@ void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
   ColumnUpdates::undo(group, *plan);
   for (size_t t = 0; t < group->tables.size(); ++t) {
     cancel_table(plan, group, static_cast<int32_t>(t));
-    undo_candidates(&group->tables[t], plan->life[t]);
+    group->tables[t].admission->undo(plan->life[t]);
   }
   put_back_clocks(group, *plan);
   group->window.undo(plan);

@@ -26,7 +26,7 @@ uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   }
   const IdMap::Entry entry = table.map().find(id, IdMap::hash(id));
   row->known = static_cast<bool>(entry);
-  if (!entry) return table.spec().life.admits ? table.default_slot() : kNoSlot;
+  if (!entry) return table.spec().rules.admission() != nullptr ? table.default_slot() : kNoSlot;
   row->row = table.row_of(id, entry);
   return entry.slot();
 }

@@ -110,7 +110,7 @@ void Scan::begin(Group* group, const Batch& batch) {
     }
     table.end_piece = piece;
     table.bound_before = group->tables[t].row_bound();
-    table.admits = group->tables[t].spec().life.admits;
+    table.admits = group->tables[t].spec().rules.admission() != nullptr;
     table.small = !threaded && !table.admits && table.count <= kSmallTable;
     table.first_share = shares_.size();
     const int64_t shares = (table.count * threads + batch.lookups - 1) / std::max<int64_t>(1, batch.lookups);
@@ -289,25 +289,45 @@ void Scan::answer_small(Directory* directory, int32_t t, const Batch& batch) {
   }
 }
 
+// Lookups of ids without a slot, in a table that does not admit every id.
+void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
+  std::vector<UnknownLookup>& unknown = unknown_[t];
+  unknown.clear();
+  int64_t total = 0;
+  for (size_t p = tables_[t].first_part; p < tables_[t].end_part; ++p) total += parts_[p].missed;
+  unknown.reserve(static_cast<size_t>(total));
+  for (size_t p = tables_[t].first_part; p < tables_[t].end_part; ++p) {
+    const Part& part = parts_[p];
+    const uint32_t* const missed = missed_.data() + part.begin;
+    const size_t first = unknown.size();
+    with_ids(batch, *part.piece, [&](const auto* ids) {
+      for (int64_t m = 0; m < part.missed; ++m) {
+        const uint32_t lookup = missed[m] & ~kKnownRow;
+        const int64_t known = (missed[m] & kKnownRow) != 0 ? UnknownLookup::kKnown : 0;
+        unknown.push_back({ids[lookup - part.piece->begin], known, lookup});
+      }
+    });
+    const Table& table = group->tables[t];
+    table.admission->count(batch, *part.piece, table.clock, first, &unknown, tables_[t].life);
+  }
+}
+
 template <class Directory>
 void Scan::answer_unknown(Directory* directory, int32_t t, Table* table) {
+  constexpr size_t kDistance = 16;  // of prefetches
   std::vector<UnknownLookup>& unknown = unknown_[t];
   LifeLog* const life = tables_[t].life;
-  const Admission admission(*table, *life);
-  const size_t accepted = refuse(table->default_slot(), admission, &unknown);
+  const size_t accepted = table->admission->accept(*life, table->default_slot(), &unknown, local.data());
   for (size_t i = 0; i < accepted; ++i) {
-    if (i + kAdmissionDistance < accepted) {
-      table->map().prefetch(IdMap::hash(unknown[i + kAdmissionDistance].id));
-    }
+    if (i + kDistance < accepted) table->map().prefetch(IdMap::hash(unknown[i + kDistance].id));
     const UnknownLookup& one = unknown[i];
     directory->reserve(1);
     bool added = false;
     local[one.lookup] = directory->key(one.id, &added);
     if (!added) continue;
-    const Miss& miss = misses[static_cast<size_t>(missing(t).end - 1)];
-    life->admitted.push_back({one.id, miss.row, admission.counted(one)});
+    life->admitted.push_back({one.id, misses[static_cast<size_t>(missing(t).end - 1)].row, one.place, {}});
   }
-  remove_admitted(table, *life);
+  table->admission->admit(life);
 }
 
 int64_t Scan::default_lookups(int32_t t) const {
@@ -463,7 +483,7 @@ void Scan::rollback(Group* group) noexcept {
         table.send_away(misses[m].id, misses[m].row);
       }
     }
-    undo_candidates(&table, *tables_[t].life);
+    table.admission->undo(*tables_[t].life);
   }
 }
 

@@ -8,7 +8,6 @@
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/group/group.h"
-#include "torch_npu_ext/engine/life/admission.h"
 
 namespace rec_sdk {
 
@@ -18,7 +17,6 @@ namespace rec_sdk {
 using RowKey = uint32_t;
 
 constexpr uint32_t kKnownRow = uint32_t{1} << 31;  // beside a lookup: its id has a row, which has no slot
-constexpr size_t kAdmissionDistance = 16;          // of prefetches, in lookups that are admitted or not
 
 struct UniqueRow {
   RowKey key;
@@ -127,7 +125,6 @@ class Scan {
   void answer_small(Directory* directory, int32_t t, const Batch& batch);
   template <class Directory>
   void answer_unknown(Directory* directory, int32_t t, Table* table);
-  size_t refuse(uint32_t slot, const Admission& admission, std::vector<UnknownLookup>* unknown) noexcept;
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share);
   void number_divided();

@@ -1,0 +1,42 @@
+// A rule by which an id of a table gets a row, or loses it: a file, a test, and a line in rules.cpp.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "torch_npu_ext/engine/directory/row_columns.h"
+
+namespace rec_sdk {
+
+// The numbers of a rule, by name. All of these throw std::invalid_argument, which names the rule.
+class RuleNumbers {
+ public:
+  using Values = std::map<std::string, std::variant<int64_t, double>>;
+
+  RuleNumbers(const std::string& rule, const Values& values) : rule_(rule), values_(values) {}
+
+  double real(const std::string& name, std::optional<double> otherwise = {});
+  int64_t whole(const std::string& name, int64_t least, std::optional<int64_t> otherwise = {});
+  void check(bool valid, const std::string& message) const;
+  void check_names() const;  // after all were read: a name that none of these calls had is not known
+
+ private:
+  const std::variant<int64_t, double>* find(const std::string& name, bool optional);
+
+  const std::string& rule_;
+  const Values& values_;
+  std::vector<std::string> names_;
+};
+
+class Rule {
+ public:
+  virtual ~Rule() = default;
+  virtual ColumnSet columns() const { return {}; }  // that each row needs for it
+  virtual bool needs_clicks() const { return false; }
+};
+
+}  // namespace rec_sdk

@@ -1,0 +1,47 @@
+// All rules of one table.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch_npu_ext/engine/rules/admission.h"
+#include "torch_npu_ext/engine/rules/eviction_rule.h"
+#include "torch_npu_ext/engine/rules/score.h"
+
+namespace rec_sdk {
+
+class Rules {
+ public:
+  Rules() = default;  // every id gets a row and keeps it
+  // By name. Throws std::invalid_argument for a name or a number that is not known, for a number that a rule
+  // cannot have, and for rules that exclude each other.
+  explicit Rules(const std::vector<std::pair<std::string, RuleNumbers::Values>>& rules);
+
+  bool any() const { return !all_.empty(); }
+  const AdmissionRule* admission() const { return admission_; }  // or null
+  const ScoreRule* score() const { return score_; }              // or null
+  // In their order: of several that evict an id, the first is the reason.
+  const std::vector<const EvictionRule*>& evictions() const { return evictions_; }
+  bool evicts_by(EvictReason reason) const;
+  bool evicts_at_intervals() const { return at_intervals_; }
+  bool has_bound() const { return bound_; }       // some rule evicts whenever the table has too many ids
+  ColumnSet columns() const { return columns_; }  // that each row needs
+  bool needs_clicks() const { return clicks_; }
+  bool needs_timestamps() const { return columns_.has(Column::kTimestamp); }
+
+ private:
+  void add(std::shared_ptr<const Rule> rule);
+
+  std::vector<std::shared_ptr<const Rule>> all_;  // which the others are of
+  const AdmissionRule* admission_ = nullptr;
+  const ScoreRule* score_ = nullptr;
+  std::vector<const EvictionRule*> evictions_;
+  ColumnSet columns_;
+  bool clicks_ = false, at_intervals_ = false, bound_ = false;
+};
+
+std::vector<std::string> rule_names();
+
+}  // namespace rec_sdk
