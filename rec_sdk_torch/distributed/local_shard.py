@@ -165,13 +165,13 @@ class HomeTables(CachedCollection):
             ValueError: those of a replicated table are not the same on all ranks.
         """
         if source.layout.built:
-            self._move(source, placements, exchange.rank)
+            self._move(source, placements)
         copies = [each.name for each, placement in zip(source.tables, placements, strict=True) if placement.replicated]
         if copies:
             told = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
             exchange.agree("takes over the rows of data_parallel tables", told)
 
-    def _move(self, source: TableBatchedEmbedding, placements: Sequence[Placement], rank: int) -> None:
+    def _move(self, source: TableBatchedEmbedding, placements: Sequence[Placement]) -> None:
         self.sync_optimizers()
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
@@ -180,7 +180,7 @@ class HomeTables(CachedCollection):
         for table, placement in zip(source.tables, placements, strict=True):
 
             def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
-                return torch.from_numpy(placement.owner(ids.numpy()) == rank)
+                return torch.from_numpy(placement.owns(ids.numpy()))
 
             old, new = source.view(table.name), self.embedding.view(table.name)
             for chunk in old.chunks(kept=table.life is None):  # rules count rows that are as at first, too

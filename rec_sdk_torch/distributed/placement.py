@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from .._engine import ranks_of
@@ -30,11 +31,17 @@ class Placement(abc.ABC):
     replicated = False
     share: float
     home: tuple[int, int]
+    _rank: int
     _world_size: int
 
     def owner(self, ids: Int64Array) -> Int64Array:
         """The rank of each id, int64 `[n]`."""
         return ranks_of(ids, self.home, self._world_size)
+
+    def owns(self, ids: Int64Array) -> npt.NDArray[np.bool_]:
+        """Returns which of `ids` are at home on this rank, bool `[n]`."""
+        owned: npt.NDArray[np.bool_] = self.owner(ids) == self._rank
+        return owned
 
     @abc.abstractmethod
     def rows(self, num_embeddings: int) -> Int64Array:
@@ -75,7 +82,7 @@ class RowWise(Placement):
             return np.arange(first, min(first + self._block, num_embeddings), dtype=np.int64)
         begins = range(0, num_embeddings, _PIECE)
         pieces = (np.arange(begin, min(begin + _PIECE, num_embeddings), dtype=np.int64) for begin in begins)
-        return np.concatenate([piece[self.owner(piece) == self._rank] for piece in pieces])
+        return np.concatenate([piece[self.owns(piece)] for piece in pieces])
 
     def part(self, bound: int) -> int:
         return max(1, bound // self._world_size)
@@ -92,11 +99,11 @@ class TableWise(Placement):
 
     def __init__(self, rank: int, home: int, world_size: int) -> None:
         self.name = f"{ShardingType.TABLE_WISE.value} on rank {home}"
-        self.home, self._world_size, self._here = (home, 0), world_size, rank == home
-        self.share = float(self._here)
+        self.home, self._rank, self._world_size = (home, 0), rank, world_size
+        self.share = float(rank == home)
 
     def rows(self, num_embeddings: int) -> Int64Array:
-        return np.arange(num_embeddings if self._here else 0, dtype=np.int64)
+        return np.arange(num_embeddings if self.share else 0, dtype=np.int64)
 
     def part(self, bound: int) -> int:
         return bound

@@ -49,8 +49,7 @@ class RankTables(SequenceTables, PooledTables, CollectionMethods):
     def at_home(self, table: str, ids: Int64Array) -> npt.NDArray[np.bool_]:
         """Returns which of `ids` have their rows on this rank, bool `[n]`."""
         place = [config.name for config in self.tables.configs].index(table)
-        mine: npt.NDArray[np.bool_] = self.tables.placements[place].owner(ids) == self.exchange.rank
-        return mine
+        return self.tables.placements[place].owns(ids)
 
     def _title(self) -> str:
         return f"{type(self).__name__}, rank {self.exchange.rank}"

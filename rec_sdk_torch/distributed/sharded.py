@@ -299,7 +299,7 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
                 continue  # the load of the table says so
             chosen, whole = torch.ones_like(ids, dtype=torch.bool), f"{own}ids" not in state_dict
             if whole or full:
-                chosen = torch.from_numpy(placement.owner(ids.cpu().numpy()) == self.exchange.rank)
+                chosen = torch.from_numpy(placement.owns(ids.cpu().numpy()))
             if not config.hashed:
                 fits, rows = ids < config.num_embeddings, config.num_embeddings
                 if not bool(fits.all()) or (whole and len(ids) < rows):
@@ -315,7 +315,7 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
             ids = state_dict.get(f"{prefix}{self.handles_name}.{name}.ids")
             if not isinstance(ids, torch.Tensor):  # the load of the table says so
                 continue
-            foreign = int((placement.owner(ids.cpu().numpy()) != self.exchange.rank).sum())
+            foreign = int((~placement.owns(ids.cpu().numpy())).sum())
             if foreign:
                 problems.append(
                     f"table {name!r}: {foreign} of its ids are not at home on rank {self.exchange.rank} of "

@@ -43,10 +43,7 @@ class Owner:
 
     def mine(self, table: str, ids: Int64Array) -> np.ndarray | slice:
         """Which of `ids` are at home in this process."""
-        if self.exchange is None:
-            return slice(None)
-        mine: np.ndarray = self.placements[table].owner(ids) == self.exchange.rank
-        return mine
+        return slice(None) if self.exchange is None else self.placements[table].owns(ids)
 
     def shares(self, table: str) -> bool:
         """Whether each rank has rows that no other has."""

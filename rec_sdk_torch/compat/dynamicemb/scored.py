@@ -39,8 +39,7 @@ class ScoredTables:
                 f"table {name!r}: dist_type is 'continuous', and a module alone does not know the blocks of "
                 f"{world_size} ranks: shard a collection, or give it 'roundrobin' or 'hash_roundrobin'"
             )
-        mine: npt.NDArray[np.bool_] = RowWise(rank, world_size, config.home).owner(ids) == rank
-        return mine
+        return RowWise(rank, world_size, config.home).owns(ids)
 
     @property
     def table_names(self) -> list[str]:
