@@ -122,6 +122,7 @@ def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.
     target = tmp_path / "target"
     run("-m", "pip", "install", *offline, "--target", target, wheel, folder=tmp_path)
     assert (target / "rec_sdk_torch" / "_engine.pyi").exists()
+    assert (target / "rec_sdk_torch" / "tbe" / "__init__.pyi").exists()
     code = tmp_path / "train.py"
     code.write_text(TRAIN)
     options = {"PYTHONPATH": str(target), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

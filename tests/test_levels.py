@@ -48,9 +48,10 @@ def imports(module: str) -> frozenset[str]:
 
 def imported(module: str) -> Iterator[str]:
     path = FILES[module]
-    parts = module.split(".")
+    parts, stub = module.split("."), path.with_suffix(".pyi")
     package = parts if path.name == "__init__.py" else parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    sources = [path, stub] if path.suffix == ".py" and stub.exists() else [path]
+    for node in (node for source in sources for node in ast.walk(ast.parse(source.read_text()))):
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])

@@ -23,7 +23,7 @@ import torch
 
 from ..modules.conventions import use_rec_sdk
 from ..patches.topology import DEVICE, take_npu_for
-from ..tbe.config.optimizer import use_defaults
+from ..tbe import use_defaults
 
 _OPERATORS = "libfbgemm_npu_api.so"
 _ADAGRAD_EPS = 1e-8

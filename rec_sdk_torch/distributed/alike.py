@@ -14,9 +14,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from ..formulas import class_name
 from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
-from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.config.life import TableLife
-from ..tbe.config.optimizer import plain
+from ..tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 from .placement import Placement
 
 Told: TypeAlias = dict[str, dict[str, str]]
@@ -144,7 +142,8 @@ class TrainingSettings:
 def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
     if optimizer is None:
         return {"optimizer": None}
-    known = {name: plain(optimizer.options[name]) for name in optimizer.spec.options if name in optimizer.options}
+    options = optimizer.plain_options()
+    known = {name: options[name] for name in optimizer.spec.options if name in options}
     return {
         "optimizer": class_name(optimizer.cls),
         **known,

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
-from ..tbe.cache.batch import Int64Array
+from ..tbe import Int64Array
 
 Relayed: TypeAlias = Int64Array | None
 """The elements that this rank passes on, int64 `[L, W / L]`: of each rank of its machine for each machine."""

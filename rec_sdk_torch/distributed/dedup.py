@@ -14,10 +14,7 @@ from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
 from ..operators.segments import HOT_SEGMENT_FIELDS
 from ..runtime.warn import InputWarning, warn
-from ..tbe.cache.batch import Batch, Int64Array
-from ..tbe.cache.transfers import Transfers
-from ..tbe.config.life import NEVER, Seen, SeenArrays
-from ..tbe.config.table import BoundsCheckMode, Pooling, TableConfig
+from ..tbe import NEVER, Batch, BoundsCheckMode, Int64Array, Pooling, Seen, SeenArrays, TableConfig, Transfers
 from .placement import Placement
 from .replicas import Replicas
 

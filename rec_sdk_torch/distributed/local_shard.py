@@ -15,17 +15,23 @@ import torch
 
 from ..modules.collection import CachedCollection
 from ..optim.handles import TableHandle, module_dict
-from ..tbe import Pooling, TableBatchedEmbedding, TableConfig
-from ..tbe.cache.batch import Batch
-from ..tbe.cache.evicted import Departed
-from ..tbe.cache.group_spec import drawn
-from ..tbe.config.cache_size import BatchHint, CacheOption
-from ..tbe.config.life import Seen
-from ..tbe.config.table import DIVIDED
-from ..tbe.rows.layout import Layout
-from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.table_view import TableView, load
-from ..tbe.step.prefetch_queue import Prefetched
+from ..tbe import (
+    DIVIDED,
+    WEIGHT,
+    Batch,
+    BatchHint,
+    CacheOption,
+    Departed,
+    Layout,
+    Pooling,
+    Prefetched,
+    Seen,
+    TableBatchedEmbedding,
+    TableConfig,
+    TableView,
+    drawn,
+    load,
+)
 from .alike import TrainingSettings
 from .collectives import Exchange
 from .dedup import Tables

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..operators.calls import accumulate_rows, ops
-from ..tbe.step.outputs import split_apart
+from ..tbe import split_apart
 from .dedup import Segments
 
 

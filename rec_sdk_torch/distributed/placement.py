@@ -12,9 +12,7 @@ import numpy.typing as npt
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from .._engine import ranks_of
-from ..tbe import TableConfig
-from ..tbe.cache.batch import Int64Array
-from ..tbe.config.table import Home
+from ..tbe import Home, Int64Array, TableConfig
 
 
 class Placement(abc.ABC):

@@ -19,7 +19,7 @@ from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbC
 from ..optim.in_backward import apply_optimizer_in_backward
 from ..optim.requests import noted
 from ..runtime.host_groups import exchanging
-from ..tbe.rows.row_parts import WEIGHT
+from ..tbe import WEIGHT
 from .collectives import Exchange
 from .machines import LocalSize
 from .placement import Placement

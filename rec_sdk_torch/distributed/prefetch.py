@@ -12,7 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..modules.collection import CachedCollection
-from ..tbe.step.prefetch_queue import MAX_DEPTH, Prefetched
+from ..tbe import MAX_DEPTH, Prefetched
 from .sharded import ShardedCollection
 from .turn import Turn
 

@@ -8,9 +8,7 @@ import torch
 from torchrec.optim.keyed import KeyedOptimizer
 
 from ..modules.collection_methods import CollectionMethods, PooledTables, SequenceTables
-from ..tbe import EvictedRows
-from ..tbe.cache.batch import Int64Array
-from ..tbe.rows.given import check_left
+from ..tbe import EvictedRows, Int64Array, check_left
 from .collectives import Exchange
 from .dedup import Tables
 from .local_shard import HomeTables

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..tbe import TableConfig
-from ..tbe.cache.batch import Int64Array
-from ..tbe.rows.table_view import TableView
+from ..tbe import Int64Array, TableConfig, TableView
 from .all_to_all import Relayed
 from .placement import Placement
 

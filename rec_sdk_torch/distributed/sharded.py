@@ -17,11 +17,7 @@ from ..modules.collection import CachedCollection
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..operators.devices.backends import backend_for
 from ..runtime.eager import NotScripted, check_batch, eager
-from ..tbe.cache.batch import Batch
-from ..tbe.cache.padding_ids import PaddingIds, with_zeros
-from ..tbe.cache.transfers import Transfers
-from ..tbe.rows.state_dict import row_numbers, warn_of_rows
-from ..tbe.step.prefetch_queue import MAX_COMING
+from ..tbe import MAX_COMING, Batch, PaddingIds, Transfers, row_numbers, warn_of_rows, with_zeros
 from .all_to_all import Waited
 from .collectives import Exchange
 from .dedup import Deduplication, GroupConstants, Segments, Tables

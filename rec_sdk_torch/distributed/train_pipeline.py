@@ -11,8 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..operators.devices.backends import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
-from ..tbe.cache.transfers import current
-from ..tbe.step.prefetch_queue import MAX_DEPTH
+from ..tbe import MAX_DEPTH, current
 from .prefetch import Started, check_depth, find_collections, iterate, only_features
 
 In = TypeVar("In")

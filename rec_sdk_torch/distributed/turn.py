@@ -13,9 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from ..modules.bags import Bags
-from ..tbe.cache.batch import Int64Array
-from ..tbe.config.life import Seen
-from ..tbe.step.prefetch_queue import Prefetched
+from ..tbe import Int64Array, Prefetched, Seen
 from .all_to_all import Relayed, Waited
 from .collectives import Exchange, Vote
 from .dedup import Deduplication, UniqueBatch

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.host_groups import spans_world, timeout_of
-from ..tbe.cache.batch import Int64Array
+from ..tbe import Int64Array
 from .all_to_all import OneLevel, Relayed, Waited
 
 

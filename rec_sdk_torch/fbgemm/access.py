@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.table_methods import TableMethods
+from ..tbe import TableBatchedEmbedding, TableMethods, TableOptimizer
 from .enums import OptimType
 from .placement import Spec
 from .states import copy_of, fill_uniform, from_fbgemm, load_states, save_states, state_names, states_in_order

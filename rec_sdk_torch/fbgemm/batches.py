@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..tbe.cache.batch import Int64Array, padded_places
+from ..tbe import Int64Array, padded_places
 
 BatchSizes = Sequence[Sequence[int]]
 """`batch_size_per_feature_per_rank`: of each feature the batch size of each rank."""

@@ -12,9 +12,7 @@ import torch
 
 from ..runtime.eager import check_batch, eager
 from ..runtime.warn import InputWarning, warn
-from ..tbe import EmbeddingOptions, TableBatchedEmbedding
-from ..tbe.cache.device_cache import Group
-from ..tbe.step.prefetch_queue import Prefetched
+from ..tbe import EmbeddingOptions, Group, Prefetched, TableBatchedEmbedding
 from .access import TableAccess
 from .batches import BatchSizes, FeatureOrder, VariableBatch, only_where_wanted, repaired
 from .counters import CountsCache

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..tbe import TableBatchedEmbedding
-from ..tbe.rows.row_parts import WEIGHT
+from ..tbe import WEIGHT, TableBatchedEmbedding
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16

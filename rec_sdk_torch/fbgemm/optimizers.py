@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..operators.record import holds
 from ..tbe import TableOptimizer
-from ..tbe.config.table import holds
 from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member, sparse_type
 from .states import state_names
 

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 
 from ..operators.devices.backends import backend_for, parse_device
-from ..tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.cache.group_spec import record_layout
-from ..tbe.config.cache_size import CacheSize
-from ..tbe.config.table import MAX_NAME_LENGTH
+from ..tbe import MAX_NAME_LENGTH, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, record_layout
 from .enums import ComputeDevice, EmbeddingLocation, PoolingMode, SparseType, member
 
 WAYS = 32
@@ -150,7 +147,7 @@ def cache_option(
     load_factor: float,
     sets: int,
     reserved: float,
-) -> dict[str, CacheSize]:
+) -> dict[str, int]:
     """Rows of each table in the device's memory.
 
     All of resident tables, the same share of each MANAGED_CACHING one, and of MANAGED ones all that there is room for
@@ -180,7 +177,7 @@ def cache_option(
                 )
             share = min(float(load_factor), room / cached)
     rest = min(1.0, max(0.0, room - share * cached) / managed) if managed else 0.0
-    sizes: dict[str, CacheSize] = {}
+    sizes: dict[str, int] = {}
     for spec, config in zip(specs, configs, strict=True):
         part = share if spec.is_cached() else rest
         sizes[config.name] = spec.rows if spec.is_resident() else max(1, round(part * spec.rows))

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 
 from ..formulas import StateSpec
-from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.rows.given import step_problem, tensor_problem
-from ..tbe.rows.row_parts import WEIGHT
-from ..tbe.rows.table_view import Content, TableView, load
+from ..tbe import WEIGHT, Content, TableBatchedEmbedding, TableOptimizer, TableView, load, step_problem, tensor_problem
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16

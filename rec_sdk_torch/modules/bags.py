@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from ..tbe.cache.batch import Batch, padded_places
+from ..tbe import Batch, padded_places
 
 
 @functools.cache

@@ -21,11 +21,17 @@ from ..optim.handles import TableHandle, module_dict
 from ..optim.requests import share_options, table_optimizers
 from ..runtime.eager import check_batch, eager
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
-from ..tbe import TableBatchedEmbedding, TableOptimizer
-from ..tbe.cache.batch import Batch, Int64Array, meta_error
-from ..tbe.config.life import Seen
-from ..tbe.rows.state_dict import TablesModule, load_tables
-from ..tbe.step.prefetch_queue import Prefetched
+from ..tbe import (
+    Batch,
+    Int64Array,
+    Prefetched,
+    Seen,
+    TableBatchedEmbedding,
+    TableOptimizer,
+    TablesModule,
+    load_tables,
+    meta_error,
+)
 from .bags import Bags
 from .collection_methods import CollectionMethods
 from .configs import feature_names

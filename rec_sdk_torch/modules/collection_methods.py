@@ -9,8 +9,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBag
 
 from ..optim.handles import Ranks, TableHandle, TableParameter
 from ..optim.norms import GradientNorms, pending_norms, together
-from ..tbe import TableBatchedEmbedding
-from ..tbe.table_methods import TableMethods
+from ..tbe import TableBatchedEmbedding, TableMethods
 
 
 class CollectionMethods(TableMethods):

@@ -16,8 +16,7 @@ from torchrec.modules.embedding_configs import (
     data_type_to_dtype,
 )
 
-from ..tbe import InitializerType, Pooling, TableConfig, TableLife
-from ..tbe.config.table import InitFn
+from ..tbe import InitFn, InitializerType, Pooling, TableConfig, TableLife
 from .conventions import announce_default, conventions, hashes_plain
 from .life_configs import AdmitAndEvictConfig
 

@@ -12,9 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, 
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ..runtime.eager import eager
-from ..tbe import BatchHint, BoundsCheckMode, CacheOption, EmbeddingOptions, TableBatchedEmbedding
-from ..tbe.config.table import Home
-from ..tbe.options import Device, Folder
+from ..tbe import BatchHint, BoundsCheckMode, CacheOption, Device, EmbeddingOptions, Folder, Home, TableBatchedEmbedding
 from .collection import CachedCollection
 from .collection_methods import PooledTables, SequenceTables
 from .configs import HashEmbeddingBagConfig, check_kind, table_config

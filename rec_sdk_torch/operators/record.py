@@ -14,6 +14,18 @@ import torch
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The types of weights and states, by their numbers in the engine and the operators."""
 
+OVERFLOW = {
+    dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
+    for dtype in WEIGHT_DTYPES
+    for limits in [torch.finfo(dtype)]
+}
+"""The least number that rounds to infinity."""
+
+
+def holds(dtype: torch.dtype, *numbers: float) -> bool:
+    """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
+    return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # False for NaN
+
 
 def _round_up(value: int, step: int) -> int:
     return (value + step - 1) // step * step

@@ -63,6 +63,10 @@ def parallel_runner() -> tuple[int, int]:
     return runner, threads
 
 
+COEFFICIENTS = 16
+"""Width of a table's row of coefficients in `rec_sdk::update_rows`."""
+
+
 def coefficient_names(optimizer: str) -> list[str]:
     """The names of the columns of `update_rows`' coefficients, from `[1]` on, for that name of an optimizer.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..tbe.config.optimizer import check_window
+from ..tbe import check_window
 
 _ON_PARAMETERS = """Example:
     >>> import torch

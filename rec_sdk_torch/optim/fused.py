@@ -10,11 +10,18 @@ import torch
 from torchrec.optim.fused import FusedOptimizer
 
 from ..runtime.eager import eager
-from ..tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
-from ..tbe.config.optimizer import check_options
-from ..tbe.rows.given import known_ids_problem, step_problem, tensor_problem
-from ..tbe.rows.state_dict import row_numbers, warn_of_rows
-from ..tbe.rows.table_view import Content, load
+from ..tbe import (
+    Content,
+    TableBatchedEmbedding,
+    TableConfig,
+    TableOptimizer,
+    known_ids_problem,
+    load,
+    row_numbers,
+    step_problem,
+    tensor_problem,
+    warn_of_rows,
+)
 from .clipping import look_for_tables
 from .handles import TableParameter
 from .requests import defaults_of
@@ -362,7 +369,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             if new is None or new.keys() != group.keys():
                 expected = sorted(group.keys() - {"params"})
                 raise ValueError(f"the options of {optimizer.where} are missing, or are not {expected}")
-            check_options(optimizer.where, optimizer.spec, {name: new[name] for name in new if name != "params"})
+            optimizer.check_options({name: new[name] for name in new if name != "params"})
 
     def _check(self, name: str, handle: TableParameter, given: Mapping[str, Mapping[str, Any]]) -> None:
         if name not in given:

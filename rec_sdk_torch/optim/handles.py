@@ -14,9 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..runtime.eager import check_real, eager
 from ..runtime.rank_rows import note_rank_rows
-from ..tbe import TableBatchedEmbedding, TableConfig
-from ..tbe.rows.state_dict import save_table
-from ..tbe.step.monitor import describe_optimizer
+from ..tbe import TableBatchedEmbedding, TableConfig, describe_optimizer, save_table
 from . import requests
 
 

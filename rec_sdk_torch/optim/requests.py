@@ -14,7 +14,6 @@ import torch
 
 from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
-from ..tbe.config.optimizer import check_options
 
 OPTIMIZERS, CLASSES, KEYWORDS = NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 """The attributes that torch notes an optimizer in, the last one last."""
@@ -68,7 +67,7 @@ class Keywords(list[dict[str, Any]]):
             if decouples(optimizer_class, keywords, handle.sharded):
                 group["decoupled_weight_decay"] = True
             optimizer.defaults = defaults_of([made])
-            check_options(made.where, made.spec, group)
+            made.check_options(group)
         except BaseException:
             forget(handle)
             raise

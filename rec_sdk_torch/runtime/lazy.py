@@ -19,7 +19,7 @@ _NOT_BY_CHANCE = {"compat"}
 def _exports(stub: Path) -> dict[str, str]:
     """The module, relative to the package, of each name that the stub imports; "." where the name is a module."""
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f".{node.module or ''}" for node in imports for alias in node.names}
+    return {alias.name: f"{'.' * node.level}{node.module or ''}" for node in imports for alias in node.names}
 
 
 def _load(package: str, module: str, name: str) -> Any:

@@ -7,6 +7,9 @@ import operator
 from dataclasses import fields
 from typing import Any, SupportsFloat
 
+import numpy as np
+import numpy.typing as npt
+
 
 def as_int(value: object) -> int | None:
     """`value` as an int if it is an integer of any library; None for everything else, bools too."""
@@ -92,3 +95,23 @@ def check_fields(options: Any, *, optional: bool = False) -> None:
                 object.__setattr__(options, each.name, each.metadata["check"](value))  # also where it is frozen
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{type(options).__name__}: {each.name} is {value!r}, {error}") from None
+
+
+def in_range(
+    name: str, values: npt.NDArray[Any], dtype: type[np.signedinteger[Any]], least: int | None
+) -> npt.NDArray[Any]:
+    """Returns `values` as `dtype`; with `least` None, negative ones are -1.
+
+    Raises:
+        ValueError: one that is less, or more than `dtype` has.
+    """
+    most = int(np.iinfo(dtype).max)
+    if values.size:
+        lowest, highest = values.min().item(), values.max().item()
+        wrong = highest if highest > most else lowest if least is not None and lowest < least else None
+        if wrong is not None:
+            allowed = f"{least}" if least is not None else "0, or a negative number for none,"
+            raise ValueError(f"{name} has {wrong!r} among them, allowed are {allowed} to {most}")
+        if least is None and lowest < -1:
+            values = np.maximum(values, -1)
+    return values.astype(dtype, copy=False)

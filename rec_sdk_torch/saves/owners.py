@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from ..tbe import TableBatchedEmbedding, TableConfig
-from ..tbe.cache.batch import Int64Array
-from ..tbe.rows.table_view import TableView
-from ..tbe.table_methods import TableMethods
+from ..tbe import Int64Array, TableBatchedEmbedding, TableConfig, TableMethods, TableView
 
 if TYPE_CHECKING:
     from ..distributed.collectives import Exchange

@@ -14,8 +14,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ..runtime.exits import OwnThread, calls
-from ..tbe.cache.evicted import next_serial
-from ..tbe.rows.pieces import versions
+from ..tbe import next_serial, versions
 from .format import folders
 from .format.errors import CheckpointError
 from .format.folders import PathLike, Paths, Place

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from ..tbe.config.life import in_range
+from ..runtime.numbers import in_range
 
 Features = TypeVar("Features", bound=KeyedJaggedTensor)
 

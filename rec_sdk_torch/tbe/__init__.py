@@ -1,32 +1,8 @@
-"""Table-batched embeddings: many tables, one call. Needs torch only; the collections stand on it."""
+"""Table-batched embeddings: many tables, one call. Needs torch only; the collections stand on it.
 
-from .._engine import CacheTooSmallError, CapacityError
-from ..formulas import SPECS, OptimizerSpec, StateSpec
-from .cache.evicted import EvictedRows
-from .config.cache_size import BatchHint, CacheOption
-from .config.life import EvictReason, TableLife
-from .config.optimizer import TableOptimizer
-from .config.table import BoundsCheckMode, Home, InitializerType, Pooling, TableConfig
-from .embedding import TableBatchedEmbedding
-from .options import EmbeddingOptions
+The names of `__init__.pyi` are all that other rooms import; each is imported when it is first used.
+"""
 
-__all__ = [
-    "SPECS",
-    "BatchHint",
-    "BoundsCheckMode",
-    "CacheOption",
-    "CacheTooSmallError",
-    "CapacityError",
-    "EmbeddingOptions",
-    "EvictReason",
-    "EvictedRows",
-    "Home",
-    "InitializerType",
-    "OptimizerSpec",
-    "Pooling",
-    "StateSpec",
-    "TableBatchedEmbedding",
-    "TableConfig",
-    "TableLife",
-    "TableOptimizer",
-]
+from ..runtime.lazy import attach as _attach
+
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)

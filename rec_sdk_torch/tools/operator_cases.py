@@ -13,8 +13,8 @@ import torch
 from ..formulas import FORMULAS
 from ..operators.calls import ops
 from ..operators.record import WEIGHT_DTYPES, RecordLayout
+from ..operators.schemas import COEFFICIENTS
 from ..operators.segments import hot_segments
-from ..tbe.config.optimizer import COEFFICIENTS
 
 Tensors = Mapping[str, torch.Tensor]
 

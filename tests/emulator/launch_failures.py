@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rec_sdk_torch import emulate, ops
 from rec_sdk_torch.operators.devices.backends import parse_device
-from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
+from rec_sdk_torch.operators.schemas import COEFFICIENTS
 
 DIM, ROWS = 64, 10
 WEIGHTS = torch.arange(1000 * DIM, dtype=torch.float32).reshape(1000, DIM)

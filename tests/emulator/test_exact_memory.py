@@ -9,7 +9,7 @@ PROGRAM = """
 import torch
 import warm
 from rec_sdk_torch.operators.devices.backends import parse_device
-from rec_sdk_torch.tbe.config.optimizer import COEFFICIENTS
+from rec_sdk_torch.operators.schemas import COEFFICIENTS
 rows, lookups, dim = 20, 5000, 8
 def run(device):
     generator = torch.Generator().manual_seed(0)

@@ -16,9 +16,9 @@ from optimizer_table import ROWS
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.formulas import UPDATES, spec_for
+from rec_sdk_torch.formulas import SPECS, UPDATES, OptimizerSpec, spec_for
 from rec_sdk_torch.operators.schemas import coefficient_names
-from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableOptimizer
+from rec_sdk_torch.tbe import TableOptimizer
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")

@@ -11,8 +11,9 @@ import torchrec
 from jagged import apply, assert_trains, bag_config, bags_collection
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.formulas import SPECS, OptimizerSpec
 from rec_sdk_torch.rules import Count
-from rec_sdk_torch.tbe import SPECS, OptimizerSpec, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import TableConfig, TableLife, TableOptimizer
 from rec_sdk_torch.tbe.config.optimizer import check_options
 
 ADAM, ADAGRAD, ADAMW = torch.optim.Adam, torch.optim.Adagrad, torch.optim.AdamW

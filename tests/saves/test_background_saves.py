@@ -64,7 +64,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], None], a
     monkeypatch.setattr(saving, "ASIDE_BYTES", aside)
     pieces = snapshot.Snapshot.pieces
 
-    def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.Rows]:
+    def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.SnapshotRows]:
         for rows in pieces(self):
             between()
             yield rows

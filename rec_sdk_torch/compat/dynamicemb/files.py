@@ -18,9 +18,7 @@ import numpy.typing as npt
 import torch
 
 from ...runtime.warn import SaveWarning, warn
-from ...tbe import TableOptimizer
-from ...tbe.rows.row_parts import WEIGHT
-from ...tbe.rows.table_view import load
+from ...tbe import WEIGHT, TableOptimizer, load
 from .enums import BATCH_SIZE_PER_DUMP
 from .optimizers import name_in_dumps
 from .scores import TableScores, counts_of_dump, device_timestamp

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from ...distributed.placement import RowWise
 from ...runtime.warn import InputWarning, warn
-from ...tbe import Home
-from ...tbe.rows.row_parts import WEIGHT
+from ...tbe import WEIGHT, Home
 from .files import dump_table, load_table
 from .scores import TableScores
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from ...runtime.warn import InputWarning, SaveWarning, warn
-from ...tbe.rows.table_view import TableView
-from ...tbe.table_methods import TableMethods
+from ...tbe import TableMethods, TableView
 from .enums import (
     DynamicEmbEvictStrategy,
     DynamicEmbScoreStrategy,

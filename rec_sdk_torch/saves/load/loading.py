@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.warn import SaveWarning, warn
-from ...tbe import CapacityError, TableOptimizer
-from ...tbe.config.optimizer import check_options
-from ...tbe.rows.replacement import Replacement, TableSource
-from ...tbe.rows.state_dict import warn_of_rows
+from ...tbe import CapacityError, Replacement, TableOptimizer, TableSource, warn_of_rows
 from ..format.contents import SavedTables, count_problem, evicted_files
 from ..format.errors import CheckpointError
 from ..format.manifest import WINDOW, Formats, Manifest, RowFormat, SavedOptimizer
@@ -36,7 +33,7 @@ def check(found: Sequence[Match]) -> list[int]:
         checked.add((id(optimizer), id(saved)))
         options = {**optimizer.options, **_options(optimizer, saved)}
         try:
-            check_options(f"{each.folder}: the optimizer of table {each.name!r}", optimizer.spec, options)
+            optimizer.check_options(options, f"{each.folder}: the optimizer of table {each.name!r}")
         except (TypeError, ValueError) as error:
             raise CheckpointError(str(error)) from error
     return [_checked_rows(each) for each in found]

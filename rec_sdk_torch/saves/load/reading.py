@@ -13,11 +13,7 @@ import torch
 from ...formulas import same_states
 from ...rules import Sketch
 from ...runtime.worker import Pool
-from ...tbe import EvictedRows, TableOptimizer
-from ...tbe.cache.batch import Int64Array
-from ...tbe.rows.replacement import LifeState, Removed, Rows
-from ...tbe.rows.row_parts import WEIGHT
-from ...tbe.rows.table_view import TableView
+from ...tbe import WEIGHT, EvictedRows, Int64Array, LifeState, RemovedIds, SavedRows, TableOptimizer, TableView
 from ..format.contents import (
     SavedTables,
     check_tensors,
@@ -162,7 +158,7 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
     return matches
 
 
-def layers(found: Match, rows: int) -> Iterator[Rows | Removed]:
+def layers(found: Match, rows: int) -> Iterator[SavedRows | RemovedIds]:
     """The steps that make the table from an empty one: so many rows at a time, those that are at home here.
 
     A thread reads the next ones meanwhile, where they are many.
@@ -179,14 +175,14 @@ def layers(found: Match, rows: int) -> Iterator[Rows | Removed]:
             yield piece
 
 
-def _layers(found: Match, rows: int) -> Iterator[Rows | Removed]:
+def _layers(found: Match, rows: int) -> Iterator[SavedRows | RemovedIds]:
     for folder, manifest, table in found.tables.chain:
         for file in manifest.files_of(table.key, REMOVED, ROWS):
             with open_file(folder, manifest, file) as reader:
                 names = [] if file.role == REMOVED else _names(found, reader)
                 for begin in range(0, file.rows, rows):
                     ids, tensors = _read(found, reader, names, begin, min(begin + rows, file.rows))
-                    yield Removed(ids) if file.role == REMOVED else Rows(ids, *_parts_and_columns(tensors))
+                    yield RemovedIds(ids) if file.role == REMOVED else SavedRows(ids, *_parts_and_columns(tensors))
 
 
 def _read(

@@ -21,10 +21,7 @@ import numpy as np
 import torch
 
 from ...runtime.warn import SaveWarning, warn
-from ...tbe import CapacityError
-from ...tbe.rows.replacement import Removed, Replacement, Rows, TableSource
-from ...tbe.rows.row_parts import WEIGHT
-from ...tbe.rows.table_view import Content, load
+from ...tbe import WEIGHT, CapacityError, Content, RemovedIds, Replacement, SavedRows, TableSource, load
 from ..format import files
 from ..format.errors import CheckpointError
 from ..format.folders import is_timestamp
@@ -98,14 +95,14 @@ class _Table:
     arrays: list[tuple[np.ndarray, dict[str, np.ndarray]]]
     life: SavedLife | None
 
-    def pieces(self, rows: int) -> Iterator[Rows]:
+    def pieces(self, rows: int) -> Iterator[SavedRows]:
         """Rows that are at home in this process, so many at a time."""
         for ids, parts in self.arrays:
             for begin in range(0, len(ids), rows):
                 some = np.array(ids[begin : begin + rows])
                 mine = self.owner.mine(self.name, some)
                 own = {name: np.array(part[begin : begin + rows])[mine] for name, part in parts.items()}
-                yield Rows(torch.from_numpy(some[mine]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
+                yield SavedRows(torch.from_numpy(some[mine]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
 
     def ids(self) -> np.ndarray:
         """The ids at home in this process."""
@@ -220,7 +217,7 @@ def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], bes
 def _source(owner: Owner, table: _Table) -> TableSource:
     view = owner.embedding.view(table.name)
 
-    def layers() -> Iterator[Rows | Removed]:
+    def layers() -> Iterator[SavedRows | RemovedIds]:
         yield from table.pieces(view.piece_rows())
 
     return TableSource(view, layers, lambda: iter(()), rows=len(table.ids()))

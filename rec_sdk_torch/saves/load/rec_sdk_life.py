@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from ...runtime.warn import SaveWarning, warn
-from ...tbe.config.life import NEVER
-from ...tbe.rows.table_view import TableView
+from ...tbe import NEVER, TableView
 from ..format import files
 from ..format.errors import CheckpointError
 from ..owners import Owner

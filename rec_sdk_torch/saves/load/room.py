@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..._engine import available_memory
 from ...runtime.warn import SaveWarning, warn
-from ...tbe.rows.table_view import TableView
+from ...tbe import TableView
 
 Coming = Sequence[tuple[TableView, int]]
 """Tables, and how many rows they are to have, roughly."""

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from ...runtime.warn import PerformanceWarning, warn
-from ...tbe.cache.batch import Int64Array
-from ...tbe.rows.table_view import TableView
+from ...tbe import Int64Array, TableView
 from ..format.contents import open_file
 from ..format.manifest import CACHED
 from ..owners import Owner

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ...tbe import TableOptimizer
-from ...tbe.config.optimizer import plain
-from ...tbe.rows.table_view import TableView
+from ...tbe import TableOptimizer, TableView
 from ..format.manifest import DELTA, FULL, Formats, Manifest, SavedOptimizer, SavedTable, formats
 from ..format.tensors import DTYPE_NAMES
 from ..owners import Owner
@@ -118,9 +116,10 @@ def _columns(view: TableView) -> dict[str, str]:
 
 
 def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
-    options = {name: plain(value) for name, value in optimizer.options.items() if name != "params"}
     cls = f"{optimizer.cls.__module__}.{optimizer.cls.__qualname__}"
-    return SavedOptimizer(cls, optimizer.spec.kernel, options, optimizer.step, optimizer.accumulate_step)
+    return SavedOptimizer(
+        cls, optimizer.spec.kernel, optimizer.plain_options(), optimizer.step, optimizer.accumulate_step
+    )
 
 
 def formats_of(owners: Sequence[Owner]) -> Formats:

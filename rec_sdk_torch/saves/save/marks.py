@@ -6,9 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...tbe import TableBatchedEmbedding
-from ...tbe.cache.device_cache import Group
-from ...tbe.rows.pieces import forget_changes
+from ...tbe import Group, TableBatchedEmbedding, forget_changes
 from ..format.folders import Place
 from ..format.manifest import Formats
 

@@ -13,12 +13,7 @@ import numpy as np
 import torch
 
 from ...rules import Sketch
-from ...tbe.cache.device_cache import Group
-from ...tbe.cache.evicted import next_serial
-from ...tbe.rows.pieces import versions
-from ...tbe.rows.row_parts import WEIGHT
-from ...tbe.rows.snapshot import Aside, Rows, Snapshot
-from ...tbe.rows.table_view import TableView
+from ...tbe import WEIGHT, Aside, Group, Snapshot, SnapshotRows, TableView, next_serial, versions
 from ..format import files
 from ..format.folders import UNFINISHED, Place, is_whole, next_name, remember
 from ..format.index import write_indexes
@@ -311,7 +306,7 @@ def _pieces(table: TableMoment) -> Iterator[Piece]:
             yield _piece(table.snapshot, table.snapshot.initial(some[place : place + table.snapshot.size]))
 
 
-def _piece(snapshot: Snapshot, rows: Rows) -> Piece:
+def _piece(snapshot: Snapshot, rows: SnapshotRows) -> Piece:
     columns = {name: torch.from_numpy(values) for name, values in rows.columns.items()}
     return _tensors(torch.from_numpy(rows.ids), snapshot.parts(rows), columns)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ...tbe.cache.warming import CachedRows
+from ...tbe import CachedRows
 from ..format import files
 from ..format.file_writer import FileWriter
 from ..format.manifest import REMOVED, ROWS, SavedFile

@@ -10,9 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ...modules.collection import CachedCollection
-from ...tbe import TableBatchedEmbedding
-from ...tbe.rows.row_parts import WEIGHT
-from ...tbe.rows.table_view import TableView
+from ...tbe import WEIGHT, TableBatchedEmbedding, TableView
 from ..format.file_writer import FileWriter
 from ..format.tensors import TensorLayout, TensorSpec, TensorWriter
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...tbe.cache.batch import Int64Array
+from ...tbe import Int64Array
 from ..format.contents import SavedTables, open_file, saved_tables
 from ..format.errors import CheckpointError
 from ..format.file_writer import FileWriter

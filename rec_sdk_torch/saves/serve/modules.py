@@ -14,8 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from ...modules.collection import CachedCollection
 from ...modules.configs import feature_names
-from ...tbe import Pooling
-from ...tbe.rows.row_parts import WEIGHT
+from ...tbe import WEIGHT, Pooling
 from .arrays import embedding_of
 from .id_map import IdMap
 

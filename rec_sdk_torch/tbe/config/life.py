@@ -14,7 +14,7 @@ import torch
 from ... import _engine
 from ...rules import COLUMNS, Score, Share
 from ...rules.rule import Admission, Bound, Eviction, Rule
-from ...runtime.numbers import FLAG, check_fields, real, whole
+from ...runtime.numbers import FLAG, check_fields, in_range, real, whole
 from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .former_fields import accepts_former_fields
 
@@ -242,23 +242,3 @@ def _array(
     if values.dim() != 1 or values.numel() != lookups:
         raise ValueError(f"{name} have shape {tuple(values.shape)}, expected one for each of {lookups} ids")
     return in_range(name, values.detach().cpu().contiguous().numpy(), dtype, least)
-
-
-def in_range(
-    name: str, values: npt.NDArray[Any], dtype: type[np.signedinteger[Any]], least: int | None
-) -> npt.NDArray[Any]:
-    """`values` as `dtype`; with `least` None, negative ones are -1.
-
-    Raises:
-        ValueError: one that is less, or more than `dtype` has.
-    """
-    most = int(np.iinfo(dtype).max)
-    if values.size:
-        lowest, highest = values.min().item(), values.max().item()
-        wrong = highest if highest > most else lowest if least is not None and lowest < least else None
-        if wrong is not None:
-            allowed = f"{least}" if least is not None else "0, or a negative number for none,"
-            raise ValueError(f"{name} has {wrong!r} among them, allowed are {allowed} to {most}")
-        if least is None and lowest < -1:
-            values = np.maximum(values, -1)
-    return values.astype(dtype, copy=False)

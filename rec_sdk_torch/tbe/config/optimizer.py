@@ -13,13 +13,9 @@ from typing import Any
 import torch
 
 from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
-from ...operators.record import WEIGHT_DTYPES
-from ...operators.schemas import coefficient_names
+from ...operators.record import OVERFLOW, WEIGHT_DTYPES, holds
+from ...operators.schemas import COEFFICIENTS, coefficient_names
 from ...runtime.numbers import as_float, as_int
-from .table import OVERFLOW, holds
-
-COEFFICIENTS = 16
-"""Width of a table's row of coefficients in `rec_sdk::update_rows`."""
 
 _ENDLESS = 2**62
 """Length of a window that no backward pass ends."""
@@ -376,6 +372,14 @@ class TableOptimizer:
                 f"{self.where}: accumulate_step is {self.accumulate_step}, which needs update='backward'; with "
                 "update='step' call step() after so many backward passes"
             )
+
+    def check_options(self, options: Options, where: str = "") -> None:
+        """Raises TypeError or ValueError for a value that no update may use; the message names `where`."""
+        check_options(where or self.where, self.spec, options)
+
+    def plain_options(self) -> dict[str, Any]:
+        """Returns the options, without parameters, in Python's own types."""
+        return {name: plain(value) for name, value in self.options.items() if name != "params"}
 
     def acts_after_next(self) -> bool:
         """Whether it works on whole tables after the next update, before the one after it."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...operators.record import WEIGHT_DTYPES
+from ...operators.record import WEIGHT_DTYPES, holds
 from ...runtime.numbers import as_int, is_number
 from ...runtime.warn import InputWarning, warn
 from .life import TableLife
@@ -123,19 +123,6 @@ class Home(Enum):
             ValueError: there is none.
         """
         return _parse(cls, home, "home")
-
-
-OVERFLOW = {
-    dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
-    for dtype in WEIGHT_DTYPES
-    for limits in [torch.finfo(dtype)]
-}
-"""The least number that rounds to infinity."""
-
-
-def holds(dtype: torch.dtype, *numbers: float) -> bool:
-    """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
-    return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # False for NaN
 
 
 ENGINE = {"engine": True}

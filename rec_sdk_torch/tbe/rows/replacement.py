@@ -22,14 +22,14 @@ from .table_view import Chunk, TableView
 
 
 @dataclass(frozen=True, eq=False)
-class Removed:
+class RemovedIds:
     """Ids that are no rows any more, int64 `[n]`."""
 
     ids: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Chunk):
+class SavedRows(Chunk):
     """Rows with what the table counts of each.
 
     Attributes:
@@ -68,7 +68,7 @@ class TableSource:
     """
 
     view: TableView
-    layers: Callable[[], Iterator[Rows | Removed]]
+    layers: Callable[[], Iterator[SavedRows | RemovedIds]]
     window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
     life: LifeState | None = None
     rows: int = 0
@@ -189,7 +189,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
     engine.reserve_ids(table, source.rows)
     for layer in source.layers():
         ids: Int64Array = layer.ids.numpy()
-        if isinstance(layer, Removed):
+        if isinstance(layer, RemovedIds):
             engine.remove(table, ids)
             continue
         parts = [placed(group, places[part], values) for part, values in layer.parts.items()]

@@ -28,7 +28,7 @@ PATIENCE = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SnapshotRows:
     """Rows as they were at the moment.
 
     Attributes:
@@ -67,7 +67,7 @@ class Aside:
         self.rows = 0
         self.moved = 0
 
-    def put(self, shelf: Shelf, rows: Rows) -> None:
+    def put(self, shelf: Shelf, rows: SnapshotRows) -> None:
         """
         Raises:
             OSError: the disk is full.
@@ -85,16 +85,16 @@ class Aside:
             shelf.moved.append(list(rows.columns))
             self.moved += rows.nbytes
 
-    def take(self, shelf: Shelf) -> Iterator[Rows]:
+    def take(self, shelf: Shelf) -> Iterator[SnapshotRows]:
         """All rows of a shelf, to which nothing is added any more."""
         if shelf.file is not None:
             shelf.file.seek(0)
             for names in shelf.moved:
                 ids, records = np.load(shelf.file), np.load(shelf.file)
-                yield Rows(ids, records, {name: np.load(shelf.file) for name in names})
+                yield SnapshotRows(ids, records, {name: np.load(shelf.file) for name in names})
         yield from self.take_memory(shelf)
 
-    def take_memory(self, shelf: Shelf) -> Iterator[Rows]:
+    def take_memory(self, shelf: Shelf) -> Iterator[SnapshotRows]:
         """Rows that wait in memory, so that it has room for others."""
         while shelf.memory:
             with self._lock:
@@ -115,7 +115,7 @@ class Shelf:
     """Rows of one table that were put aside: some in memory, others in a file, with the names of their columns."""
 
     def __init__(self) -> None:
-        self.memory: list[Rows] = []
+        self.memory: list[SnapshotRows] = []
         self.file: IO[bytes] | None = None
         self.moved: list[list[str]] = []
 
@@ -163,13 +163,13 @@ class Snapshot:
                 self._group.engine.close_snapshot(self._table)
         self._aside.drop(self._shelf)
 
-    def initial(self, ids: Int64Array) -> Rows:
+    def initial(self, ids: Int64Array) -> SnapshotRows:
         """The first rows of ids that the table did not know."""
         records = np.empty((len(ids), self._group.layout.bytes), np.uint8)
         self._group.engine.initial_records(self._table, ids, records)
-        return Rows(ids, records, {})
+        return SnapshotRows(ids, records, {})
 
-    def parts(self, rows: Rows) -> dict[str, torch.Tensor]:
+    def parts(self, rows: SnapshotRows) -> dict[str, torch.Tensor]:
         """The parts of rows, by name, as `TableView` has them."""
         records = torch.from_numpy(rows.records)
         layout, names = self._group.layout, self._names
@@ -220,7 +220,7 @@ class Snapshot:
 
     # ---- writing the save
 
-    def pieces(self) -> Iterator[Rows]:
+    def pieces(self) -> Iterator[SnapshotRows]:
         """The rows, some at a time, each once, in no order. Updates wait while one of them is read.
 
         Raises:
@@ -262,11 +262,11 @@ class Snapshot:
                 f"a row of table {self._group.members[self._table].config.name!r} could not be put aside for the save"
             ) from self._error
 
-    def _read(self, taken: Taken) -> Rows:
+    def _read(self, taken: Taken) -> SnapshotRows:
         ids, slots, records, columns = taken
         resident = np.flatnonzero(slots >= 0)
         if len(resident) == len(ids):
             records = self._group.gather(slots).numpy()
         elif len(resident):
             records[resident] = self._group.gather(slots[resident]).numpy()
-        return Rows(ids, records, columns)
+        return SnapshotRows(ids, records, columns)

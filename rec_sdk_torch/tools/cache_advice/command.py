@@ -93,9 +93,7 @@ def _bytes_per_second(text: str) -> float:
 def _record_bytes(options: argparse.Namespace) -> int:
     import torch
 
-    from ...tbe.cache.group_spec import record_layout
-    from ...tbe.config.optimizer import TableOptimizer
-    from ...tbe.config.table import TableConfig
+    from ...tbe import TableConfig, TableOptimizer, record_layout
 
     found = getattr(torch.optim, options.optimizer, None)
     if not isinstance(found, type):
@@ -112,7 +110,7 @@ def _record_bytes(options: argparse.Namespace) -> int:
 
 def _policies(options: argparse.Namespace) -> list[str]:
     from ..._engine import cache_policies
-    from ...tbe.options import EmbeddingOptions
+    from ...tbe import EmbeddingOptions
 
     known, default = cache_policies(), EmbeddingOptions.cache_policy
     wanted = options.policies.split(",") if options.policies else sorted(known, key=lambda name: name != default)

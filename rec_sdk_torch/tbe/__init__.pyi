@@ -1,0 +1,85 @@
+# All names that other rooms import from `tbe`, read by __init__.py; tests/test_levels.py holds rooms to them.
+# isort: skip_file
+
+# The tables of one module, and the methods for users that every module with tables has.
+from .embedding import TableBatchedEmbedding as TableBatchedEmbedding
+from .rows.layout import Layout as Layout
+from .cache.device_cache import Group as Group
+from .table_methods import TableMethods as TableMethods
+from .rows.state_dict import TablesModule as TablesModule
+from .._engine import CacheTooSmallError as CacheTooSmallError
+from .._engine import CapacityError as CapacityError
+
+# A table, its rules, its optimizer, its cache.
+from .config.table import TableConfig as TableConfig
+from .config.table import DIVIDED as DIVIDED
+from .config.table import MAX_NAME_LENGTH as MAX_NAME_LENGTH
+from .config.table import BoundsCheckMode as BoundsCheckMode
+from .config.table import Home as Home
+from .config.table import InitFn as InitFn
+from .config.table import InitializerType as InitializerType
+from .config.table import Pooling as Pooling
+from .cache.group_spec import drawn as drawn
+from .cache.group_spec import record_layout as record_layout
+from .config.life import TableLife as TableLife
+from .config.life import EvictReason as EvictReason
+from .config.life import NEVER as NEVER
+from .config.optimizer import TableOptimizer as TableOptimizer
+from .config.optimizer import check_window as check_window
+from .config.optimizer import use_defaults as use_defaults
+from .step.monitor import describe_optimizer as describe_optimizer
+from .options import EmbeddingOptions as EmbeddingOptions
+from .options import Device as Device
+from .options import Folder as Folder
+from .config.cache_size import BatchHint as BatchHint
+from .config.cache_size import CacheOption as CacheOption
+
+# A batch, and batches that are prefetched.
+from .cache.batch import Batch as Batch
+from .cache.batch import Int64Array as Int64Array
+from .cache.batch import meta_error as meta_error
+from .config.life import Seen as Seen
+from .config.life import SeenArrays as SeenArrays
+from .cache.batch import padded_places as padded_places
+from .cache.padding_ids import PaddingIds as PaddingIds
+from .cache.padding_ids import with_zeros as with_zeros
+from .step.outputs import split_apart as split_apart
+from .cache.transfers import Transfers as Transfers
+from .cache.transfers import current as current
+from .step.prefetch_queue import Prefetched as Prefetched
+from .step.prefetch_queue import MAX_COMING as MAX_COMING
+from .step.prefetch_queue import MAX_DEPTH as MAX_DEPTH
+
+# The rows of a table: read, written all or none, evicted.
+from .rows.table_view import TableView as TableView
+from .rows.row_parts import WEIGHT as WEIGHT
+from .rows.table_view import Content as Content
+from .rows.table_view import load as load
+from .cache.evicted import EvictedRows as EvictedRows
+from .cache.evicted import Departed as Departed
+from .cache.evicted import next_serial as next_serial
+from .rows.given import check_left as check_left
+
+# State dicts of tables and of optimizers.
+from .rows.state_dict import load_tables as load_tables
+from .rows.state_dict import save_table as save_table
+from .rows.state_dict import row_numbers as row_numbers
+from .rows.state_dict import warn_of_rows as warn_of_rows
+from .rows.given import known_ids_problem as known_ids_problem
+from .rows.given import step_problem as step_problem
+from .rows.given import tensor_problem as tensor_problem
+
+# Saves: one moment of tables and what changed since another; the replacement of tables by what was saved.
+from .rows.snapshot import Aside as Aside
+from .rows.snapshot import Snapshot as Snapshot
+from .rows.snapshot import SnapshotRows as SnapshotRows
+from .cache.warming import CachedRows as CachedRows
+from .rows.pieces import forget_changes as forget_changes
+from .rows.pieces import versions as versions
+from .rows.replacement import Replacement as Replacement
+from .rows.replacement import TableSource as TableSource
+from .rows.replacement import SavedRows as SavedRows
+from .rows.replacement import RemovedIds as RemovedIds
+from .rows.replacement import LifeState as LifeState
+
+__all__: list[str]
