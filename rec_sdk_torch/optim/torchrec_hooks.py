@@ -1,4 +1,4 @@
-"""What this package changes in TorchRec's optimizers, beside `patches/`: two things.
+"""Changes TorchRec's optimizers, in two places; `patches/` has the other changes.
 
 - `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as that is imported: `AccumulateSGD`,
   `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes

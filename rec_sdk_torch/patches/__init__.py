@@ -1,4 +1,4 @@
-"""What `import rec_sdk_torch` changes in torch and TorchRec, one file each. Optimizers: `optim/torchrec_hooks.py`."""
+"""Changes of `import rec_sdk_torch` in torch and TorchRec, one file each. Optimizers: `optim/torchrec_hooks.py`."""
 
 from . import gathering, process_groups, topology, torch_checkpoints, wrapped_collections
 

@@ -1,1 +1,1 @@
-"""What the package needs of Python and the system: threads, exits, imports, warnings, settings, command lines."""
+"""Threads, exits, imports, warnings, settings and command lines: the package over Python and the system."""

@@ -12,7 +12,7 @@ import torch
 import warm
 from op_batches import Cache, coefficients, int32, segments
 
-import rec_sdk_torch.operators.schemas
+from rec_sdk_torch.operators import calls
 from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.operators.default import KERNELS
 from rec_sdk_torch.operators.devices import backends
@@ -127,7 +127,7 @@ def test_a_device_without_a_backend(
     if pytestconfig.getoption("--operators") != "default":
         pytest.skip("this one's kernels are known")
     monkeypatch.delitem(backends._BACKENDS, device.type)
-    monkeypatch.setattr(rec_sdk_torch.operators.schemas, "_loaded", set())
+    monkeypatch.setattr(calls, "_loaded", set())
     operator, arguments = good_calls(device)[name]
     operator(**arguments)
 

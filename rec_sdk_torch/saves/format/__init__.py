@@ -1,1 +1,1 @@
-"""What a save is: folders, manifest, files of tensors, indexes."""
+"""The format of saves: folders, manifest, files of tensors, indexes."""
