@@ -67,7 +67,7 @@ def test_a_batch_whose_rows_are_all_in_the_cache(walk: Walk, device: torch.devic
 
 def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
     """The thread that plans ahead plans another batch meanwhile; the calls of its own rooms are not counted."""
-    walk.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "worker.py")
+    walk.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "runtime/worker.py")
     tables = collection(device, 3.5)
     train(tables, batch(0))
     coming = rst.prefetch(map(batch, range(1, 9)), tables, depth=2)
