@@ -9,6 +9,7 @@ optimizers are not in them.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 from ...runtime.warn import SaveWarning, warn
-from ...tbe import WEIGHT, CapacityError, Content, RemovedIds, Replacement, SavedRows, TableSource, load
+from ...tbe import WEIGHT, CapacityError, Content, Replacement, SavedRows, TableSource, load
 from ..format import files
 from ..format.errors import CheckpointError
 from ..format.folders import is_timestamp
@@ -209,15 +210,10 @@ def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], bes
     """
     made = []
     for owner, tables in zip(owners, found, strict=True):
-        sources = [_source(owner, table) for table in tables]
+        sources = []
+        for table in tables:
+            view = owner.embedding.view(table.name)
+            layers = functools.partial(table.pieces, view.piece_rows())
+            sources.append(TableSource(view, layers, lambda: iter(()), rows=len(table.ids())))
         made.append(Replacement(owner.embedding.layout, sources, [], {}, beside=beside))
     return made
-
-
-def _source(owner: Owner, table: _Table) -> TableSource:
-    view = owner.embedding.view(table.name)
-
-    def layers() -> Iterator[SavedRows | RemovedIds]:
-        yield from table.pieces(view.piece_rows())
-
-    return TableSource(view, layers, lambda: iter(()), rows=len(table.ids()))

@@ -24,7 +24,8 @@ def has_room_beside(coming: Coming, folder: Path) -> bool:
     beside = True
     for store in {view.layout.options.host_store for view, _ in coming}:
         own = [(view, rows) for view, rows in coming if view.layout.options.host_store == store]
-        need, there = (sum(sizes) for sizes in zip(*(_bytes(view, rows) for view, rows in own), strict=True))
+        need = sum(rows * view.stored_bytes() for view, rows in own)
+        there = sum(view.memory()["store_bytes" if store is None else "disk_bytes"] for view, _ in own)
         free = _free(store)
         if need - there > free:
             text = f"{folder}: its rows need {need - there} bytes of {_place(store)}, {free} are free"
@@ -37,12 +38,6 @@ def has_room_beside(coming: Coming, folder: Path) -> bool:
                 SaveWarning,
             )
     return beside
-
-
-def _bytes(view: TableView, rows: int) -> tuple[int, int]:
-    """(of these rows, of those that the table has): in memory, or on the disk of a host store there."""
-    on_disk = view.layout.options.host_store is not None
-    return rows * view.stored_bytes(), view.memory()["disk_bytes" if on_disk else "store_bytes"]
 
 
 def _free(store: str | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ...tbe import TableOptimizer, TableView
+from ...tbe import TableOptimizer
 from ..format.manifest import DELTA, FULL, Formats, Manifest, SavedOptimizer, SavedTable, formats
 from ..format.tensors import DTYPE_NAMES
 from ..owners import Owner
@@ -90,6 +90,7 @@ def draft_table(owner: Owner, name: str, key: str, optimizer: int | None = None)
         optimizer: its place in the save's optimizers.
     """
     config, view = owner.configs[name], owner.embedding.view(name)
+    life = view.config.life
     return SavedTable(
         key=key,
         name=name,
@@ -104,15 +105,9 @@ def draft_table(owner: Owner, name: str, key: str, optimizer: int | None = None)
         parts={part: shape[0] for part, shape in view.parts().items()},
         optimizer=optimizer,
         rows=0,
-        columns=_columns(view),
+        columns={name: "F64" if name == "score" else "I64" for name in (life.columns() if life else [])},
         clocks={},
     )
-
-
-def _columns(view: TableView) -> dict[str, str]:
-    """Columns of a row beside its parts, and their data types in files."""
-    kept = view.config.life.columns() if view.config.life is not None else []
-    return {name: "F64" if name == "score" else "I64" for name in kept}
 
 
 def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:

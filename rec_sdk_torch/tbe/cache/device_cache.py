@@ -21,7 +21,7 @@ from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .evicted import Departures
 from .graded import GradedPlan, graded_rows
-from .group_spec import Member, drawn, engine_of, fill_default_rows, record_layout, state_inits
+from .group_spec import Member, Watcher, drawn, engine_of, fill_default_rows, record_layout, state_inits
 from .ledger import Call, Ledger, Run
 from .norms import UpdateNorms
 from .plan import Plan
@@ -30,7 +30,6 @@ from .store_folder import StoreFolder
 from .swap import Swap, joined_lookup
 from .transfers import Transfers
 from .update_numbers import UpdateNumbers
-from .watcher import Watcher
 
 _engine.set_parallel_runner(*parallel_runner())
 

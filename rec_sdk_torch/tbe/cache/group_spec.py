@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+import numpy as np
 import torch
 
 from ... import _engine
 from ...operators.record import WEIGHT_DTYPES, RecordLayout, dtype_codes
 from ..config.optimizer import TableOptimizer
 from ..config.table import ENGINE, BoundsCheckMode, TableConfig
+from .batch import Int64Array
 from .store_folder import StoreFolder
 
 
@@ -34,6 +37,18 @@ class Member:
     def cache_slots(self) -> int:
         """With that of the default row, which is behind the others."""
         return self.slots + int(self.config.life is not None and self.config.life.admits)
+
+
+class Watcher(Protocol):
+    """A save of one moment of a table: it takes rows as they are before they change."""
+
+    def before_update(self, slots: np.ndarray) -> None: ...
+
+    def before_change(self, ids: Int64Array) -> None: ...
+
+    def before_all_change(self) -> None: ...
+
+    def before_replacement(self) -> None: ...
 
 
 def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> RecordLayout:
