@@ -26,33 +26,12 @@ class Waited(Protocol):
         """Returns whether it has arrived, or failed."""
 
 
-class AllToAll(Protocol):
+class OneLevel:
     """Sends tensors from each rank to each other. All ranks have to call its methods in one order.
 
     Attributes:
         group: the process group of all ranks.
     """
-
-    group: dist.ProcessGroup
-
-    def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
-        """Sends each rank its row of int64 `[W, n]`; (work, rows of all ranks, `[L, W / L, n]` that are passed on)."""
-
-    def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
-        """Sends each rank `to` elements, rank by rank; (work, `of` elements of each rank)."""
-
-    def answer(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
-        """Sends answers to `ask` in the same way; `relayed`: of the questions."""
-
-    def most(self, numbers: torch.Tensor) -> Waited:
-        """Replaces each number by the greatest of all ranks."""
-
-    def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """Returns the tensors of all ranks, `[W, ...]`."""
-
-
-class OneLevel:
-    """Each rank sends to each other."""
 
     def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], size: int = 1) -> None:
         """
@@ -80,16 +59,19 @@ class OneLevel:
         return work
 
     def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
+        """Sends each rank its row of int64 `[W, n]`; (work, rows of all ranks, `[L, W / L, n]` that are passed on)."""
         received = torch.empty_like(sent)
         return self.send(received, sent), received, None
 
     def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+        """Sends each rank `to` elements, rank by rank; (work, `of` elements of each rank)."""
         received = sent.new_empty((sum(of), *sent.shape[1:]))
         return self.send(received, sent, of, to), received
 
-    answer = ask
+    answer = ask  # by two levels, answers take the way back
 
     def most(self, numbers: torch.Tensor) -> Waited:
+        """Replaces each number by the greatest of all ranks."""
         work: Waited = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work
 
@@ -99,6 +81,7 @@ class OneLevel:
         return every, dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True)
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Returns the tensors of all ranks, `[W, ...]`."""
         every, work = self.start_gather(own)
         work.wait()
         return every

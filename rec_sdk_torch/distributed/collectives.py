@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -18,7 +17,7 @@ from ..runtime.forks import Refusal, watch
 from ..runtime.host_groups import exchanging, lost_rank
 from .alike import Told, by_rank, differences
 from .all_to_all import COUNTERS as TRAFFIC
-from .all_to_all import AllToAll, OneLevel, Waited
+from .all_to_all import OneLevel, Waited
 from .machines import LocalSize, Place, ranks_of_machine
 from .two_levels import Pair, TwoLevels, pair_of
 
@@ -75,8 +74,8 @@ class Exchange:
         batches: whose exchange has begun.
     """
 
-    of_ids: AllToAll
-    of_rows: AllToAll
+    of_ids: OneLevel | TwoLevels
+    of_rows: OneLevel | TwoLevels
 
     def __init__(self, ids: dist.ProcessGroup, rows: dist.ProcessGroup, device: torch.device) -> None:
         """
@@ -146,13 +145,6 @@ class Exchange:
         """Returns the error of an exchange of `what` that has failed with torch's `error`."""
         return lost_rank(what, self.rank, self.world_size, error)
 
-    def broadcast(self, number: int) -> int:
-        """Rank 0's `number`, of 64 bits without sign."""
-        tensor = torch.from_numpy(np.array([number], np.uint64).view(np.int64))
-        with exchanging("rank 0's seed", self.ids):
-            dist.broadcast(tensor, dist.get_global_rank(self.ids, 0), group=self.ids)
-        return int(tensor.numpy().view(np.uint64)[0])
-
     def gather(self, value: Any, what: str) -> list[Any]:
         """`value` of each rank, where `what` names it. All must call it."""
         every: list[Any] = [None] * self.world_size
@@ -187,10 +179,6 @@ class Exchange:
             raise ValueError(f"{name} is not the same on all ranks, and has to be: {'; '.join(differing)}")
         self.number = max(known for _, _, known, _ in every)
         names += [name] * (self.number + 1 - len(names))
-
-    def widen(self, width: int) -> None:
-        """Makes room in messages with numbers of ids, for `width` of them."""
-        self.turns.width = max(self.turns.width, width)
 
     def doing(self, number: int, batch: int, training: bool) -> str:
         """Says in words which batch of which collection a rank is at."""

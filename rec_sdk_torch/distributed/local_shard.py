@@ -31,6 +31,8 @@ from ..tbe import (
     TableView,
     drawn,
     load,
+    row_numbers,
+    warn_of_rows,
 )
 from .alike import TrainingSettings
 from .collectives import Exchange
@@ -121,7 +123,7 @@ class HomeTables(CachedCollection):
                 cache=_cache(source, placements),
                 batch_hint=hint,
                 device=exchange.device,
-                seed=exchange.broadcast(options.seed),
+                seed=exchange.gather(options.seed, "rank 0's seed")[0],
                 host_store=options.host_store and os.path.join(options.host_store, f"rank{exchange.rank}"),
             ),
         )
@@ -138,6 +140,7 @@ class HomeTables(CachedCollection):
         embedding.guard.others = exchange
         self.__dict__["handles_name"] = origin.handles_name
         super().__init__(origin.configs, embedding, None)
+        self._tables = tables
         self.exchange, self.settings = exchange, TrainingSettings(embedding, drawn, draws and not source.layout.built)
         self._modules[self.handles_name] = module_dict(
             {name: self._handle(handle) for name, handle in origin.table_handles().items()}
@@ -221,6 +224,38 @@ class HomeTables(CachedCollection):
             self.sync_optimizers()
         parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, seen=seen))
         return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
+
+    def take_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Selects this rank's rows in a state dict, and returns what is wrong with ids of other ranks.
+
+        Tables without ids have the rows from 0 on; those, and tables of a full state dict, are of all ranks. Ids that
+        an index table of another size had are left out, with a warning.
+        """
+        problems, full, exchange = [], has_whole_tables(), self.exchange
+        for config, placement in zip(self._tables.configs, self._tables.placements, strict=True):
+            own = f"{prefix}{self.handles_name}.{config.name}."
+            weight = state_dict.get(f"{own}weight")
+            if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
+                state_dict.pop(f"{own}ids", None)  # torch fills in the handle's, which has none
+            ids, whole = state_dict.get(f"{own}ids", row_numbers(weight)), f"{own}ids" not in state_dict
+            if not (isinstance(ids, torch.Tensor) and isinstance(weight, torch.Tensor) and len(weight) == len(ids)):
+                continue  # the load of the table says so
+            ids = ids.cpu()
+            mine = torch.from_numpy(placement.owns(ids.numpy()))
+            chosen = mine if whole or full else torch.ones_like(mine)
+            if not config.hashed:
+                fits, rows = ids < config.num_embeddings, config.num_embeddings
+                if not bool(fits.all()) or (whole and len(ids) < rows):
+                    warn_of_rows(config.name, len(ids) if whole else int(ids.max()) + 1, rows)
+                chosen = chosen & fits
+            state_dict[f"{own}ids"], state_dict[f"{own}weight"] = ids[chosen], weight[chosen.to(weight.device)]
+            foreign = int((chosen & ~mine).sum())
+            if foreign:
+                problems.append(
+                    f"table {config.name!r}: {foreign} of its ids are not at home on rank {exchange.rank} of "
+                    f"{exchange.world_size}: load what the same rank of as many saved, with the same home="
+                )
+        return problems
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.copy(self)

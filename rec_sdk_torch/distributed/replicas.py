@@ -118,7 +118,9 @@ class Replicas:
         here, of_all = self._tables[tables], asked[:, tables]
         if not here.any():
             return plain
-        kept = np.flatnonzero(np.repeat(self._wanted(here, len(of_all)), of_all.ravel()))
+        wanted = np.broadcast_to(~here, of_all.shape).copy()  # whether each rank waits for the rows of each table
+        wanted[self._rank] = True
+        kept = np.flatnonzero(np.repeat(wanted.ravel(), of_all.ravel()))
         rows_to = np.where(here, 0, of_all)
         rows_to[self._rank] = of_all[self._rank]
         return replace(
@@ -137,9 +139,3 @@ class Replicas:
         rows[place, machine] = relayed[place, machine]
         result: Int64Array = rows.sum(axis=2)
         return result
-
-    def _wanted(self, here: np.ndarray, ranks: int) -> np.ndarray:
-        """Whether each rank waits for the rows of each table, `[W * T]`; `here`: the tables that are replicated."""
-        wanted = np.broadcast_to(~here, (ranks, len(here))).copy()
-        wanted[self._rank] = True
-        return wanted.ravel()

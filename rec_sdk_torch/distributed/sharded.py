@@ -6,27 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from ..modules.bags import Bags
 from ..modules.collection import CachedCollection
+from ..modules.collection_methods import CollectionMethods, PooledTables, SequenceTables
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..operators.devices.backends import backend_for
 from ..runtime.eager import NotScripted, check_batch, eager
-from ..tbe import MAX_COMING, Batch, PaddingIds, Transfers, row_numbers, warn_of_rows, with_zeros
+from ..tbe import MAX_COMING, Batch, EvictedRows, Int64Array, PaddingIds, Transfers, check_left, with_zeros
 from .all_to_all import Waited
 from .collectives import Exchange
 from .dedup import Deduplication, GroupConstants, Segments, Tables
-from .full_state_dicts import has_whole_tables
 from .local_shard import HomeTables
 from .output_dist import PoolBags, Repeat
 from .placement import Placement
-from .rank_tables import RankTables
-from .turn import HEADER, SentCounts, Turn
+from .turn import HEADER, Awaited, Turn
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
@@ -43,14 +44,26 @@ class OutputAwaitable(LazyAwaitable[Any]):
         return module.output(turn, rows)
 
 
-class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any, Any, Turn], FusedOptimizerModule):
+class ShardedCollection(
+    NotScripted,
+    SequenceTables,
+    PooledTables,
+    CollectionMethods,
+    ShardedEmbeddingModule[Any, Any, Any, Turn],
+    FusedOptimizerModule,
+):
     """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
+
+    Its methods for tables are about the rows of this rank. `freeze`, `thaw`, `count_grad_norms` and, without `local`,
+    `grad_norm` have to be called on all ranks; so should `reset_parameters` and `set_clocks`.
 
     Attributes:
         home: the rows of this rank.
         exchange: with the other ranks.
         tables: the whole tables, and where their rows are.
     """
+
+    home: HomeTables
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """
@@ -79,7 +92,7 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
         ]
         self._coming: list[Turn] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
-        exchange.widen(HEADER + len(self._deduplication.dated) + len(placements))
+        exchange.turns.width = max(exchange.turns.width, HEADER + len(self._deduplication.dated) + len(placements))
         self.__dict__["home"] = HomeTables(origin, self.tables, exchange)
         self.__dict__["embedding"] = self.home.embedding
         self.add_module(self.handles_name, self.home._modules[self.handles_name])
@@ -162,7 +175,7 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
     def input_dist(self, ctx: Turn, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Turn]]:
         """Starts a batch's exchange. Errors are raised by all ranks, when it is waited for."""
         self._send_counts(ctx, features)
-        return SentCounts(ctx)
+        return Awaited(ctx.send_ids, Awaited(ctx.receive_ids, ctx))
 
     def _send_counts(self, turn: Turn, features: KeyedJaggedTensor | None) -> None:
         """Finds the distinct ids of a batch, and starts to send their numbers; None: this rank's data has ended."""
@@ -252,6 +265,30 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
         """
         return dict(self.exchange.stats)
 
+    # ---- the tables of this rank
+
+    def sync_optimizers(self) -> None:
+        self.home.sync_optimizers()
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """The optimizer of this rank's rows, as the unsharded collection's."""
+        return self.home.fused_optimizer
+
+    def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
+        self.embedding.layout.config(table)  # which raises for a name that is unknown
+        check_left(table, rows)
+        mine = torch.from_numpy(self.at_home(table, rows.ids.detach().cpu().numpy()))
+        return super().put_back(table, rows[mine], overwrite=overwrite)
+
+    def at_home(self, table: str, ids: Int64Array) -> npt.NDArray[np.bool_]:
+        """Returns which of `ids` have their rows on this rank, bool `[n]`."""
+        place = [config.name for config in self.tables.configs].index(table)
+        return self.tables.placements[place].owns(ids)
+
+    def _title(self) -> str:
+        return f"{type(self).__name__}, rank {self.exchange.rank}"
+
     # ---- what TorchRec and torch ask of modules
 
     @property
@@ -274,50 +311,9 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
             ValueError: ids that are at home on other ranks; nothing was loaded.
         """
         state_dict = dict(state_dict)
-        self._take_home(state_dict, "")
-        for problem in self._foreign(state_dict, ""):
+        for problem in self.home.take_rows(state_dict, ""):
             raise ValueError(problem)
         return self.home.load_state_dict(state_dict, strict, assign)
-
-    def _take_home(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Selects this rank's rows of tables that come without ids, whose rows are those from 0 on, or in a full dict.
-
-        Ids that an index table of another size had are left out, with a warning.
-        """
-        full = has_whole_tables()
-        for config, placement in zip(self.tables.configs, self.tables.placements, strict=True):
-            own = f"{prefix}{self.handles_name}.{config.name}."
-            weight = state_dict.get(f"{own}weight")
-            if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
-                state_dict.pop(f"{own}ids", None)  # torch fills in the handle's, which has none
-            ids = state_dict.get(f"{own}ids", row_numbers(weight))
-            if not (isinstance(ids, torch.Tensor) and isinstance(weight, torch.Tensor) and len(weight) == len(ids)):
-                continue  # the load of the table says so
-            chosen, whole = torch.ones_like(ids, dtype=torch.bool), f"{own}ids" not in state_dict
-            if whole or full:
-                chosen = torch.from_numpy(placement.owns(ids.cpu().numpy()))
-            if not config.hashed:
-                fits, rows = ids < config.num_embeddings, config.num_embeddings
-                if not bool(fits.all()) or (whole and len(ids) < rows):
-                    warn_of_rows(config.name, len(ids) if whole else int(ids.max()) + 1, rows)
-                chosen &= fits
-            state_dict[f"{own}ids"], state_dict[f"{own}weight"] = ids[chosen], weight[chosen.to(weight.device)]
-
-    def _foreign(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        """Says what is wrong with the ids of a state dict: those that are at home on other ranks."""
-        problems = []
-        names = [config.name for config in self.tables.configs]
-        for name, placement in zip(names, self.tables.placements, strict=True):
-            ids = state_dict.get(f"{prefix}{self.handles_name}.{name}.ids")
-            if not isinstance(ids, torch.Tensor):  # the load of the table says so
-                continue
-            foreign = int((~placement.owns(ids.cpu().numpy())).sum())
-            if foreign:
-                problems.append(
-                    f"table {name!r}: {foreign} of its ids are not at home on rank {self.exchange.rank} of "
-                    f"{self.exchange.world_size}: load what the same rank of as many saved, with the same home="
-                )
-        return problems
 
     def _load_from_state_dict(
         self,
@@ -330,8 +326,7 @@ class ShardedCollection(NotScripted, RankTables, ShardedEmbeddingModule[Any, Any
         error_msgs: list[str],
     ) -> None:
         """Loads the state dict of a model around this collection, such as `DistributedModelParallel.module`."""
-        self._take_home(state_dict, prefix)
-        problems = self._foreign(state_dict, prefix)
+        problems = self.home.take_rows(state_dict, prefix)
         error_msgs.extend(problems)
         if not problems:
             lists = missing_keys, unexpected_keys, error_msgs

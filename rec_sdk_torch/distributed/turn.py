@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -299,30 +300,18 @@ class SendRows(torch.autograd.Function):
         return result, None, None, None, None
 
 
-class SentIds(Awaitable[Turn]):
-    """The ids of a turn on their way, for TorchRec's pipelines."""
+class Awaited(Awaitable[Any]):
+    """A stage of a turn that TorchRec's pipelines wait for, and what they get then."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, stage: Callable[[], None], then: Any) -> None:
         super().__init__()
-        self._turn = turn
-
-    def _wait_impl(self) -> Turn:
-        self._turn.receive_ids()
-        return self._turn
-
-
-class SentCounts(Awaitable[Awaitable[Turn]]):
-    """The numbers of ids of a turn on their way, for TorchRec's pipelines."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__()
-        self._turn = turn
+        self._stage, self._then = stage, then
 
     @property
-    def awaitables(self) -> list[Awaitable[Awaitable[Turn]]]:
+    def awaitables(self) -> list[Awaited]:
         """The attribute by which TorchRec's pipelines look into requests."""
         return [self]
 
-    def _wait_impl(self) -> Awaitable[Turn]:
-        self._turn.send_ids()
-        return SentIds(self._turn)
+    def _wait_impl(self) -> Any:
+        self._stage()
+        return self._then

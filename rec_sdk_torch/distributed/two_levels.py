@@ -90,7 +90,7 @@ def _own(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGr
 
 
 class TwoLevels:
-    """Sends within a machine, and between machines to the ranks of one place."""
+    """Sends as `OneLevel` does, within a machine, and between machines to the ranks of one place."""
 
     def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], pair: Pair, polled: Pair) -> None:
         """
