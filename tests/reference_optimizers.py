@@ -72,12 +72,13 @@ class _ByTorch(OnRows):
     ) -> None:
         rows = torch.nn.Parameter(w.clone())
         optimizer = self.cls([rows], **{name: value for name, value in options.items() if name != "params"})
-        state = optimizer.state[rows]
+        state, for_all = optimizer.state[rows], self.state[self.weight].setdefault("for_all", {})
         if t > 1 or state:  # else the class makes it in its first step
-            state.update(states, step=torch.tensor(t - 1, dtype=torch.float64))
+            state.update(for_all | states, step=torch.tensor(t - 1, dtype=torch.float64))
         rows.grad = of_all_rows(g) if self.cls is torch.optim.SparseAdam else g
         optimizer.step()
         w.copy_(rows.detach())
+        for_all.update((name, value) for name, value in state.items() if name not in states)
         for name, values in states.items():
             values.copy_(state[name])
 

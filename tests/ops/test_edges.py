@@ -25,7 +25,7 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
     """Every operator, with arguments that it takes."""
     slots = int32([1, 1, 4], device)
     unique, offsets, lookups = segments(slots)
-    cache = Cache(torch.ones(5, 8), device=device)
+    cache = Cache(torch.arange(40.0).view(5, 8), device=device)
     bags: Arguments = {
         "weights": cache.weights,
         "slots": slots,
@@ -55,11 +55,9 @@ def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., obje
         "out": torch.ones(2, 8, device=device),
     }
     copy: Arguments = {"cache": cache.records, "slots": int32([1, 0, 4], device)}
-    rows = torch.zeros(3, 32, dtype=torch.uint8, device=device)
-    swap: Arguments = copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": rows[:2]}
-    record = torch.ones(5, 32, dtype=torch.uint8, device=device)
+    rows = Cache(torch.arange(100.0, 124.0).view(3, 8), device=device).records
+    swap: Arguments = copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": torch.zeros_like(rows[:2])}
     looked_up: Arguments = {
-        "cache": record,
         "dim": 8,
         "weight_dtype": torch.float32,
         "lookup_slots": slots,
