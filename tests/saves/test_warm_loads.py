@@ -77,11 +77,11 @@ def test_first_steps_miss_no_more_than_later_ones(policy: str, hashed: bool, tmp
     assert (warmed.cache_stats()["warmed_rows"], cold.cache_stats()["warmed_rows"]) == (SLOTS, 0)
     assert warmed.cache_stats()["rows_in"] == 0
     of = {id(each): power_law(2) for each in (source, warmed, cold)}
-    for steps in (100, 400):
+    for steps in (10, 90, 400):
         goes_on, after_load = (misses(each, of[id(each)], steps) for each in (source, warmed))
         assert after_load <= MARGIN * goes_on
-        if steps == 100:
-            assert misses(cold, of[id(cold)], steps) > 1.07 * goes_on, "a cold cache is seen"
+        if steps == 10:  # under any policy: later the cold cache has filled
+            assert misses(cold, of[id(cold)], steps) > 1.4 * goes_on, "a cold cache is seen"
 
 
 @pytest.mark.parametrize("policy", _engine.cache_policies())
