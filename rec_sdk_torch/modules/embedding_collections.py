@@ -203,7 +203,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
             and warns, `"ignore"` and `"none"` read row 0.
         check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
             FloatingPointError before any row changes.
-        cache_policy: which rows leave a full cache: `"lrfu"`, `"lru"`, `"lfu"` or `"look_ahead"`. Results are the same.
+        cache_policy: which rows leave a full cache: a policy of docs/cache.md. Results are the same.
         update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
         host_store: a folder for the rows, as files that are mapped into memory; None: they are in host memory.
         stochastic_rounding: updates round 16-bit weights up or down at random, right on average.

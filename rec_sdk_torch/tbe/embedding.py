@@ -78,7 +78,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
             seed: of the initial weights; None: drawn from torch's generator.
             bounds_check_mode: what an id outside an index table does.
             check_finite: what a NaN or infinite gradient does: "off" nothing, "warn" or "raise".
-            cache_policy: which rows leave a full cache: "lrfu", "lru", "lfu" or "look_ahead".
+            cache_policy: which rows leave a full cache: a policy of docs/cache.md. Results are the same.
             update: when rows are updated: in the "backward" pass, or by "step".
             host_store: a folder for the rows, as files that are mapped into memory; None: in memory.
 

@@ -121,10 +121,10 @@ class EmbeddingOptions:
         device: where the cache lives. None: torch's default device, the host unless `torch.device` as a context or
             `torch.set_default_device` says otherwise. An int is an index of the machine's accelerator. On `meta` tables
             are shapes and cannot forward, until they are sharded or brought to a device with `to_empty`.
-        bounds_check_mode: what an id outside an index table does: `fatal`, `warning`, `ignore` or `none`.
+        bounds_check_mode: what an id outside an index table does.
         check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
             FloatingPointError in the backward pass before any row changes (`raise`).
-        cache_policy: which rows leave a full cache: `lrfu`, `lru`, `lfu` or `look_ahead`. Results are the same.
+        cache_policy: which rows leave a full cache: a policy of docs/cache.md. Results are the same.
         update: when rows are updated: in the `backward` pass, or by `step()` of the tables' optimizer, with the
             gradients of all backward passes since the last one.
         host_store: a folder for the rows, in files that are mapped into memory, where the host's memory does not
