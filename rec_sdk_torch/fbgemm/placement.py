@@ -108,9 +108,6 @@ def names_of(names: Sequence[str] | None, count: int) -> list[str]:
     return result
 
 
-_POOLINGS = {PoolingMode.SUM: Pooling.SUM, PoolingMode.MEAN: Pooling.MEAN, PoolingMode.NONE: Pooling.NONE}
-
-
 def table_configs(
     specs: Sequence[Spec],
     names: Sequence[str],
@@ -127,7 +124,7 @@ def table_configs(
             spec.rows,
             spec.dim,
             num_features=count,
-            pooling=_POOLINGS[pooling],
+            pooling=Pooling[pooling.name],
             hashed=False,
             weight_dtype=weights,
             cache_dtype=None if spec.is_resident() else cached,

@@ -114,9 +114,6 @@ class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
     """
 
 
-_POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
-
-
 def _init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
     """The user's `init_fn`: none where it is TorchRec's own, which is UNIFORM under another name."""
     fn: InitFn | None = config.init_fn
@@ -184,9 +181,9 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
     pooling = Pooling.NONE
     if isinstance(config, EmbeddingBagConfig):
-        if not isinstance(config.pooling, PoolingType) or config.pooling not in _POOLING:
+        if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
             raise ValueError(f"table {config.name!r}: pooling {config.pooling}, allowed are SUM and MEAN")
-        pooling = _POOLING[config.pooling]
+        pooling = Pooling[config.pooling.name]
     try:
         dtype = data_type_to_dtype(config.data_type)
     except (ValueError, AttributeError):

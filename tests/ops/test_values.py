@@ -64,7 +64,7 @@ VALUES: dict[str, Callable[[Any], Values]] = {
     "swap_lookup_sequence": lambda a: {**swapped(a), "result": after_swap(a)[a.lookup_slots.long()]},
     "swap_lookup_pooled": lambda a: {**swapped(a), "out": bags(a, after_swap(a), a.lookup_slots)},
 }
-"""What each gives and writes, by the arguments of `good_calls`."""
+"""Results and written arguments of each, by the arguments of `good_calls`."""
 
 
 @pytest.mark.parametrize("name", KERNELS)

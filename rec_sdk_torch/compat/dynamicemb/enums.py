@@ -10,6 +10,9 @@ import torch
 from torchrec.modules.embedding_configs import data_type_to_dtype
 from torchrec.types import DataType
 
+from ...operators.record import WEIGHT_DTYPES
+from ...tbe import Home
+
 KEY_TYPE = torch.int64
 EMBEDDING_TYPE = torch.float32
 SCORE_TYPE = torch.int64
@@ -22,10 +25,12 @@ MAX_BUCKET_CAPACITY = 2**63 - 1
 """A `bucket_capacity` that makes one bucket of the whole table of a rank."""
 DEFAULT_BUCKET_CAPACITY = 128
 BATCH_SIZE_PER_DUMP = 65536
-SUPPORTED_DIST_TYPES = ("continuous", "roundrobin", "hash_roundrobin")
+HOMES = {"continuous": Home.CONTINUOUS, "roundrobin": Home.MODULO, "hash_roundrobin": Home.HASH}
+"""By `dist_type`. dynamicemb has another hash, and reads negative ids as large ones: so rows may be on other ranks."""
+SUPPORTED_DIST_TYPES = tuple(HOMES)
 DYNAMICEMB_CSTM_SCORE_CHECK = "DYNAMICEMB_CSTM_SCORE_CHECK"
 DynamicEmbKernel = "DynamicEmb"
-DTYPE_NUM_BYTES = {dtype: dtype.itemsize for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+DTYPE_NUM_BYTES = {dtype: dtype.itemsize for dtype in WEIGHT_DTYPES}
 
 
 @enum.unique

@@ -8,13 +8,10 @@ from typing import Any
 import torch
 
 from ...rules import Count, Rows, Score, ShowClick
-from ...tbe import Home, InitializerType, TableLife
+from ...tbe import InitializerType, TableLife
 from .admission import FrequencyAdmissionStrategy, KVCounter
 from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
 from .options import DynamicEmbTableOptions
-
-HOMES = {"roundrobin": Home.MODULO, "hash_roundrobin": Home.HASH, "continuous": Home.CONTINUOUS}
-"""By `dist_type`. dynamicemb has another hash, and reads negative ids as large ones: so rows may be on other ranks."""
 
 
 def check_options(name: str, options: DynamicEmbTableOptions) -> None:

@@ -25,9 +25,10 @@ from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConf
 from ...modules.conventions import plain_as_index
 from ...optim.in_backward import apply_optimizer_in_backward
 from ...optim.requests import noted
+from .enums import HOMES
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, row_bytes
-from .rules import HOMES, check_options, initial_weights, table_life
+from .rules import check_options, initial_weights, table_life
 from .scored import ScoredTables
 from .scores import TableScores
 

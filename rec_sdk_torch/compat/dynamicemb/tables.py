@@ -7,18 +7,12 @@ from typing import Any
 import torch
 
 from ...tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
-from .enums import DynamicEmbPoolingMode
+from .enums import HOMES, DynamicEmbPoolingMode
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, complete_initializer_args, row_bytes
-from .rules import HOMES, check_options, initial_weights, table_life
+from .rules import check_options, initial_weights, table_life
 from .scored import ScoredTables
 from .scores import TableScores
-
-_POOLING = {
-    DynamicEmbPoolingMode.SUM: Pooling.SUM,
-    DynamicEmbPoolingMode.MEAN: Pooling.MEAN,
-    DynamicEmbPoolingMode.NONE: Pooling.NONE,
-}
 
 
 class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
@@ -63,7 +57,7 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         self._options = dict(zip(names, table_options, strict=True))
         self._features = [places.count(index) for index in range(len(names))]
         configs = [
-            _config(name, own, features, _POOLING[pooling_mode])
+            _config(name, own, features, Pooling[pooling_mode.name])
             for (name, own), features in zip(self._options.items(), self._features, strict=True)
         ]
         cls, keywords = torch_optimizer(chosen)

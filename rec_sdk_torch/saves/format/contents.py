@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...operators.record import WEIGHT_DTYPES
 from ...tbe import EvictReason
 from .errors import CheckpointError
 from .manifest import (
@@ -37,7 +38,6 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
 """A function that says which of some ids are at home here."""
 
-_STATES = (torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = ("count", "last_use", "clicks")
 """Columns of numbers from 0 to 2^32 - 1."""
 _OTHERS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
@@ -89,7 +89,7 @@ def _expected_of(
         else:
             found[WEIGHT] = _Expected((DTYPES[weight_dtype],), (dim,))
         states = {f"state.{name}": elements for name, elements in parts if name != WEIGHT}
-        found |= {name: _Expected(_STATES, (elements,)) for name, elements in states.items()}
+        found |= {name: _Expected(WEIGHT_DTYPES, (elements,)) for name, elements in states.items()}
         found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in columns}
     return found
 

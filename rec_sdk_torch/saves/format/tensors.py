@@ -25,26 +25,19 @@ from .file_writer import WRITE_BYTES, Bytes, FileWriter
 from .files import open_plain
 from .schema import OneOf, Within, record
 
-DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
+_TYPES = {
+    "F32": (torch.float32, np.float32),
+    "F16": (torch.float16, np.float16),
+    "BF16": (torch.bfloat16, np.int16),
+    "F64": (torch.float64, np.float64),
+    "I64": (torch.int64, np.int64),
+    "I32": (torch.int32, np.int32),
+    "U8": (torch.uint8, np.uint8),
 }
+DTYPES = {name: dtype for name, (dtype, _) in _TYPES.items()}
 """Names of data types in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_NUMPY = {
-    torch.float32: np.float32,
-    torch.float16: np.float16,
-    torch.bfloat16: np.int16,
-    torch.float64: np.float64,
-    torch.int64: np.int64,
-    torch.int32: np.int32,
-    torch.uint8: np.uint8,
-}
+_NUMPY = dict(_TYPES.values())
 HEADER = "header"
 """The checksum of the length and the header has this name among those of the tensors."""
 _PIECE = 1 << 20
