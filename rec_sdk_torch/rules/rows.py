@@ -10,13 +10,10 @@ class Rows(Bound):
     7/8 of the bound stay. The same holds for candidates.
     """
 
-    def rows(self, record_bytes: int) -> int:
-        return self.most
-
 
 @dataclass(frozen=True)
 class Bytes(Bound):
     """Bounds a table as `Rows` does, by the bytes of its rows' records in host memory (1 or more; one row may stay)."""
 
-    def rows(self, record_bytes: int) -> int:
-        return max(1, self.most // record_bytes)
+    def numbers(self, record_bytes: int) -> tuple[str, dict[str, float]]:
+        return "rows", {"most": max(1, self.most // record_bytes)}

@@ -26,8 +26,8 @@ class Rule:
         """Returns whether a training batch must have clicks."""
         return False
 
-    def numbers(self) -> tuple[str, dict[str, float]]:
-        """Returns the name of the rule and its numbers, as the engine takes them."""
+    def numbers(self, record_bytes: int) -> tuple[str, dict[str, float]]:
+        """Returns the name of the rule and its numbers, as the engine takes them for records of so many bytes."""
         return type(self).__name__.lower(), asdict(self)
 
     def part(self, divide: Callable[[int], int]) -> Self:
@@ -57,7 +57,3 @@ class Bound(Rule):
 
     def columns(self) -> tuple[str, ...]:
         return "count", "last_use"
-
-    def rows(self, record_bytes: int) -> int:
-        """Returns the most rows of a table whose records have so many bytes."""
-        raise NotImplementedError

@@ -119,7 +119,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     """The state of the rank's home after each step, and how many ids leave when asked after the last."""
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
     assert rules is not None
-    bounds = [Rows(bound.rows(16) // world_size) for bound in rules.bound]
+    bounds = [Rows(bound.numbers(16)[1]["most"] // world_size) for bound in rules.bound]
     admission = rules.admission
     if isinstance(admission, Sketch):
         part = admission.bytes // world_size, admission.depth, admission.halve_after // world_size

@@ -9,7 +9,7 @@ import torch
 from life_reference import MOST, decayed
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.rules import Age, Rows, Score, Share, Sketch
+from rec_sdk_torch.rules import Age, Count, Rows, Score, Share, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
 
 
@@ -90,6 +90,15 @@ def test_clicks_decay_too(device: torch.device) -> None:
     assert columns["score"].tolist() == [12 / 2 + 11, 1]
     with pytest.raises(ValueError, match="scores ids by clicks"):
         train(embedding, 1)
+
+
+def test_admission_and_scores_have_weights_of_their_own(device: torch.device) -> None:
+    rules: dict[str, Any] = {"bound": Rows(50), "score": Score(alpha=0, beta=10)}
+    for admission in Count(2), Sketch(2, bytes=400):
+        embedding = table(device, admission=admission, **rules)
+        train(embedding, 1, 2, 2, clicks=torch.tensor([1, 0, 1]))
+        assert known(embedding) == {2}, "a click is no lookup"
+        assert embedding.view("t").row_columns(torch.tensor([2]))["score"].tolist() == [10]
 
 
 def test_counts_that_have_ended_still_add_to_scores(device: torch.device) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...rules import Count, Rows, Score, ShowClick
+from ...rules import Count, Rows, Score
 from ...tbe import InitializerType, TableLife
 from .admission import FrequencyAdmissionStrategy, KVCounter
 from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
@@ -81,33 +81,22 @@ def _admission(name: str, options: DynamicEmbTableOptions) -> int:
     return strategy.threshold
 
 
-def writes_scores(name: str, options: DynamicEmbTableOptions) -> bool:
-    """Whether scores of rows are to be written after each batch, as no rule of the engine's gives them."""
-    assert options.score_strategy is not None
-    kind, threshold = evicts_by(options.score_strategy), _admission(name, options)
-    strategy = DynamicEmbScoreStrategy
-    latest_batch_counts = kind in (strategy.STEP, strategy.TIMESTAMP)
-    return kind is strategy.CUSTOMIZED or (latest_batch_counts and threshold > 0)
-
-
 def table_life(name: str, options: DynamicEmbTableOptions, world_size: int) -> TableLife:
-    """Admission and eviction of a table on `world_size` ranks.
+    """Returns the rules of a table on `world_size` ranks.
 
-    Rows leave by their count (LFU), or by their score. The engine's own score is 0 for each row, so that those leave
-    which were idle for longest (STEP, TIMESTAMP); others are written to it (`writes_scores`). Admission is always on,
-    if only from the first lookup, so that an id without a row is read in evaluation as the options say.
+    Rows leave by their count (LFU), or by their score. It is 0 for each row, so that those leave which were idle for
+    longest (STEP, TIMESTAMP), unless `TableScores` writes it (CUSTOMIZED). Admission is always on, if only from the
+    first lookup, so that an id without a row is read in evaluation as the options say.
 
     Raises:
         NotImplementedError: admission by another strategy, or one that reads ids as something else than a number.
     """
     assert options.score_strategy is not None
-    kind, threshold = evicts_by(options.score_strategy), _admission(name, options)
-    default = float(options.eval_initializer_args.value)
-    counted = Count(max(1, threshold))
-    if kind is DynamicEmbScoreStrategy.NO_EVICTION:
-        return TableLife(admission=counted, default_value=default)
-    bound = Rows((options.max_capacity or 0) * world_size)
-    if kind is DynamicEmbScoreStrategy.LFU:
-        return TableLife(admission=counted, bound=bound, default_value=default)
-    admission = Count(threshold) if threshold else ShowClick(0, alpha=0)
-    return TableLife(admission=admission, bound=bound, score=Score(alpha=float(threshold > 0)), default_value=default)
+    kind, strategy = evicts_by(options.score_strategy), DynamicEmbScoreStrategy
+    evicts = kind is not strategy.NO_EVICTION
+    return TableLife(
+        admission=Count(max(1, _admission(name, options))),
+        bound=Rows((options.max_capacity or 0) * world_size) if evicts else (),
+        score=Score(alpha=0) if evicts and kind is not strategy.LFU else None,
+        default_value=options.eval_initializer_args.value,
+    )

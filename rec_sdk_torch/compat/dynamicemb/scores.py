@@ -20,7 +20,6 @@ from .enums import (
     warns_of_lower_scores,
 )
 from .options import DynamicEmbTableOptions
-from .rules import writes_scores
 
 _LAST_SCORE = 2**63 - 1
 _LAST_COUNT = 2**32 - 1
@@ -69,7 +68,6 @@ class TableScores:
         self._timed = is_timed(options.score_strategy)
         self._counts = self._kind is DynamicEmbScoreStrategy.LFU
         self._dated = self._timed or self._kind in (DynamicEmbScoreStrategy.STEP, DynamicEmbScoreStrategy.CUSTOMIZED)
-        self._writes = writes_scores(name, options)
         self._of_batches = array("q")
         self.current = _FIRST.get(self._kind, 0)
         options.evict_strategy = _EVICTS.get(self._kind, DynamicEmbEvictStrategy.CUSTOMIZED)
@@ -120,15 +118,15 @@ class TableScores:
             number = self.view.clocks()["batches"]
             del self._of_batches[number - 1 :]  # of batches that failed
             self._of_batches.append(self.now())
-        if self._writes:
+        if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
             self._write(ids.unique())
         if self._kind is DynamicEmbScoreStrategy.STEP:
             self.current += 1
 
     def _write(self, ids: torch.Tensor) -> None:
         ids = ids[self.view.knows(ids)]
-        score = float(self.current) if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED else 0.0
-        self.view.write_row_columns(ids, {"score": torch.full((len(ids),), score, dtype=torch.float64, device="cpu")})
+        scores = torch.full((len(ids),), float(self.current), dtype=torch.float64, device="cpu")
+        self.view.write_row_columns(ids, {"score": scores})
 
     def of(self, ids: torch.Tensor) -> torch.Tensor:
         """By which increments choose: int64 `[n]`, of ids that have rows."""

@@ -95,9 +95,6 @@ class TableLife:
             object.__setattr__(self, "score", Score())
         if self.score is not None and not (self.bound or self.rule(Share)):
             raise TypeError(f"TableLife: no rule goes by {self.score}: give rules.Share or a bound too")
-        weighing = [self.admission if self.counts_candidates else None, self.score]
-        if len({(getattr(rule, "alpha", 1.0), getattr(rule, "beta", 0.0)) for rule in weighing if rule}) > 1:
-            raise TypeError(f"TableLife: {self.admission} and {self.score} weigh shows and clicks differently")
 
     @property
     def rules(self) -> list[Rule]:
@@ -143,10 +140,12 @@ class TableLife:
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 
     def of_engine(self, record_bytes: int) -> _engine.Life:
-        """The rules as the engine takes them."""
-        rules = [rule.numbers() for rule in self.rules if not isinstance(rule, Bound)]
-        bounds = [rule.rows(record_bytes) for rule in self.rules if isinstance(rule, Bound)]
-        return _engine.Life(rules=[*rules, *([("rows", {"most": min(bounds)})] if bounds else [])])
+        """The rules as the engine takes them: of several with one name, as two bounds, the smaller number counts."""
+        rules: dict[str, dict[str, float]] = {}
+        for name, numbers in (rule.numbers(record_bytes) for rule in self.rules):
+            former = rules.get(name, numbers)
+            rules[name] = {each: min(number, former[each]) for each, number in numbers.items()}
+        return _engine.Life(rules=list(rules.items()))
 
 
 def _listed(value: object) -> list[Any]:
