@@ -18,10 +18,9 @@ from ..config.table import TableConfig
 from .given import columns_of, ids_of, plain
 from .layout import Layout
 
-CLOCKS = ("batches", "steps", "timestamp")
-"""Names of the clocks that the rules of a table go by."""
 STARTED = {"batches": 0, "steps": 0, "timestamp": NEVER}
-"""The clocks of a new table."""
+"""The clocks that the rules of a table go by, of a new one."""
+CLOCKS = tuple(STARTED)
 
 
 class LifeView:
