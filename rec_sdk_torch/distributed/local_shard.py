@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from ..tbe import (
     Batch,
     BatchHint,
     CacheOption,
-    Departed,
     Layout,
     Pooling,
     Prefetched,
@@ -30,7 +29,6 @@ from ..tbe import (
     TableConfig,
     TableView,
     drawn,
-    load,
     row_numbers,
     warn_of_rows,
 )
@@ -191,18 +189,7 @@ class HomeTables(CachedCollection):
             def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
                 return torch.from_numpy(placement.owns(ids.numpy()))
 
-            old, new = source.view(table.name), self.embedding.view(table.name)
-            for chunk in old.chunks(kept=table.life is None):  # rules count rows that are as at first, too
-                here = mine(chunk.ids)
-                new.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
-            if table.life is not None:
-                _move_life(old, new, mine)
-            if table.name in source.layout.evicted:
-                pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
-                layout.evicted[table.name].pieces[:] = pieces
-            before, now = source.layout.optimizer_of(table.name), layout.optimizer_of(table.name)
-            if before is not None and now is not None:
-                load(layout, [], [(now, before.step)])
+            self.embedding.view(table.name).take_over(source.view(table.name), mine)
 
     def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
         """Prefetches the batch that `look_up` will be given."""
@@ -275,19 +262,6 @@ def _part(table: TableConfig, placement: Placement, world_size: int) -> TableCon
         life=table.life and table.life.part(placement.part),
         **rows,
     )
-
-
-def _move_life(old: TableView, new: TableView, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Copies what is counted of the ids of this home. A sketch cannot be divided: it counts those of others too."""
-    ids = new.ids()
-    new.write_row_columns(ids, old.row_columns(ids))
-    new.set_clocks(old.clocks())
-    waiting, columns = old.candidates()
-    here = mine(waiting)
-    new.set_candidates(waiting[here], {name: values[here] for name, values in columns.items()})
-    sketch = old.sketch()
-    if len(sketch):
-        new.set_sketch([sketch])
 
 
 def _cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:

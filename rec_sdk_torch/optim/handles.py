@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..runtime.eager import check_real, eager
 from ..runtime.rank_rows import note_rank_rows
-from ..tbe import TableBatchedEmbedding, TableConfig, describe_optimizer, save_table
+from ..tbe import TableBatchedEmbedding, TableConfig, save_table
 from . import requests
 
 
@@ -314,10 +314,7 @@ class TableHandle(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Rows, columns, data type, cache and optimizer; of a sharded table this rank's."""
-        requested = self.weight.requested()  # of which the embedding may not know yet
-        optimizer = describe_optimizer(*requested[0]) if requested else None
-        known = self.embedding.layout.optimizer_of(self.table)
-        return self.embedding.describe(self.table, None if known is not None else optimizer)
+        return self.embedding.describe(self.table, self.weight.requested())
 
     def known_ids(self) -> torch.Tensor:
         """Returns the ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""

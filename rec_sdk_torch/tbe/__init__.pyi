@@ -27,7 +27,6 @@ from .config.life import NEVER as NEVER
 from .config.optimizer import TableOptimizer as TableOptimizer
 from .config.optimizer import check_window as check_window
 from .config.optimizer import use_defaults as use_defaults
-from .step.monitor import describe_optimizer as describe_optimizer
 from .options import EmbeddingOptions as EmbeddingOptions
 from .options import Device as Device
 from .options import Folder as Folder
@@ -56,7 +55,6 @@ from .rows.row_parts import WEIGHT as WEIGHT
 from .rows.table_view import Content as Content
 from .rows.table_view import load as load
 from .cache.evicted import EvictedRows as EvictedRows
-from .cache.evicted import Departed as Departed
 from .cache.evicted import next_serial as next_serial
 from .rows.given import check_left as check_left
 

@@ -350,14 +350,14 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         """A line for each table."""
         return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
 
-    def describe(self, name: str, optimizer: str | None = None) -> str:
+    def describe(self, name: str, requested: Sequence[tuple[type, Mapping[str, Any]]] = ()) -> str:
         """Describes a table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
 
         Args:
             name: of the table.
-            optimizer: in place of that which the embedding knows.
+            requested: optimizers that were applied, of which the embedding may not know yet.
         """
-        return describe_table(self.layout, name, optimizer)
+        return describe_table(self.layout, name, requested)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableBatchedEmbedding:
         """`.to(device)` moves the cache; a change of dtype is refused, and so is `share_memory()`."""

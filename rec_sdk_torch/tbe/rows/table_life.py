@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -175,6 +175,17 @@ class LifeView:
             evicted = evict(group, table)
         group.warn_of_evictions()
         return evicted
+
+    def take_over_counts(self, old: LifeView, ids: torch.Tensor, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Copies the counts of rows `ids` and of candidates that are `mine`; a sketch, which does not divide, whole."""
+        self.write_row_columns(ids, old.row_columns(ids))
+        self.set_clocks(old.clocks())
+        waiting, columns = old.candidates()
+        here = mine(waiting)
+        self.set_candidates(waiting[here], {name: values[here] for name, values in columns.items()})
+        sketch = old.sketch()
+        if len(sketch):
+            self.set_sketch([sketch])
 
     # ---- rows that have left
 

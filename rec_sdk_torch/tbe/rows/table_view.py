@@ -10,7 +10,7 @@ import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.evicted import EvictedRows
+from ..cache.evicted import Departed, EvictedRows
 from ..cache.group_spec import drawn, stored_bytes
 from ..cache.leaving import remove
 from ..cache.warming import warm_rows
@@ -227,6 +227,25 @@ class TableView(PiecesView):
             group.engine.set_candidates(table, np.empty(0, np.int64), {})
             if table in group.evicted:
                 group.evicted[table].pieces.clear()
+
+    def take_over(self, old: TableView, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Copies rows of a whole table to this part of it, with their counts, evicted rows and the optimizer's steps.
+
+        Args:
+            old: the whole table.
+            mine: which of some ids, int64 `[n]`, are of this part, bool `[n]`.
+        """
+        for chunk in old.chunks(kept=old.config.life is None):  # rules count rows that are as at first, too
+            here = mine(chunk.ids)
+            self.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
+        if old.config.life is not None:
+            self.take_over_counts(old, self.ids(), mine)
+        if self.config.name in old.layout.evicted:
+            pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
+            self.layout.evicted[self.config.name].pieces[:] = pieces
+        before, now = (view.layout.optimizer_of(self.config.name) for view in (old, self))
+        if before is not None and now is not None:
+            load(self.layout, [], [(now, before.step)])
 
     def warm(self, ids: torch.Tensor, heats: torch.Tensor | None = None) -> int:
         """Brings rows of `ids`, int64 `[n]`, hottest first, to free slots of the device cache; how many came.

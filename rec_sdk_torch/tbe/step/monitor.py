@@ -144,12 +144,7 @@ def _places(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group,
             yield group, names.index(table)
 
 
-def describe_optimizer(cls: type, options: Mapping[str, Any]) -> str:
-    """An optimizer's class and rate."""
-    return f"{cls.__name__}(lr={options['lr']})" if "lr" in options else cls.__name__
-
-
-def describe_table(layout: Layout, name: str, optimizer: str | None) -> str:
+def describe_table(layout: Layout, name: str, requested: Sequence[tuple[type, Mapping[str, Any]]]) -> str:
     """See `TableBatchedEmbedding.describe`."""
     table, own = layout.config(name), layout.optimizer_of(name)
     dtype = str(table.weight_dtype).removeprefix("torch.")
@@ -157,9 +152,9 @@ def describe_table(layout: Layout, name: str, optimizer: str | None) -> str:
         dtype += f" ({str(table.cache_dtype).removeprefix('torch.')} in the cache)"
     kind = "ids of any value" if table.hashed else "ids are rows"
     parts = [f"{table.num_embeddings} x {table.embedding_dim}", dtype, kind, _describe_cache(layout, name)]
-    if optimizer is None and own is not None:
-        optimizer = describe_optimizer(own.cls, own.options)
-    return ", ".join([*parts, optimizer or "no optimizer"])
+    used = requested[:1] if own is None else [(own.cls, own.options)]
+    optimizers = [f"{cls.__name__}(lr={options['lr']})" if "lr" in options else cls.__name__ for cls, options in used]
+    return ", ".join([*parts, *(optimizers or ["no optimizer"])])
 
 
 def _describe_cache(layout: Layout, name: str) -> str:
