@@ -68,7 +68,7 @@ class Planner:
         """Plans and swaps a batch; the seconds of plan and release, by the planner's clock."""
         offsets = np.array([0, len(ids)], np.int64)
         clicks = (ids % 8 == 0).astype(np.int32) if self._life.needs_clicks else None
-        times = np.full(len(ids), self.engine.stats()["batches"], np.int64) if self._life.rule(Age) else None
+        times = np.full(len(ids), self.engine.tables.stats()["batches"], np.int64) if self._life.rule(Age) else None
         plans: list[Any] = []
         make = partial(self.engine.plan, clicks=clicks, timestamps=times)
         spent = seconds_of(lambda: plans.append(make(ids, offsets, _FEATURES, 1)), self._clock)
@@ -116,13 +116,13 @@ def _plans(key: Row, planner: Planner, batches: Iterator[Int64Array], warm: int,
     ours, unique = Samples(), Samples()
     for _ in range(warm):
         planner.plan(next(batches))
-    planner.engine.reset_stats()
+    planner.engine.tables.reset_stats()
     with no_collection():
         for _ in range(rounds):
             ids = next(batches)
             ours.seconds.append(planner.plan(ids))
             unique.seconds.append(seconds_of(partial(torch.unique, torch.from_numpy(ids), return_inverse=True)))
-    counters = planner.engine.stats()
+    counters = planner.engine.tables.stats()
     lookups = counters["lookups"] / counters["batches"]
     return {
         "table": "plan",
@@ -141,7 +141,7 @@ def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int])
     before = resident_memory()
     planner = Planner(make_engine(rows, rows, kind == "hash"))
     planner.fill(rows, options.plan_batch)
-    memory, alone = planner.engine.memory(), dict[float, float]()
+    memory, alone = planner.engine.tables.memory(), dict[float, float]()
     figures = {"map_bytes_per_row": memory["id_map_bytes"] / rows} if kind == "hash" else {}
     figures["process_bytes_per_row"] = (resident_memory() - before) / rows
     for count, alpha in itertools.product(threads, (0.0, 1.05)):
@@ -216,7 +216,7 @@ def _growth(rows: int, options: argparse.Namespace) -> Row:
         for _ in range(options.rounds):
             samples.seconds.append(seconds_of(partial(ours.step, workload.draw(Distribution(1.05), rng))))
     (group,) = ours.module.groups
-    memory, counters = group.engine.memory(), ours.counters()
+    memory, counters = group.engine.tables.memory(), ours.counters()
     beyond = (memory["id_map_bytes"] + memory["store_bytes"]) / rows - workload.record_bytes
     return {
         **{

@@ -141,7 +141,7 @@ def a_daemon_saves(number: int, folder: Path) -> None:
 def a_daemon_is_in_the_engine(number: int, _: Path) -> None:
     """Without a call that the package knows of."""
     engine = trained().groups[0].engine
-    for_ever(lambda: engine.row_count(0))
+    for_ever(lambda: engine.tables.row_count(0))
     a_moment(number)
 
 

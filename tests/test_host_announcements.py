@@ -15,7 +15,7 @@ def batch(ids: list[int]) -> tuple[Any, ...]:
 
 
 def resident(e: Any) -> set[int]:
-    ids, slots = e.table_rows(0)
+    ids, slots, _ = e.tables.rows(0)
     return set(ids[slots >= 0].tolist())
 
 

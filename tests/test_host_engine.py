@@ -107,28 +107,28 @@ def test_swaps_keep_every_record() -> None:
         for lookup, slot in zip(ids, p.slots.tolist(), strict=True):
             if lookup not in expected:
                 first = records(e, 1)
-                e.initial_records(0, np.array([lookup]), first)
+                e.tables.initial_records(0, np.array([lookup]), first)
                 expected[lookup] = first.tobytes()
             assert cache[slot].tobytes() == expected[lookup]
         for lookup, slot in zip(ids, p.slots.tolist(), strict=True):
             cache[slot] = (step + lookup) % 256
             expected[lookup] = cache[slot].tobytes()
         p.release()
-    rows, slots = e.table_rows(0)
+    rows, slots, _ = e.tables.rows(0)
     host = records(e, len(rows))
-    e.read_rows(0, rows, np.arange(len(rows)), host)
+    e.tables.read_rows(0, rows, np.arange(len(rows)), host)
     host[slots >= 0] = cache[slots[slots >= 0]]
     assert {i: r.tobytes() for i, r in zip(rows.tolist(), host, strict=True)} == expected
-    stats = e.stats()
+    stats = e.tables.stats()
     assert stats["batches"] == 200
     assert stats["lookups"] == 800
     assert stats["new_rows"] == len(expected)
     assert stats["rows_in"] == stats["unique_misses"] == stats["rows_out"] + 4
     assert stats["bytes_out"] == stats["rows_out"] * e.record_bytes
-    assert e.memory()["rows"] == len(expected)
-    assert e.memory()["store_bytes"] > 0
-    e.reset_stats()
-    assert set(e.stats().values()) == {0}
+    assert e.tables.memory()["rows"] == len(expected)
+    assert e.tables.memory()["store_bytes"] > 0
+    e.tables.reset_stats()
+    assert set(e.tables.stats().values()) == {0}
 
 
 def test_evaluation_reads_the_same_records() -> None:
@@ -139,7 +139,7 @@ def test_evaluation_reads_the_same_records() -> None:
         swap(e, cache, p)
         cache[p.unique_slots] = p.unique_slots[:, None] + 10
         p.release()
-    before = e.stats()
+    before = e.tables.stats()
     ids = np.array([3, 99, 4, 1, 99, 3])
     found = e.find(ids, np.array([0, 2, 6]), np.array([0]), 2, 0, 2)
     assert not found.all_resident
@@ -149,7 +149,7 @@ def test_evaluation_reads_the_same_records() -> None:
     e.read(found, host)
     rows = np.concatenate([cache[found.resident_slots], host])[found.index]
     fresh = records(e, 1)
-    e.initial_records(0, np.array([99]), fresh)
+    e.tables.initial_records(0, np.array([99]), fresh)
     assert (rows[1] == fresh[0]).all()
     assert (rows[4] == fresh[0]).all()
     assert (rows[[0, 5]] == 12).all()
@@ -160,8 +160,8 @@ def test_evaluation_reads_the_same_records() -> None:
     resident = e.find(np.array([3, 4]), np.array([0, 2]), np.array([0]), 1, 0, 1)
     assert resident.all_resident
     assert resident.resident_slots.size == 0
-    assert e.stats() == before
-    assert e.row_count(0) == 5
+    assert e.tables.stats() == before
+    assert e.tables.row_count(0) == 5
 
 
 def test_a_cache_too_small_leaves_the_engine_usable() -> None:
@@ -173,7 +173,7 @@ def test_a_cache_too_small_leaves_the_engine_usable() -> None:
     )
     with pytest.raises(_engine.CacheTooSmallError, match=message):
         plan(e, [[2, 3], [1, 2]])
-    assert e.table_rows(0)[0].tolist() == e.table_rows(1)[0].tolist() == [1]
+    assert e.tables.rows(0)[0].tolist() == e.tables.rows(1)[0].tolist() == [1]
     assert not held.released
     held.release()
     held.release()
@@ -192,7 +192,7 @@ def test_a_dropped_plan_ends_its_pins() -> None:
         gc.collect()
         assert e.in_flight() == 0
     assert view.tolist() == [0]
-    assert e.table_rows(0)[0].tolist() == [1, 3], "those that were applied"
+    assert e.tables.rows(0)[0].tolist() == [1, 3], "those that were applied"
 
 
 def test_views_outlive_plan_and_engine() -> None:
@@ -208,10 +208,10 @@ def test_views_outlive_plan_and_engine() -> None:
 def test_capacity() -> None:
     e = engine(table("full", capacity=3))
     run(e, [[1, 2, 3]])
-    for attempt in (lambda: plan(e, [[1, 77]]), lambda: e.insert(0, np.array([2, 77]))):
+    for attempt in (lambda: plan(e, [[1, 77]]), lambda: e.tables.insert(0, np.array([2, 77]))):
         with pytest.raises(_engine.CapacityError, match=r"'full'.* 3 ids.* 77 "):
             attempt()
-    assert e.row_count(0) == 3
+    assert e.tables.row_count(0) == 3
     assert issubclass(_engine.CapacityError, RuntimeError)
 
 
@@ -223,9 +223,9 @@ def test_bounds_fatal() -> None:
     with pytest.raises(IndexError, match="'i': id 10"):
         e.find(np.array([10]), np.array([0, 1]), np.array([0]), 1, 0, 1)
     with pytest.raises(IndexError, match="'i': id 10"):
-        e.insert(0, np.array([3, 10]))
-    assert e.stats()["batches"] == 0
-    assert e.stats()["bounds_errors"] == 0
+        e.tables.insert(0, np.array([3, 10]))
+    assert e.tables.stats()["batches"] == 0
+    assert e.tables.stats()["bounds_errors"] == 0
 
 
 @pytest.mark.parametrize("mode", ["warning", "ignore", "none"])
@@ -235,13 +235,13 @@ def test_bounds_replace_by_zero(mode: str) -> None:
     assert p.slots.tolist() == [0, 1, 1, 1]
     warnings = [("i", 2, -1)] if mode == "warning" else []
     assert p.bounds_warnings == warnings
-    assert e.stats()["bounds_errors"] == 0, "counted when the plan is applied"
+    assert e.tables.stats()["bounds_errors"] == 0, "counted when the plan is applied"
     apply(e, p)
-    assert e.stats()["bounds_errors"] == 2
-    assert e.take_bounds_warnings() == []
+    assert e.tables.stats()["bounds_errors"] == 2
+    assert e.tables.take_bounds_warnings() == []
     e.find(np.array([3, -1, 10]), np.array([0, 3]), np.array([0]), 1, 0, 1)
-    assert e.take_bounds_warnings() == warnings
-    assert e.take_bounds_warnings() == []
+    assert e.tables.take_bounds_warnings() == warnings
+    assert e.tables.take_bounds_warnings() == []
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_wrong_batches(values: Any, offsets: Any, keys: Any, batch: int, error: 
     e = engine(table("a"))
     with pytest.raises(error, match=message):
         e.plan(np.asarray(values), np.asarray(offsets), np.asarray(keys), batch)
-    assert e.row_count(0) == 0
+    assert e.tables.row_count(0) == 0
     assert plan(e, [[1]]).slots.tolist() == [0]
 
 
@@ -277,7 +277,7 @@ def test_strided_ids() -> None:
     ids = np.arange(12)[::3]
     p = apply(e, Planned(e.plan(ids, np.array([0, 9, 4, 9])[::2], np.array([0]), 1)))
     assert p.slots.size == 4
-    assert e.table_rows(0)[0].tolist() == ids.tolist()
+    assert e.tables.rows(0)[0].tolist() == ids.tolist()
 
 
 def test_wrong_record_arrays() -> None:
@@ -293,11 +293,11 @@ def test_wrong_record_arrays() -> None:
         e.read_in(host, frozen)
     apply(e, p)
     with pytest.raises(IndexError, match="rows"):
-        e.read_rows(0, np.arange(1, 3), np.arange(1, 3), records(e, 2))
+        e.tables.read_rows(0, np.arange(1, 3), np.arange(1, 3), records(e, 2))
     with pytest.raises(ValueError, match="1 ids and 2 rows"):
-        e.read_rows(0, np.arange(1), np.arange(2), records(e, 2))
+        e.tables.read_rows(0, np.arange(1), np.arange(2), records(e, 2))
     with pytest.raises(IndexError, match="table 1"):
-        e.row_count(1)
+        e.tables.row_count(1)
 
 
 @pytest.mark.parametrize(
@@ -342,21 +342,21 @@ def test_sizes_that_would_overflow() -> None:
         e.read_away(0, 1, records(e, 1), sums)
     for row in (2**63 - 1, -(2**63), 1):
         with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
-            e.read_rows(0, np.array([1]), np.array([row]), records(e, 1))
+            e.tables.read_rows(0, np.array([1]), np.array([row]), records(e, 1))
         with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
-            e.write_rows(0, np.array([1]), np.array([row]), records(e, 1))
+            e.tables.write_rows(0, np.array([1]), np.array([row]), records(e, 1))
 
 
 def test_memory_limit_names_the_table() -> None:
     e = engine(table("big", slots=2))
     run(e, [[1, 2]])
-    e.set_memory_limit(0)
+    e.tables.set_memory_limit(0)
     with pytest.raises(MemoryError, match="table 'big'"):
         plan(e, [[3]])
     with pytest.raises(MemoryError, match="table 'big'"):
-        e.write_rows(0, np.array([2]), np.array([0]), np.zeros((1, e.record_bytes), np.uint8))
-    assert e.row_count(0) == 2
-    e.set_memory_limit(1 << 40)
+        e.tables.write_rows(0, np.array([2]), np.array([0]), np.zeros((1, e.record_bytes), np.uint8))
+    assert e.tables.row_count(0) == 2
+    e.tables.set_memory_limit(1 << 40)
     assert plan(e, [[3]]).swap_out_slots.tolist() == [0]
 
 
@@ -379,8 +379,7 @@ def test_pending_gradients_follow_their_rows() -> None:
     sums = np.arange(2 * DIM, dtype=np.float32)[None]
     swap(e, cache, p, sums)
     p.release()
-    assert e.window_slots()[0].tolist() == [1]
-    assert [part.tolist() for part in e.window_away()] == [[0], [0, 1]]
+    assert [part.tolist() for part in e.window_rows()] == [[1], [0, 1], [0], [0, 1]]
     away_records, away_sums = records(e, 1), np.zeros_like(sums)
     e.read_away(0, 1, away_records, away_sums)
     assert (away_sums == sums).all()
@@ -396,24 +395,24 @@ def test_pending_gradients_follow_their_rows() -> None:
         e.read_sums(p.host, back)
     e.close_window()
     assert not e.window_open()
-    assert e.window_slots()[1].tolist() == e.window_away()[1].tolist() == [0, 0]
+    assert [part.tolist() for part in e.window_rows()] == [[], [0, 0], [], [0, 0]]
 
 
 def test_clear_table_and_seeds() -> None:
     e = engine(table("a", seed=-1))
     p = plan(e, [[1]])
     with pytest.raises(RuntimeError, match=r"clearing a table needs .*: 1 plans are not applied"):
-        e.clear_table(0)
+        e.tables.clear(0)
     apply(e, p)
     with pytest.raises(RuntimeError, match="'a' cannot be cleared while 1 of its rows"):
-        e.clear_table(0)
+        e.tables.clear(0)
     p.release()
-    e.clear_table(0)
-    assert e.row_count(0) == 0
+    e.tables.clear(0)
+    assert e.tables.row_count(0) == 0
     assert plan(e, [[4]]).slots.tolist() == [0]
     same, other = records(e, 1), records(e, 1)
-    engine(table("a", seed=2**64 - 1)).initial_records(0, np.array([1]), same)
-    e.initial_records(0, np.array([1]), other)
+    engine(table("a", seed=2**64 - 1)).tables.initial_records(0, np.array([1]), same)
+    e.tables.initial_records(0, np.array([1]), other)
     assert (same == other).all()
 
 
@@ -432,17 +431,17 @@ def test_segments_do_not_depend_on_the_cache_size() -> None:
 def test_candidates_that_come_in_the_order_of_a_map() -> None:
     """Their map places all of them anew within the batch, with the room that it has."""
     source = engine(table("s", slots=20000))
-    source.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
-    order = source.scan_ids(0, 0, 6000)[0][:400]
+    source.tables.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
+    order = source.saves.scan_ids(0, 0, 6000)[0][:400]
     e = engine(table("t", slots=1000, life=_engine.Life(rules=[("count", {"threshold": 2})]), columns=["count"]))
     others = np.arange(3000)
-    e.set_candidates(0, others, {"count": np.full(3000, 1)})
-    e.set_candidates(0, others[:0], {})
-    bytes_before = e.memory()["candidate_bytes"]
+    e.lifecycle.set_candidates(0, others, {"count": np.full(3000, 1)})
+    e.lifecycle.set_candidates(0, others[:0], {})
+    bytes_before = e.tables.memory()["candidate_bytes"]
     run(e, [[*order.tolist(), *order[::2].tolist()]])
-    assert e.memory()["candidate_bytes"] == bytes_before
-    assert sorted(e.table_rows(0)[0].tolist()) == sorted(order[::2].tolist())
-    assert e.candidates(0)[0].tolist() == sorted(order[1::2].tolist())
+    assert e.tables.memory()["candidate_bytes"] == bytes_before
+    assert sorted(e.tables.rows(0)[0].tolist()) == sorted(order[::2].tolist())
+    assert e.lifecycle.candidates(0)[0].tolist() == sorted(order[1::2].tolist())
 
 
 def test_an_unknown_rule_or_number_is_an_error_that_names_it() -> None:

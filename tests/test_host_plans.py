@@ -39,7 +39,7 @@ def test_plans_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not errors
-    assert e.stats()["lookups"] == 4 * 100 * 50
+    assert e.tables.stats()["lookups"] == 4 * 100 * 50
 
 
 def test_cancel_gives_fresh_slots_and_victims_back() -> None:
@@ -48,12 +48,12 @@ def test_cancel_gives_fresh_slots_and_victims_back() -> None:
     first = plan(e, [[1, 2]])
     swap(e, cache, first)
     first.release()
-    before = e.stats()
+    before = e.tables.stats()
     failed = plan(e, [[3, 4, 5]])
     assert failed.swap_out_slots.tolist() == first.slots.tolist()[:1], "two fresh slots and the oldest row's"
     e.cancel(failed.host)
-    assert e.stats() == before
-    assert e.table_rows(0)[0].tolist() == [1, 2]
+    assert e.tables.stats() == before
+    assert e.tables.rows(0)[0].tolist() == [1, 2]
     after = plan(e, [[6, 7, 8, 9]])
     assert sorted(after.slots.tolist()) == [0, 1, 2, 3], "every slot once, also those the cancelled plan had"
     assert sorted(after.swap_out_slots.tolist()) == sorted(first.slots.tolist())
@@ -74,7 +74,7 @@ def test_only_the_newest_plan_can_be_cancelled() -> None:
     e.applied(first.host)
     with refused:
         e.cancel(first.host)
-    assert e.table_rows(0)[0].tolist() == [1, 2]
+    assert e.tables.rows(0)[0].tolist() == [1, 2]
 
 
 def test_plans_are_applied_in_order() -> None:
@@ -97,8 +97,8 @@ def test_plans_are_applied_in_order() -> None:
     e.cancel(second.host)
     with pytest.raises(RuntimeError, match="cancelled"):
         e.unapplied(second.host)
-    assert e.table_rows(0)[0].tolist() == [1]
-    assert other.table_rows(0)[0].tolist() == [2]
+    assert e.tables.rows(0)[0].tolist() == [1]
+    assert other.tables.rows(0)[0].tolist() == [2]
 
 
 def test_whole_tables_wait_for_plans_and_rows() -> None:
@@ -109,19 +109,18 @@ def test_whole_tables_wait_for_plans_and_rows() -> None:
 
     def refused(reason: str) -> None:
         calls = (
-            lambda: e.table_rows(0),
-            lambda: e.kept_ids(0),
-            lambda: e.changed_ids(0, 0),
-            lambda: e.read_rows(0, one, one, records(e, 1)),
-            lambda: e.write_rows(0, one, one, records(e, 1)),
-            lambda: e.reserve_rows(0, one),
-            lambda: e.find_rows(0, one),
-            lambda: e.others(0, one),
-            lambda: e.insert(0, one),
-            lambda: e.remove(0, one),
-            lambda: e.clear_table(0),
-            e.window_slots,
-            e.window_away,
+            lambda: e.tables.rows(0),
+            lambda: e.saves.kept_ids(0),
+            lambda: e.saves.changed_ids(0, 0),
+            lambda: e.tables.read_rows(0, one, one, records(e, 1)),
+            lambda: e.tables.write_rows(0, one, one, records(e, 1)),
+            lambda: e.tables.reserve_rows(0, one),
+            lambda: e.tables.find_rows(0, one),
+            lambda: e.saves.others(0, one),
+            lambda: e.tables.insert(0, one),
+            lambda: e.tables.remove(0, one),
+            lambda: e.tables.clear(0),
+            e.window_rows,
             lambda: e.read_away(0, 0, records(e, 0), np.empty((0, 2 * DIM), np.float32)),
             lambda: e.write_away(0, 0, records(e, 0)),
             e.close_window,
@@ -144,10 +143,11 @@ def test_whole_tables_wait_for_plans_and_rows() -> None:
     with pytest.raises(RuntimeError, match=f"land plan {p.serial} first"):
         e.read_in(back.host, records(e, 1))
     e.cancel(back.host)
-    assert not e.landed(p.host)
+    assert not p.landed
     e.land(p.host, records(e, 1))
-    assert e.landed(p.host)
-    assert e.table_rows(0)[0].tolist() == e.kept_ids(0).tolist() == e.changed_ids(0, 0)[0].tolist() == [1, 2]
+    assert p.landed
+    ids = e.tables.rows(0)[0].tolist()
+    assert ids == e.saves.kept_ids(0).tolist() == e.saves.changed_ids(0, 0)[0].tolist() == [1, 2]
 
 
 def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
@@ -158,7 +158,7 @@ def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
     gc.collect()
     _engine.begin(hosts)
     e.applied(hosts[0])
-    assert e.table_rows(0)[0].tolist() == [1]
+    assert e.tables.rows(0)[0].tolist() == [1]
     p = plan(e, [[2]])
     hosts = e.unapplied()
     p.release()
@@ -166,7 +166,7 @@ def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
     del hosts
     gc.collect()
     assert e.in_flight() == 0, "nobody applied it"
-    assert e.table_rows(0)[0].tolist() == [1]
+    assert e.tables.rows(0)[0].tolist() == [1]
 
 
 def test_an_arena_of_the_callers() -> None:
@@ -187,4 +187,4 @@ def test_an_arena_of_the_callers() -> None:
     with pytest.raises(ValueError, match="the arena has 64 bytes, the plan needs"):
         e.plan(*batch, arena=np.zeros(64, np.uint8))
     assert sys.getrefcount(memory) == references
-    assert e.row_count(0) == e.in_flight() == 0
+    assert e.tables.row_count(0) == e.in_flight() == 0

@@ -81,7 +81,7 @@ def walking() -> Iterator[Walk]:
     walk = Walk()
     with contextlib.ExitStack() as stack:
         for owner, names in (
-            (_engine.Engine, vars(_engine.Engine)),
+            *((each, vars(each)) for each in (_engine.Engine, _engine.Tables, _engine.Saves, _engine.Lifecycle)),
             (_engine.Plan, ["release"]),
             (_engine, ["begin", "pass_plans"]),
         ):

@@ -444,7 +444,7 @@ def test_engine_counts_on_a_known_case() -> None:
     planner = Planner(make_engine(10, 3))
     for ids in ([0, 1], [2, 0], [3, 0], [1, 3]):
         planner.plan(np.array(ids))
-    counted = planner.engine.stats()
+    counted = planner.engine.tables.stats()
     # Least recently used: 3 takes the slot of 1, then 1 that of 2.
     assert (counted["unique_misses"], counted["rows_in"], counted["rows_out"]) == (5, 5, 2)
     assert counted["bytes_out"] == 2 * planner.engine.record_bytes

@@ -62,7 +62,7 @@ class Loop {
   float weight(int64_t id) {
     if (model.weights.count(id) != 0) return model.weights[id];
     std::vector<float> record(static_cast<size_t>(engine->layout().bytes) / sizeof(float));
-    engine->initial_records(0, &id, 1, reinterpret_cast<char*>(record.data()));
+    engine->tables.initial_records(0, {&id, 1}, reinterpret_cast<char*>(record.data()));
     return record[0];
   }
 
@@ -71,9 +71,7 @@ class Loop {
   }
 
   void check() {
-    std::vector<int64_t> ids, rows;
-    std::vector<int32_t> slots;
-    engine->table_rows(0, &ids, &slots, &rows);
+    const auto [ids, slots, rows] = engine->tables.rows(0);
     CHECK(ids.size() == model.rows.size() && std::is_sorted(rows.begin(), rows.end()));
     CHECK(std::set<int64_t>(rows.begin(), rows.end()).size() == ids.size());
     std::set<int32_t> used;
@@ -90,9 +88,7 @@ class Loop {
     for (int64_t& id : ids) id = static_cast<int64_t>(random() % spread) - 7;
     return ids;
   }
-  int64_t remove(const std::vector<int64_t>& ids) {
-    return engine->remove(0, ids.data(), static_cast<int64_t>(ids.size()));
-  }
+  int64_t remove(const std::vector<int64_t>& ids) { return engine->tables.remove(0, ids); }
 
   std::mt19937_64 random;
   std::shared_ptr<Engine> engine;

@@ -41,13 +41,13 @@ class Pipeline {
 
   void plan() {
     TestBatch batch = random_batch();
-    const Stats before = engine->stats();
+    const Stats before = engine->tables.stats();
     std::unique_ptr<Plan> plan;
     try {
       plan = engine->plan(batch.input());
     } catch (const CacheTooSmallError&) {
       ++refused;
-      CHECK(same(before, engine->stats()));
+      CHECK(same(before, engine->tables.stats()));
       return;
     }
     Made made;
@@ -65,11 +65,11 @@ class Pipeline {
   void cancel_newest() {
     if (planned.empty()) return;
     if (planned.size() > 1 && planned.front().plan != nullptr) {
-      CHECK_THROWS(engine->cancel(planned.front().plan.get()), std::runtime_error);
+      CHECK_THROWS(engine->cancel(*planned.front().plan), std::runtime_error);
     }
     const auto plan = std::move(planned.back().plan);
-    engine->cancel(plan.get());
-    CHECK_THROWS(engine->cancel(plan.get()), std::runtime_error);
+    engine->cancel(*plan);
+    CHECK_THROWS(engine->cancel(*plan), std::runtime_error);
     CHECK_THROWS(engine->unapplied(plan.get()), std::runtime_error);
     if (random() % 2 == 0) plan->release();
     undo_newest();
@@ -106,8 +106,8 @@ class Pipeline {
     std::unique_ptr<Plan> handle = std::move(handles.front());
     const PlanBuffers& p = **handle;
     CHECK(p.serial == made.serial);
-    CHECK(engine->next(*handle) != nullptr);
-    if (handles.size() > 1) CHECK(engine->next(*handles.back()) == nullptr);
+    CHECK(handle->next() != nullptr);
+    if (handles.size() > 1) CHECK(handles.back()->next() == nullptr);
     if (handles.size() > 1) CHECK_THROWS(Engine::begin({handles.back().get()}), std::runtime_error);
     CHECK_THROWS(engine->applied(*handle), std::runtime_error);
     std::vector<char> in(static_cast<size_t>(p.rows_in * bytes()));
@@ -121,7 +121,7 @@ class Pipeline {
     std::vector<float> sums_in(static_cast<size_t>(p.window_in) * kWidth);
     engine->read_sums(*handle, sums_in.data());
     Engine::begin({handle.get()});
-    CHECK_THROWS(engine->cancel(handle.get()), std::runtime_error);
+    CHECK_THROWS(engine->cancel(*handle), std::runtime_error);
     for (int64_t i = 0; i < p.rows_in; ++i) cache_[p.swap_in_slots[i]] = weight(&in[i * bytes()]);
     for (int64_t i = 0; i < p.window_out; ++i) sums_[p.window_out_slots[i]] = 0;
     for (int64_t i = 0; i < p.window_in; ++i) sums_[p.window_in_slots[i]] = sums_in[i * kWidth];
@@ -176,7 +176,7 @@ class Pipeline {
   }
 
   void take_version() {
-    versions_.push_back({random() % 3 == 0 ? engine->version() : engine->next_version(), {}});
+    versions_.push_back({random() % 3 == 0 ? engine->saves.version() : engine->saves.next_version(), {}});
   }
 
   void settle() {
@@ -187,7 +187,7 @@ class Pipeline {
   // Everything that is true at every moment.
   void check() {
     CHECK(engine->in_flight() == static_cast<int64_t>(planned.size() + held.size()));
-    const Stats stats = engine->stats();
+    const Stats stats = engine->tables.stats();
     CHECK(same(stats, stats_));
     const auto handles = engine->unapplied(nullptr);
     CHECK(handles.size() == planned.size());
@@ -195,7 +195,7 @@ class Pipeline {
       CHECK((*handles[i])->serial == planned[i].serial);
     }
     CHECK(engine->window_open() == !sums.empty());
-    if (!planned.empty() || !departures_.empty()) CHECK_THROWS(engine->kept_ids(0), std::runtime_error);
+    if (!planned.empty() || !departures_.empty()) CHECK_THROWS(engine->saves.kept_ids(0), std::runtime_error);
   }
 
   // Whole tables: pipeline_tables.h.
@@ -251,16 +251,14 @@ class Pipeline {
   void check_ahead(Made& made, const Plan& plan, const std::vector<char>& in) {
     if (made.ahead.empty()) return;
     std::vector<char> late(made.late.size() * static_cast<size_t>(bytes()));
-    engine->read_late(plan, made.late.data(), static_cast<int64_t>(made.late.size()), late.data());
+    engine->read_late(plan, made.late, late.data());
     for (size_t k = 0; k < made.late.size(); ++k) {
       std::memcpy(&made.ahead[made.late[k] * bytes()], &late[k * bytes()], static_cast<size_t>(bytes()));
     }
     CHECK(made.ahead == in);
     if (made.late.empty()) return;
     made.late.push_back(made.late.back());
-    CHECK_THROWS(
-        engine->read_late(plan, made.late.data(), static_cast<int64_t>(made.late.size()), late.data()),
-        std::invalid_argument);
+    CHECK_THROWS(engine->read_late(plan, made.late, late.data()), std::invalid_argument);
   }
   static int64_t new_rows(const PlanBuffers& plan) {
     return std::accumulate(plan.table_new_rows.begin(), plan.table_new_rows.end(), int64_t{0});
@@ -292,7 +290,7 @@ class Pipeline {
     const auto found = weights_.find(row);
     if (found != weights_.end()) return found->second;
     std::vector<char> record(static_cast<size_t>(bytes()));
-    engine->initial_records(row.first, &row.second, 1, record.data());
+    engine->tables.initial_records(row.first, {&row.second, 1}, record.data());
     return weight(record.data());
   }
 
@@ -424,23 +422,19 @@ class Pipeline {
   }
 
   void land(const Plan& plan, const Leaving& leaving) {
-    CHECK(engine->landed(plan) == (departures_.count(plan->serial) == 0));
+    CHECK(plan.landed() == (departures_.count(plan->serial) == 0));
     engine->land(plan, leaving.records.data(), leaving.sums.data());
-    CHECK(engine->landed(plan));
+    CHECK(plan.landed());
     const std::set<Row>& rows = departures_[plan->serial];
     stored_.insert(rows.begin(), rows.end());
     departures_.erase(plan->serial);
   }
 
   void check_versions(int32_t t, const std::vector<int64_t>& kept) {
-    std::vector<int64_t> ids, rows;
-    std::vector<int32_t> slots;
-    engine->table_rows(t, &ids, &slots, &rows);
-    std::vector<RowColumnValues> columns(rows.size());
-    engine->read_columns(t, rows.data(), static_cast<int64_t>(rows.size()), columns.data());
+    const auto [ids, slots, rows] = engine->tables.rows(t);
+    const std::vector<RowColumnValues> columns = engine->lifecycle.read_columns(t, rows);
     for (const Version& version : versions_) {
-      int64_t looked_at = 0;
-      const std::vector<int64_t> given = engine->changed_ids(t, version.number, &looked_at);
+      const auto [given, looked_at] = engine->saves.changed_ids(t, version.number);
       const std::set<int64_t> listed(given.begin(), given.end());
       CHECK(listed.size() == given.size());
       for (const Row& row : version.changed) CHECK(row.first != t || listed.count(row.second) == 1);
@@ -454,23 +448,19 @@ class Pipeline {
       versions_.erase(versions_.begin());
       uint64_t earliest = UINT64_MAX;
       for (const Version& version : versions_) earliest = std::min(earliest, version.number);
-      engine->forget_changes(t, earliest);
+      engine->saves.forget_changes(t, earliest);
     }
   }
 
   template <class Visit>  // visit(row, sum, record), which may be changed
   void for_each_away(Visit visit) {
-    std::vector<int64_t> rows;
-    std::vector<int32_t> offsets;
-    engine->window_away(&rows, &offsets);
+    const auto [resident, resident_offsets, rows, offsets] = engine->window_rows();
     const int64_t count = static_cast<int64_t>(rows.size());
     std::vector<char> records(static_cast<size_t>(count * bytes()));
     std::vector<float> away(static_cast<size_t>(count) * kWidth);
     engine->read_away(0, count, records.data(), away.data());
     for (int32_t t = 0; t < kTables; ++t) {
-      std::vector<int64_t> ids, numbers;
-      std::vector<int32_t> slots;
-      engine->table_rows(t, &ids, &slots, &numbers);
+      const auto [ids, slots, numbers] = engine->tables.rows(t);
       for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i) {
         const auto found = std::lower_bound(numbers.begin(), numbers.end(), rows[i]);
         CHECK(found != numbers.end() && *found == rows[i]);

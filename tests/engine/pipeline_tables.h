@@ -7,14 +7,12 @@ namespace rec_sdk {
 
 inline void Pipeline::check_tables() {
   std::map<Row, float> seen_sums;
-  std::vector<int32_t> offsets, slots;
-  engine->window_slots(&slots, &offsets);
+  const std::vector<int32_t> slots = engine->window_rows().slots;
   for (int32_t t = 0; t < kTables; ++t) {
-    std::vector<int64_t> ids, rows, kept;
-    std::vector<int32_t> row_slots;
-    engine->table_rows(t, &ids, &row_slots, &rows);
+    const auto [ids, row_slots, rows] = engine->tables.rows(t);
+    std::vector<int64_t> kept;
     std::vector<char> records(ids.size() * static_cast<size_t>(bytes()));
-    engine->read_rows(t, ids.data(), rows.data(), static_cast<int64_t>(ids.size()), records.data());
+    engine->tables.read_rows(t, ids, rows, records.data());
     for (size_t i = 0; i < ids.size(); ++i) {
       const Row row{t, ids[i]};
       CHECK(t == 1 || known_.count(row) == 1);
@@ -27,7 +25,7 @@ inline void Pipeline::check_tables() {
       }
     }
     CHECK(t == 1 || ids.size() == static_cast<size_t>(std::count_if(known_.begin(), known_.end(), in<0>)));
-    CHECK(engine->kept_ids(t) == kept);
+    CHECK(engine->saves.kept_ids(t) == kept);
     check_versions(t, kept);
   }
   for_each_away([&](const Row& row, float sum, char*) { seen_sums[row] = sum; });
@@ -56,11 +54,9 @@ inline void Pipeline::write_some() {
     std::vector<char> record(static_cast<size_t>(bytes()));
     set_weight(record.data(), static_cast<float>(++changes_));
     changed(row, static_cast<float>(changes_));
-    int64_t number;
-    int32_t slot;
-    engine->find_rows(row.first, &row.second, 1, &number, &slot);
-    CHECK(slot == -1 && number >= 0);
-    engine->write_rows(row.first, &row.second, &number, 1, record.data());
+    const auto [numbers, slots] = engine->tables.find_rows(row.first, {&row.second, 1});
+    CHECK(slots[0] == -1 && numbers[0] >= 0);
+    engine->tables.write_rows(row.first, {&row.second, 1}, numbers, record.data());
   }
 }
 
@@ -69,10 +65,10 @@ inline void Pipeline::remove_some() {
     if (random() % 12 != 0) continue;
     const bool busy = is_held(row) || sums.count(row) != 0;
     if (busy) {
-      CHECK_THROWS(engine->remove(row.first, &row.second, 1), std::runtime_error);
+      CHECK_THROWS(engine->tables.remove(row.first, {&row.second, 1}), std::runtime_error);
       continue;
     }
-    CHECK(engine->remove(row.first, &row.second, 1) == 1);
+    CHECK(engine->tables.remove(row.first, {&row.second, 1}) == 1);
     residents_.erase(row);
     known_.erase(row);
     stored_.erase(row);

@@ -262,7 +262,7 @@ class Protocol {
   void take_rest(Thread* t, Action then);
   void end_snapshot(Thread* t);
   void before_update(Thread* t, const Made& made, Action then);
-  void read_taken(Thread* t, const Engine::TakenRows& taken, Action then);
+  void read_taken(Thread* t, const TakenRows& taken, Action then);
   void compare_taken(int64_t id, float found);
 
   float& weight(int64_t id);  // in a run of one thread, up to now

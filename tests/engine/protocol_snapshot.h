@@ -17,16 +17,13 @@ inline void Protocol::save_snapshot(Thread* t) {
 
 // Snapshot.__init__, when all is settled
 inline void Protocol::open_snapshot() {
-  std::vector<int64_t> ids, rows;
-  std::vector<int32_t> slots;
-  engine_->table_rows(0, &ids, &slots, &rows);
+  const auto [ids, slots, rows] = engine_->tables.rows(0);
   for (const int64_t id : ids) moment_[id] = weight(id);
   for (const int64_t id : came_) {
     if (moment_.count(id) == 0) violation("a snapshot lacks an id that has come");
   }
   const bool all = scenario_.saver == Saver::kAll;
-  const int64_t count =
-      engine_->open_snapshot(0, all ? nullptr : ids.data(), all ? 0 : static_cast<int64_t>(ids.size()));
+  const int64_t count = all ? engine_->saves.open_snapshot(0) : engine_->saves.open_snapshot(0, ids);
   if (count != static_cast<int64_t>(moment_.size())) violation("a snapshot has another number of rows");
   snapshot_ = true;
 }
@@ -45,16 +42,16 @@ inline void Protocol::pieces(Thread* t, size_t place, int passes_without) {
     return;
   }
   t->then("snapshot: a piece", what, guard, [=] {
-    if (engine_->snapshot_pending(0) == 0) return end_snapshot(t);
+    if (engine_->saves.snapshot_pending(0) == 0) return end_snapshot(t);
     launch_.owner = t;
-    Engine::TakenRows taken;
+    TakenRows taken;
     size_t next = 0;
     if (scenario_.saver == Saver::kIds) {
       auto at = std::next(moment_.begin(), static_cast<std::ptrdiff_t>(place));
-      engine_->take_ids(0, &at->first, 1, &taken);
+      taken = engine_->saves.take_ids(0, {&at->first, 1});
       next = (place + 1) % moment_.size();
     } else {
-      engine_->take_next(0, 0, 1, &taken);
+      taken = engine_->saves.take_next(0, 0, 1).first;
     }
     const int without = taken.ids.empty() ? passes_without + (next == 0) : 0;
     read_taken(t, taken, [=] {
@@ -66,9 +63,9 @@ inline void Protocol::pieces(Thread* t, size_t place, int passes_without) {
 
 // Snapshot.before_all_change
 inline void Protocol::take_rest(Thread* t, Action then) {
-  Engine::TakenRows taken;
-  if (engine_->take_next(0, 0, kSlots + 4, &taken) >= 0) violation("a table of four rows has more");
-  if (engine_->snapshot_pending(0) != 0) violation("rows of a snapshot are gone that nobody put aside");
+  const auto [taken, next] = engine_->saves.take_next(0, 0, kSlots + 4);
+  if (next >= 0) violation("a table of four rows has more");
+  if (engine_->saves.snapshot_pending(0) != 0) violation("rows of a snapshot are gone that nobody put aside");
   read_taken(t, taken, std::move(then));
 }
 
@@ -80,7 +77,7 @@ inline void Protocol::end_snapshot(Thread* t) {
   t->then(
       "snapshot: close", 0, [=] { return launch_.free_for(t); },
       [=] {
-        engine_->close_snapshot(0);
+        engine_->saves.close_snapshot(0);
         snapshot_ = false;
         moment_.clear();
         taken_.clear();
@@ -89,15 +86,17 @@ inline void Protocol::end_snapshot(Thread* t) {
 
 // Group._before_update, Snapshot.before_update, under the launch lock
 inline void Protocol::before_update(Thread* t, const Made& made, Action then) {
-  Engine::TakenRows taken;
+  TakenRows taken;
   const PlanBuffers& p = **made.host;
-  if (snapshot_ && !has(Bug::kUpdatesUntaken)) engine_->take_slots(0, p.unique_slots, p.uniques, &taken);
+  if (snapshot_ && !has(Bug::kUpdatesUntaken)) {
+    taken = engine_->saves.take_slots(0, {p.unique_slots, p.uniques});
+  }
   read_taken(t, taken, std::move(then));
 }
 
 // Snapshot._read, Group.gather: the thread waits for its copy of rows that are in the cache, and keeps the
 // launch lock meanwhile.
-inline void Protocol::read_taken(Thread* t, const Engine::TakenRows& taken, Action then) {
+inline void Protocol::read_taken(Thread* t, const TakenRows& taken, Action then) {
   std::vector<int64_t> ids;
   std::vector<size_t> slots;
   std::vector<Touch> touches;

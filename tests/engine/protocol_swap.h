@@ -21,7 +21,7 @@ inline float& Protocol::weight(int64_t id) {
   const auto found = weights_.find(id);
   if (found != weights_.end()) return found->second;
   std::vector<char> record(bytes_);
-  engine_->initial_records(0, &id, 1, record.data());
+  engine_->tables.initial_records(0, {&id, 1}, record.data());
   return weights_[id] = protocol::value_of(record.data());
 }
 
@@ -188,7 +188,7 @@ inline void Protocol::bring_in(Thread* t, const Handle& host, const StagedPtr& s
             std::memcpy(&rows->bytes[static_cast<size_t>(k) * sizeof(int32_t)],
                         &(*host)->swap_in_slots[staged->late[static_cast<size_t>(k)]], sizeof(int32_t));
           }
-          engine_->read_late(*host, staged->late.data(), count, &rows->bytes[protocol::kSlotBytes]);
+          engine_->read_late(*host, staged->late, &rows->bytes[protocol::kSlotBytes]);
           rows->content = protocol::content_of(*rows);
           staged->late_rows = send(rows);
           staged->lock.owner = nullptr;

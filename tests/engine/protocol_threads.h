@@ -240,11 +240,9 @@ inline void Protocol::compare_tables(Thread* t) {
         "save: compare", 0, [=] { return device_.done(read); },
         [=] {
           device_.waited(read);
-          std::vector<int64_t> ids, rows;
-          std::vector<int32_t> slots;
-          engine_->table_rows(0, &ids, &slots, &rows);
+          const auto [ids, slots, rows] = engine_->tables.rows(0);
           std::vector<char> records(ids.size() * bytes_);
-          engine_->read_rows(0, ids.data(), rows.data(), static_cast<int64_t>(ids.size()), records.data());
+          engine_->tables.read_rows(0, ids, {rows.data(), static_cast<int64_t>(ids.size())}, records.data());
           std::set<int64_t> seen;
           for (size_t i = 0; i < ids.size(); ++i) {
             const float found = slots[i] >= 0 ? saved_[static_cast<size_t>(slots[i])]

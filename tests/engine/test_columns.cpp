@@ -114,7 +114,7 @@ void numbers_of_batches() {
     auto plan = loop.engine->plan(input);
     ++serial;
     if (cancel) {
-      loop.engine->cancel(plan.get());
+      loop.engine->cancel(*plan);
     } else {
       std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
       loop.engine->read_in(*plan, in.data());
@@ -140,7 +140,7 @@ void numbers_of_batches() {
     }
     for (const int64_t id : ids) {
       Known& known = next[id];
-      known.last_use = static_cast<uint32_t>(loop.engine->clock(0).batches);
+      known.last_use = static_cast<uint32_t>(loop.engine->lifecycle.clock(0).batches);
       const double score = static_cast<double>(known.shows) + 0.5 * static_cast<double>(known.clicks);
       if (score < 2) continue;
       known.score = known.row ? (known.score + score) * 0.75 : score;
@@ -149,11 +149,8 @@ void numbers_of_batches() {
       if (cancel && all[id].row) all[id].version = serial;  // which errs on the safe side
     }
     if (!cancel) all = next;
-    std::vector<int64_t> known_ids, rows;
-    std::vector<int32_t> slots;
-    loop.engine->table_rows(0, &known_ids, &slots, &rows);
-    std::vector<RowColumnValues> values(rows.size());
-    loop.engine->read_columns(0, rows.data(), static_cast<int64_t>(rows.size()), values.data());
+    const auto [known_ids, slots, rows] = loop.engine->tables.rows(0);
+    const std::vector<RowColumnValues> values = loop.engine->lifecycle.read_columns(0, rows);
     const auto is_row = [](const auto& one) { return one.second.row; };
     CHECK(std::count_if(all.begin(), all.end(), is_row) == static_cast<int64_t>(rows.size()));
     for (size_t r = 0; r < rows.size(); ++r) {
@@ -163,15 +160,14 @@ void numbers_of_batches() {
       CHECK(values[r].score == wanted.score && values[r].version == wanted.version);
     }
   }
-  CHECK(loop.engine->row_count(0) > 50000);
-  const std::vector<int64_t> kept = loop.engine->kept_ids(0);
-  int64_t looked_at = 0;
+  CHECK(loop.engine->tables.row_count(0) > 50000);
+  const std::vector<int64_t> kept = loop.engine->saves.kept_ids(0);
   for (const uint64_t since : {serial - 9, serial - 1, serial}) {
     std::set<int64_t> wanted;
     for (const auto& [id, known] : all) {
       if (known.row && known.version > since) wanted.insert(id);
     }
-    const std::vector<int64_t> found = loop.engine->changed_ids(0, since, &looked_at);
+    const std::vector<int64_t> found = loop.engine->saves.changed_ids(0, since).first;
     CHECK(std::set<int64_t>(found.begin(), found.end()) == wanted && kept.size() > wanted.size());
   }
 }
@@ -196,12 +192,7 @@ void large_sums_stay_at_their_most() {
     plan->release();
   };
   const auto row = [&](int64_t id) {
-    int64_t number;
-    int32_t slot;
-    loop.engine->find_rows(0, &id, 1, &number, &slot);
-    RowColumnValues values;
-    loop.engine->read_columns(0, &number, 1, &values);
-    return values;
+    return loop.engine->lifecycle.read_columns(0, loop.engine->tables.find_rows(0, {&id, 1}).first)[0];
   };
   train({7, 8, 7, 7}, {kLarge, 1, kLarge, kLarge});
   CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);

@@ -141,15 +141,15 @@ void dropped_plans_leave_no_trace() {
   Loop loop(spec, 3);
   int failed = 0;
   for (int i = 0; i < 300; ++i) {
-    const State before = loop.engine->sketch(0);
-    const int64_t rows = loop.engine->row_count(0);
+    const State before = loop.engine->lifecycle.sketch(0);
+    const int64_t rows = loop.engine->tables.row_count(0);
     const std::vector<int64_t> ids = loop.random_ids(1 + loop.random() % 20, 60);
     std::unique_ptr<Plan> plan;
     try {
       plan = loop.plan(ids);
     } catch (const CacheTooSmallError&) {
       ++failed;
-      CHECK(loop.engine->sketch(0) == before && loop.engine->row_count(0) == rows);
+      CHECK(loop.engine->lifecycle.sketch(0) == before && loop.engine->tables.row_count(0) == rows);
       continue;
     }
     if (i % 2 == 0) {
@@ -159,9 +159,9 @@ void dropped_plans_leave_no_trace() {
       } catch (const CacheTooSmallError&) {
         ++failed;
       }
-      if (next != nullptr) loop.engine->cancel(next.get());
-      loop.engine->cancel(plan.get());
-      CHECK(loop.engine->sketch(0) == before && loop.engine->row_count(0) == rows);
+      if (next != nullptr) loop.engine->cancel(*next);
+      loop.engine->cancel(*plan);
+      CHECK(loop.engine->lifecycle.sketch(0) == before && loop.engine->tables.row_count(0) == rows);
       continue;
     }
     std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
@@ -172,7 +172,7 @@ void dropped_plans_leave_no_trace() {
     loop.engine->land(*plan, out.data(), nullptr);
     plan->release();
   }
-  CHECK(failed > 0 && loop.engine->row_count(0) > 8 && loop.engine->candidates(0).empty());
+  CHECK(failed > 0 && loop.engine->tables.row_count(0) > 8 && loop.engine->lifecycle.candidates(0).empty());
 }
 
 int64_t counted(const State& state) {
@@ -192,14 +192,14 @@ void plans_ahead_do_not_fill_it() {
   Engine::begin({plans[0].get()});
   loop.engine->applied(*plans[0]);
   plans[0]->release();
-  CHECK(!loop.engine->evicts({0}));
-  CHECK(loop.engine->end_step({0}) == 0 && loop.engine->clock(0).steps == 1);
+  CHECK(!loop.engine->lifecycle.evicts({0}));
+  CHECK(loop.engine->lifecycle.end_step({0}) == 0 && loop.engine->lifecycle.clock(0).steps == 1);
   Engine::begin({plans[1].get()});
   loop.engine->applied(*plans[1]);
   plans[1]->release();
-  CHECK(loop.engine->evicts({0}) && counted(loop.engine->sketch(0)) == 6);
-  loop.engine->end_step({0});
-  CHECK(!loop.engine->evicts({0}) && counted(loop.engine->sketch(0)) == 3);
+  CHECK(loop.engine->lifecycle.evicts({0}) && counted(loop.engine->lifecycle.sketch(0)) == 6);
+  loop.engine->lifecycle.end_step({0});
+  CHECK(!loop.engine->lifecycle.evicts({0}) && counted(loop.engine->lifecycle.sketch(0)) == 3);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 
 std::vector<int64_t> candidate_ids(Engine* engine) {
   std::vector<int64_t> ids;
-  for (const Engine::Candidate& candidate : engine->candidates(0)) ids.push_back(candidate.id);
+  for (const Lifecycle::Candidate& candidate : engine->lifecycle.candidates(0)) ids.push_back(candidate.id);
   return ids;
 }
 
@@ -35,16 +35,16 @@ void ids_are_admitted() {
   CHECK((*plan)->uniques == 1 && (*plan)->segment_offsets[1] == 3);
   const std::vector<int32_t> grad_row((*plan)->grad_row, (*plan)->grad_row + 5);
   CHECK((grad_row == std::vector<int32_t>{0, 2, 3, 1, 4}));
-  CHECK(loop.engine->row_count(0) == 1 && loop.engine->stats().default_lookups == 2);
+  CHECK(loop.engine->tables.row_count(0) == 1 && loop.engine->tables.stats().default_lookups == 2);
   // Cancelled: nothing was seen, and the same comes out again.
-  loop.engine->cancel(plan.get());
+  loop.engine->cancel(*plan);
   plan.reset();
-  CHECK(loop.engine->row_count(0) == 0 && candidate_ids(loop.engine.get()).empty());
-  CHECK(loop.engine->stats().default_lookups == 0 && loop.engine->clock(0).batches == 0);
+  CHECK(loop.engine->tables.row_count(0) == 0 && candidate_ids(loop.engine.get()).empty());
+  CHECK(loop.engine->tables.stats().default_lookups == 0 && loop.engine->lifecycle.clock(0).batches == 0);
   loop.add({8});
   plan = loop.plan({8, 9, 8, 8, 5});
   CHECK((*plan)->uniques == 1);
-  CHECK_THROWS(loop.engine->candidates(0), std::runtime_error);  // a plan that may be cancelled
+  CHECK_THROWS(loop.engine->lifecycle.candidates(0), std::runtime_error);  // a plan that may be cancelled
   loop.engine->read_in(*plan, std::vector<char>(static_cast<size_t>(loop.engine->layout().bytes)).data());
   Engine::begin({plan.get()});
   loop.engine->applied(*plan);
@@ -74,8 +74,8 @@ void counts_are_exact(uint64_t seed) {
       continue;
     }
     if (loop.random() % 3 == 0) {
-      if ((*plan)->uniques < 16) loop.engine->cancel(loop.plan(loop.random_ids(1, 99)).get());
-      loop.engine->cancel(plan.get());
+      if ((*plan)->uniques < 16) loop.engine->cancel(*loop.plan(loop.random_ids(1, 99)));
+      loop.engine->cancel(*plan);
       ++cancelled;
       continue;
     }
@@ -88,15 +88,12 @@ void counts_are_exact(uint64_t seed) {
     loop.engine->land(*plan, out.data(), nullptr);
     plan->release();
     std::map<int64_t, int64_t> found;
-    for (const Engine::Candidate& candidate : loop.engine->candidates(0)) {
+    for (const Lifecycle::Candidate& candidate : loop.engine->lifecycle.candidates(0)) {
       CHECK(candidate.values.count < 4);
       found[candidate.id] = candidate.values.count;
     }
-    std::vector<int64_t> known, rows;
-    std::vector<int32_t> slots;
-    loop.engine->table_rows(0, &known, &slots, &rows);
-    std::vector<RowColumnValues> values(rows.size());
-    loop.engine->read_columns(0, rows.data(), static_cast<int64_t>(rows.size()), values.data());
+    const auto [known, slots, rows] = loop.engine->tables.rows(0);
+    const std::vector<RowColumnValues> values = loop.engine->lifecycle.read_columns(0, rows);
     for (size_t r = 0; r < rows.size(); ++r) {
       CHECK(values[r].count >= 4);
       found[known[r]] = values[r].count;
@@ -122,25 +119,25 @@ void rows_in_use_are_not_evicted() {
   const auto held = train({1});
   train({2});
   train({3});
-  CHECK(!loop.engine->evicts({5}) && loop.engine->evicts({1}));
-  CHECK(loop.engine->end_step({1}) == 0);  // 1 was idle for two batches, and its update is to come
-  CHECK(loop.engine->leaving_ids(0, true).ids.empty());
+  CHECK(!loop.engine->lifecycle.evicts({5}) && loop.engine->lifecycle.evicts({1}));
+  CHECK(loop.engine->lifecycle.end_step({1}) == 0);  // 1 was idle for two batches, and its update is to come
+  CHECK(loop.engine->lifecycle.leaving_ids(0, true).ids.empty());
   held->release();
-  const LeavingIds leaving = loop.engine->leaving_ids(0, std::vector<int64_t>{2});
+  const LeavingIds leaving = loop.engine->lifecycle.leaving_ids(0, std::vector<int64_t>{2});
   CHECK(leaving.ids == std::vector<int64_t>{1});
   CHECK(leaving.reasons == std::vector<uint8_t>{static_cast<uint8_t>(EvictReason::kIdle)});
   loop.model.weights.erase(1);
-  CHECK(loop.engine->end_step({2}) == 1 && loop.engine->row_count(0) == 2);
+  CHECK(loop.engine->lifecycle.end_step({2}) == 1 && loop.engine->tables.row_count(0) == 2);
   const auto window = train({2});
   loop.engine->mark(*window);
   window->release();
   train({4});
   train({5});
-  CHECK(loop.engine->evict(0) == 1);  // 3; the gradient of 2 waits
+  CHECK(loop.engine->lifecycle.evict(0) == 1);  // 3; the gradient of 2 waits
   loop.engine->close_window();
-  CHECK(loop.engine->evict(0) == 1 && loop.engine->stats().evicted == 3);
-  CHECK(loop.engine->clock(0).steps == 2);
-  CHECK_THROWS(loop.engine->end_step({1, 1}), std::invalid_argument);
+  CHECK(loop.engine->lifecycle.evict(0) == 1 && loop.engine->tables.stats().evicted == 3);
+  CHECK(loop.engine->lifecycle.clock(0).steps == 2);
+  CHECK_THROWS(loop.engine->lifecycle.end_step({1, 1}), std::invalid_argument);
 }
 
 void bounded_tables() {
@@ -153,21 +150,18 @@ void bounded_tables() {
     std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
     loop.engine->read_in(*plan, in.data());
     auto ahead = loop.plan({-i - 1, -i - 1});
-    const bool evicts = loop.engine->row_count(0) - 1 > 16;  // not by what is planned ahead
-    loop.engine->cancel(ahead.get());
+    const bool evicts = loop.engine->tables.row_count(0) - 1 > 16;  // not by what is planned ahead
+    loop.engine->cancel(*ahead);
     Engine::begin({plan.get()});
     loop.engine->applied(*plan);
     plan->release();
-    CHECK(!evicts || loop.engine->evicts({0}));
-    loop.engine->end_step({0});
-    CHECK(loop.engine->row_count(0) <= 16 && loop.engine->candidates(0).size() <= 16);
+    CHECK(!evicts || loop.engine->lifecycle.evicts({0}));
+    loop.engine->lifecycle.end_step({0});
+    CHECK(loop.engine->tables.row_count(0) <= 16 && loop.engine->lifecycle.candidates(0).size() <= 16);
   }
-  CHECK(loop.engine->memory().candidate_bytes < 4096);
+  CHECK(loop.engine->tables.memory().candidate_bytes < 4096);
   const int64_t one = 1;
-  int64_t row = -1;
-  int32_t slot = -1;
-  loop.engine->find_rows(0, &one, 1, &row, &slot);
-  CHECK(row >= 0);  // the most frequent stays
+  CHECK(loop.engine->tables.find_rows(0, {&one, 1}).first[0] >= 0);  // the most frequent stays
 }
 
 // The map of candidates against std::map, with many that share a home.

@@ -128,7 +128,7 @@ void rows_that_leave_twice() {
   auto out = one.plan(2);  // 1 leaves
   one.apply(*out);
   out->release();
-  CHECK((*out)->sources.empty() && !one.engine->landed(*out));
+  CHECK((*out)->sources.empty() && !out->landed());
   auto back = one.plan(1);
   CHECK((*back)->sources == Sources{(*out)->serial});
   CHECK_THROWS(one.read_in(*back), std::runtime_error);
@@ -141,10 +141,10 @@ void rows_that_leave_twice() {
   again->release();
   auto third = one.plan(1);
   CHECK((*third)->sources == Sources{(*again)->serial});
-  one.engine->cancel(third.get());
+  one.engine->cancel(*third);
   third = one.plan(2);
   CHECK((*third)->sources == Sources{(*back)->serial});
-  one.engine->cancel(third.get());
+  one.engine->cancel(*third);
   // In the other order than they left.
   one.land(*again, 7);
   third = one.plan(1);
@@ -164,19 +164,19 @@ void cancelled_departures() {
   one.apply(*out);
   out->release();
   auto back = one.plan(1);
-  one.engine->cancel(back.get());
+  one.engine->cancel(*back);
   back = one.plan(1);
   CHECK((*back)->sources == Sources{(*out)->serial});
   one.land(*out, 5);
   CHECK(one.read_in(*back) == 5);
   const uint64_t serial = (*back)->serial;
-  one.engine->cancel(back.get());
-  CHECK(one.engine->landed(*back));  // what was to leave stays
+  one.engine->cancel(*back);
+  CHECK(back->landed());  // what was to leave stays
   auto next = one.plan(3);
   CHECK((*next)->serial > serial && (*next)->sources.empty());
   CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // not begun
   one.land(*back, 9);                                    // nothing of it leaves
-  CHECK(!one.engine->landed(*next));
+  CHECK(!next->landed());
 }
 
 // Two groups begin together, or neither.
@@ -186,13 +186,13 @@ void groups_together() {
   auto later = b.plan(1);
   CHECK_THROWS(Engine::begin({first.get(), later.get()}), std::runtime_error);
   CHECK_THROWS(a.engine->applied(*first), std::runtime_error);
-  a.engine->cancel(first.get());  // it has not begun
+  a.engine->cancel(*first);  // it has not begun
   first = a.plan(1);
   Engine::begin({first.get(), second.get()});
-  CHECK_THROWS(a.engine->cancel(first.get()), std::runtime_error);
-  CHECK_THROWS(b.engine->cancel(second.get()), std::runtime_error);
+  CHECK_THROWS(a.engine->cancel(*first), std::runtime_error);
+  CHECK_THROWS(b.engine->cancel(*second), std::runtime_error);
   CHECK_THROWS(a.engine->applied(*second), std::invalid_argument);
-  CHECK_THROWS(a.engine->cancel(second.get()), std::invalid_argument);
+  CHECK_THROWS(a.engine->cancel(*second), std::invalid_argument);
   CHECK_THROWS(a.read_in(*second), std::invalid_argument);
   // Dropped in the middle of its application: it can only be completed.
   first.reset();
@@ -262,7 +262,7 @@ void arenas(bool pooled, bool mean, bool weighted, int features) {
     const size_t exact = PlanBuffers::arena_bytes(shape_of(**plan));
     CHECK(exact <= most);
     check_fields(**plan);
-    engine->cancel(plan.get());
+    engine->cancel(*plan);
     plan.reset();
     const auto external = [&](char* data, size_t bytes) {
       ++owners;
@@ -272,9 +272,9 @@ void arenas(bool pooled, bool mean, bool weighted, int features) {
     std::vector<uint64_t> memory((exact + 64) / 8 + 1);
     char* const data = reinterpret_cast<char*>(memory.data());
     std::memset(data, kGuard, exact + 64);
-    const Stats before = engine->stats();
+    const Stats before = engine->tables.stats();
     CHECK_THROWS(engine->plan(batch.input(), external(data, exact - 1)), std::invalid_argument);
-    CHECK(owners == 0 && engine->in_flight() == 0 && engine->stats().batches == before.batches);
+    CHECK(owners == 0 && engine->in_flight() == 0 && engine->tables.stats().batches == before.batches);
     plan = engine->plan(batch.input(), external(data, exact));
     CHECK(owners == 1 && (*plan)->arena() == data && (*plan)->device_bytes() <= exact);
     check_fields(**plan);
@@ -282,7 +282,7 @@ void arenas(bool pooled, bool mean, bool weighted, int features) {
     const auto begin = reinterpret_cast<const char*>((*plan)->swap_in_added);
     CHECK(begin + (*plan)->rows_in <= data + exact);
     if (i % 3 == 0) {
-      engine->cancel(plan.get());
+      engine->cancel(*plan);
     } else {
       std::vector<char> records(
           static_cast<size_t>(((*plan)->rows_in + (*plan)->rows_out) * engine->layout().bytes));

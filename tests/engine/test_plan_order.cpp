@@ -80,13 +80,13 @@ void applied_beside_a_plan() {
   std::atomic<bool> done{false};
   std::thread trainer([&] {
     second->release();
-    const std::unique_ptr<Plan> next = engine->next(*third);
+    const std::unique_ptr<Plan> next = third->next();
     CHECK(next != nullptr);
     std::vector<char> records = records_of(*engine, static_cast<int64_t>(late.size()));
-    engine->read_late(*third, late.data(), static_cast<int64_t>(late.size()), records.data());
+    engine->read_late(*third, late, records.data());
     apply_plan(engine.get(), *next);
     CHECK_THROWS(engine->applied(*next), std::runtime_error);
-    CHECK(engine->next(*third) == nullptr);
+    CHECK(third->next() == nullptr);
     third->release();
     done = true;
   });
@@ -98,10 +98,10 @@ void applied_beside_a_plan() {
 
   CHECK(engine->in_flight() == 1);  // the fourth
   CHECK(engine->unapplied(nullptr).size() == 1);
-  CHECK(engine->stats().largest_batch == 8);
+  CHECK(engine->tables.stats().largest_batch == 8);
   fourth->release();
   CHECK(engine->unapplied(nullptr).empty());
-  CHECK(engine->pinned() == 0);
+  CHECK(engine->tables.pinned() == 0);
 }
 
 // Pins end with the second of the two, whichever that is, and once.
@@ -117,7 +117,7 @@ void ends_before_or_after_it_is_applied() {
     CHECK(engine->in_flight() == (released_first ? 1 : 2));
     held->release();
     CHECK(engine->in_flight() == 1);
-    CHECK(engine->pinned() == 1);
+    CHECK(engine->tables.pinned() == 1);
     apply_plan(engine.get(), *later);
     later->release();
     CHECK(engine->in_flight() == 0);
@@ -131,10 +131,10 @@ void a_plan_that_is_kept_does_not_undo_itself() {
   auto handles = engine->unapplied(dropped.get());
   dropped.reset();
   CHECK(engine->unapplied(nullptr).size() == 1);
-  CHECK(engine->stats().batches == 1);
+  CHECK(engine->tables.stats().batches == 1);
   handles.clear();
   CHECK(engine->unapplied(nullptr).empty());
-  CHECK(engine->stats().batches == 0);
+  CHECK(engine->tables.stats().batches == 0);
 }
 
 // A plan may be applied while another thread asks for those up to it: later ones are none of them.

@@ -95,12 +95,12 @@ class Trainer {
       must_fail(&batch, outcome);
       return;
     }
-    const int64_t bounds_errors = engine->stats().bounds_errors;
+    const int64_t bounds_errors = engine->tables.stats().bounds_errors;
     std::unique_ptr<Plan> plan = engine->plan(batch.input());
     check_plan(expected, **plan, batch);
-    CHECK(engine->stats().bounds_errors == bounds_errors);
+    CHECK(engine->tables.stats().bounds_errors == bounds_errors);
     swap(**plan, plan.get());
-    CHECK(engine->stats().bounds_errors == bounds_errors + expected.bounds_errors);
+    CHECK(engine->tables.stats().bounds_errors == bounds_errors + expected.bounds_errors);
     check_and_update_records(expected);
     in_flight.emplace_back(std::move(plan), std::move(expected));
     while (in_flight.size() > random() % 4) finish();
@@ -118,13 +118,13 @@ class Trainer {
     };
     if (std::any_of(ids.begin(), ids.end(), in_use)) {
       ++refused_removals;
-      CHECK_THROWS(engine->remove(t, ids.data(), count), std::runtime_error);
+      CHECK_THROWS(engine->tables.remove(t, {ids.data(), count}), std::runtime_error);
       return;
     }
     int64_t known = 0;
     for (const int64_t id : ids) known += table.remove(id);
     removed += known;
-    CHECK(engine->remove(t, ids.data(), count) == known);
+    CHECK(engine->tables.remove(t, {ids.data(), count}) == known);
   }
 
   void finish() {  // of the oldest or the newest batch in flight
@@ -141,7 +141,7 @@ class Trainer {
     const auto found = written.find(id);
     if (found != written.end()) return found->second;
     std::vector<char> record(static_cast<size_t>(bytes_));
-    engine->initial_records(t, &id, 1, record.data());
+    engine->tables.initial_records(t, {&id, 1}, record.data());
     return weight(record.data());
   }
 
@@ -288,9 +288,9 @@ class Trainer {
       std::memcpy(&cache_[plan.swap_in_slots[i] * bytes_], &in[i * bytes_], static_cast<size_t>(bytes_));
     }
     engine->applied(*handle);
-    CHECK(engine->landed(*handle) == (plan.rows_out == 0));
+    CHECK(handle->landed() == (plan.rows_out == 0));
     engine->land(*handle, out.data(), nullptr);
-    CHECK(engine->landed(*handle));
+    CHECK(handle->landed());
   }
 
   void check_and_update_records(const ModelPlan& plan) {
@@ -310,17 +310,15 @@ class Trainer {
 };
 
 void Trainer::check_tables() {
-  for (int32_t t = 0; t < engine->table_count(); ++t) {
+  for (int32_t t = 0; t < static_cast<int32_t>(model.tables.size()); ++t) {
     const ModelTable& expected = model.tables[t];
-    std::vector<int64_t> ids, numbers;
-    std::vector<int32_t> slots;
-    engine->table_rows(t, &ids, &slots, &numbers);
+    const auto [ids, slots, numbers] = engine->tables.rows(t);
     const int64_t rows =
         expected.spec.hashed ? static_cast<int64_t>(expected.rows.size()) : expected.spec.num_embeddings;
-    CHECK(static_cast<int64_t>(ids.size()) == rows && engine->row_count(t) == rows);
+    CHECK(static_cast<int64_t>(ids.size()) == rows && engine->tables.row_count(t) == rows);
     CHECK(numbers.size() == ids.size() && slots.size() == ids.size());
     std::vector<char> records(static_cast<size_t>(rows * bytes_));
-    engine->read_rows(t, ids.data(), numbers.data(), rows, records.data());
+    engine->tables.read_rows(t, {ids.data(), rows}, {numbers.data(), rows}, records.data());
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t id = ids[row];
       if (expected.spec.hashed) CHECK(expected.rows.count(id) == 1 && expected.rows.at(id) == numbers[row]);
@@ -384,9 +382,9 @@ void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed, bool defau
     trainer.step(batch);
     if (seed % 2 == 0 && i % 3 == 0) trainer.remove();
     if (i % 10 == 0) {
-      const Stats before = trainer.engine->stats();
+      const Stats before = trainer.engine->tables.stats();
       if (bounds != BoundsCheck::kFatal) trainer.check_reads(trainer.random_batch(3, 4, 70));
-      CHECK(trainer.engine->stats().lookups == before.lookups);
+      CHECK(trainer.engine->tables.stats().lookups == before.lookups);
       trainer.check_tables();
     }
   }
@@ -400,8 +398,8 @@ void train(bool pooled, bool mean, BoundsCheck bounds, uint64_t seed, bool defau
     if (bounds == BoundsCheck::kFatal) CHECK(trainer.outcomes[3] > 5);
   }
   while (!trainer.in_flight.empty()) trainer.finish();
-  trainer.engine->clear_table(0);
-  CHECK(trainer.engine->row_count(0) == 0);
+  trainer.engine->tables.clear(0);
+  CHECK(trainer.engine->tables.row_count(0) == 0);
 }
 
 GroupSpec big_spec(bool defaults) {
@@ -443,7 +441,7 @@ void memory_refused() {
   Trainer trainer(spec, 12);
   for (int i = 0; i < 6; ++i) trainer.step(trainer.random_batch(2, 3, 20));
   while (!trainer.in_flight.empty()) trainer.finish();
-  trainer.engine->set_memory_limit(0);
+  trainer.engine->tables.set_memory_limit(0);
   TestBatch batch;
   batch.batch_size = 20;
   for (int64_t i = 0; i < 20; ++i) {
@@ -453,7 +451,7 @@ void memory_refused() {
   batch.keys = {0, 0, 0, 0};
   CHECK_THROWS(trainer.engine->plan(batch.input()), MemoryLimitError);
   trainer.check_tables();
-  trainer.engine->set_memory_limit(int64_t{1} << 40);
+  trainer.engine->tables.set_memory_limit(int64_t{1} << 40);
   trainer.step(batch);
   trainer.check_tables();
 }

@@ -95,11 +95,9 @@ void removals_and_plans(uint64_t seed) {
     };
     if (plan != nullptr && loop.random() % 3 == 0) {
       const std::vector<int64_t> others = loop.random_ids(2, 75);
-      std::vector<int64_t> rows(2);
-      std::vector<int32_t> slots(2);
       CHECK_THROWS(loop.remove(others), std::runtime_error);
-      CHECK_THROWS(loop.engine->insert(0, others.data(), 2, rows.data(), slots.data()), std::runtime_error);
-      if (loop.random() % 2 == 0) loop.engine->cancel(plan.get());  // or it is dropped
+      CHECK_THROWS(loop.engine->tables.insert(0, others), std::runtime_error);
+      if (loop.random() % 2 == 0) loop.engine->cancel(*plan);  // or it is dropped
       ++cancelled;
     } else if (plan != nullptr) {
       loop.add(ids);
@@ -126,12 +124,12 @@ void index_tables() {
   CHECK_THROWS(loop.remove(left), std::runtime_error);  // cancelling the plan would bring it back
   loop.run(others, *plan);
   plan->release();
-  CHECK(loop.engine->kept_ids(0).size() == 11);
+  CHECK(loop.engine->saves.kept_ids(0).size() == 11);
   CHECK_THROWS(loop.remove({5, 40}), std::out_of_range);
   CHECK(loop.remove({1, 5, 5, 30}) == 2);
   loop.model.weights.erase(1);
   loop.model.weights.erase(5);
-  CHECK(loop.engine->kept_ids(0).size() == 9);
+  CHECK(loop.engine->saves.kept_ids(0).size() == 9);
   plan = loop.plan({5});
   CHECK((*plan)->rows_out == 0);  // the slot that became free
   loop.run({5}, *plan);
@@ -165,7 +163,7 @@ void memory_comes_back() {
     for (int64_t i = 0; i < batch; ++i) ids[static_cast<size_t>(i)] = b * batch + i;
     return ids;
   };
-  const Engine::Memory empty = loop.engine->memory();
+  const Tables::Memory empty = loop.engine->tables.memory();
   const auto train = [&] {
     for (int64_t b = 0; b < batches; ++b) {
       const auto plan = loop.plan(ids_of(b));
@@ -173,19 +171,17 @@ void memory_comes_back() {
     }
   };
   train();
-  const Engine::Memory full = loop.engine->memory();
+  const Tables::Memory full = loop.engine->tables.memory();
   CHECK(full.index_bytes > 50 * empty.index_bytes);
   CHECK(full.store_bytes >= (batches - 1) * batch * loop.engine->layout().bytes);
   for (int64_t b = 0; b < batches; ++b) CHECK(loop.remove(ids_of(b)) == batch);
-  const Engine::Memory after = loop.engine->memory();
+  const Tables::Memory after = loop.engine->tables.memory();
   CHECK(after.rows == 0 && after.store_bytes == 0 && after.index_bytes <= 4 * empty.index_bytes);
   loop.model.weights.clear();
   train();
-  std::vector<int64_t> ids, rows;
-  std::vector<int32_t> slots;
-  loop.engine->table_rows(0, &ids, &slots, &rows);
+  const auto [ids, slots, rows] = loop.engine->tables.rows(0);
   CHECK(static_cast<int64_t>(rows.size()) == batches * batch && rows.back() + 1 == batches * batch);
-  CHECK(loop.engine->memory().store_bytes == full.store_bytes);
+  CHECK(loop.engine->tables.memory().store_bytes == full.store_bytes);
 }
 
 void columns_of_rows() {
@@ -205,7 +201,7 @@ void columns_of_rows() {
       }
       ++serial;
       const bool cancel = loop.random() % 4 == 0;
-      const uint64_t batches = loop.engine->clock(0).batches - 1;
+      const uint64_t batches = loop.engine->lifecycle.clock(0).batches - 1;
       std::map<int64_t, RowColumnValues> next = expected;
       for (const int64_t id : ids) {
         RowColumnValues& values = next[id];
@@ -217,7 +213,7 @@ void columns_of_rows() {
         for (const int64_t id : ids) {
           if (hashed && expected.count(id) == 0) next.erase(id);  // the plan brought it
         }
-        loop.engine->cancel(plan.get());
+        loop.engine->cancel(*plan);
       } else {
         loop.run(ids, *plan);
         plan->release();
@@ -230,11 +226,8 @@ void columns_of_rows() {
         if (known || hashed) expected.erase(id);
         if (known) loop.model.weights.erase(id);
       }
-      std::vector<int64_t> known_ids, rows;
-      std::vector<int32_t> slots;
-      loop.engine->table_rows(0, &known_ids, &slots, &rows);
-      std::vector<RowColumnValues> values(rows.size());
-      loop.engine->read_columns(0, rows.data(), static_cast<int64_t>(rows.size()), values.data());
+      const auto [known_ids, slots, rows] = loop.engine->tables.rows(0);
+      const std::vector<RowColumnValues> values = loop.engine->lifecycle.read_columns(0, rows);
       for (size_t r = 0; r < rows.size(); ++r) {
         const RowColumnValues& wanted = expected[known_ids[r]];
         CHECK(values[r].count == wanted.count && values[r].last_use == wanted.last_use);
@@ -243,22 +236,22 @@ void columns_of_rows() {
     }
     // Rows that are written beside batches count as changed after the latest one.
     const int64_t row = 0;
-    RowColumnValues values;
     std::vector<char> record(static_cast<size_t>(loop.engine->layout().bytes));
-    loop.engine->write_rows(0, &row, &row, 1, record.data());
-    loop.engine->read_columns(0, &row, 1, &values);
-    CHECK(values.version == serial + 1);
+    loop.engine->tables.write_rows(0, {&row, 1}, {&row, 1}, record.data());
+    CHECK(loop.engine->lifecycle.read_columns(0, {&row, 1})[0].version == serial + 1);
     const int64_t outside[] = {-1, 1000, INT64_MAX};
     for (const int64_t wrong : outside) {
-      CHECK_THROWS(loop.engine->read_columns(0, &wrong, 1, &values), std::out_of_range);
-      CHECK_THROWS(loop.engine->read_rows(0, &wrong, &wrong, 1, record.data()), std::out_of_range);
-      CHECK_THROWS(loop.engine->write_rows(0, &wrong, &wrong, 1, record.data()), std::out_of_range);
+      CHECK_THROWS(loop.engine->lifecycle.read_columns(0, {&wrong, 1}), std::out_of_range);
+      CHECK_THROWS(loop.engine->tables.read_rows(0, {&wrong, 1}, {&wrong, 1}, record.data()),
+                   std::out_of_range);
+      CHECK_THROWS(loop.engine->tables.write_rows(0, {&wrong, 1}, {&wrong, 1}, record.data()),
+                   std::out_of_range);
     }
-    loop.engine->clear_table(0);
+    loop.engine->tables.clear(0);
     const std::vector<int64_t> again = {3, 3, 4};
     auto plan = loop.plan(again);
     const int64_t three = hashed ? 0 : 3;
-    loop.engine->read_columns(0, &three, 1, &values);
+    const RowColumnValues values = loop.engine->lifecycle.read_columns(0, {&three, 1})[0];
     CHECK(values.count == 2 && values.version == serial + 1);
   }
   Loop some(one_table(true, 8, 0, {Column::kLastUse}), 7);
@@ -266,9 +259,7 @@ void columns_of_rows() {
     const auto plan = some.plan(ids);
     some.run(ids, *plan);
   }
-  RowColumnValues values[2];
-  const int64_t rows[] = {0, 1};
-  some.engine->read_columns(0, rows, 2, values);
+  const auto values = some.engine->lifecycle.read_columns(0, std::vector<int64_t>{0, 1});
   CHECK(values[0].last_use == 2 && values[1].last_use == 2 && values[0].count == 0 && values[1].version == 0);
 }
 

@@ -58,7 +58,7 @@ class Embedding {
       }
       if (random() % 16 == 0) {
         const std::lock_guard<std::recursive_mutex> launch(launch_);
-        engine_->cancel(plan.get());
+        engine_->cancel(*plan);
         continue;
       }
       const std::lock_guard<std::mutex> guard(queue_mutex_);
@@ -136,9 +136,9 @@ class Embedding {
     std::mt19937_64 random(4);
     while (!stop) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      engine_->stats();
-      engine_->memory();
-      engine_->version();
+      engine_->tables.stats();
+      engine_->tables.memory();
+      engine_->saves.version();
       const std::lock_guard<std::recursive_mutex> planning(planning_);
       const std::lock_guard<std::recursive_mutex> launch(launch_);
       apply(nullptr);
@@ -185,7 +185,7 @@ class Embedding {
     const auto found = weights_.find(id);
     if (found != weights_.end()) return found->second;
     std::vector<char> record(static_cast<size_t>(bytes()));
-    engine_->initial_records(0, &id, 1, record.data());
+    engine_->tables.initial_records(0, {&id, 1}, record.data());
     return weight(record.data());
   }
 
@@ -248,39 +248,31 @@ class Embedding {
   }
 
   void check_table() {
-    std::vector<int64_t> ids, rows;
-    std::vector<int32_t> slots;
-    engine_->table_rows(0, &ids, &slots, &rows);
+    const auto [ids, slots, rows] = engine_->tables.rows(0);
     std::vector<char> records(ids.size() * static_cast<size_t>(bytes()));
-    engine_->read_rows(0, ids.data(), rows.data(), static_cast<int64_t>(ids.size()), records.data());
+    engine_->tables.read_rows(0, ids, rows, records.data());
     for (size_t i = 0; i < ids.size(); ++i) {
       CHECK((slots[i] < 0 ? weight(&records[i * bytes()]) : cache_[slots[i]]) == expected(ids[i]));
     }
-    CHECK(engine_->row_count(0) == static_cast<int64_t>(ids.size()));
-    int64_t looked_at = 0;
-    engine_->changed_ids(0, engine_->version(), &looked_at);
+    CHECK(engine_->tables.row_count(0) == static_cast<int64_t>(ids.size()));
+    engine_->saves.changed_ids(0, engine_->saves.version());
   }
 
   void write_one(std::mt19937_64* random) {
     const int64_t id = static_cast<int64_t>((*random)() % kIds);
-    int64_t row;
-    int32_t slot;
-    engine_->insert(0, &id, 1, &row, &slot);
+    const auto [rows, slots] = engine_->tables.insert(0, {&id, 1});
     const float value = static_cast<float>(++updates_ % 1000000);
     std::vector<char> record(static_cast<size_t>(bytes()));
     std::memcpy(record.data(), &value, sizeof value);
-    engine_->write_rows(0, &id, &row, 1, record.data());
-    if (slot >= 0) cache_[slot] = value;
+    engine_->tables.write_rows(0, {&id, 1}, rows, record.data());
+    if (slots[0] >= 0) cache_[slots[0]] = value;
     weights_[id] = value;
   }
 
   void end_window() {
-    std::vector<int32_t> slots, offsets;
-    std::vector<int64_t> away;
-    engine_->window_slots(&slots, &offsets);
-    engine_->window_away(&away, &offsets);
-    CHECK(slots.size() + away.size() == open_.size());
-    for (const int32_t slot : slots) sums_[slot] = 0;
+    const Engine::WindowRows found = engine_->window_rows();
+    CHECK(found.slots.size() + found.rows.size() == open_.size());
+    for (const int32_t slot : found.slots) sums_[slot] = 0;
     engine_->close_window();
     open_.clear();
   }
@@ -288,7 +280,7 @@ class Embedding {
   void remove_one(std::mt19937_64* random) {
     const int64_t id = static_cast<int64_t>((*random)() % kIds);
     try {
-      if (engine_->remove(0, &id, 1) == 1) weights_.erase(id);
+      if (engine_->tables.remove(0, {&id, 1}) == 1) weights_.erase(id);
     } catch (const std::runtime_error&) {  // in flight, or in the window
     }
   }

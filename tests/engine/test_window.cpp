@@ -45,7 +45,7 @@ class Accumulation {
     if (random() % 4 != 0) add(plan.get(), expected);  // otherwise an abandoned forward
     model.unpin(expected);
     plan->release();
-    if (engine->landed(*plan)) return;
+    if (plan->landed()) return;
     const uint64_t serial = (*plan)->serial;
     leaving_.emplace(serial, Leaving{std::move(plan), std::move(leaving_sums_)});
     while (leaving_.size() > random() % 6) land(leaving_.begin()->first);
@@ -53,31 +53,27 @@ class Accumulation {
 
   // Every pending row is seen exactly once, resident or away, with its sums.
   void check_and_close() {
-    std::vector<int32_t> slots, offsets, away_offsets;
-    std::vector<int64_t> away;
-    if (!leaving_.empty()) CHECK_THROWS(engine->window_slots(&slots, &offsets), std::runtime_error);
+    if (!leaving_.empty()) CHECK_THROWS(engine->window_rows(), std::runtime_error);
     land_all();
     CHECK(engine->window_open() == !sums.empty());
-    engine->window_slots(&slots, &offsets);
+    const auto [slots, offsets, away, away_offsets] = engine->window_rows();
     std::map<std::pair<int32_t, int64_t>, float> seen;
     std::vector<int64_t> ids;
     std::vector<int32_t> row_slots;
     for (int32_t t = 0; t < 2; ++t) {
-      engine->table_rows(t, &ids, &row_slots);
+      std::tie(ids, row_slots, std::ignore) = engine->tables.rows(t);
       CHECK(std::is_sorted(slots.data() + offsets[t], slots.data() + offsets[t + 1]));
       for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i) {
         const auto row = std::find(row_slots.begin(), row_slots.end(), slots[i]) - row_slots.begin();
         seen[{t, ids[row]}] = device_[slots[i] * kWidth];
       }
     }
-    engine->window_away(&away, &away_offsets);
     read_away(&seen);
     CHECK(seen == sums);
     engine->close_window();
     CHECK(!engine->window_open());
-    engine->window_slots(&slots, &offsets);
-    engine->window_away(&away, &away_offsets);
-    CHECK(offsets.back() == 0 && away.empty() && away_offsets.back() == 0);
+    const Engine::WindowRows none = engine->window_rows();
+    CHECK(none.slot_offsets.back() == 0 && none.rows.empty() && none.row_offsets.back() == 0);
     sums.clear();
     model.pending.clear();
   }
@@ -153,9 +149,7 @@ class Accumulation {
   }
 
   void read_away(std::map<std::pair<int32_t, int64_t>, float>* seen) {
-    std::vector<int64_t> rows;
-    std::vector<int32_t> away;
-    engine->window_away(&rows, &away);
+    const auto [slots, offsets, rows, away] = engine->window_rows();
     const int64_t bytes = engine->layout().bytes;
     std::vector<char> records(static_cast<size_t>(away.back() * bytes));
     std::vector<float> host(static_cast<size_t>(away.back() * kWidth));
@@ -163,7 +157,7 @@ class Accumulation {
     std::vector<int64_t> ids, away_ids(rows.size());
     std::vector<int32_t> row_slots;
     for (int32_t t = 0; t < 2; ++t) {
-      engine->table_rows(t, &ids, &row_slots);
+      std::tie(ids, row_slots, std::ignore) = engine->tables.rows(t);
       size_t row = 0;  // rows ascend, so one sweep meets them all
       for (int32_t i = away[t]; i < away[t + 1]; ++i, ++row) {
         while (row < ids.size() && (row_slots[row] >= 0 || sums.count({t, ids[row]}) == 0)) ++row;
@@ -175,8 +169,9 @@ class Accumulation {
     }
     std::fill(records.begin(), records.end(), static_cast<char>(9));
     for (int32_t t = 0; t < 2; ++t) {
-      engine->write_rows(t, away_ids.data() + away[t], rows.data() + away[t], away[t + 1] - away[t],
-                         records.data() + away[t] * bytes);
+      const int64_t count = away[t + 1] - away[t];
+      engine->tables.write_rows(t, {away_ids.data() + away[t], count}, {rows.data() + away[t], count},
+                                records.data() + away[t] * bytes);
     }
     std::vector<char> back(records.size());
     engine->read_away(0, away.back(), back.data(), host.data());
@@ -210,21 +205,18 @@ void refusals() {
   const auto plan = window.engine->plan(batch.input());
   std::vector<char> records(
       static_cast<size_t>(((*plan)->rows_in + (*plan)->rows_out) * window.engine->layout().bytes));
-  CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
+  CHECK_THROWS(window.engine->tables.clear(0), std::runtime_error);
   const std::vector<float> sums(static_cast<size_t>((*plan)->window_out * kWidth));
   Engine::begin({plan.get()});
-  CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
+  CHECK_THROWS(window.engine->tables.clear(0), std::runtime_error);
   window.engine->applied(*plan);
   window.engine->land(*plan, records.data(), sums.data());
-  CHECK_THROWS(window.engine->clear_table(0), std::runtime_error);
+  CHECK_THROWS(window.engine->tables.clear(0), std::runtime_error);
   plan->release();
   CHECK_THROWS(window.engine->mark(*plan), std::runtime_error);
-  window.engine->clear_table(0);
-  std::vector<int32_t> slots, offsets, away_offsets;
-  std::vector<int64_t> away;
-  window.engine->window_slots(&slots, &offsets);
-  window.engine->window_away(&away, &away_offsets);
-  CHECK(offsets[1] == 0 && away_offsets[1] == 0);
+  window.engine->tables.clear(0);
+  const Engine::WindowRows none = window.engine->window_rows();
+  CHECK(none.slot_offsets[1] == 0 && none.row_offsets[1] == 0);
 }
 
 void all() {

@@ -39,7 +39,7 @@ def planned(batches: Sequence[Ids], slots: int, policy: str, ahead: int, warm: i
     offsets = [np.array([0, len(ids)], np.int64) for ids in batches]
     for place, ids in enumerate(batches):
         if place == warm:
-            engine.reset_stats()
+            engine.tables.reset_stats()
         while looks and len(announced) <= ahead and place + len(announced) < len(batches):
             at = place + len(announced)
             announced.append(engine.announce(batches[at], offsets[at], FEATURES, 1))
@@ -52,5 +52,5 @@ def planned(batches: Sequence[Ids], slots: int, policy: str, ahead: int, warm: i
         if plan.rows_out:
             engine.land(plan, records[: plan.rows_out])
         plan.release()
-    stats = engine.stats()
+    stats = engine.tables.stats()
     return [stats[name] for name in COUNTS]

@@ -29,7 +29,7 @@ from jagged import (
 from torchrec import EmbeddingBagConfig, EmbeddingConfig
 
 import rec_sdk_torch as rst
-from rec_sdk_torch._engine import Engine
+from rec_sdk_torch._engine import Tables
 
 FEATURES = ["f0", "f1", "f2", "f3"]
 CACHE = 6
@@ -249,7 +249,7 @@ def test_rows_of_a_table_find_no_memory(device: torch.device, make: Any, tables:
     """Its ids are in its map by then, and so are those of the tables before."""
     collection = make(device)
     before = everything(collection)
-    reserve, calls = Engine.reserve_rows, []
+    reserve, calls = Tables.reserve_rows, []
 
     def refused(*arguments: Any) -> None:
         calls.append(arguments)
@@ -257,7 +257,7 @@ def test_rows_of_a_table_find_no_memory(device: torch.device, make: Any, tables:
             raise MemoryError("no rows")
         reserve(*arguments)
 
-    with mock.patch.object(Engine, "reserve_rows", refused), pytest.raises(MemoryError, match="no rows"):
+    with mock.patch.object(Tables, "reserve_rows", refused), pytest.raises(MemoryError, match="no rows"):
         collection.load_state_dict(other_state(collection))
     assert not list(same_bits(before, everything(collection)))
     collection.load_state_dict(other_state(collection))

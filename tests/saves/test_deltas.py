@@ -122,7 +122,7 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
     step(changed).sum().backward()
     expected = sorted({*changed.tolist(), *(before.tolist() if in_flight else [])})
     for table_number in range(2):
-        ids, looked_at = group.engine.changed_ids(table_number, mark.versions[0])
+        ids, looked_at = group.engine.saves.changed_ids(table_number, mark.versions[0])
         assert ids.tolist() == expected
         assert looked_at == len(expected)
     assert ids_in(save(source, tmp_path), "a", ROWS) == expected
@@ -301,7 +301,7 @@ def test_the_log_of_removed_ids_does_not_grow(tmp_path: Path) -> None:
         train(source, range(step, step + 1))
         source.view("a").remove(source.view("a").ids()[:2])
         save(source, tmp_path)
-        assert len(group.engine.removed_ids(table, 0)[0]) == 0
+        assert len(group.engine.saves.removed_ids(table, 0)[0]) == 0
 
 
 def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:

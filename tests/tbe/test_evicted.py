@@ -241,7 +241,7 @@ def test_a_candidate_that_is_put_back_waits_no_more(device: torch.device) -> Non
     assert view.candidates()[0].tolist() == [1]
     assert view.put_back(rows) == 1
     assert (view.ids().tolist(), view.candidates()[0].tolist()) == ([1], [])
-    assert embedding.groups[0].engine.memory(0)["candidates"] == 0
+    assert embedding.groups[0].engine.tables.memory(0)["candidates"] == 0
 
 
 # ---- whatever else goes on

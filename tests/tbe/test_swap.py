@@ -92,7 +92,7 @@ def test_rows_that_left_can_be_written_and_dropped(device: torch.device) -> None
     assert read(embedding, 1, 2) == [7.0, -1.0]
     step(embedding, 5, 6)
     assert view.remove(view.ids()) == 6
-    assert embedding.groups[0].engine.memory()["store_bytes"] == 0
+    assert embedding.groups[0].engine.tables.memory()["store_bytes"] == 0
     assert step(embedding, 3, 4) == [0.0, 0.0]
     assert read(embedding, 5) == [0.0], "not what was on its way when the table was cleared"
 
@@ -112,7 +112,7 @@ def test_a_swap_that_fails_takes_nothing_out(device: torch.device, window: int) 
     with pytest.raises(OSError, match="planted"):
         step(embedding, 3, 4)
     failing = False
-    assert embedding.groups[0].engine.memory()["store_bytes"] == 0
+    assert embedding.groups[0].engine.tables.memory()["store_bytes"] == 0
     assert embedding.cache_stats()["rows_out"] == 0
     step(embedding, 1, 3)
     step(embedding, 4)

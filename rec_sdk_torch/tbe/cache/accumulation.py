@@ -72,14 +72,13 @@ class Window:
 
         All plans must be applied and all rows landed.
         """
-        slots, tables = self._engine.window_slots()
+        slots, tables, rows, away = self._engine.window_rows()
         resident, absent = self._ids(tables)
         if len(slots):
             borders = np.arange(len(slots) + 1, dtype=np.int32)
             run = functools.partial(ledger.run, (self, "resident"))
             rows_there, tables_there, borders_there = self._transfers.put(slots, tables, borders)
             update("resident", run, cache, self.sums, rows_there, self._put_ids(resident), tables_there, borders_there)
-        rows, away = self._engine.window_away()
         for begin in range(0, len(rows), self._chunk):
             end = min(begin + self._chunk, len(rows))
             if not ledger.has((self, begin)):
@@ -92,7 +91,7 @@ class Window:
         """Ids of the window's resident rows, which `tables` divides, and of its rows that left the cache."""
         if not self._tables_with_ids:
             return None, None
-        of_tables = [self._engine.window_ids(table) for table in range(self._tables_with_ids)]
+        of_tables = [self._engine.saves.window_ids(table) for table in range(self._tables_with_ids)]
         counts = np.diff(tables).tolist()
         resident = [ids[:count] for ids, count in zip(of_tables, counts, strict=True)]
         absent = [ids[count:] for ids, count in zip(of_tables, counts, strict=True)]
@@ -125,7 +124,7 @@ class Window:
 
     def drop(self) -> None:
         """Forgets the gradients. All plans must be applied and all rows landed."""
-        self._clear(self._engine.window_slots()[0])
+        self._clear(self._engine.window_rows()[0])
         self._engine.close_window()
 
     def _clear(self, slots: np.ndarray) -> None:

@@ -158,9 +158,10 @@ class Group:
 
     def fresh_engine(self) -> _engine.Engine:
         """An engine of tables without rows, in which versions go on. No batch may be in flight."""
-        engine = self._make_engine(serial=self.engine.next_version())
+        engine = self._make_engine(serial=self.engine.saves.next_version())
         for table in range(len(self.members)):
-            engine.forget_changes(table, engine.version() + 1)  # all rows are others than at any version before
+            # All rows are others than at any version before.
+            engine.saves.forget_changes(table, engine.saves.version() + 1)
         return engine
 
     def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
@@ -175,13 +176,14 @@ class Group:
             self.window.adopt(engine)
         for snapshot in self.snapshots.values():
             snapshot.before_replacement()
-        engine.freeze(self._frozen)
+        engine.lifecycle.freeze(self._frozen)
         self._counted, self.swap.engine, self.engine = counted, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
         """Counts of the engine, with those of engines before it, and of now `pinned_rows` and `evicted_waiting`."""
         waiting = sum(each.rows() for each in self.waiting(table))
-        found = self.engine.stats(table) | {"pinned_rows": self.engine.pinned(table), "evicted_waiting": waiting}
+        of_now = {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": waiting}
+        found = self.engine.tables.stats(table) | of_now
         for name, count in self._counted.get(table, {}).items():
             if name not in ("pinned_rows", "evicted_waiting"):
                 found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
@@ -193,11 +195,11 @@ class Group:
 
     def memory(self, table: int | None) -> dict[str, int]:
         """Bytes that the engine takes for one table, or for all."""
-        return self.engine.memory(table)
+        return self.engine.tables.memory(table)
 
     def version(self) -> int:
         """A number that no row has changed after."""
-        return self.engine.version()
+        return self.engine.saves.version()
 
     def in_flight(self) -> int:
         """Batches that are planned and whose update is not launched."""
@@ -210,7 +212,7 @@ class Group:
     def reset_stats(self) -> None:
         self._counted = {}
         self.swapping_ns = 0
-        self.engine.reset_stats()
+        self.engine.tables.reset_stats()
 
     # ---- a training batch
 
@@ -248,7 +250,7 @@ class Group:
     def warn_of_evictions(self) -> None:
         """Warns of tables that lost more than half of their rows at once, and of rows that wait in much memory."""
         if self.evicting:
-            warn_of_evictions(self.engine.take_large_evictions())
+            warn_of_evictions(self.engine.lifecycle.take_large_evictions())
             for departures in self.evicted.values():
                 departures.warn()
 
@@ -374,7 +376,7 @@ class Group:
         assert self.window is not None
         self.swap.settle()
         for table, snapshot in self.snapshots.items():
-            snapshot.before_change(self.engine.window_ids(table))
+            snapshot.before_change(self.engine.saves.window_ids(table))
 
         def update(
             key: Hashable,
@@ -430,11 +432,11 @@ class Group:
         """Makes these the frozen ones of its tables: their clocks stand still, and no id leaves by itself."""
         self._frozen = [member.config.name in names for member in self.members]
         self.swap.settle()
-        self.engine.freeze(self._frozen)
+        self.engine.lifecycle.freeze(self._frozen)
 
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""
-        return self.evicting and self.engine.evicts(self.intervals)
+        return self.evicting and self.engine.lifecycle.evicts(self.intervals)
 
     # ---- reading
 
@@ -461,7 +463,7 @@ class Group:
             lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
             done += len(plan.index)
         if self._may_warn:
-            warn_of_bounds(self.engine.take_bounds_warnings())
+            warn_of_bounds(self.engine.tables.take_bounds_warnings())
         if out is not None:
             return out
         if len(parts) == 1:

@@ -25,14 +25,14 @@ def end_step(group: Group, ledger: Ledger) -> None:
     """
     if not group.evicting:
         return
-    calls: list[Call] = [(group.engine.end_step, group.intervals)]
+    calls: list[Call] = [(group.engine.lifecycle.end_step, group.intervals)]
     begins = not ledger.has((group, "end"))
     if begins and group.measuring:
-        mark_small_rows(group, group.engine.measured_tables(group.intervals))
-    if begins and group.engine.evicts(group.intervals):
+        mark_small_rows(group, group.engine.lifecycle.measured_tables(group.intervals))
+    if begins and group.engine.lifecycle.evicts(group.intervals):
         group.swap.settle()
         for table in group.snapshots.keys() | group.evicted.keys():
-            calls += _before_leaving(group, table, *group.engine.leaving_ids(table, group.intervals))
+            calls += _before_leaving(group, table, *group.engine.lifecycle.leaving_ids(table, group.intervals))
     # One call of C: the rows wait if and only if they have left.
     ledger.run((group, "end"), list, starmap(operator.call, calls))
 
@@ -42,9 +42,9 @@ def evict(group: Group, table: int) -> int:
     life = group.members[table].config.life
     if life is not None and life.rule(Norm):
         mark_small_rows(group, [table])
-    calls: list[Call] = [(group.engine.evict, table)]
+    calls: list[Call] = [(group.engine.lifecycle.evict, table)]
     if table in group.snapshots or table in group.evicted:
-        calls += _before_leaving(group, table, *group.engine.leaving_ids(table))
+        calls += _before_leaving(group, table, *group.engine.lifecycle.leaving_ids(table))
     return _first_of(calls)
 
 
@@ -54,11 +54,11 @@ def remove(group: Group, table: int, ids: Int64Array) -> int:
     Raises:
         RuntimeError: a batch in flight uses one of them; nothing was removed.
     """
-    calls: list[Call] = [(group.engine.remove, table, ids)]
+    calls: list[Call] = [(group.engine.tables.remove, table, ids)]
     group.before_change(table, ids)
     if table in group.evicted:
         known = np.unique(ids)
-        known = known[group.engine.find_rows(table, known)[0] >= 0]
+        known = known[group.engine.tables.find_rows(table, known)[0] >= 0]
         calls += _handed_out(group, table, known, np.full(len(known), EvictReason.REMOVED, np.uint8))
     return _first_of(calls)
 
@@ -85,8 +85,8 @@ def _first_of(calls: list[Call]) -> int:
 def _rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> EvictedRows:
     member, layout = group.members[table], group.layout
     states = member.optimizer.spec.states if member.optimizer else ()
-    rows, slots = group.engine.find_rows(table, ids)
-    columns = group.engine.read_columns(table, rows)
+    rows, slots = group.engine.tables.find_rows(table, ids)
+    columns = group.engine.lifecycle.read_columns(table, rows)
     weights: list[torch.Tensor] = []
     of_states: list[list[torch.Tensor]] = [[] for _ in states]
     for begin in range(0, len(ids), group.chunk):
@@ -107,7 +107,7 @@ def _rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> Evi
 def read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
     """Records of `ids`, uint8 `[n, bytes]` on the host, whose rows and slots the engine gave. All must be settled."""
     records = torch.empty((len(rows), group.layout.bytes), dtype=torch.uint8, device="cpu")
-    group.engine.read_rows(table, ids, rows, records.numpy())
+    group.engine.tables.read_rows(table, ids, rows, records.numpy())
     resident = np.flatnonzero(slots >= 0)
     if len(resident):
         records[torch.from_numpy(resident)] = group.gather(slots[resident])
@@ -142,11 +142,11 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
         rule = config.life and config.life.rule(Norm)
         assert rule
         small = [np.empty(0, np.int64)]
-        ids = group.engine.table_rows(table)[0]
+        ids = group.engine.tables.rows(table)[0]
         for begin in range(0, len(ids), group.chunk):
             some = ids[begin : begin + group.chunk]
-            rows, slots = group.engine.find_rows(table, some)
+            rows, slots = group.engine.tables.find_rows(table, some)
             records = read_known(group, table, some, rows, slots)
             weight = group.layout.weight(records).to(config.weight_dtype)
             small.append(rows[norms(weight) < rule.least])
-        group.engine.mark_small(table, np.concatenate(small))
+        group.engine.lifecycle.mark_small(table, np.concatenate(small))

@@ -40,7 +40,7 @@ class CachedRows:
 
 def cached_rows(group: Group, table: int) -> CachedRows:
     """The rows of a table that are in the cache now. All must be settled."""
-    return CachedRows(*group.engine.cached_rows(table))
+    return CachedRows(*group.engine.tables.cached_rows(table))
 
 
 def warm_rows(group: Group, table: int, ids: Int64Array, heats: Heats) -> int:
@@ -58,13 +58,13 @@ def warm_rows(group: Group, table: int, ids: Int64Array, heats: Heats) -> int:
         IndexError: an index table lacks an id.
         RuntimeError: batches are in flight.
     """
-    places, rows, slots = group.engine.choose_warm(table, ids)
+    places, rows, slots = group.engine.tables.choose_warm(table, ids)
     chosen, heats = ids[places], heats[places]
     for begin in range(0, len(chosen), group.chunk):
         piece = slice(begin, begin + group.chunk)
         records = torch.empty((len(chosen[piece]), group.layout.bytes), dtype=torch.uint8, device="cpu")
-        group.engine.read_rows(table, chosen[piece], rows[piece], records.numpy())
+        group.engine.tables.read_rows(table, chosen[piece], rows[piece], records.numpy())
         group.scatter(slots[piece], records)
     # Until now the slots are free: an interrupt leaves the cache as it was.
-    group.engine.warm(table, chosen, slots, heats)
+    group.engine.tables.warm(table, chosen, slots, heats)
     return len(chosen)

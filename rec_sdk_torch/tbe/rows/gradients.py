@@ -38,7 +38,7 @@ def taken_gradients(group: Group) -> dict[str, TableGradient]:
     window = group.window
     assert window is not None
     group.swap.settle()
-    ids = [torch.from_numpy(group.engine.window_ids(table).copy()) for table in range(len(group.members))]
+    ids = [torch.from_numpy(group.engine.saves.window_ids(table).copy()) for table in range(len(group.members))]
     pieces: list[list[torch.Tensor]] = [[] for _ in group.members]
 
     def collect(

@@ -18,13 +18,13 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
             source.before_change(table)  # its rows are taken from the new group from now on
             target, place = places[member.config.name]
             same = source.layout == target.layout
-            ids = source.engine.kept_ids(table)
+            ids = source.engine.saves.kept_ids(table)
             for begin in range(0, len(ids), source.chunk):
                 chosen = ids[begin : begin + source.chunk]
                 records = read_records(source, table, chosen)
                 parts = range(-1, len(source.layout.state_elements) if same else 0)
-                rows, _ = target.engine.insert(place, chosen)
-                target.engine.reserve_rows(place, rows)
+                rows, _ = target.engine.tables.insert(place, chosen)
+                target.engine.tables.reserve_rows(place, rows)
                 write_parts(target, place, chosen, {part: part_of(source, part)(records) for part in parts})
             if member.config.life is not None:
                 _move_life(source, table, target, place)
@@ -32,11 +32,12 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
 
 def _move_life(source: Group, table: int, target: Group, place: int) -> None:
     """Copies what is counted of the ids of a table."""
-    target.engine.set_clock(place, *source.engine.clock(table))
-    ids = source.engine.table_rows(table)[0]
-    rows, _ = target.engine.insert(place, ids)
-    target.engine.write_columns(place, rows, source.engine.read_columns(table, source.engine.find_rows(table, ids)[0]))
-    target.engine.set_candidates(place, *source.engine.candidates(table))
+    old, new = source.engine, target.engine
+    new.lifecycle.set_clock(place, *old.lifecycle.clock(table))
+    ids, _, rows = old.tables.rows(table)
+    columns = old.lifecycle.read_columns(table, rows)
+    new.lifecycle.write_columns(place, new.tables.insert(place, ids)[0], columns)
+    new.lifecycle.set_candidates(place, *old.lifecycle.candidates(table))
     life = source.members[table].config.life
     if life is not None and life.rule(Sketch):
-        target.engine.set_sketch(place, [source.engine.sketch(table)])
+        new.lifecycle.set_sketch(place, [old.lifecycle.sketch(table)])

@@ -22,7 +22,7 @@ READ_BYTES = 256 << 10
 
 def versions(layout: Layout) -> list[int]:
     """Begins a version of each group, for `changed` and `forget_changes`: only batches in flight have later ones."""
-    return [group.engine.next_version() for group in layout.groups]
+    return [group.engine.saves.next_version() for group in layout.groups]
 
 
 def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
     for group, version in zip(layout.groups, upto, strict=True):
         for table, member in enumerate(group.members):
             if member.config.track_changes:
-                group.engine.forget_changes(table, version)
+                group.engine.saves.forget_changes(table, version)
 
 
 class PiecesView(LifeView):
@@ -50,14 +50,14 @@ class PiecesView(LifeView):
             return
         bucket = 0
         while bucket >= 0:
-            ids, bucket = group.engine.scan_ids(table, bucket, rows)
+            ids, bucket = group.engine.saves.scan_ids(table, bucket, rows)
             for begin in range(0, len(ids), rows):
                 yield ids[begin : begin + rows]
 
     def knows_changes(self, since: int) -> bool:
         """Whether `changed` knows all that happened after a version: not where all rows were replaced at once."""
         group, table = self.locate()
-        return group.engine.removed_ids(table, since)[1]
+        return group.engine.saves.removed_ids(table, since)[1]
 
     def removed(self, since: int) -> Int64Array:
         """Returns ids that were removed after a version, with those that came back.
@@ -66,7 +66,7 @@ class PiecesView(LifeView):
             ValueError: a table without `track_changes`.
         """
         group, table = self.locate()
-        return group.engine.removed_ids(table, since)[0]
+        return group.engine.saves.removed_ids(table, since)[0]
 
     def changed(self, since: int) -> tuple[Int64Array, Int64Array]:
         """Returns ids of rows that changed after a version; and ids that were removed, with those that came back.
@@ -77,8 +77,8 @@ class PiecesView(LifeView):
             ValueError: a table without `track_changes`.
         """
         group, table = self.locate()
-        ids, _ = group.engine.changed_ids(table, since)
-        removed, _ = group.engine.removed_ids(table, since)
+        ids, _ = group.engine.saves.changed_ids(table, since)
+        removed, _ = group.engine.saves.removed_ids(table, since)
         if self.config.hashed:
             return ids, removed
         return np.union1d(ids, removed), removed[:0]
@@ -98,14 +98,14 @@ class PiecesView(LifeView):
         group, table = self.locate()
         if group.window is None or not group.window.is_open():
             return
-        ids = group.engine.window_ids(table)
-        slots, of_tables = group.engine.window_slots()
+        ids = group.engine.saves.window_ids(table)
+        slots, of_tables, _, away = group.engine.window_rows()
         slots = slots[of_tables[table] : of_tables[table + 1]]
         rows = max(1, PIECE_BYTES // (8 * group.layout.dim))
         for begin in range(0, len(slots), rows):
             some = torch.from_numpy(slots[begin : begin + rows].astype(np.int64)).to(group.window.sums.device)
             yield ids[begin : begin + rows][: len(some)], group.window.sums.index_select(0, some).cpu()
-        first, end = group.engine.window_away()[1][table : table + 2].tolist()
+        first, end = away[table : table + 2].tolist()
         for begin in range(first, end, rows):
             count = min(rows, end - begin)
             sums = np.empty((count, 2 * group.layout.dim), np.float32)
@@ -116,4 +116,4 @@ class PiecesView(LifeView):
     def window_count(self) -> int:
         """Returns the number of rows that `window_rows` yields."""
         group, table = self.locate()
-        return 0 if group.window is None or not group.window.is_open() else len(group.engine.window_ids(table))
+        return 0 if group.window is None or not group.window.is_open() else len(group.engine.saves.window_ids(table))

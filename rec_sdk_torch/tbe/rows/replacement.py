@@ -152,14 +152,14 @@ class Replacement:
             group.swap.settle()
             for table in range(len(group.members)):
                 group.before_change(table)
-                group.engine.clear_table(table)
-                group.engine.set_clock(table, *STARTED.values())
+                group.engine.tables.clear(table)
+                group.engine.lifecycle.set_clock(table, *STARTED.values())
 
     def run(self) -> None:
         self.begun = True
         for group, engine, counted in self._new:
             group.adopt(engine, counted)
-            engine.next_version()
+            engine.saves.next_version()
         for name, rows in self._evicted.items():
             self._layout.evicted[name].pieces[:] = rows
         for optimizer, step, options in self._optimizers:
@@ -185,24 +185,24 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
     """
     rounded = False
     places, name = source.view.part_places(None), source.view.config.name
-    engine.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))  # rows without counts begin at this time
-    engine.reserve_ids(table, source.rows)
+    engine.lifecycle.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))  # of rows without counts
+    engine.saves.reserve_ids(table, source.rows)
     for layer in source.layers():
         ids: Int64Array = layer.ids.numpy()
         if isinstance(layer, RemovedIds):
-            engine.remove(table, ids)
+            engine.tables.remove(table, ids)
             continue
         parts = [placed(group, places[part], values) for part, values in layer.parts.items()]
         rounded = rounded or (WEIGHT in layer.parts and _is_rounded(source.view.config, layer.parts[WEIGHT]))
-        rows = engine.load_rows(table, ids, parts, len(parts) == len(places))
+        rows = engine.saves.load_rows(table, ids, parts, len(parts) == len(places))
         if layer.columns and len(ids):
-            engine.write_columns(table, rows, columns_of(name, layer.columns))
+            engine.lifecycle.write_columns(table, rows, columns_of(name, layer.columns))
     for ids, sums in source.window():
-        engine.put_away(table, engine.find_rows(table, ids)[0], sums.contiguous().numpy())
+        engine.saves.put_away(table, engine.tables.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.life is not None:
         if source.life.candidates is not None:
             waiting, columns = source.life.candidates
-            engine.set_candidates(table, waiting.numpy(), columns_of(name, columns))
+            engine.lifecycle.set_candidates(table, waiting.numpy(), columns_of(name, columns))
         if source.life.sketches:
-            engine.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
+            engine.lifecycle.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
     return rounded

@@ -35,11 +35,11 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
     """Sets parts of rows, which the table knows, by their places: -1 is the weight, else a state."""
     for begin in range(0, len(ids), group.chunk):
         piece = slice(begin, begin + group.chunk)
-        rows, slots = group.engine.find_rows(table, ids[piece])
+        rows, slots = group.engine.tables.find_rows(table, ids[piece])
         records = read_known(group, table, ids[piece], rows, slots)
         for place, values in parts.items():
             part_of(group, place)(records).copy_(values[piece])
-        group.engine.write_rows(table, ids[piece], rows, records.numpy())
+        group.engine.tables.write_rows(table, ids[piece], rows, records.numpy())
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
             group.scatter(slots[resident], records[torch.from_numpy(resident)])
@@ -47,14 +47,14 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
 
 def all_ids(group: Group, table: int) -> Int64Array:
     """Ids of all rows of a table, in row order. All must be settled."""
-    return group.engine.table_rows(table)[0]
+    return group.engine.tables.rows(table)[0]
 
 
 def meet_all(group: Group, table: int) -> None:
     """Makes rows of those that the table has though no batch has met them; counts of them are 0."""
     if table in group.always:
-        rows, _ = group.engine.insert(table, group.always[table]())
-        group.engine.reserve_rows(table, rows)
+        rows, _ = group.engine.tables.insert(table, group.always[table]())
+        group.engine.tables.reserve_rows(table, rows)
 
 
 def part_of(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -80,13 +80,13 @@ def _joined(group: Group, place: int, chunks: list[torch.Tensor]) -> torch.Tenso
 
 def read_records(group: Group, table: int, ids: Int64Array) -> torch.Tensor:
     """Records of `ids`, uint8 `[n, bytes]`, initial ones for those that are not known."""
-    rows, slots = group.engine.find_rows(table, ids)
+    rows, slots = group.engine.tables.find_rows(table, ids)
     unknown = rows < 0
     if not unknown.any():
         return read_known(group, table, ids, rows, slots)
     records = torch.empty((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
     fresh = records.numpy()[: int(unknown.sum())].copy()
-    group.engine.initial_records(table, ids[unknown], fresh)
+    group.engine.tables.initial_records(table, ids[unknown], fresh)
     records[torch.from_numpy(unknown)] = torch.from_numpy(fresh)
     known = ~unknown
     if known.any():

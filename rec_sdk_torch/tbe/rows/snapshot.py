@@ -150,9 +150,9 @@ class Snapshot:
         self._error: BaseException | None = None
         self._replaced = False
         if since is None:
-            self.count = group.engine.open_snapshot(table, ids)
+            self.count = group.engine.saves.open_snapshot(table, ids)
         else:
-            self.count = group.engine.open_snapshot_since(table, since)
+            self.count = group.engine.saves.open_snapshot_since(table, since)
         group.snapshots[table] = self
 
     def close(self) -> None:
@@ -160,13 +160,13 @@ class Snapshot:
         with self._locks.launch:
             if self._group.snapshots.get(self._table) is self:
                 del self._group.snapshots[self._table]
-                self._group.engine.close_snapshot(self._table)
+                self._group.engine.saves.close_snapshot(self._table)
         self._aside.drop(self._shelf)
 
     def initial(self, ids: Int64Array) -> SnapshotRows:
         """The first rows of ids that the table did not know."""
         records = np.empty((len(ids), self._group.layout.bytes), np.uint8)
-        self._group.engine.initial_records(self._table, ids, records)
+        self._group.engine.tables.initial_records(self._table, ids, records)
         return SnapshotRows(ids, records, {})
 
     def parts(self, rows: SnapshotRows) -> dict[str, torch.Tensor]:
@@ -180,11 +180,11 @@ class Snapshot:
 
     def before_update(self, slots: np.ndarray) -> None:
         """Rows in these slots of the cache, int32 `[n]`, which a plan in flight has, will change."""
-        self._put(lambda: self._group.engine.take_slots(self._table, slots))
+        self._put(lambda: self._group.engine.saves.take_slots(self._table, slots))
 
     def before_change(self, ids: Int64Array) -> None:
         """Rows of `ids` will change or leave. All must be settled."""
-        self._put(lambda: self._group.engine.take_ids(self._table, ids))
+        self._put(lambda: self._group.engine.saves.take_ids(self._table, ids))
 
     def before_all_change(self) -> None:
         """Any row may change. All must be settled."""
@@ -199,8 +199,8 @@ class Snapshot:
             self._replaced = True
 
     def _take_rest(self) -> Taken:
-        taken, self._place = self._group.engine.take_next(self._table, self._place, self.size)
-        if self._place < 0 and self._group.engine.snapshot_pending(self._table):
+        taken, self._place = self._group.engine.saves.take_next(self._table, self._place, self.size)
+        if self._place < 0 and self._group.engine.saves.snapshot_pending(self._table):
             raise RuntimeError("rows are gone that were not put aside")  # nothing moves: it will not find them
         return taken
 
@@ -214,7 +214,7 @@ class Snapshot:
         except BaseException as error:
             # The save fails, and training goes on: what is pending may change from now on.
             self._error = error
-            self._group.engine.close_snapshot(self._table)
+            self._group.engine.saves.close_snapshot(self._table)
             if not isinstance(error, Exception):
                 raise
 
@@ -231,7 +231,7 @@ class Snapshot:
             yield from self._aside.take_memory(self._shelf)
             with self._locks.launch:
                 self._check()
-                if self._replaced or not self._group.engine.snapshot_pending(self._table):
+                if self._replaced or not self._group.engine.saves.snapshot_pending(self._table):
                     break
                 taken, place = self._take_from(place)
                 rows = self._read(taken)
@@ -250,9 +250,9 @@ class Snapshot:
     def _take_from(self, place: int) -> tuple[Taken, int]:
         """Some rows, and where to go on: again at the beginning, in the end."""
         if self._ids is None:
-            taken, place = self._group.engine.take_next(self._table, place, self.size)
+            taken, place = self._group.engine.saves.take_next(self._table, place, self.size)
             return taken, max(place, 0)
-        taken = self._group.engine.take_ids(self._table, self._ids[place : place + self.size])
+        taken = self._group.engine.saves.take_ids(self._table, self._ids[place : place + self.size])
         place += self.size
         return taken, place if place < len(self._ids) else 0
 

@@ -51,7 +51,7 @@ class LifeView:
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            columns = group.engine.read_columns(table, self._rows_of(group, table, ids))
+            columns = group.engine.lifecycle.read_columns(table, self._rows_of(group, table, ids))
         return {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
@@ -67,7 +67,7 @@ class LifeView:
             group, table = self.locate()
             rows = self._rows_of(group, table, ids)
             group.before_change(table, ids_of(self.config.name, ids))
-            group.engine.write_columns(table, rows, given)
+            group.engine.lifecycle.write_columns(table, rows, given)
 
     def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
@@ -76,7 +76,7 @@ class LifeView:
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            ids, columns = group.engine.candidates(table)
+            ids, columns = group.engine.lifecycle.candidates(table)
         return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
@@ -95,16 +95,16 @@ class LifeView:
             raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            rows = wanted[group.engine.find_rows(table, wanted)[0] >= 0]
+            rows = wanted[group.engine.tables.find_rows(table, wanted)[0] >= 0]
             if len(rows):
                 raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
-            group.engine.set_candidates(table, wanted, given)
+            group.engine.lifecycle.set_candidates(table, wanted, given)
 
     def sketch(self) -> torch.Tensor:
         """The state of the table's sketch, for `set_sketch` of another, uint8 `[n]`; n is 0 without one."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return torch.from_numpy(group.engine.sketch(table))
+            return torch.from_numpy(group.engine.lifecycle.sketch(table))
 
     def set_sketch(self, states: Sequence[torch.Tensor]) -> None:
         """The table's sketch counts at least what those did that these are the states of, uint8 `[n]` each.
@@ -133,13 +133,13 @@ class LifeView:
                 )
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            group.engine.set_sketch(table, [plain(state).numpy() for state in states])
+            group.engine.lifecycle.set_sketch(table, [plain(state).numpy() for state in states])
 
     def clocks(self) -> dict[str, int]:
         """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return dict(zip(CLOCKS, group.engine.clock(table), strict=True))
+            return dict(zip(CLOCKS, group.engine.lifecycle.clock(table), strict=True))
 
     def set_clocks(self, clocks: Mapping[str, int]) -> None:
         """Sets what `clocks` reads; what is not given stays.
@@ -162,8 +162,8 @@ class LifeView:
                 )
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            now = dict(zip(CLOCKS, group.engine.clock(table), strict=True)) | dict(clocks)
-            group.engine.set_clock(table, *(now[name] for name in CLOCKS))
+            now = dict(zip(CLOCKS, group.engine.lifecycle.clock(table), strict=True)) | dict(clocks)
+            group.engine.lifecycle.set_clock(table, *(now[name] for name in CLOCKS))
 
     def evict(self) -> int:
         """Takes out the ids that the table's rules choose now; how many had rows.
@@ -247,7 +247,7 @@ class LifeView:
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
         wanted = ids_of(self.config.name, ids)
-        rows = group.engine.find_rows(table, wanted)[0]
+        rows = group.engine.tables.find_rows(table, wanted)[0]
         if (rows < 0).any():
             missing = wanted[rows < 0]
             raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")

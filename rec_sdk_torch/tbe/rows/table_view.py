@@ -85,7 +85,7 @@ class TableView(PiecesView):
         """Rows: ids known of a hash table, `num_embeddings` of an index table."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return group.engine.row_count(table)
+            return group.engine.tables.row_count(table)
 
     def ids(self) -> torch.Tensor:
         """Ids of a hash table, or row numbers of an index table, in row order: int64 `[n]`.
@@ -94,12 +94,12 @@ class TableView(PiecesView):
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return torch.from_numpy(group.engine.table_rows(table)[0])
+            return torch.from_numpy(group.engine.tables.rows(table)[0])
 
     def version(self) -> int:
         """A number for `chunks(since=)`: rows that change from now on are of a later version."""
         with self.layout.locks.exclusive():
-            return self.locate()[0].engine.version()
+            return self.locate()[0].engine.saves.version()
 
     def chunks(
         self, parts: Sequence[str] | None = None, *, kept: bool = False, since: int | None = None
@@ -117,9 +117,9 @@ class TableView(PiecesView):
         with self.layout.locks.exclusive():
             group, table = self.locate()
             if since is not None:
-                ids, _ = group.engine.changed_ids(table, since)
+                ids, _ = group.engine.saves.changed_ids(table, since)
             else:
-                ids = group.engine.kept_ids(table) if kept else group.engine.table_rows(table)[0]
+                ids = group.engine.saves.kept_ids(table) if kept else group.engine.tables.rows(table)[0]
         for begin in range(0, len(ids), group.chunk):
             yield self.read(torch.from_numpy(ids[begin : begin + group.chunk]), parts)
 
@@ -139,7 +139,7 @@ class TableView(PiecesView):
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return torch.from_numpy(group.engine.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
+            return torch.from_numpy(group.engine.tables.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
 
     def part_places(self, parts: Sequence[str] | None) -> dict[str, int]:
         """Returns the place of each part in a record by name: -1 for the weight, else the index of the state."""
@@ -223,8 +223,8 @@ class TableView(PiecesView):
         with self.layout.locks.exclusive():
             group, table = self.locate()
             group.before_change(table)
-            group.engine.remove(table, self.ids().numpy())
-            group.engine.set_candidates(table, np.empty(0, np.int64), {})
+            group.engine.tables.remove(table, self.ids().numpy())
+            group.engine.lifecycle.set_candidates(table, np.empty(0, np.int64), {})
             if table in group.evicted:
                 group.evicted[table].pieces.clear()
 
@@ -280,7 +280,7 @@ class TableView(PiecesView):
         with self.layout.locks.exclusive():
             group, table = self.locate()
             rows = self.config.num_embeddings
-            slots = group.engine.find_rows(table, np.arange(rows, dtype=np.int64))[1]
+            slots = group.engine.tables.find_rows(table, np.arange(rows, dtype=np.int64))[1]
             begin = int(slots[0])
             if not np.array_equal(slots, np.arange(begin, begin + rows)):
                 raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
@@ -365,18 +365,18 @@ class Load:
             for content in self._contents:
                 group, table = content.view.locate()
                 ids = _ids_of(content)
-                rows, _ = group.engine.find_rows(table, ids)
+                rows, _ = group.engine.tables.find_rows(table, ids)
                 added.append((group, table, ids[rows < 0]))
-                rows, _ = group.engine.insert(table, ids)
-                group.engine.reserve_rows(table, rows)
+                rows, _ = group.engine.tables.insert(table, ids)
+                group.engine.tables.reserve_rows(table, rows)
                 if content.initial:
-                    others = group.engine.others(table, ids)
-                    group.engine.reserve_rows(table, group.engine.find_rows(table, others)[0])
+                    others = group.engine.saves.others(table, ids)
+                    group.engine.tables.reserve_rows(table, group.engine.tables.find_rows(table, others)[0])
             self._staying = [_staying(content) for content in self._contents]
             self.begun = True
         except BaseException:
             for group, table, ids in () if self.begun else added:
-                group.engine.remove(table, ids, candidates=False)
+                group.engine.tables.remove(table, ids, candidates=False)
             raise
 
 
@@ -435,16 +435,16 @@ def _staying(content: Content) -> _Staying | None:
     """
     group, table = content.view.locate()
     ids = _ids_of(content)
-    if not content.whole or not len(group.engine.others(table, ids)):
+    if not content.whole or not len(group.engine.saves.others(table, ids)):
         return None
     if group.engine.in_flight():
         raise RuntimeError(
             f"table {content.view.config.name!r} cannot get other ids while batches are in flight: run their backward, "
             "or drop the outputs of their forward"
         )
-    columns = group.engine.read_columns(table, group.engine.find_rows(table, ids)[0])
+    columns = group.engine.lifecycle.read_columns(table, group.engine.tables.find_rows(table, ids)[0])
     parts = content.view.read(torch.from_numpy(ids)).parts
-    return _Staying(parts, columns, group.engine.candidates(table), group.engine.sketch(table))
+    return _Staying(parts, columns, group.engine.lifecycle.candidates(table), group.engine.lifecycle.sketch(table))
 
 
 def _write(content: Content, staying: _Staying | None) -> None:
@@ -454,18 +454,18 @@ def _write(content: Content, staying: _Staying | None) -> None:
     group.before_change(table, None if content.whole or content.initial else ids)
     parts = {**(staying.parts if staying else {}), **content.parts}
     if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
-        group.engine.clear_table(table)
-        rows, _ = group.engine.insert(table, ids)
-        group.engine.write_columns(table, rows, staying.columns)
-        group.engine.set_candidates(table, *staying.candidates)
+        group.engine.tables.clear(table)
+        rows, _ = group.engine.tables.insert(table, ids)
+        group.engine.lifecycle.write_columns(table, rows, staying.columns)
+        group.engine.lifecycle.set_candidates(table, *staying.candidates)
         if len(staying.sketch):
-            group.engine.set_sketch(table, [staying.sketch])
+            group.engine.lifecycle.set_sketch(table, [staying.sketch])
     places = content.view.part_places(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     if content.columns:
         given = columns_of(content.view.config.name, content.columns)
-        group.engine.write_columns(table, group.engine.find_rows(table, ids)[0], given)
-    others = group.engine.others(table, ids) if content.initial else np.empty(0, np.int64)
+        group.engine.lifecycle.write_columns(table, group.engine.tables.find_rows(table, ids)[0], given)
+    others = group.engine.saves.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
         write_parts(group, table, others, {content.view.part_places([name])[name]: initial})

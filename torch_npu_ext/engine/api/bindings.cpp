@@ -2,17 +2,7 @@
 // from the signatures and texts here.
 #include "torch_npu_ext/engine/api/bindings.h"
 
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/base/parallel.h"
@@ -79,28 +69,17 @@ RecordLayout make_layout(int64_t dim, int weight_dtype, const std::vector<int64_
                             static_cast<int64_t>(state_elements.size()), types);
 }
 
-std::shared_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, int weight_dtype,
+std::unique_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, int weight_dtype,
                                     const std::vector<int64_t>& state_elements,
                                     const std::vector<int32_t>& feature_tables,
                                     const std::vector<int64_t>& feature_columns,
                                     const std::vector<bool>& feature_means, const std::string& policy,
                                     uint64_t serial, bool row_ids, const std::vector<int>& state_dtypes,
                                     bool origins) {
-  const bool pooled = !feature_columns.empty();
-  if (pooled &&
-      (feature_columns.size() != feature_tables.size() || feature_means.size() != feature_tables.size())) {
-    throw py::value_error("feature_columns and feature_means must have one entry per feature, " +
-                          std::to_string(feature_tables.size()) + ", got " +
-                          std::to_string(feature_columns.size()) + " and " +
-                          std::to_string(feature_means.size()));
-  }
-  std::vector<Feature> features;
-  for (size_t f = 0; f < feature_tables.size(); ++f) {
-    features.push_back({feature_tables[f], pooled ? feature_columns[f] : 0, pooled && feature_means[f]});
-  }
-  const RecordLayout layout = make_layout(dim, weight_dtype, state_elements, state_dtypes);
-  return std::make_shared<Engine>(
-      GroupSpec{std::move(tables), layout, std::move(features), pooled, policy, serial, row_ids, origins});
+  return std::make_unique<Engine>(GroupSpec{std::move(tables),
+                                            make_layout(dim, weight_dtype, state_elements, state_dtypes),
+                                            make_features(feature_tables, feature_columns, feature_means),
+                                            !feature_columns.empty(), policy, serial, row_ids, origins});
 }
 
 void bind_specs(py::module_& m) {
@@ -142,8 +121,8 @@ void bind_specs(py::module_& m) {
           columns: what is kept of each row beside its record: "count", "last_use", "version", "score",
           "clicks", "timestamp".
 
-          life: a table that admits ids has one more slot, behind those for rows: lookups of ids without a
-          row read it.
+          life: a table that admits ids has one more slot, behind those for rows: lookups of ids without a row
+          read it.
 
           store_path: a file for the host store, which must not be there; it is removed with the engine.
           OSError from the engine where it cannot be made or has no room on the disk, before rows change.
@@ -160,6 +139,21 @@ void bind_specs(py::module_& m) {
 
 }  // namespace
 
+std::vector<Feature> make_features(const std::vector<int32_t>& tables, const std::vector<int64_t>& columns,
+                                   const std::vector<bool>& means) {
+  const bool pooled = !columns.empty();
+  if (pooled && (columns.size() != tables.size() || means.size() != tables.size())) {
+    throw py::value_error("feature_columns and feature_means must have one entry per feature, " +
+                          std::to_string(tables.size()) + ", got " + std::to_string(columns.size()) +
+                          " and " + std::to_string(means.size()));
+  }
+  std::vector<Feature> features;
+  for (size_t f = 0; f < tables.size(); ++f) {
+    features.push_back({tables[f], pooled ? columns[f] : 0, pooled && means[f]});
+  }
+  return features;
+}
+
 // OSError(errno, message, path), which is FileExistsError and the like by its errno.
 void translate_disk_error(std::exception_ptr thrown) {
   try {
@@ -173,26 +167,27 @@ void translate_disk_error(std::exception_ptr thrown) {
 PYBIND11_MODULE(_engine, m) {
   m.doc() = R"(The host engine: id maps, host stores, the device cache's contents, swap plans.
 
-          Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out, I rows in, P and
-          Q those of them that have gradients in the open window. Slot numbers are the group's: table t owns a
-          contiguous range of them, tables in order.
+          Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out, I rows in, P
+          and Q those of them that have gradients in the open window. Slot numbers are the group's: table t
+          owns a contiguous range of them, tables in order.
 
           After any exception the engine is as it was before the call. Methods are safe to call from several
           threads.)";
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError).doc() =
       R"(A batch needs more distinct rows than the table's device cache has slots that are not pinned.
 
-          The message names the table, the rows that are needed, the slots, and how many of them batches in flight pin.
-          No row has changed, and the model can be used on: enlarge `cache=`, or use a smaller batch.)";
+          The message names the table, the rows that are needed, the slots, and how many of them batches in
+          flight pin. No row has changed, and the model can be used on: enlarge `cache=`, or use a smaller
+          batch.)";
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError).doc() =
       R"(A hash table would hold more ids than its capacity.
 
-          The message names the table, its capacity and the id. No row has changed: raise `num_embeddings`, or let rules
-          evict ids.)";
+          The message names the table, its capacity and the id. No row has changed: raise `num_embeddings`, or
+          let rules evict ids.)";
   py::register_exception_translator(&translate_disk_error);
   m.def("available_memory", &available_memory,
-        R"(Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or
-          v2) says so.)");
+        R"(Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or v2) says
+          so.)");
   m.def("cache_policies", &cache_policy_names,
         "Names of the policies that say which rows leave the cache, the default first.");
   m.def(
@@ -206,19 +201,21 @@ PYBIND11_MODULE(_engine, m) {
         set_parallel_runner(reinterpret_cast<ParallelRunner>(runner),
                             reinterpret_cast<int64_t (*)()>(threads), from_lookups);
       },
-      R"(Lets all engines work on several threads: `runner` is the address of a C function `void
-          (int64_t count, void (*piece)(void* context, int64_t i), void* context)` that calls
-          `piece(context, i)` for every i in [0, count), or 0: on one thread; `threads` is that of an
-          `int64_t (void)` that says how many there are at the moment. Batches of less than `from_lookups`
-          are planned on one thread anyway. Results do not depend on any of this. Not while an engine is at
-          work.)",
+      R"(Lets all engines work on several threads: `runner` is the address of a C function `void (int64_t
+          count, void (*piece)(void* context, int64_t i), void* context)` that calls `piece(context, i)` for
+          every i in [0, count), or 0: on one thread; `threads` is that of an `int64_t (void)` that says how
+          many there are at the moment. Batches of less than `from_lookups` are planned on one thread anyway.
+          Results do not depend on any of this. Not while an engine is at work.)",
       py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
   bind_rules(m);
   bind_specs(m);
   bind_plan(m);
-  bind_announcement(m);
-  bind_read_plan(m);
-  EngineClass engine(m, "Engine", R"(The tables of one record layout, which share a device cache and a plan.
+  bind_tables(m);
+  bind_saves(m);
+  bind_life(m);
+  EngineClass engine(
+      m, "Engine",
+      R"(The tables of one record layout, which share a device cache and a plan: the calls of a batch.
 
           A batch: plan; read_sums and read_in, for which the rows of the plan's sources must have landed;
           begin; the cache is written to; applied; land, when the copy of the rows that left has arrived.
@@ -228,9 +225,8 @@ PYBIND11_MODULE(_engine, m) {
           (sum, compensation); a wrong shape or dtype is a ValueError, and so is a plan of another engine. A
           table that is not there is an IndexError.
 
-          Windows from `window_slots` on, whole tables, saves, `candidates`, `set_candidates`, `evict` and
-          the calls that write columns or the clock need all plans applied and all rows landed, else
-          RuntimeError, unless they say otherwise.)");
+          `window_rows`, the calls on its rows, and those of `tables` and `saves` need all plans applied and
+          all rows landed, else RuntimeError, unless they say otherwise.)");
   engine.def(py::init(&make_engine),
              R"(weight_dtype: 0 fp32, 1 fp16, 2 bf16. state_elements: dim or 1 for each state block.
 
@@ -243,9 +239,14 @@ PYBIND11_MODULE(_engine, m) {
              py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
              py::arg("policy") = "lru", py::arg("serial") = 0, py::arg("row_ids") = false,
              py::arg("state_dtypes") = std::vector<int>{}, py::arg("origins") = false);
+  engine.def_readonly("tables", &Engine::tables, "Rows of whole tables.")
+      .def_readonly("saves", &Engine::saves, "Versions, snapshots and loads of rows.")
+      .def_readonly("lifecycle", &Engine::lifecycle, "Admission and eviction of ids.")
+      .def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; });
+  bind_batches(engine);
   m.def("begin", &Engine::begin,
-        R"(The caches will be written to: the plans, of several engines, can only be completed from
-          now on. All or none.
+        R"(The caches will be written to: the plans, of several engines, can only be completed from now on.
+          All or none.
 
           RuntimeError unless each is the oldest of its engine that is not applied.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
@@ -255,15 +256,8 @@ PYBIND11_MODULE(_engine, m) {
 
           All or none; false for none.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
-  bind_batches(engine);
-  bind_window(engine);
-  bind_tables(engine);
-  bind_saves(engine);
   bind_checksums(m);
-  bind_reports(engine);
   bind_unique(m);
-  bind_life(engine);
-  bind_snapshots(engine);
   bind_serving(m);
   bind_simulation(m);
 }

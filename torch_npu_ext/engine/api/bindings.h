@@ -7,8 +7,10 @@
 #include <pybind11/typing.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -53,6 +55,26 @@ struct handle_type_name<rec_sdk::Sums> {
   static constexpr auto name = const_name("numpy.typing.NDArray[numpy.float32]");
 };
 
+// A contiguous array; int64 is made of other integers and of lists.
+template <class T>
+class type_caster<rec_sdk::Span<T>> {
+  static constexpr int kConverted = std::is_same_v<T, int64_t> ? array::forcecast : 0;
+  using Array = array_t<T, array::c_style | kConverted>;
+
+ public:
+  static constexpr auto name = make_caster<Array>::name;
+  template <class>
+  using cast_op_type = rec_sdk::Span<T>;
+  bool load(handle source, bool convert) { return array_.load(source, convert); }
+  operator rec_sdk::Span<T>() {
+    const Array& array = array_;
+    return {array.data(), array.size()};
+  }
+
+ private:
+  make_caster<Array> array_;
+};
+
 }  // namespace pybind11::detail
 
 namespace rec_sdk {
@@ -92,25 +114,55 @@ auto matrix(py::array& array, const char* name, int64_t rows, int64_t columns) {
   }
 }
 
-inline char* records_out(py::array& array, const Engine& engine, int64_t rows) {
-  return reinterpret_cast<char*>(matrix<uint8_t, true>(array, "records", rows, engine.layout().bytes));
+inline char* records_out(py::array& array, const GroupAccess& group, int64_t rows) {
+  return reinterpret_cast<char*>(matrix<uint8_t, true>(array, "records", rows, group.layout().bytes));
 }
-inline const char* records_in(py::array& array, const Engine& engine, int64_t rows) {
-  return reinterpret_cast<const char*>(matrix<uint8_t, false>(array, "records", rows, engine.layout().bytes));
+inline const char* records_in(py::array& array, const GroupAccess& group, int64_t rows) {
+  return reinterpret_cast<const char*>(matrix<uint8_t, false>(array, "records", rows, group.layout().bytes));
+}
+template <bool kWritable>
+auto sums_of(py::array& array, const GroupAccess& group, int64_t rows) {
+  return matrix<float, kWritable>(array, "sums", rows, 2 * group.layout().dim);
 }
 
+// Converts a result for Python: vectors of numbers become arrays.
 template <class T>
-py::array_t<T> to_numpy(std::vector<T> values) {
+T to_python(T value) {
+  return value;
+}
+template <class T>
+py::array_t<T> to_python(std::vector<T> values) {
   auto* owner = new std::vector<T>(std::move(values));
   py::capsule base(owner, [](void* data) { delete static_cast<std::vector<T>*>(data); });
   return py::array_t<T>(static_cast<py::ssize_t>(owner->size()), owner->data(), base);
 }
+template <class First, class Second>
+auto to_python(std::pair<First, Second> values) {
+  return std::make_pair(to_python(std::move(values.first)), to_python(std::move(values.second)));
+}
+template <class... T>
+auto to_python(std::tuple<T...> values) {
+  return std::apply([](T&... each) { return std::make_tuple(to_python(std::move(each))...); }, values);
+}
 
-inline std::vector<std::tuple<std::string, int64_t, int64_t>> warnings_to_python(
-    std::vector<Engine::BoundsWarning> warnings) {
-  std::vector<std::tuple<std::string, int64_t, int64_t>> result;
-  for (Engine::BoundsWarning& w : warnings) result.emplace_back(std::move(w.table), w.count, w.example);
-  return result;
+// Runs `call` without the interpreter's lock.
+template <class Call>
+auto run_unlocked(const Call& call) {
+  const auto run = [&call] {
+    const WithoutLock nogil;
+    return call();
+  };
+  if constexpr (std::is_void_v<decltype(call())>) {
+    run();
+  } else {
+    return to_python(run());
+  }
+}
+
+// A method that runs without the interpreter's lock.
+template <class Api, class Result, class... Args>
+auto unlocked(Result (Api::*method)(Args...)) {
+  return [method](Api& self, Args... args) { return run_unlocked([&] { return (self.*method)(args...); }); };
 }
 
 // A caller's int32 or int64 array. Only a strided one is copied.
@@ -142,21 +194,30 @@ struct BatchArguments {
   BatchInput input;
 };
 
-using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
+// One number of each lookup, or null.
+template <class Array>
+auto of_lookups(const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
+  if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
+    throw py::value_error(std::string(name) + " must have one entry per id, " +
+                          std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
+  }
+  return array ? array->data() : nullptr;
+}
 
-void bind_plan(py::module_& m);
-void bind_announcement(py::module_& m);
-void bind_read_plan(py::module_& m);
-void bind_batches(EngineClass& engine);
-void bind_window(EngineClass& engine);
-void bind_tables(EngineClass& engine);
-void bind_checksums(py::module_& m);
-void bind_saves(EngineClass& engine);
-void bind_reports(EngineClass& engine);
-void bind_unique(py::module_& m);
+// The features of a group; `columns` and `means` are empty unless it is pooled.
+std::vector<Feature> make_features(const std::vector<int32_t>& tables, const std::vector<int64_t>& columns,
+                                   const std::vector<bool>& means);
+
+using EngineClass = py::class_<Engine>;
+
 void bind_rules(py::module_& m);
-void bind_life(EngineClass& engine);
-void bind_snapshots(EngineClass& engine);
+void bind_plan(py::module_& m);
+void bind_tables(py::module_& m);
+void bind_saves(py::module_& m);
+void bind_life(py::module_& m);
+void bind_batches(EngineClass& engine);
+void bind_checksums(py::module_& m);
+void bind_unique(py::module_& m);
 void bind_serving(py::module_& m);
 void bind_simulation(py::module_& m);
 

@@ -1,10 +1,22 @@
 // rec_sdk_torch._engine: saves.
-#include <memory>
-
 #include "torch_npu_ext/engine/api/bindings.h"
+#include "torch_npu_ext/engine/api/bindings_columns.h"
 #include "torch_npu_ext/engine/base/crc32.h"
 
 namespace rec_sdk {
+
+// Ids, slots, records and columns.
+using Taken = std::tuple<py::array_t<int64_t>, py::array_t<int32_t>, py::array_t<uint8_t>, Columns>;
+
+static Taken to_python(TakenRows taken) {
+  const py::ssize_t rows = static_cast<py::ssize_t>(taken.records.size()) / taken.record_bytes;
+  auto* const owner = new UnsetBytes(std::move(taken.records));
+  const py::capsule base(owner, [](void* data) { delete static_cast<UnsetBytes*>(data); });
+  const py::array_t<uint8_t> records({rows, taken.record_bytes},
+                                     reinterpret_cast<const uint8_t*>(owner->data()), base);
+  return {to_python(std::move(taken.ids)), to_python(std::move(taken.slots)), records,
+          to_arrays(taken.columns, taken.kept)};
+}
 
 namespace {
 
@@ -22,121 +34,111 @@ uint32_t checksum(const py::object& data, uint32_t before) {
 void bind_checksums(py::module_& m) {
   m.def("has_carryless_multiplication", &has_carryless_multiplication,
         "Whether this machine has the instructions with which crc32 is fast; it is slow without.");
-  m.def("crc32", &checksum,
+  m.def("crc32", &checksum, py::arg("data"), py::arg("before") = 0,
         R"(As zlib.crc32: the CRC-32 of contiguous bytes that follow those whose CRC-32 is `before`.
 
-          BufferError, TypeError for what has no such bytes.)",
-        py::arg("data"), py::arg("before") = 0);
+          BufferError, TypeError for what has no such bytes.)");
 }
 
-void bind_saves(EngineClass& engine) {
-  engine
-      .def(
-          "scan_ids",
-          [](Engine& e, int32_t table, int64_t begin, int64_t least) {
-            std::vector<int64_t> ids;
-            int64_t next = -1;
-            {
-              const WithoutLock nogil;
-              next = e.scan_ids(table, begin, least, &ids);
-            }
-            return std::make_pair(to_numpy(std::move(ids)), next);
-          },
-          R"(Ids of a hash table from bucket `begin` on, `least` or somewhat more, in no order; where
-          to go on, -1 at the end. ValueError for an index table.)",
-          py::arg("table"), py::arg("begin"), py::arg("least"))
-      .def("reserve_ids", &Engine::reserve_ids,
-           R"(Room for so many more ids of a hash table, which may then come in the order of scan_ids.
-          MemoryError.)",
-           py::arg("table"), py::arg("extra"), py::call_guard<WithoutLock>())
-      .def(
-          "removed_ids",
-          [](Engine& e, int32_t table, uint64_t since) {
-            std::vector<int64_t> ids;
-            bool complete = false;
-            {
-              const WithoutLock nogil;
-              complete = e.removed_ids(table, since, &ids);
-            }
-            return std::make_pair(to_numpy(std::move(ids)), complete);
-          },
-          R"(Ids [n], ascending, that were removed after version `since`, with those that came back;
-          whether that is all.
+void bind_saves(py::module_& m) {
+  const py::arg table("table"), ids("ids"), rows("rows"), since("since"), begin("begin"), least("least");
+  py::class_<Saves>(
+      m, "Saves",
+      R"(Versions and changes of rows, loads, and snapshots. All plans must be applied and all rows landed,
+          else RuntimeError, unless a call says otherwise.)")
+      .def("kept_ids", unlocked(&Saves::kept_ids), table,
+           R"(Ids [n], by ascending row, of rows with more than their initial record: in the cache, or in the
+          store.)")
+      .def("others", unlocked(&Saves::others), table, ids,
+           "Ids [n] that the table has beside these, by ascending row.")
+      .def("version", unlocked(&Saves::version),
+           R"(The present version: changes from now on are of a later one. Needs nothing applied or landed.)")
+      .def("changed_ids", unlocked(&Saves::changed_ids), table, since,
+           R"(Ids [n], by ascending row, of rows that changed after version `since`; how many rows were looked
+          at for it.
 
-          ValueError for a table without the column "version".)",
-          py::arg("table"), py::arg("since"))
-      .def("forget_changes", &Engine::forget_changes,
-           "Forgets what was removed before this version. Needs nothing applied or landed.", py::arg("table"),
-           py::arg("upto"), py::call_guard<WithoutLock>())
-      .def("next_version", &Engine::next_version,
-           "As version(); where no batch is in flight, no row is of a later version yet.",
-           py::call_guard<WithoutLock>())
-      .def(
-          "window_ids",
-          [](Engine& e, int32_t table) {
-            std::vector<int64_t> ids;
-            {
-              const WithoutLock nogil;
-              ids = e.window_ids(table);
-            }
-            return to_numpy(std::move(ids));
-          },
-          R"(Ids [n] of the table's rows with sums: those of window_slots, then those of window_away,
-          in their order.)",
-          py::arg("table"))
+          Rows are looked at that changed since the `next_version` before `since`, or all where those are
+          many. ValueError for a table without the column "version".)")
+      .def("scan_ids", unlocked(&Saves::scan_ids), table, begin, least,
+           R"(Ids of a hash table from bucket `begin` on, `least` or somewhat more, in no order; where to go
+          on, -1 at the end. ValueError for an index table.)")
+      .def("reserve_ids", unlocked(&Saves::reserve_ids), table, py::arg("extra"),
+           R"(Room for so many more ids of a hash table, which may then come in the order of scan_ids.
+          MemoryError.)")
+      .def("removed_ids", unlocked(&Saves::removed_ids), table, since,
+           R"(Ids [n], ascending, that were removed after version `since`, with those that came back; whether
+          that is all.
+
+          ValueError for a table without the column "version".)")
+      .def("forget_changes", unlocked(&Saves::forget_changes), table, py::arg("upto"),
+           "Forgets what was removed before this version. Needs nothing applied or landed.")
+      .def("next_version", unlocked(&Saves::next_version),
+           "As version(); where no batch is in flight, no row is of a later version yet.")
+      .def("window_ids", unlocked(&Saves::window_ids), table,
+           R"(Ids [n] of the table's rows with sums: those of window_rows, resident ones first, in their
+          order.)")
       .def(
           "put_away",
-          [](Engine& e, int32_t table, const Dense& rows, Sums sums) {
-            const float* in = matrix<float, false>(sums, "sums", rows.size(), 2 * e.layout().dim);
+          [](Saves& e, int32_t table, Span<int64_t> rows, Sums sums) {
+            const float* in = sums_of<false>(sums, e, rows.size());
             const WithoutLock nogil;
-            e.put_away(table, rows.data(), rows.size(), in);
+            e.put_away(table, rows, in);
           },
-          R"(Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or
-          those with sums.)",
-          py::arg("table"), py::arg("rows"), py::arg("sums"))
+          table, rows, py::arg("sums"),
+          R"(Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or those with
+          sums.)")
       .def(
-          "cached_rows",
-          [](Engine& e, int32_t table) {
-            Engine::CachedRows cached;
-            {
-              const WithoutLock nogil;
-              e.cached_rows(table, &cached);
+          "load_rows",
+          [](Saves& e, int32_t table, Span<int64_t> ids, const std::vector<std::pair<Bytes, int64_t>>& parts,
+             bool whole) {
+            std::vector<Saves::RecordPart> of_records;
+            for (const auto& [values, begin] : parts) {
+              const bool fits = values.ndim() == 2 && values.shape(0) == ids.size() && begin >= 0 &&
+                                begin + values.shape(1) <= e.layout().bytes;
+              if (!fits) throw py::value_error("load_rows needs parts of records, [n, bytes]");
+              of_records.push_back({reinterpret_cast<const char*>(values.data()), begin, values.shape(1)});
             }
-            return std::make_tuple(to_numpy(std::move(cached.ids)), to_numpy(std::move(cached.heats)),
-                                   to_numpy(std::move(cached.last_batches)));
+            return run_unlocked([&] { return e.load_rows(table, ids, of_records, whole); });
           },
-          R"(Rows in the cache, by slot: ids [n], float32 [n] in how many batches they were used, of which
-          those of long ago count less (0 where the policy counts none), uint32 [n] numbers of the batches
-          that used them last.)",
-          py::arg("table"))
-      .def(
-          "choose_warm",
-          [](Engine& e, int32_t table, const Dense& ids) {
-            Engine::WarmRows chosen;
-            {
-              const WithoutLock nogil;
-              e.choose_warm(table, ids.data(), ids.size(), &chosen);
-            }
-            return std::make_tuple(to_numpy(std::move(chosen.places)), to_numpy(std::move(chosen.rows)),
-                                   to_numpy(std::move(chosen.slots)));
-          },
-          R"(Free slots for the first of these ids that have rows outside the cache, hottest first: their
-          places among the ids [n], rows [n] and slots [n].
+          table, ids, py::arg("parts"), py::arg("whole"),
+          R"(Rows [n] of the ids, as insert() gives them, none of which is in the cache. Stores parts of their
+          records: uint8 [n, bytes], and where they begin in a record. whole: other bytes are zero; else they
+          stay.
 
-          RuntimeError while batches are in flight; IndexError for ids that an index table lacks.)",
-          py::arg("table"), py::arg("ids"))
+          Errors as of insert() and write_rows().)")
       .def(
-          "warm",
-          [](Engine& e, int32_t table, const Dense& ids, const Slots& slots, const Heats& heats) {
-            if (ids.size() != slots.size() || ids.size() != heats.size()) {
-              throw py::value_error("warm needs a slot and a heat for every id");
-            }
+          "open_snapshot",
+          [](Saves& e, int32_t table, const std::optional<Dense>& ids) {
             const WithoutLock nogil;
-            e.warm(table, ids.data(), slots.data(), heats.data(), ids.size());
+            return ids ? e.open_snapshot(table, {ids->data(), ids->size()}) : e.open_snapshot(table);
           },
-          R"(The rows of these ids [n] are in these slots [n] from now on, with heats [n] as cached_rows has
-          them: what choose_warm gave, whose records are there.)",
-          py::arg("table"), py::arg("ids"), py::arg("slots"), py::arg("heats"));
+          table, py::arg("ids") = py::none(),
+          R"(Rows of `ids` [n], or all, are pending as they are now; how many. All must be settled.
+
+          A pending row is taken before it is changed; where plans count it, the engine keeps its old columns.
+          RuntimeError for a table that has one.)")
+      .def("open_snapshot_since", unlocked(&Saves::open_snapshot_since), table, since,
+           R"(The same of the rows that changed after version `since`: those of changed_ids, which take_next
+          takes, by ascending row.
+
+          ValueError for a table without the column "version".)")
+      .def("close_snapshot", unlocked(&Saves::close_snapshot), table,
+           "Nothing is pending; also where there is no snapshot.")
+      .def("snapshot_pending", unlocked(&Saves::snapshot_pending), table,
+           R"(Rows not taken yet. RuntimeError without a snapshot, here and in the calls that take.)")
+      .def("take_ids", unlocked(&Saves::take_ids), table, ids,
+           R"(Takes those of `ids` [n] that are pending, and that no plan moves: ids, slots or -1, records,
+          columns.
+
+          Records are uint8 [m, record_bytes], unset for rows with a slot, and [0, record_bytes] where all
+          have one: the caller reads the cache before others do anything with it.)")
+      .def("take_slots", unlocked(&Saves::take_slots), table, py::arg("slots"),
+           R"(The same of rows in these slots [n] of the group, which plans in flight hold; those of other
+          tables stay.)")
+      .def("take_next", unlocked(&Saves::take_next), table, begin, least,
+           R"(The same from a place on, 0 at first, at least so many rows; and the place to go on from, or -1.
+
+          To be called from 0 on again until no row is pending: those that moved meanwhile may be left.)");
 }
 
 }  // namespace rec_sdk

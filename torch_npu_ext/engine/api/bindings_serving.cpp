@@ -1,6 +1,5 @@
 // rec_sdk_torch._engine: indexes of saves, and lookups in them.
 #include <algorithm>
-#include <optional>
 
 #include "torch_npu_ext/engine/api/bindings.h"
 #include "torch_npu_ext/engine/store/index_file.h"
@@ -22,12 +21,12 @@ void check_offsets(const Dense& offsets, int64_t count) {
 void bind_serving(py::module_& m) {
   py::class_<IndexWriter>(
       m, "IndexWriter",
-      R"(Writes the index of a table in a save, id -> file and row. Each of its `rounds` is given all
-          entries, in the same order. A later entry of a round replaces an earlier one of the same id.)")
-      .def(py::init<const std::string&, int64_t, const std::string&, uint64_t>(),
-           R"(path: of a new file. save: the save's id, 32 characters. window: entries that are in
-          memory at a time, 16 bytes each, a power of two. OSError where the disk has no room.)",
-           py::arg("path"), py::arg("most_ids"), py::arg("save"), py::arg("window"))
+      R"(Writes the index of a table in a save, id -> file and row. Each of its `rounds` is given all entries,
+          in the same order. A later entry of a round replaces an earlier one of the same id.)")
+      .def(py::init<const std::string&, int64_t, const std::string&, uint64_t>(), py::arg("path"),
+           py::arg("most_ids"), py::arg("save"), py::arg("window"),
+           R"(path: of a new file. save: the save's id, 32 characters. window: entries that are in memory at a
+          time, 16 bytes each, a power of two. OSError where the disk has no room.)")
       .def_property_readonly("rounds", &IndexWriter::rounds)
       .def(
           "add",
@@ -35,28 +34,28 @@ void bind_serving(py::module_& m) {
             const WithoutLock nogil;
             w.add(ids.data(), ids.size(), file, first_row);
           },
+          py::arg("ids"), py::arg("file"), py::arg("first_row"),
           R"(Ids [n] of rows first_row and following of the file of this number. ValueError beyond
-          most_ids.)",
-          py::arg("ids"), py::arg("file"), py::arg("first_row"))
+          most_ids.)")
       .def(
           "remove",
           [](IndexWriter& w, const Dense& ids) {
             const WithoutLock nogil;
             w.remove(ids.data(), ids.size());
           },
-          "Takes out ids [n], which have no row any more.", py::arg("ids"))
-      .def("end_round", &IndexWriter::end_round, py::call_guard<WithoutLock>())
+          py::arg("ids"), "Takes out ids [n], which have no row any more.")
+      .def("end_round", unlocked(&IndexWriter::end_round))
       .def(
-          "finish", [](IndexWriter& w) { w.finish(true); },
-          "Returns when the index is on the disk, after the last round.", py::call_guard<WithoutLock>());
+          "finish", [](IndexWriter& w) { w.finish(true); }, py::call_guard<WithoutLock>(),
+          "Returns when the index is on the disk, after the last round.");
   m.def(
       "same_index",
       [](const std::string& path, const std::string& other, const std::string& save) {
         const WithoutLock nogil;
         return IndexFile(path, save).same(IndexFile(other, save));
       },
-      R"(Whether two indexes of a save find the same for every id. ValueError for a file that is none.)",
-      py::arg("path"), py::arg("other"), py::arg("save"));
+      py::arg("path"), py::arg("other"), py::arg("save"),
+      R"(Whether two indexes of a save find the same for every id. ValueError for a file that is none.)");
   using Files = std::vector<std::tuple<std::string, int64_t, int64_t>>;
   py::class_<ServedTable>(
       m, "ServedTable", "Weights of a table in saves, mapped read-only. Lookups may run on several threads.")
@@ -71,12 +70,12 @@ void bind_serving(py::module_& m) {
              const WithoutLock nogil;
              return std::make_unique<ServedTable>(saves, row_format(format), dim);
            }),
-           R"(saves: the newest first: index file, id of the save, and of each file of rows its path,
-          the first byte of its weights and their number. format: of the rows, F32, F16, BF16, Q8 or Q4;
-          dim: their elements.
+           py::arg("saves"), py::arg("format"), py::arg("dim"),
+           R"(saves: the newest first: index file, id of the save, and of each file of rows its path, the
+          first byte of its weights and their number. format: of the rows, F32, F16, BF16, Q8 or Q4; dim:
+          their elements.
 
-          OSError, or ValueError for files that are damaged or of another save.)",
-           py::arg("saves"), py::arg("format"), py::arg("dim"))
+          OSError, or ValueError for files that are damaged or of another save.)")
       .def_property_readonly("row_bytes", &ServedTable::row_bytes, "Bytes of a stored row.")
       .def(
           "lookup",
@@ -92,11 +91,11 @@ void bind_serving(py::module_& m) {
             }
             return py::array_t<bool>(ids.size(), found.get());
           },
-          R"(Fills out [n, row_bytes] with the weights of ids [n], or `missing` [row_bytes]; gives
-          which were there.
+          py::arg("ids"), py::arg("missing"), py::arg("out"),
+          R"(Fills out [n, row_bytes] with the weights of ids [n], or `missing` [row_bytes]; gives which were
+          there.
 
-          ValueError for a damaged index.)",
-          py::arg("ids"), py::arg("missing"), py::arg("out"))
+          ValueError for a damaged index.)")
       .def(
           "lookup_floats",
           [](const ServedTable& t, const Dense& ids, float missing, Sums out) {
@@ -108,10 +107,10 @@ void bind_serving(py::module_& m) {
             }
             return py::array_t<bool>(ids.size(), found.get());
           },
+          py::arg("ids"), py::arg("missing"), py::arg("out"),
           R"(Fills out [n, dim] with the weights of ids [n] as float32, or `missing`; gives which were there.
 
-          ValueError for a damaged index.)",
-          py::arg("ids"), py::arg("missing"), py::arg("out"))
+          ValueError for a damaged index.)")
       .def(
           "lookup_pooled",
           [](const ServedTable& t, const Dense& ids, const Dense& offsets,
@@ -129,13 +128,13 @@ void bind_serving(py::module_& m) {
             const WithoutLock nogil;
             t.lookup_pooled(lookups, missing, sums);
           },
-          R"(Fills out [bags, dim] with the sums, or means, of the rows of each bag of ids [n], which has those
-          from its offset to the next one of offsets [bags + 1]; each row times its weight, of weights [n], if
-          there are any.
-
-          ValueError for a damaged index, and for offsets that do not ascend from 0 to n.)",
           py::arg("ids"), py::arg("offsets"), py::arg("weights"), py::arg("mean"), py::arg("missing"),
-          py::arg("out"));
+          py::arg("out"),
+          R"(Fills out [bags, dim] with the sums, or means, of the rows of each bag of ids [n], which has
+          those from its offset to the next one of offsets [bags + 1]; each row times its weight, of weights
+          [n], if there are any.
+
+          ValueError for a damaged index, and for offsets that do not ascend from 0 to n.)");
 }
 
 }  // namespace rec_sdk

@@ -12,9 +12,9 @@ void bind_simulation(py::module_& m) {
              const WithoutLock nogil;
              return std::make_unique<CacheTrace>(ids.data(), ids.size(), starts.data(), starts.size() - 1);
            }),
+           py::arg("ids"), py::arg("starts"),
            R"(ids: [n] of all batches. starts: [batches + 1], where each begins, from 0 to n. ValueError:
-          other starts.)",
-           py::arg("ids"), py::arg("starts"))
+          other starts.)")
       .def_property_readonly("distinct", &CacheTrace::distinct, "Different ids.")
       .def_property_readonly("largest", &CacheTrace::largest, "Different ids of the largest batch.")
       .def(
@@ -24,11 +24,11 @@ void bind_simulation(py::module_& m) {
             const SimulatedCounts counts = self.simulate(slots, policy, ahead, warm);
             return std::make_tuple(counts.rows, counts.new_rows, counts.misses, counts.rows_out);
           },
+          py::arg("slots"), py::arg("policy"), py::arg("ahead") = 0, py::arg("warm") = 0,
           R"((rows, new rows, misses, rows out) of a training with these batches, each trained before the
           next, in a cache of so many slots. ahead: batches that are announced beside the one that is planned.
           warm: batches at the beginning that are not counted. CacheTooSmallError: a batch has more rows than
-          slots. ValueError: no such policy. RuntimeError: too many batches are announced.)",
-          py::arg("slots"), py::arg("policy"), py::arg("ahead") = 0, py::arg("warm") = 0);
+          slots. ValueError: no such policy. RuntimeError: too many batches are announced.)");
 }
 
 }  // namespace rec_sdk

@@ -26,15 +26,9 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
                                                 const std::vector<int64_t>& feature_columns,
                                                 const std::vector<bool>& feature_means, int64_t world_size,
                                                 const std::optional<std::vector<int32_t>>& numbers) {
-  const bool pooled = !feature_columns.empty();
   if (homes.size() != num_embeddings.size() || groups.size() != num_embeddings.size()) {
     throw py::value_error("homes and groups must have one entry per table, " +
                           std::to_string(num_embeddings.size()));
-  }
-  if (pooled &&
-      (feature_columns.size() != feature_tables.size() || feature_means.size() != feature_tables.size())) {
-    throw py::value_error("feature_columns and feature_means must have one entry per feature, " +
-                          std::to_string(feature_tables.size()));
   }
   if (numbers && numbers->size() != num_embeddings.size()) {
     throw py::value_error("numbers must have one entry per table, " + std::to_string(num_embeddings.size()));
@@ -49,12 +43,9 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
                       {(kinds & 1) != 0, (kinds & 2) != 0, (kinds & 4) != 0}});
     count = std::max(count, groups[t] + 1);
   }
-  std::vector<Feature> features;
-  for (size_t f = 0; f < feature_tables.size(); ++f) {
-    features.push_back({feature_tables[f], pooled ? feature_columns[f] : 0, pooled && feature_means[f]});
-  }
-  return std::make_shared<Deduplicator>(
-      std::make_shared<SharedTables>(std::move(tables), std::move(features), count, world_size, pooled));
+  return std::make_shared<Deduplicator>(std::make_shared<SharedTables>(
+      std::move(tables), make_features(feature_tables, feature_columns, feature_means), count, world_size,
+      !feature_columns.empty()));
 }
 
 // One number of each lookup that some table wants, or null.
@@ -62,11 +53,7 @@ template <class Array>
 auto wanted(bool wants, const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
   if (wants && !array)
     throw py::value_error(std::string("a table's ids take ") + name + " along, the batch has none");
-  if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
-    throw py::value_error(std::string(name) + " must have one entry per id, " +
-                          std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
-  }
-  return array ? array->data() : nullptr;
+  return of_lookups(array, name, batch);
 }
 
 template <class T>
@@ -113,11 +100,10 @@ py::array_t<int64_t> ranks_of_ids(const Dense& ids, const std::pair<int32_t, int
 }  // namespace
 
 void bind_unique(py::module_& m) {
-  m.def("ranks_of", &ranks_of_ids,
-        R"(The rank of world_size that is home to each of ids [n], of a table whose home is (rank of all
-        ids, 0), or (-1, 0): id mod world_size, by floor; (-2, 0): a hash of the id; (-3, block): id / block,
-        and id mod world_size beyond the blocks. ValueError: no such home.)",
-        py::arg("ids"), py::arg("home"), py::arg("world_size"));
+  m.def("ranks_of", &ranks_of_ids, py::arg("ids"), py::arg("home"), py::arg("world_size"),
+        R"(The rank of world_size that is home to each of ids [n], of a table whose home is (rank of all ids,
+          0), or (-1, 0): id mod world_size, by floor; (-2, 0): a hash of the id; (-3, block): id / block, and
+          id mod world_size beyond the blocks. ValueError: no such home.)");
   const auto table = [](auto member) {
     return [member](const py::object& self) {
       const auto& batch = self.cast<const UniqueBatch&>();
@@ -135,8 +121,8 @@ void bind_unique(py::module_& m) {
   };
   py::class_<UniqueBatch>(
       m, "UniqueBatch",
-      R"(A rank's batch as the ranks of a sharded collection see it, of W ranks and T tables: each
-          id of a table once.
+      R"(A rank's batch as the ranks of a sharded collection see it, of W ranks and T tables: each id of a
+          table once.
 
           Rows come back in the order of `ids`, those of the tables of a group in one tensor.)")
       .def_property_readonly("ids", list(&UniqueBatch::ids),
@@ -144,8 +130,7 @@ void bind_unique(py::module_& m) {
       .def_property_readonly("repeats", list(&UniqueBatch::repeats), "[U] lookups of each of `ids`.")
       .def_property_readonly(
           "numbers", list(&UniqueBatch::numbers),
-          R"(Words that each of `ids` takes along, in their order, as its table asked for. For
-          `received`.)")
+          R"(Words that each of `ids` takes along, in their order, as its table asked for. For `received`.)")
       .def_property_readonly(
           "latest", list(&UniqueBatch::latest),
           R"([T] the latest timestamp of each table in the batch, -2**63 where there is none, or with
@@ -164,7 +149,7 @@ void bind_unique(py::module_& m) {
           R"(Index tables that have no such ids, which read row 0: (table, how many, one of them).)")
       .def(
           "rows", [](const UniqueBatch& batch, int64_t group) { return group_of(batch, group).rows; },
-          "Rows that the tables of a group receive. IndexError: there is no such group.", py::arg("group"))
+          py::arg("group"), "Rows that the tables of a group receive. IndexError: there is no such group.")
       .def(
           "feature_lookups",
           [](const UniqueBatch& batch, int64_t group) {
@@ -173,18 +158,17 @@ void bind_unique(py::module_& m) {
             for (size_t f = 0; f + 1 < first.size(); ++f) result.push_back(first[f + 1] - first[f]);
             return result;
           },
-          "Lookups of each feature of a group.", py::arg("group"))
+          py::arg("group"), "Lookups of each feature of a group.")
       .def(
           "slots",
           [](const py::object& self, int64_t group) {
             const UniqueGroup& own = group_of(self.cast<const UniqueBatch&>(), group);
             return arena_with_fields(own.lookups, {own.slots, own.offsets, own.source}, self);
           },
-          R"(An arena of int32 words and, for each array in it, None or (first word, words), N lookups
-          feature by feature: slots int32 [N], the received row; offsets int64 [F * B + 1] of the bags,
-          pooled; source int64 [N], where a lookup is in the batch's values, None when they are all of them
-          in order.)",
-          py::arg("group"))
+          py::arg("group"),
+          R"(An arena of int32 words and, for each array in it, None or (first word, words), N lookups feature
+          by feature: slots int32 [N], the received row; offsets int64 [F * B + 1] of the bags, pooled; source
+          int64 [N], where a lookup is in the batch's values, None when they are all of them in order.)")
       .def(
           "segments",
           [](const py::object& self, int64_t group) {
@@ -199,26 +183,25 @@ void bind_unique(py::module_& m) {
                                       own.positions, own.hot_segments},
                                      self);
           },
-          R"(The same of lookups sorted by received row, U rows: segment_offsets int32 [U + 1];
-          grad_row int32 [N], the lookup, or the sample when pooled; grad_column int32 [N], pooled; scale
-          float32 [N], with a MEAN feature; positions int32 [N], the lookup, weighted bags; hot_segments
-          int32 [H, 4], None if H is 0. Not from two threads at a time.)",
-          py::arg("group"));
+          py::arg("group"),
+          R"(The same of lookups sorted by received row, U rows: segment_offsets int32 [U + 1]; grad_row int32
+          [N], the lookup, or the sample when pooled; grad_column int32 [N], pooled; scale float32 [N], with a
+          MEAN feature; positions int32 [N], the lookup, weighted bags; hot_segments int32 [H, 4], None if H
+          is 0. Not from two threads at a time.)");
   py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(
       m, "Deduplicator", R"(Removes duplicates from batches of a sharded collection. Safe to call from several
           threads.)")
-      .def(py::init(&make_deduplicator),
-           R"(num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table;
-          the home of ids, as in `ranks_of`; whose rows are received in one tensor.
+      .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
+           py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
+           py::arg("world_size"), py::arg("numbers") = py::none(),
+           R"(num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table; the
+          home of ids, as in `ranks_of`; whose rows are received in one tensor.
 
-          feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two
-          are empty for sequences.
+          feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two are
+          empty for sequences.
 
-          numbers: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks,
-          4 for its last timestamp. None: nothing.)",
-           py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"), py::arg("feature_tables"),
-           py::arg("feature_columns"), py::arg("feature_means"), py::arg("world_size"),
-           py::arg("numbers") = py::none())
+          numbers: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks, 4
+          for its last timestamp. None: nothing.)")
       .def_property_readonly(
           "number_words",
           [](const Deduplicator& self) {
@@ -229,14 +212,12 @@ void bind_unique(py::module_& m) {
             return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
           "[T] int32 words of `UniqueBatch.numbers` that each id of a table takes.")
-      .def("received", &received,
-           R"(shows, clicks and timestamps [n] of the ids [n] of all ranks, rank by rank and there table
-          by table, from the `numbers` that they took along; None for what no table asks for. counts: [W, T]
-          ids.
+      .def("received", &received, py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert(),
+           R"(shows, clicks and timestamps [n] of the ids [n] of all ranks, rank by rank and there table by
+          table, from the `numbers` that they took along; None for what no table asks for. counts: [W, T] ids.
 
           An id that several ranks have has the same timestamp everywhere: that of its last lookup in the
-          batch of all ranks, by feature, then rank. ValueError: sizes that do not fit.)",
-           py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert())
+          batch of all ranks, by feature, then rank. ValueError: sizes that do not fit.)")
       .def(
           "run",
           [](Deduplicator& self, const Ints& values, const Ints& offsets, const Ints& feature_keys,
@@ -252,12 +233,12 @@ void bind_unique(py::module_& m) {
             const WithoutLock nogil;
             return self.run(batch.input, segments, numbers);
           },
-          R"(As for `Engine.plan`. Without `segments`, those are made when they are asked for. numbers:
-          the ids take along what their tables ask for. ValueError: a table wants clicks or timestamps, and
-          there are none.)",
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
           py::arg("weighted") = false, py::arg("segments") = true, py::arg("numbers") = false,
-          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none());
+          py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none(),
+          R"(As for `Engine.plan`. Without `segments`, those are made when they are asked for. numbers: the
+          ids take along what their tables ask for. ValueError: a table wants clicks or timestamps, and there
+          are none.)");
 }
 
 }  // namespace rec_sdk

@@ -86,7 +86,7 @@ void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char
   });
 }
 
-void Engine::read_in(const Plan& plan, char* records, InitialRows* initial) {
+InitialRows Engine::read_in(const Plan& plan, char* records, bool initial) {
   check_own(plan);
   auto guard = lock();
   check_landed(plan->sources);
@@ -94,13 +94,15 @@ void Engine::read_in(const Plan& plan, char* records, InitialRows* initial) {
   guard.unlock();
   const std::vector<RowRange> pieces = split_rows(plan->in_offsets);
   copy_in(plan, pieces, records);
-  if (initial == nullptr) return;
+  InitialRows found;
+  if (!initial) return found;
   for (const RowRange& piece : pieces) {
     const HostStore& store = group_.tables[piece.table].store;
     for (int32_t i = piece.begin; i < piece.end; ++i) {
-      if (!store.has(plan->swap_in_rows[i])) initial->add(i, piece.table);
+      if (!store.has(plan->swap_in_rows[i])) found.add(i, piece.table);
     }
   }
+  return found;
 }
 
 std::vector<int32_t> Engine::read_ahead(const Plan& plan, char* records) {
@@ -116,12 +118,12 @@ std::vector<int32_t> Engine::read_ahead(const Plan& plan, char* records) {
   return late;
 }
 
-void Engine::read_late(const Plan& plan, const int32_t* places, int64_t count, char* records) {
+void Engine::read_late(const Plan& plan, Span<int32_t> places, char* records) {
   check_own(plan);
   check_landed(plan->sources);
   std::vector<RowRange> pieces;
   int32_t table = 0;
-  for (int32_t i = 0; i < static_cast<int32_t>(count); ++i) {
+  for (int32_t i = 0; i < static_cast<int32_t>(places.size()); ++i) {
     if (places[i] < (i == 0 ? 0 : places[i - 1] + 1) || places[i] >= plan->rows_in) {
       throw std::invalid_argument("places are ascending, of rows that the plan brings in");
     }
@@ -182,12 +184,6 @@ void Engine::land(const Plan& plan, const char* records, const float* sums) {
   }
   guard.lock();
   group_.transit.remove(*plan);
-}
-
-bool Engine::landed(const Plan& plan) {
-  check_own(plan);
-  const auto guard = lock();
-  return group_.transit.find(plan->serial) != plan.buffers();
 }
 
 }  // namespace rec_sdk

@@ -1,25 +1,25 @@
 // The accumulation window of an engine.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 #include "torch_npu_ext/engine/api/engine.h"
 
 namespace rec_sdk {
 
-void Engine::mark(const Plan& plan) { mark(plan, plan->unique_slots, plan->uniques); }
+void Engine::mark(const Plan& plan) { mark(plan, {plan->unique_slots, plan->uniques}); }
 
-void Engine::mark(const Plan& plan, const int32_t* slots, int64_t count) {
+void Engine::mark(const Plan& plan, Span<int32_t> slots) {
   check_own(plan);
   const auto guard = lock();
   if (plan.released()) {
     throw std::runtime_error("mark needs a plan that is not released: its rows may have left the cache");
   }
-  for (int64_t i = 0; i < count; ++i) {
-    if (slots[i] < 0 || slots[i] >= group_.slots)
-      throw std::out_of_range("mark: a slot that is not the group's");
+  for (const int32_t slot : slots) {
+    if (slot < 0 || slot >= group_.slots) throw std::out_of_range("mark: a slot that is not the group's");
   }
-  for (int64_t i = 0; i < count; ++i) group_.window.mark(slots[i]);
+  for (const int32_t slot : slots) group_.window.mark(slot);
 }
 
 bool Engine::window_open() {
@@ -27,26 +27,21 @@ bool Engine::window_open() {
   return !group_.window.empty();
 }
 
-void Engine::window_slots(std::vector<int32_t>* slots, std::vector<int32_t>* table_offsets) {
-  const auto guard = lock_settled("the window's slots");
-  *slots = group_.window.resident_slots();
-  table_offsets->assign(1, 0);
-  for (const Table& table : group_.tables) {
-    const auto end = std::lower_bound(slots->begin(), slots->end(), table.end_slot());
-    table_offsets->push_back(static_cast<int32_t>(end - slots->begin()));
-  }
-}
-
-void Engine::window_away(std::vector<int64_t>* rows, std::vector<int32_t>* table_offsets) {
+Engine::WindowRows Engine::window_rows() {
   const auto guard = lock_settled("the window's rows");
   const size_t tables = group_.tables.size();
-  rows->clear();
-  table_offsets->assign(tables + 1, 0);
-  for (const AwaySums::Away& away : group_.window.away()) {
-    rows->push_back(away.row());
-    ++(*table_offsets)[away.table() + 1];
+  WindowRows found{group_.window.resident_slots(), {0}, {}, std::vector<int32_t>(tables + 1)};
+  const std::vector<int32_t>& slots = found.slots;
+  for (const Table& table : group_.tables) {
+    const auto end = std::lower_bound(slots.begin(), slots.end(), table.end_slot());
+    found.slot_offsets.push_back(static_cast<int32_t>(end - slots.begin()));
   }
-  for (size_t t = 0; t < tables; ++t) (*table_offsets)[t + 1] += (*table_offsets)[t];
+  for (const AwaySums::Away& away : group_.window.away()) {
+    found.rows.push_back(away.row());
+    ++found.row_offsets[away.table() + 1];
+  }
+  std::partial_sum(found.row_offsets.begin(), found.row_offsets.end(), found.row_offsets.begin());
+  return found;
 }
 
 namespace {

@@ -93,7 +93,7 @@ void shrink_removals(Removals* log) noexcept {
 
 int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, bool candidates) {
   Table& table = group->tables[t];
-  if (!table.spec().hashed) check_index_ids(table, ids, count);
+  check_index_ids(table, {ids, count});
   check_removable(group, t, ids, count);
   table.extend_rows();
   const bool logged = table.columns.has(Column::kVersion);
@@ -110,13 +110,14 @@ int64_t remove_ids(Group* group, int32_t t, const int64_t* ids, int64_t count, b
   return removed;
 }
 
-void check_index_ids(const Table& table, const int64_t* ids, int64_t count) {
+void check_index_ids(const Table& table, Span<int64_t> ids) {
+  if (table.spec().hashed) return;
   const int64_t rows = table.spec().num_embeddings;
   const auto outside = [rows](int64_t id) { return id < 0 || id >= rows; };
-  const int64_t bad = std::count_if(ids, ids + count, outside);
+  const int64_t bad = std::count_if(ids.begin(), ids.end(), outside);
   if (bad == 0) return;
   throw std::out_of_range("table '" + table.spec().name + "': id " +
-                          std::to_string(*std::find_if(ids, ids + count, outside)) +
+                          std::to_string(*std::find_if(ids.begin(), ids.end(), outside)) +
                           " is out of range for num_embeddings " + std::to_string(rows) + " (" +
                           std::to_string(bad) + " such ids)");
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch_npu_ext/engine/base/span.h"
 #include "torch_npu_ext/engine/group/group.h"
 
 namespace rec_sdk {
@@ -20,7 +21,7 @@ int64_t remove_ids(Group* group, int32_t table, const int64_t* ids, int64_t coun
 // Gives memory of a log of removed ids back when a fourth of it would do.
 void shrink_removals(std::vector<std::pair<uint64_t, int64_t>>* log) noexcept;
 
-// Throws std::out_of_range unless the ids are rows of the index table.
-void check_index_ids(const Table& table, const int64_t* ids, int64_t count);
+// Throws std::out_of_range unless the ids are rows of an index table.
+void check_index_ids(const Table& table, Span<int64_t> ids);
 
 }  // namespace rec_sdk

@@ -3,7 +3,7 @@
 #include <functional>
 #include <stdexcept>
 
-#include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/api/tables.h"
 #include "torch_npu_ext/engine/life/removal.h"
 
 namespace rec_sdk {
@@ -29,59 +29,68 @@ std::vector<int32_t> next_slots(const Table& table, size_t count) {
 
 }  // namespace
 
-void Engine::cached_rows(int32_t t, CachedRows* cached) {
+Tables::CachedRows Tables::cached_rows(int32_t t) {
   const auto guard = lock_settled("listing the cache");
   const Table& source = table(t);
-  const int64_t end = source.first_slot() + source.spec().slots;
   const size_t rows = static_cast<size_t>(source.spec().slots - source.free_slots());
-  cached->ids.reserve(rows);
-  cached->heats.reserve(rows);
-  cached->last_batches.reserve(rows);
-  for (int64_t slot = source.first_slot(); slot < end; ++slot) {
+  CachedRows cached;
+  auto& [ids, heats, last_batches] = cached;
+  ids.reserve(rows);
+  heats.reserve(rows);
+  last_batches.reserve(rows);
+  for (int64_t slot = source.first_slot(); slot < source.first_slot() + source.spec().slots; ++slot) {
     const uint32_t batch = group_.uses.last_batch(slot);
     if (batch == 0) continue;
-    cached->ids.push_back(group_.slot_ids[slot]);
-    cached->heats.push_back(source.policy->heat(static_cast<uint32_t>(slot), group_.uses));
-    cached->last_batches.push_back(batch);
+    ids.push_back(group_.slot_ids[slot]);
+    heats.push_back(source.policy->heat(static_cast<uint32_t>(slot), group_.uses));
+    last_batches.push_back(batch);
   }
+  return cached;
 }
 
-void Engine::choose_warm(int32_t t, const int64_t* ids, int64_t count, WarmRows* chosen) {
+Tables::WarmRows Tables::choose_warm(int32_t t, Span<int64_t> ids) {
   const auto guard = lock_settled("warming the cache");
   const Table& target = table(t);
-  if (!target.spec().hashed) check_index_ids(target, ids, count);
+  check_index_ids(target, ids);
   check_idle(group_, target);
   const size_t room = static_cast<size_t>(target.free_slots());
-  const size_t most = std::min(room, static_cast<size_t>(count));
+  const int64_t count = ids.size();
+  WarmRows chosen;
+  auto& [places, rows, slots] = chosen;
   std::vector<bool> met(static_cast<size_t>(target.row_bound()));
-  chosen->places.reserve(most);
-  chosen->rows.reserve(most);
+  places.reserve(std::min(room, static_cast<size_t>(count)));
+  rows.reserve(places.capacity());
   constexpr int64_t kAhead = 16;
-  for (int64_t i = 0; i < count && chosen->places.size() < room; ++i) {
+  for (int64_t i = 0; i < count && places.size() < room; ++i) {
     if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
     uint32_t row = 0, slot = 0;
     if (!target.locate(ids[i], &row, &slot) || slot != kNoSlot) continue;
     if ((target.spec().hashed && !target.store.has(row)) || group_.window.has(t, row, -1)) continue;
     if (met[row]) continue;
     met[row] = true;
-    chosen->places.push_back(i);
-    chosen->rows.push_back(row);
+    places.push_back(i);
+    rows.push_back(row);
   }
   // Where rows are as hot, the lower slots leave first: the hottest get the highest.
-  chosen->slots = next_slots(target, chosen->places.size());
-  std::reverse(chosen->slots.begin(), chosen->slots.end());
+  slots = next_slots(target, places.size());
+  std::reverse(slots.begin(), slots.end());
+  return chosen;
 }
 
-void Engine::warm(int32_t t, const int64_t* ids, const int32_t* slots, const float* heats, int64_t count) {
+void Tables::warm(int32_t t, Span<int64_t> ids, Span<int32_t> slots, Span<float> heats) {
+  const int64_t count = ids.size();
+  if (count != slots.size() || count != heats.size()) {
+    throw std::invalid_argument("warm needs a slot and a heat for every id");
+  }
   const auto guard = lock_settled("warming the cache");
   Table& target = table(t);
   check_idle(group_, target);
   bool right = count <= target.free_slots();
   if (right) {
     std::vector<int32_t> expected = next_slots(target, static_cast<size_t>(count));
-    right = std::equal(expected.rbegin(), expected.rend(), slots);
+    right = std::equal(expected.rbegin(), expected.rend(), slots.begin());
   }
-  std::vector<uint32_t> rows(static_cast<size_t>(count)), taken(slots, slots + count);
+  std::vector<uint32_t> rows(static_cast<size_t>(count)), taken(slots.begin(), slots.end());
   constexpr int64_t kAhead = 16;
   for (int64_t i = 0; right && i < count; ++i) {
     if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
@@ -102,7 +111,7 @@ void Engine::warm(int32_t t, const int64_t* ids, const int32_t* slots, const flo
     group_.uses.touch(slot);
   }
   target.policy->enter(taken.data(), rows.data(), count);
-  if (!target.never_evicts()) target.policy->warm(taken.data(), heats, count, group_.uses);
+  if (!target.never_evicts()) target.policy->warm(taken.data(), heats.data(), count, group_.uses);
   if (group_.future.any()) {
     for (int64_t i = 0; i < count; ++i) group_.future.enter(t, slots[i], ids[i]);
   }

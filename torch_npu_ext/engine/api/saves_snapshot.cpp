@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "torch_npu_ext/engine/api/engine.h"
+#include "torch_npu_ext/engine/api/saves.h"
 #include "torch_npu_ext/engine/base/radix_sort.h"
 
 namespace rec_sdk {
@@ -20,23 +20,22 @@ Snapshot& open_one(Table& table) {
   return *table.snapshot;
 }
 
-std::unique_ptr<Snapshot> new_snapshot(const Table& table) {
-  if (table.snapshot != nullptr) {
-    throw std::runtime_error("table '" + table.spec().name + "' has a snapshot already");
-  }
-  return std::make_unique<Snapshot>(table.row_bound());
+TakenRows nothing_of(const Table& source, int64_t record_bytes) {
+  TakenRows taken;
+  taken.kept = source.spec().columns;
+  taken.record_bytes = record_bytes;
+  return taken;
 }
 
-// visit(id, row, slot) of those ids [begin, end) that the table has; before, soon(row), for prefetches. Each
+// visit(id, row, slot) of those ids that the table has; before, soon(row), for prefetches. Each
 // look at memory is asked for by all ids of a piece before the first of them needs it.
 template <class Soon, class Visit>
-void for_each_located(const Table& table, const int64_t* begin, const int64_t* end, const Soon& soon,
-                      const Visit& visit) {
+void for_each_located(const Table& table, Span<int64_t> all, const Soon& soon, const Visit& visit) {
   constexpr int64_t kPiece = 64;
   IdMap::Entry entries[kPiece];
   uint32_t rows[kPiece], slots[kPiece];
-  for (const int64_t* ids = begin; ids < end; ids += kPiece) {
-    const int64_t count = std::min<int64_t>(kPiece, end - ids);
+  for (const int64_t* ids = all.begin(); ids < all.end(); ids += kPiece) {
+    const int64_t count = std::min<int64_t>(kPiece, all.end() - ids);
     for (int64_t i = 0; i < count; ++i) table.prefetch_slot(ids[i]);
     if (table.spec().hashed) {
       for (int64_t i = 0; i < count; ++i) {
@@ -64,64 +63,63 @@ void for_each_located(const Table& table, const int64_t* begin, const int64_t* e
 
 }  // namespace
 
-int64_t Engine::open_snapshot(int32_t t, const int64_t* ids, int64_t count) {
+template <class Fill>
+int64_t Saves::open(int32_t t, const Fill& fill) {
   const auto guard = lock_settled("a snapshot");
   Table& target = table(t);
-  auto snapshot = new_snapshot(target);
-  if (ids != nullptr) {
-    constexpr int64_t kAhead = 16;
-    uint32_t row = 0, slot = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
-      if (target.locate(ids[i], &row, &slot)) snapshot->add(row);
-    }
-  } else {
+  if (target.snapshot != nullptr) {
+    throw std::runtime_error("table '" + target.spec().name + "' has a snapshot already");
+  }
+  auto snapshot = std::make_unique<Snapshot>(target.row_bound());
+  fill(&target, snapshot.get());
+  target.snapshot = std::move(snapshot);
+  return target.snapshot->pending();
+}
+
+int64_t Saves::open_snapshot(int32_t t) {
+  return open(t, [](Table* target, Snapshot* snapshot) {
     snapshot->add_all();
-    if (target.spec().hashed) {
-      target.directory().for_each_free([&](uint32_t row) { snapshot->leave_out(row); });
-    }
-  }
-  target.snapshot = std::move(snapshot);
-  return target.snapshot->pending();
+    if (!target->spec().hashed) return;
+    target->directory().for_each_free([&](uint32_t row) { snapshot->leave_out(row); });
+  });
 }
 
-int64_t Engine::open_snapshot_since(int32_t t, uint64_t since) {
-  const auto guard = lock_settled("a snapshot");
-  Table& target = table(t);
-  if (!target.columns.has(Column::kVersion)) {
-    throw std::invalid_argument("table '" + target.spec().name + "' does not keep versions of its rows");
-  }
-  auto snapshot = new_snapshot(target);
-  snapshot->has_list = true;
-  const auto add = [&](int64_t id, uint32_t row, uint32_t) {
-    if (target.columns.version(row) <= since || snapshot->has(row)) return;
-    snapshot->listed.emplace_back(row, id);
-    snapshot->add(row);
-  };
-  if (target.changes.knows(since)) {
-    const auto [begin, end] = target.changes.entries_after(since);
+int64_t Saves::open_snapshot(int32_t t, Span<int64_t> ids) {
+  return open(t, [&](Table* target, Snapshot* snapshot) {
+    for_each_located(
+        *target, ids, [](uint32_t) {}, [&](int64_t, uint32_t row, uint32_t) { snapshot->add(row); });
+  });
+}
+
+int64_t Saves::open_snapshot_since(int32_t t, uint64_t since) {
+  return open(t, [&](Table* target, Snapshot* snapshot) {
+    versioned_table(t);  // checked
+    snapshot->has_list = true;
+    const auto add = [&](int64_t id, uint32_t row, uint32_t) {
+      if (target->columns.version(row) <= since || snapshot->has(row)) return;
+      snapshot->listed.emplace_back(row, id);
+      snapshot->add(row);
+    };
+    if (!target->changes.knows(since)) return target->for_each(add);
+    const auto [begin, end] = target->changes.entries_after(since);
     snapshot->listed.reserve(static_cast<size_t>(end - begin));
-    for_each_located(target, begin, end, [&](uint32_t row) { snapshot->prefetch(row); }, add);
-  } else {
-    target.for_each(add);
-  }
-  target.snapshot = std::move(snapshot);
-  return target.snapshot->pending();
+    for_each_located(*target, {begin, end - begin}, [&](uint32_t row) { snapshot->prefetch(row); }, add);
+  });
 }
 
-void Engine::close_snapshot(int32_t t) {
+void Saves::close_snapshot(int32_t t) {
   const auto guard = lock();
   table(t).snapshot.reset();
 }
 
-int64_t Engine::snapshot_pending(int32_t t) {
+int64_t Saves::snapshot_pending(int32_t t) {
   const auto guard = lock();
   return open_one(table(t)).pending();
 }
 
 // The rows that come or go with a plan that is not applied, or that are on their way to the store.
 template <class Visit>
-void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
+void Saves::for_each_moving_row(int32_t t, const Visit& visit) const {
   const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
     std::for_each(rows + offsets[t], rows + offsets[t + 1], visit);
   };
@@ -132,14 +130,14 @@ void Engine::for_each_moving_row(int32_t t, const Visit& visit) const {
   group_.transit.for_each([&all](const PlanBuffers& plan) { all(plan.out_offsets, plan.swap_out_rows); });
 }
 
-void Engine::mark_moving(int32_t t, Snapshot* snapshot) const {
+void Saves::mark_moving(int32_t t, Snapshot* snapshot) const {
   std::vector<uint64_t> plans;  // a plan has the same rows as long as it is in one of these
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) { plans.push_back(plan->serial << 1); });
   group_.transit.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
   snapshot->set_moving(std::move(plans), [&](const auto& mark) { for_each_moving_row(t, mark); });
 }
 
-void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) {
+void Saves::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRows* taken) {
   taken->ids.push_back(id);
   taken->slots.push_back(static_cast<int32_t>(slot));
   taken->rows.push_back(row);
@@ -151,7 +149,7 @@ void Engine::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenR
 }
 
 // All at once: rows lie anywhere in the store.
-void Engine::copy_records(const Table& source, TakenRows* taken) const {
+void Saves::copy_records(const Table& source, TakenRows* taken) const {
   constexpr size_t kAhead = 8;
   const size_t bytes = static_cast<size_t>(group_.layout.bytes), count = taken->ids.size();
   const auto resident = [](int32_t slot) { return static_cast<uint32_t>(slot) != kNoSlot; };
@@ -165,19 +163,21 @@ void Engine::copy_records(const Table& source, TakenRows* taken) const {
   }
 }
 
-void Engine::take_ids(int32_t t, const int64_t* ids, int64_t count, TakenRows* taken) {
+TakenRows Saves::take_ids(int32_t t, Span<int64_t> ids) {
   const auto guard = lock();
   Table& source = table(t);
+  TakenRows taken = nothing_of(source, group_.layout.bytes);
   Snapshot& snapshot = open_one(source);
   mark_moving(t, &snapshot);
   const auto soon = [&](uint32_t row) { snapshot.prefetch(row); };
-  for_each_located(source, ids, ids + count, soon, [&](int64_t id, uint32_t row, uint32_t slot) {
-    if (snapshot.has_still(row)) take(&source, id, row, slot, taken);
+  for_each_located(source, ids, soon, [&](int64_t id, uint32_t row, uint32_t slot) {
+    if (snapshot.has_still(row)) take(&source, id, row, slot, &taken);
   });
-  copy_records(source, taken);
+  copy_records(source, &taken);
+  return taken;
 }
 
-void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRows* taken) {
+TakenRows Saves::take_slots(int32_t t, Span<int32_t> slots) {
   constexpr int64_t kAhead = 16;
   const auto guard = lock();
   Table& source = table(t);
@@ -185,9 +185,10 @@ void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRow
   const auto own = [&](int32_t slot) {
     return slot >= source.first_slot() && slot < source.first_slot() + source.spec().slots;
   };
-  taken->reserve(static_cast<size_t>(std::min(count, snapshot.pending())), source.columns.saved());
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count && own(slots[i + kAhead])) {
+  TakenRows taken = nothing_of(source, group_.layout.bytes);
+  taken.reserve(static_cast<size_t>(std::min(slots.size(), snapshot.pending())), source.columns.saved());
+  for (int64_t i = 0; i < slots.size(); ++i) {
+    if (i + kAhead < slots.size() && own(slots[i + kAhead])) {
       source.prefetch_row(static_cast<uint32_t>(slots[i + kAhead]));
       prefetch(&group_.slot_ids[slots[i + kAhead]]);
     }
@@ -195,13 +196,14 @@ void Engine::take_slots(int32_t t, const int32_t* slots, int64_t count, TakenRow
     if (!own(slot)) continue;
     const int64_t id = group_.slot_ids[slot];
     const uint32_t row = source.row_in(static_cast<uint32_t>(slot), id);
-    if (snapshot.has(row)) take(&source, id, row, static_cast<uint32_t>(slot), taken);
+    if (snapshot.has(row)) take(&source, id, row, static_cast<uint32_t>(slot), &taken);
   }
-  copy_records(source, taken);
+  copy_records(source, &taken);
+  return taken;
 }
 
 // Listed rows from a place on; one that moves is left for later.
-void Engine::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken) {
+void Saves::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken) {
   constexpr int64_t kAhead = 16;
   Snapshot& snapshot = *source->snapshot;
   auto& listed = snapshot.listed;
@@ -219,7 +221,7 @@ void Engine::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* t
   }
 }
 
-int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* taken) {
+std::pair<TakenRows, int64_t> Saves::take_next(int32_t t, int64_t begin, int64_t least) {
   constexpr int64_t kStep = 256;  // buckets, or rows
   const auto guard = lock();
   Table& source = table(t);
@@ -229,13 +231,14 @@ int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* ta
   const int64_t end = snapshot.has_list ? static_cast<int64_t>(snapshot.listed.size())
                       : hashed          ? static_cast<int64_t>(source.map().bucket_count())
                                         : source.spec().num_embeddings;
-  taken->reserve(static_cast<size_t>(std::min(least, snapshot.pending())), source.columns.saved());
+  TakenRows taken = nothing_of(source, group_.layout.bytes);
+  taken.reserve(static_cast<size_t>(std::min(least, snapshot.pending())), source.columns.saved());
   const auto visit = [&](int64_t id, uint32_t row, uint32_t slot) {
-    if (snapshot.has_still(row)) take(&source, id, row, slot, taken);
+    if (snapshot.has_still(row)) take(&source, id, row, slot, &taken);
   };
   int64_t at = std::max<int64_t>(begin, 0);
-  if (snapshot.has_list) take_listed(&source, &at, least, taken);
-  for (; at < end && static_cast<int64_t>(taken->ids.size()) < least; at += kStep) {
+  if (snapshot.has_list) take_listed(&source, &at, least, &taken);
+  for (; at < end && static_cast<int64_t>(taken.ids.size()) < least; at += kStep) {
     if (hashed) {
       source.map().for_each_from(static_cast<uint64_t>(at), static_cast<uint64_t>(at + kStep),
                                  [&](int64_t id, const IdMap::Entry& entry) {
@@ -248,25 +251,8 @@ int64_t Engine::take_next(int32_t t, int64_t begin, int64_t least, TakenRows* ta
       visit(row, static_cast<uint32_t>(row), ~source.row_slots()[row]);
     }
   }
-  copy_records(source, taken);
-  return at < end ? at : -1;
-}
-
-LeavingIds Engine::leaving_ids(int32_t t, bool at_interval) {
-  const auto guard = lock_settled("choosing ids to evict");
-  table(t);  // checked
-  return evictable_ids(&group_, t, at_interval);
-}
-
-LeavingIds Engine::leaving_ids(int32_t t, const std::vector<int64_t>& intervals) {
-  bool ends = false;
-  {
-    const auto guard = lock();
-    const int64_t interval = intervals.at(static_cast<size_t>(t));
-    ends = interval_ends(table(t), interval);
-    if (!has_leaving(t, interval)) return {};
-  }
-  return leaving_ids(t, ends);
+  copy_records(source, &taken);
+  return {std::move(taken), at < end ? at : -1};
 }
 
 }  // namespace rec_sdk

@@ -1,36 +1,34 @@
 // The engine's calls on what a table keeps of its ids beside their rows, and on the ids that leave it.
+#include "torch_npu_ext/engine/api/lifecycle.h"
+
 #include <algorithm>
 #include <shared_mutex>
 #include <stdexcept>
 
-#include "torch_npu_ext/engine/api/engine.h"
-
 namespace rec_sdk {
 namespace {
 
-void check_intervals(const std::vector<int64_t>& intervals, int32_t tables) {
-  if (static_cast<int32_t>(intervals.size()) == tables) return;
-  throw std::invalid_argument("intervals must have one entry per table, " + std::to_string(tables) +
-                              ", got " + std::to_string(intervals.size()));
+template <class Values>
+void check_one_each(const char* name, const Values& values, int32_t tables) {
+  if (static_cast<int32_t>(values.size()) == tables) return;
+  throw std::invalid_argument(std::string(name) + " must have one entry per table, " +
+                              std::to_string(tables) + ", got " + std::to_string(values.size()));
 }
 
 }  // namespace
 
-void Engine::freeze(const std::vector<bool>& frozen) {
+void Lifecycle::freeze(const std::vector<bool>& frozen) {
   const auto guard = lock_settled("freezing tables");
-  if (static_cast<int32_t>(frozen.size()) != table_count()) {
-    throw std::invalid_argument("frozen must have one entry per table, " + std::to_string(table_count()) +
-                                ", got " + std::to_string(frozen.size()));
-  }
+  check_one_each("frozen", frozen, table_count());
   for (int32_t t = 0; t < table_count(); ++t) group_.tables[t].frozen = frozen[static_cast<size_t>(t)];
 }
 
-bool Engine::has_leaving(int32_t t, int64_t interval) const {
+bool Lifecycle::has_leaving(int32_t t, int64_t interval) const {
   return !group_.tables[t].frozen && (interval_ends(group_.tables[t], interval) || beyond_bound(t));
 }
 
 // Without what plans that have not begun added: they may be dropped and made again.
-bool Engine::beyond_bound(int32_t t) const {
+bool Lifecycle::beyond_bound(int32_t t) const {
   const Table& table = group_.tables[t];
   const Rules& rules = table.spec().rules;
   if (!rules.has_bound()) return false;
@@ -45,7 +43,7 @@ bool Engine::beyond_bound(int32_t t) const {
 }
 
 // As above.
-bool Engine::halves(int32_t t) const {
+bool Lifecycle::halves(int32_t t) const {
   const Table& table = group_.tables[t];
   if (table.frozen || table.spec().rules.admission() == nullptr) return false;
   int64_t planned = 0;
@@ -55,20 +53,20 @@ bool Engine::halves(int32_t t) const {
   return table.admission->halves(planned);
 }
 
-bool Engine::evicts(const std::vector<int64_t>& intervals) {
+bool Lifecycle::evicts(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
-  check_intervals(intervals, table_count());
+  check_one_each("intervals", intervals, table_count());
   for (int32_t t = 0; t < table_count(); ++t) {
     if (has_leaving(t, intervals[t]) || halves(t)) return true;
   }
   return false;
 }
 
-void Engine::end_step_clocks() {
+void Lifecycle::end_step_clocks() {
   for (Table& table : group_.tables) table.clock.steps += !table.frozen;
 }
 
-int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
+int64_t Lifecycle::end_step(const std::vector<int64_t>& intervals) {
   if (!evicts(intervals)) {
     const auto guard = lock();
     end_step_clocks();
@@ -86,16 +84,16 @@ int64_t Engine::end_step(const std::vector<int64_t>& intervals) {
   return evicted;
 }
 
-int64_t Engine::evict(int32_t t) {
+int64_t Lifecycle::evict(int32_t t) {
   const auto guard = lock_settled("the eviction of ids");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
   table(t);  // checked
   return evict_ids(&group_, t, true);
 }
 
-std::vector<int32_t> Engine::measured_tables(const std::vector<int64_t>& intervals) {
+std::vector<int32_t> Lifecycle::measured_tables(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
-  check_intervals(intervals, table_count());
+  check_one_each("intervals", intervals, table_count());
   std::vector<int32_t> found;
   for (int32_t t = 0; t < table_count(); ++t) {
     const Table& table = group_.tables[t];
@@ -105,62 +103,70 @@ std::vector<int32_t> Engine::measured_tables(const std::vector<int64_t>& interva
   return found;
 }
 
-void Engine::mark_small(int32_t t, const int64_t* rows, int64_t count) {
+void Lifecycle::mark_small(int32_t t, Span<int64_t> rows) {
   const auto guard = lock_settled("marking rows that leave");
   Table& target = table(t);
-  check_rows(target, rows, count);
+  check_rows(target, rows);
   target.small.assign(static_cast<size_t>(target.row_bound()), false);
-  for (int64_t i = 0; i < count; ++i) target.small[static_cast<size_t>(rows[i])] = true;
+  for (const int64_t row : rows) target.small[static_cast<size_t>(row)] = true;
 }
 
-std::vector<Engine::LargeEviction> Engine::take_large_evictions() {
+Lifecycle::LargeEvictions Lifecycle::take_large_evictions() {
   const auto guard = lock();
-  std::vector<LargeEviction> found;
+  LargeEvictions found;
   for (int32_t t = 0; t < table_count(); ++t) {
     auto& [evicted, rows] = group_.large_evictions[t];
     if (evicted == 0) continue;
-    found.push_back({group_.tables[t].spec().name, evicted, rows, group_.tables[t].clock.timestamp});
+    found.emplace_back(group_.tables[t].spec().name, evicted, rows, group_.tables[t].clock.timestamp);
     evicted = rows = 0;
   }
   return found;
 }
 
-std::vector<Engine::SetAside> Engine::set_aside(const Plan& plan) const {
-  std::vector<SetAside> found;
-  for (size_t t = 0; t < plan->life.size(); ++t) {
-    const LifeLog& log = plan->life[t];
-    if (log.set_aside == 0) continue;
-    const auto [id, timestamp] = log.example;
-    found.push_back({group_.tables[t].spec().name, log.set_aside, id, timestamp, log.latest});
-  }
-  return found;
+LeavingIds Lifecycle::leaving_ids(int32_t t, bool at_interval) {
+  const auto guard = lock_settled("choosing ids to evict");
+  table(t);  // checked
+  return evictable_ids(&group_, t, at_interval);
 }
 
-ColumnSet Engine::columns(int32_t t) {
+LeavingIds Lifecycle::leaving_ids(int32_t t, const std::vector<int64_t>& intervals) {
+  bool ends = false;
+  {
+    const auto guard = lock();
+    const int64_t interval = intervals.at(static_cast<size_t>(t));
+    ends = interval_ends(table(t), interval);
+    if (!has_leaving(t, interval)) return {};
+  }
+  return leaving_ids(t, ends);
+}
+
+ColumnSet Lifecycle::columns(int32_t t) {
   const auto guard = lock();
   return table(t).spec().columns;
 }
 
-void Engine::read_columns(int32_t t, const int64_t* rows, int64_t count, RowColumnValues* values) {
+std::vector<RowColumnValues> Lifecycle::read_columns(int32_t t, Span<int64_t> rows) {
   const auto guard = lock();
   const Table& source = table(t);
-  check_rows(source, rows, count);
-  for (int64_t i = 0; i < count; ++i) values[i] = source.columns.read(rows[i]);
+  check_rows(source, rows);
+  std::vector<RowColumnValues> values;
+  for (const int64_t row : rows) values.push_back(source.columns.read(row));
+  return values;
 }
 
-void Engine::write_columns(int32_t t, const int64_t* rows, int64_t count, const RowColumnValues* values) {
+void Lifecycle::write_columns(int32_t t, Span<int64_t> rows, const std::vector<RowColumnValues>& values) {
   const auto guard = lock_settled("writing columns of rows");
   Table& target = table(t);
-  check_rows(target, rows, count);
-  for (int64_t i = 0; i < count; ++i) target.columns.write(rows[i], values[i]);
+  check_rows(target, rows);
+  for (int64_t i = 0; i < rows.size(); ++i) target.columns.write(rows[i], values[i]);
   if (!target.columns.has(Column::kVersion)) return;
   const uint64_t newest = group_.uses.newest_version();
-  for (int64_t i = 0; i < count; ++i) {
-    target.changes.add_unknown(target.columns.exchange_version(rows[i], newest), newest);
+  for (const int64_t row : rows) {
+    target.changes.add_unknown(target.columns.exchange_version(row, newest), newest);
   }
 }
 
-std::vector<Engine::Candidate> Engine::candidates(int32_t t) {
+std::vector<Lifecycle::Candidate> Lifecycle::candidates(int32_t t) {
   const auto guard = lock_settled("listing candidates");
   const Table& source = table(t);
   const Candidates& candidates = source.admission->candidates;
@@ -173,7 +179,7 @@ std::vector<Engine::Candidate> Engine::candidates(int32_t t) {
   return found;
 }
 
-void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates) {
+void Lifecycle::set_candidates(int32_t t, const std::vector<Candidate>& candidates) {
   const auto guard = lock_settled("setting candidates");
   Table& target = table(t);
   for (const Candidate& candidate : candidates) {
@@ -187,24 +193,24 @@ void Engine::set_candidates(int32_t t, const std::vector<Candidate>& candidates)
                               "' counts nothing of ids without a row: it has no candidates");
 }
 
-std::vector<uint8_t> Engine::sketch(int32_t t) {
+std::vector<uint8_t> Lifecycle::sketch(int32_t t) {
   const auto guard = lock_settled("reading a sketch");
   return table(t).admission->state();
 }
 
-void Engine::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& states) {
+void Lifecycle::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& states) {
   const auto guard = lock_settled("setting a sketch");
   Table& target = table(t);
   if (target.admission->set_states(states) || states.empty()) return;
   throw std::invalid_argument("table '" + target.spec().name + "' counts in no sketch");
 }
 
-LifeClock Engine::clock(int32_t t) {
+LifeClock Lifecycle::clock(int32_t t) {
   const auto guard = lock();
   return table(t).clock;
 }
 
-void Engine::set_clock(int32_t t, const LifeClock& clock) {
+void Lifecycle::set_clock(int32_t t, const LifeClock& clock) {
   const auto guard = lock_settled("setting a clock");
   table(t).clock = clock;
 }

@@ -1,0 +1,210 @@
+// rec_sdk_torch._engine: batches and their plans.
+#include "torch_npu_ext/engine/api/bindings.h"
+
+namespace rec_sdk {
+namespace {
+
+// Keeps the plan's buffers alive, for views into them.
+py::capsule owner_of(const Plan& plan) {
+  auto* owner = new std::shared_ptr<PlanBuffers>(plan.buffers());
+  return py::capsule(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
+}
+
+// The binary interface of DLPack before versions, https://dmlc.github.io/dlpack/latest/c_api.html.
+struct DLDevice {
+  static constexpr int32_t kCpu = 1;
+  int32_t type, id;
+};
+struct DLDataType {
+  static constexpr uint8_t kInt = 0, kFloat = 2;
+  uint8_t code, bits;
+  uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;  // null: without gaps
+  uint64_t byte_offset;
+};
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor*);
+};
+constexpr const char* kDlpackName = "dltensor";
+
+struct ExportedField {
+  DLManagedTensor managed{};
+  int64_t elements;
+  std::shared_ptr<PlanBuffers> owner;
+};
+
+using View = py::typing::Optional<py::array>;
+using Views = py::typing::Tuple<View, py::ellipsis>;
+using Capsules = py::typing::Tuple<py::typing::Optional<py::object>, py::ellipsis>;
+
+// An array of the plan as its type is; None if the batch does not need it.
+py::object view_of(const PlanBuffers::Field& field, const char* arena, const py::capsule& owner) {
+  using Field = PlanBuffers::Field;
+  if (field.begin < 0) return py::none();
+  const char* data = arena + 4 * field.begin;
+  const py::ssize_t words = field.words;
+  switch (field.type) {
+    case Field::kInt64:
+      return py::array_t<int64_t>(words / 2, reinterpret_cast<const int64_t*>(data), owner);
+    case Field::kFloat32:
+      return py::array_t<float>(words, reinterpret_cast<const float*>(data), owner);
+    case Field::kHotSegment:
+      return py::array_t<int32_t>({words / 4, py::ssize_t{4}}, reinterpret_cast<const int32_t*>(data), owner);
+    case Field::kInt32:
+      break;
+  }
+  return py::array_t<int32_t>(words, reinterpret_cast<const int32_t*>(data), owner);
+}
+
+// A part of the plan for torch.from_dlpack, or None. Such a tensor costs less than one of a NumPy array,
+// above all at its end, which takes no lock.
+py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
+  using Field = PlanBuffers::Field;
+  // Kernels on the host find hot rows themselves.
+  if (field.begin < 0 || field.type == Field::kHotSegment) return py::none();
+  auto exported = std::make_unique<ExportedField>();
+  const uint8_t bits = field.type == Field::kInt64 ? 64 : 32;
+  exported->elements = 32 * field.words / bits;
+  exported->owner = plan.buffers();
+  DLTensor& tensor = exported->managed.dl_tensor;
+  tensor.data = const_cast<char*>(plan->arena() + 4 * field.begin);
+  tensor.device = {DLDevice::kCpu, 0};
+  tensor.ndim = 1;
+  tensor.dtype = {field.type == Field::kFloat32 ? DLDataType::kFloat : DLDataType::kInt, bits, 1};
+  tensor.shape = &exported->elements;
+  exported->managed.manager_ctx = exported.get();
+  exported->managed.deleter = [](DLManagedTensor* managed) {
+    delete static_cast<ExportedField*>(managed->manager_ctx);
+  };
+  PyObject* const capsule = PyCapsule_New(&exported->managed, kDlpackName, [](PyObject* unused) {
+    if (!PyCapsule_IsValid(unused, kDlpackName)) return;  // a tensor has it, and has renamed the capsule
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, kDlpackName));
+    managed->deleter(managed);
+  });
+  if (capsule == nullptr) throw py::error_already_set();
+  static_cast<void>(exported.release());
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+template <class Convert>
+py::tuple of_fields(const Plan& plan, const Convert& convert) {
+  const std::vector<PlanBuffers::Field> fields = plan->device_fields();
+  py::tuple result(fields.size());
+  for (size_t i = 0; i < fields.size(); ++i) result[i] = convert(fields[i]);
+  return result;
+}
+
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  const auto field = [](auto member) { return [member](const Plan& p) { return (*p).*member; }; };
+  py::class_<Plan>(m, "Plan",
+                   R"(The plan of one batch: what it needs of the cache. Its slots are pinned until it is
+          released or deleted.
+
+          It is planned, then applying (from `begin` on the cache may have been written to, and the plan can
+          only be completed), then applied; or it is cancelled. One that has ended before it began, with no
+          later plan, is cancelled.)")
+      .def_property_readonly(
+          "arena",
+          [](const Plan& p) {
+            const auto* bytes = reinterpret_cast<const uint8_t*>(p->arena());
+            return py::array_t<uint8_t>(static_cast<py::ssize_t>(p->device_bytes()), bytes, owner_of(p));
+          },
+          R"(The arrays that go to the device, a view that keeps their memory alive, also after release().)")
+      .def_property_readonly(
+          "fields", [](const Plan& p) { return to_places(p->device_fields()); },
+          R"((begin, words) of each array in `arena`, in units of 4 bytes, in the order of
+          tbe.cache.plan.PlanArrays; None for an array that the batch does not need.)")
+      .def_property_readonly(
+          "views",
+          [](const Plan& p) {
+            const py::capsule owner = owner_of(p);
+            return Views(of_fields(p, [&](const auto& field) { return view_of(field, p->arena(), owner); }));
+          },
+          "The fields as arrays of their types, `hot_segments` [H, 4], that keep the arena.")
+      .def_property_readonly(
+          "capsules",
+          [](const Plan& p) {
+            return Capsules(of_fields(p, [&](const auto& field) { return capsule_of(field, p); }));
+          },
+          "The same for torch.from_dlpack, without `hot_segments`: kernels on the host find hot rows "
+          "themselves.")
+      .def_property_readonly("serial", field(&PlanBuffers::serial),
+                             "The number of the plan; later plans have larger ones.")
+      .def_property_readonly(
+          "sources", field(&PlanBuffers::sources),
+          R"(Serials of the plans that took out rows which this one brings in: they land before
+          Engine.read_in.)")
+      .def_property_readonly("rows_out", field(&PlanBuffers::rows_out), "O.")
+      .def_property_readonly("rows_in", field(&PlanBuffers::rows_in), "I.")
+      .def_property_readonly(
+          "segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; },
+          "Lookups that read a row; the others are behind these in segment order.")
+      .def_property_readonly("window_out", field(&PlanBuffers::window_out), "P.")
+      .def_property_readonly("window_in", field(&PlanBuffers::window_in), "Q.")
+      .def_property_readonly(
+          "begun",
+          [](const Plan& p) {
+            const PlanState state = p->state;
+            return state == PlanState::kApplying || state == PlanState::kApplied;
+          },
+          "Whether the cache may have been written to: such a plan can only be completed.")
+      .def_property_readonly(
+          "applied", [](const Plan& p) { return p->state == PlanState::kApplied; },
+          "Whether the cache has the plan's rows.")
+      .def_property_readonly(
+          "bounds_warnings", &Plan::bounds_warnings,
+          R"((table name, count, an example) of ids that were out of range, under "warning".)")
+      .def_property_readonly("set_aside", &Plan::set_aside,
+                             R"((table name, count, an id, its timestamp, the table's latest) of lookups with
+          timestamps too far ahead.)")
+      .def_property_readonly("landed", py::cpp_function(&Plan::landed, py::call_guard<WithoutLock>()),
+                             "Whether no row that the plan took out is on its way to the store.")
+      .def_property_readonly("released", &Plan::released)
+      .def_property_readonly(
+          "next",
+          py::cpp_function(
+              [](const Plan& p) {
+                std::unique_ptr<Plan> next = p.next();
+                return next ? std::optional(std::move(next)) : std::nullopt;
+              },
+              py::call_guard<WithoutLock>()),
+          R"(A handle that does not pin, as Engine.unapplied gives them, if the plan is the oldest that is not
+          applied; else None.)")
+      .def("release", &Plan::release,
+           "Ends the pins of the plan's slots. Idempotent; deleting the plan releases it too.");
+  py::class_<Announcement>(m, "Announcement", "A batch that will be planned later. Deleting it forgets it.")
+      .def("forget", &Announcement::forget,
+           "The batch will not come. Idempotent, and nothing after the batch was planned.");
+  const auto view = [](auto member) {
+    return [member](const py::object& self) {
+      const auto& values = self.cast<const ReadPlan&>().*member;
+      using Item = typename std::decay_t<decltype(values)>::value_type;
+      return py::array_t<Item>(static_cast<py::ssize_t>(values.size()), values.data(), self);
+    };
+  };
+  py::class_<ReadPlan>(m, "ReadPlan",
+                       R"(The places of the rows of some bags. When all_resident, `index` holds cache slots.
+          Otherwise it points into [the rows of resident_slots ; the host_count rows that Engine.read
+          fills].)")
+      .def_property_readonly("offsets", view(&ReadPlan::offsets), "[bags + 1] from 0.")
+      .def_property_readonly("index", view(&ReadPlan::index), "[lookups].")
+      .def_property_readonly("resident_slots", view(&ReadPlan::resident_slots),
+                             "[R] distinct; empty when all_resident.")
+      .def_property_readonly("host_count", [](const ReadPlan& p) { return p.host_rows.size(); })
+      .def_readonly("sources", &ReadPlan::sources,
+                    "Serials of the plans whose rows must land before Engine.read.")
+      .def_readonly("all_resident", &ReadPlan::all_resident);
+}
+
+}  // namespace rec_sdk
