@@ -81,10 +81,6 @@ def _of_adam(options: Options, t: int) -> Coefficients:
     return {**_signed_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t)}
 
 
-def _of_adamw(options: Options, t: int) -> Coefficients:
-    return {**_of_adam(options, t), "decoupled": options["lr"] * options["weight_decay"]}
-
-
 def _of_sparse_adam(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     step_size = options["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t)
@@ -100,10 +96,6 @@ def corrected(options: Options, t: int) -> Coefficients:
         "inv_bias_correction1": 1 / (1 - beta1**t),
         "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t),
     }
-
-
-def _of_partial_adam(options: Options, t: int) -> Coefficients:
-    return {**corrected(options, t), "decoupled": options["lr"] * options["weight_decay"]}
 
 
 ADAM = OptimizerSpec(
@@ -124,7 +116,7 @@ ADAMW = OptimizerSpec(
     "AdamW",
     ("torch.optim.adamw.AdamW",),
     {**ADAM.options, "weight_decay": 1e-2},
-    _of_adamw,
+    lambda options, t: {**_of_adam(options, t), "decoupled": options["lr"] * options["weight_decay"]},
     f"{ACCUMULATE}.AccumulateAdamW",
     neutral={"decoupled_weight_decay": (True,)},  # torch has it in the group, since its AdamW is an Adam
 )
@@ -133,7 +125,7 @@ PARTIAL_ROWWISE_ADAM = OptimizerSpec(
     "PartialRowWiseAdam",
     (f"{TORCHREC}.PartialRowWiseAdam",),
     DECAY_OPTIONS,
-    _of_partial_adam,
+    lambda options, t: {**corrected(options, t), "decoupled": options["lr"] * options["weight_decay"]},
     f"{ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseAdam",
 )
 SPECS = (ADAM, SPARSE_ADAM, with_l2(ADAM), ADAMW, PARTIAL_ROWWISE_ADAM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -39,25 +40,16 @@ def _centered_step(r: Rows) -> torch.Tensor:
     return decayed / (root(variance) + r.c.eps)
 
 
-def _move(r: Rows, step: torch.Tensor) -> None:
-    r.states[1] = r.states[1] * r.c.momentum + step
-    r.w = r.w - r.c.lr * r.states[1]
+def _rmsprop(step: Callable[[Rows], torch.Tensor], momentum: bool = False) -> Callable[[Rows], None]:
+    """Returns the update by a step, or by a buffer of steps."""
 
+    def update(r: Rows) -> None:
+        moved = step(r)
+        if momentum:
+            moved = r.states[1] = r.states[1] * r.c.momentum + moved
+        r.w = r.w - r.c.lr * moved
 
-def _rmsprop(r: Rows) -> None:
-    r.w = r.w - r.c.lr * _step(r)
-
-
-def _momentum_rmsprop(r: Rows) -> None:
-    _move(r, _step(r))
-
-
-def _centered_rmsprop(r: Rows) -> None:
-    r.w = r.w - r.c.lr * _centered_step(r)
-
-
-def _centered_momentum_rmsprop(r: Rows) -> None:
-    _move(r, _centered_step(r))
+    return update
 
 
 def _coefficients(options: Options, t: int) -> Coefficients:
@@ -72,16 +64,12 @@ def _coefficients(options: Options, t: int) -> Coefficients:
     }
 
 
-def _with_momentum(options: Options, t: int) -> Coefficients:
-    return {**_coefficients(options, t), "momentum": options["momentum"]}
-
-
 def _centered_problem(options: Options) -> str | None:
     return None if options.get("centered") is True else f"centered is {options.get('centered')!r}, must stay True"
 
 
 RMSPROP = OptimizerSpec(
-    Formula("rmsprop", _rmsprop, _NAMES, (_SQUARES,)),
+    Formula("rmsprop", _rmsprop(_step), _NAMES, (_SQUARES,)),
     "RMSprop",
     ("torch.optim.rmsprop.RMSprop",),
     {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "maximize": False},
@@ -90,15 +78,15 @@ RMSPROP = OptimizerSpec(
 )
 _MOMENTUM = replace(
     RMSPROP,
-    formula=Formula("momentum_rmsprop", _momentum_rmsprop, f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
+    formula=Formula("momentum_rmsprop", _rmsprop(_step, True), f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
     options={**RMSPROP.options, "momentum": 0.0},
-    coefficients=_with_momentum,
+    coefficients=lambda options, t: {**_coefficients(options, t), "momentum": options["momentum"]},
     when=lambda given: bool(given.get("momentum")),
     example={"momentum": 0.9},
 )
 _CENTERED = replace(
     RMSPROP,
-    formula=Formula("centered_rmsprop", _centered_rmsprop, _NAMES, (_SQUARES, _AVERAGE)),
+    formula=Formula("centered_rmsprop", _rmsprop(_centered_step), _NAMES, (_SQUARES, _AVERAGE)),
     options={**RMSPROP.options, "centered": True},
     when=lambda given: bool(given.get("centered")),
     example={"centered": True},
@@ -107,7 +95,10 @@ _CENTERED = replace(
 _CENTERED_MOMENTUM = replace(
     _MOMENTUM,
     formula=Formula(
-        "centered_momentum_rmsprop", _centered_momentum_rmsprop, f"{_NAMES} momentum", (_SQUARES, _BUFFER, _AVERAGE)
+        "centered_momentum_rmsprop",
+        _rmsprop(_centered_step, True),
+        f"{_NAMES} momentum",
+        (_SQUARES, _BUFFER, _AVERAGE),
     ),
     options={**_MOMENTUM.options, "centered": True},
     when=lambda given: _MOMENTUM.when(given) and _CENTERED.when(given),

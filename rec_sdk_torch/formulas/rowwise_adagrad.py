@@ -40,10 +40,6 @@ def _decay(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
 
 
-def _decayed(r: Rows) -> None:
-    make_step(r, *_decay(r))
-
-
 def _bounded(r: Rows) -> None:
     """An ensemble has it too, beside an average of the weight, which it leaves alone."""
     kept, rate = _decay(r)
@@ -63,14 +59,6 @@ def _with_decay(options: Options, t: int) -> Coefficients:
     if options["weight_decay_mode"] == "l2":
         return {**plain, "l2": decay, "decoupled": 0.0}
     return {**plain, "l2": 0.0, "decoupled": plain["lr"] * decay}
-
-
-def _with_bound(options: Options, t: int) -> Coefficients:
-    return {**_with_decay(options, t), "max_norm": options["max_norm"] or math.inf}
-
-
-def _ensemble_is_due(options: Options, t: int) -> bool:
-    return bool(t % options["step_ema"] == 0 or t % options["step_swap"] == 0)
 
 
 def _move_ensemble(options: Options, t: int, parts: dict[str, torch.Tensor]) -> None:
@@ -122,7 +110,7 @@ ROWWISE = OptimizerSpec(
 )
 _DECAYED = replace(
     ROWWISE,
-    formula=Formula("decayed_rowwise_adagrad", _decayed, "lr eps l2 decoupled", (SUM,)),
+    formula=Formula("decayed_rowwise_adagrad", lambda r: make_step(r, *_decay(r)), "lr eps l2 decoupled", (SUM,)),
     options=_DECAY_OPTIONS,
     coefficients=_with_decay,
     when=lambda given: bool(given.get("weight_decay")),
@@ -133,7 +121,7 @@ _BOUNDED = replace(
     ROWWISE,
     formula=Formula("bounded_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (SUM,)),
     options=_BOUND_OPTIONS,
-    coefficients=_with_bound,
+    coefficients=lambda options, t: {**_with_decay(options, t), "max_norm": options["max_norm"] or math.inf},
     when=lambda given: bool(given.get("max_norm")),
     example={"max_norm": 1.0},
     modes=_DECAY_MODES,
@@ -147,7 +135,11 @@ _ENSEMBLE = replace(
     when=lambda given: bool(given.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
     example={"step_ema": 10_000},
     modes={**_DECAY_MODES, "step_mode": ("none", "use_counter", "use_iter")},
-    between=WholeTables(("weight", "sparse_ema"), _ensemble_is_due, _move_ensemble),
+    between=WholeTables(
+        ("weight", "sparse_ema"),
+        lambda options, t: t % options["step_ema"] == 0 or t % options["step_swap"] == 0,
+        _move_ensemble,
+    ),
 )
 _GLOBALLY_DECAYED = replace(
     ROWWISE,

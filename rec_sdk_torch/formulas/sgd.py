@@ -36,10 +36,6 @@ def _lars_sgd(r: Rows) -> None:
     r.w = r.w - r.states[0]
 
 
-def _rate(options: Options, t: int) -> Coefficients:
-    return {"lr": sign(options) * options["lr"]}
-
-
 def _with_momentum(options: Options, t: int) -> Coefficients:
     """As torch has it: the first update takes the whole gradient, and without a momentum the buffer stays as it is."""
     momentum = options["momentum"]
@@ -68,7 +64,7 @@ SGD = OptimizerSpec(
     "SGD",
     ("torch.optim.sgd.SGD", f"{TORCHREC}.SGD"),
     {"lr": 1e-3, "maximize": False},
-    _rate,
+    lambda options, t: {"lr": sign(options) * options["lr"]},
     f"{ACCUMULATE}.AccumulateSGD",
 )
 DECAYED_SGD = with_l2(SGD)
