@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch_npu_ext/engine/batch/batch.h"
@@ -75,9 +77,18 @@ struct AdmissionTable {
   MemoryGuard* memory;
 };
 
-class AdmissionRule : public Rule {
+class AdmissionRule final : public Rule {
  public:
-  virtual std::unique_ptr<Admission> make(const AdmissionTable& table) const = 0;  // throws MemoryLimitError
+  // Makes the admission of a table; throws MemoryLimitError.
+  using Make = std::function<std::unique_ptr<Admission>(const AdmissionTable& table)>;
+  explicit AdmissionRule(Make make_admission, bool clicks = false)
+      : make(std::move(make_admission)), clicks_(clicks) {}
+
+  bool needs_clicks() const override { return clicks_; }
+  const Make make;
+
+ private:
+  bool clicks_;
 };
 
 // prepare(lookup), and later count(lookup), of those in [begin, end) that are not known.

@@ -2,22 +2,12 @@
 #include "torch_npu_ext/engine/rules/candidate_admission.h"
 
 namespace rec_sdk {
-namespace {
 
-class Count final : public AdmissionRule {
- public:
-  explicit Count(RuleNumbers* numbers) : threshold_(numbers->real("threshold")) {}
-
-  std::unique_ptr<Admission> make(const AdmissionTable& table) const override {
-    return std::make_unique<CandidateAdmission>(table, threshold_, 1, 0);
-  }
-
- private:
-  double threshold_;
-};
-
-}  // namespace
-
-std::unique_ptr<Rule> make_count_rule(RuleNumbers* numbers) { return std::make_unique<Count>(numbers); }
+std::unique_ptr<Rule> make_count_rule(RuleNumbers* numbers) {
+  const double threshold = numbers->real("threshold");
+  return std::make_unique<AdmissionRule>([=](const AdmissionTable& table) {
+    return std::make_unique<CandidateAdmission>(table, threshold, 1, 0);
+  });
+}
 
 }  // namespace rec_sdk

@@ -47,24 +47,13 @@ class CoinAdmission final : public Admission {
   double probability_;
 };
 
-class Probability final : public AdmissionRule {
- public:
-  explicit Probability(RuleNumbers* numbers) : probability_(numbers->real("probability")) {
-    numbers->check(probability_ > 0 && probability_ <= 1, "'probability' must be above 0 and at most 1");
-  }
-
-  std::unique_ptr<Admission> make(const AdmissionTable& table) const override {
-    return std::make_unique<CoinAdmission>(table, probability_);
-  }
-
- private:
-  double probability_;
-};
-
 }  // namespace
 
 std::unique_ptr<Rule> make_probability_rule(RuleNumbers* numbers) {
-  return std::make_unique<Probability>(numbers);
+  const double probability = numbers->real("probability");
+  numbers->check(probability > 0 && probability <= 1, "'probability' must be above 0 and at most 1");
+  return std::make_unique<AdmissionRule>(
+      [=](const AdmissionTable& table) { return std::make_unique<CoinAdmission>(table, probability); });
 }
 
 }  // namespace rec_sdk

@@ -81,39 +81,27 @@ class SketchAdmission final : public Admission {
   int64_t halve_after_;
 };
 
-class Sketch final : public AdmissionRule {
- public:
-  explicit Sketch(RuleNumbers* numbers)
-      : threshold_(numbers->real("threshold")),
-        alpha_(numbers->real("alpha", 1.0)),
-        bytes_(numbers->whole("bytes", 1)),
-        depth_(numbers->whole("depth", 1, 4)),
-        halve_after_(numbers->whole("halve_after", 0, 0)) {
-    numbers->check(alpha_ > 0, "'alpha' must be above 0");
-  }
-
-  std::unique_ptr<Admission> make(const AdmissionTable& table) const override {
-    const SketchShape shape = SketchShape::of(bytes_, depth_, enough());
-    table.memory->require(shape.bytes(), table.name, "sketch");
-    return std::make_unique<SketchAdmission>(shape, threshold_, alpha_, halve_after_);
-  }
-
- private:
-  // The least count that admits an id, of those that are up to 2^32 - 1.
-  uint32_t enough() const {
-    constexpr double kMost = std::numeric_limits<uint32_t>::max();
-    uint32_t count = static_cast<uint32_t>(std::clamp(std::floor(threshold_ / alpha_), 0.0, kMost));
-    while (count > 0 && alpha_ * (count - 1) >= threshold_) --count;
-    while (count < std::numeric_limits<uint32_t>::max() && alpha_ * count < threshold_) ++count;
-    return count;
-  }
-
-  double threshold_, alpha_;
-  int64_t bytes_, depth_, halve_after_;
-};
+// The least count that admits an id, of those that are up to 2^32 - 1.
+uint32_t enough(double threshold, double alpha) {
+  constexpr double kMost = std::numeric_limits<uint32_t>::max();
+  uint32_t count = static_cast<uint32_t>(std::clamp(std::floor(threshold / alpha), 0.0, kMost));
+  while (count > 0 && alpha * (count - 1) >= threshold) --count;
+  while (count < std::numeric_limits<uint32_t>::max() && alpha * count < threshold) ++count;
+  return count;
+}
 
 }  // namespace
 
-std::unique_ptr<Rule> make_sketch_rule(RuleNumbers* numbers) { return std::make_unique<Sketch>(numbers); }
+std::unique_ptr<Rule> make_sketch_rule(RuleNumbers* numbers) {
+  const double threshold = numbers->real("threshold"), alpha = numbers->real("alpha", 1.0);
+  const int64_t bytes = numbers->whole("bytes", 1), depth = numbers->whole("depth", 1, 4);
+  const int64_t halve_after = numbers->whole("halve_after", 0, 0);
+  numbers->check(alpha > 0, "'alpha' must be above 0");
+  return std::make_unique<AdmissionRule>([=](const AdmissionTable& table) {
+    const SketchShape shape = SketchShape::of(bytes, depth, enough(threshold, alpha));
+    table.memory->require(shape.bytes(), table.name, "sketch");
+    return std::make_unique<SketchAdmission>(shape, threshold, alpha, halve_after);
+  });
+}
 
 }  // namespace rec_sdk
