@@ -81,15 +81,15 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "an eviction as admission": (
         lambda: any_of(admission=Idle(5)),
         TypeError,
-        r"admission is Idle\(batches=5\), expected Count, Probability, ShowClick, Sketch$",
+        r"admission is Idle\(batches=5\), expected .*ShowClick",
     ),
     "two admissions": (lambda: any_of(admission=[Count(3), Probability(0.5)]), TypeError, "admission is .Count"),
     "two of one class": (
         lambda: any_of(eviction=[Age(3), Age(4)]),
         TypeError,
-        "expected Age, Idle, Norm, Share, each once",
+        "expected .*Share.*, each once",
     ),
-    "a number as bound": (lambda: any_of(bound=7), TypeError, "bound is 7, expected Rows, Bytes, each once"),
+    "a number as bound": (lambda: any_of(bound=7), TypeError, "bound is 7, expected .*Bytes.*, each once"),
     "a class as rule": (lambda: any_of(eviction=Age), TypeError, "eviction is <class"),
     "a score that nothing reads": (lambda: any_of(score=Score(half_life=3)), TypeError, "no rule goes by Score"),
     "two ways to decay": (lambda: Score(decay=0.5, half_life=2), ValueError, "half_life is 2 beside decay 0.5"),
