@@ -411,9 +411,9 @@ def check(scenario: Scenario, device: torch.device) -> None:
         compare(scenario, result, device)
     if scenario.rounded is not None:
         rounded, again = run(scenario.with_rounding(), small, device), other.with_rounding()
-        same_bits(rounded, run(again, whole, torch.device("cpu")), f"{small} rows", f"{whole} rows")
+        same_bits(rounded, run(again, whole, torch.device("cpu")), f"{small} rows", f"{whole} rows", 1e-6)
         stored = run(other.with_rounding(torch.float32), between, device)
-        same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32")
+        same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32", 1e-6)
 
 
 def widened(result: Result) -> Result:
