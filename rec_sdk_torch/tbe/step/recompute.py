@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ...operators.calls import empty_output
+from ...runtime.exits import caller
 from ..cache.batch import Batch
 from ..rows.parameter_edges import graph_task
 from .outputs import split_apart
@@ -106,8 +107,7 @@ class Recomputed(Step):
                 "activation checkpointing runs a lookup again whose rows were updated meanwhile: one backward pass can "
                 "come through a checkpointed lookup, and with update='step' several before step()"
             )
-        super().__init__(step._layout, step._guard, step._monitor, step._plans, step._lengths, step._shape)
-        self._kept = step._kept
+        vars(self).update(vars(step), _caller=caller(), _calls=[], _done=[])
         self._step = step  # whose plans end with it
         self.repeats = step.repeats
 
