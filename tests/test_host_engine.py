@@ -448,6 +448,6 @@ def test_an_unknown_rule_or_number_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match=r"'no_such' is not known; there is .*'count'.*'rows'"):
         _engine.Life(rules=[("age", {"seconds": 3}), ("no_such", {})])
     with pytest.raises(ValueError, match="rule 'idle': the number 'no_such' is not known; there is 'batches'"):
-        _engine.Life(rules=[("idle", {"no_such": 3})])
+        _engine.Life(rules=[("idle", {"batches": 3, "no_such": 3})])
     with pytest.raises(ValueError, match="rule 'idle': 'batches' must be a whole number, 1 or more"):
         _engine.Life(rules=[("idle", {"batches": 2.5})])
