@@ -45,7 +45,7 @@ _NEEDS = {
     "sketch_halve_after": " without sketch_bytes: there is no sketch",
     "score_half_life": ", and no rule goes by scores: give a share or a bound too",
 }
-"""What is said of an option that none of the rules has, where that is an error."""
+"""Ends of the errors that options raise which none of the chosen rules has."""
 
 
 def rules_of(owner: str, **options: Any) -> dict[str, Any]:
