@@ -379,7 +379,7 @@ def test_a_hint_never_leads_back_to_itself(
 ) -> None:
     """With torch_npu and a part of the build, the launcher would refuse: so the hint is to build."""
     package = tmp_path / "rec_sdk_torch"
-    for name in {"_emulator/libascendcl.so", "_ops_npu.so", "backends/emulator.py"} - {missing}:
+    for name in {"_emulator/libascendcl.so", "_ops_npu.so", "runtime/emulator.py"} - {missing}:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
     monkeypatch.setattr(emulator, "__file__", str(package / "runtime" / "emulator.py"))

@@ -1,6 +1,7 @@
 // Rules by themselves, without an engine.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>

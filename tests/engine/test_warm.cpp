@@ -76,6 +76,7 @@ void heats_are_those_that_were_given() {
     CHECK((ids == std::vector<int64_t>{3, 2, 1}));
     const bool counts = heats[0] != 0;
     counting += counts;
+    CHECK(!counts || policy != "lru");
     CHECK(heats[0] == (counts ? 1 : 0) && heats[1] == (counts ? 8 : 0));
     CHECK(counts ? std::abs(heats[2] - 63) < 3 : heats[2] == 0);
     CHECK((last_batches == std::vector<uint32_t>{1, 1, 1}));

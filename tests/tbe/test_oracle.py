@@ -400,20 +400,24 @@ def check(scenario: Scenario, device: torch.device) -> None:
     policies = _engine.cache_policies()
     policy = policies[(policies.index(scenario.policy) + 1) % len(policies)]
     other = replace(scenario.with_other_update(), policy=policy, on_disk=not scenario.on_disk)
+
+    def norms_off(where: torch.device) -> float:
+        return 0.0 if (other.update, where) == (scenario.update, device) else 1e-6
+
     for cache, where, late in others:
         # Late: no row has arrived on the host before it is waited for.
         with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():
             again = run(other, cache, where)
         now = f"{cache} rows on {where}{', rows late' if late else ''}"
-        norms_off = 0.0 if (other.update, where) == (scenario.update, device) else 1e-6
-        same_bits(result, again, f"{small} rows on {device}", now, norms_off)
+        same_bits(result, again, f"{small} rows on {device}", now, norms_off(where))
     if not any(table.life and table.life.rule(rules.Norm) for table in scenario.tables):  # float64 has other norms
         compare(scenario, result, device)
     if scenario.rounded is not None:
         rounded, again = run(scenario.with_rounding(), small, device), other.with_rounding()
-        same_bits(rounded, run(again, whole, torch.device("cpu")), f"{small} rows", f"{whole} rows", 1e-6)
+        cpu = torch.device("cpu")
+        same_bits(rounded, run(again, whole, cpu), f"{small} rows", f"{whole} rows", norms_off(cpu))
         stored = run(other.with_rounding(torch.float32), between, device)
-        same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32", 1e-6)
+        same_bits(widened(rounded), widened(stored), "stored as cached", "stored in float32", norms_off(device))
 
 
 def widened(result: Result) -> Result:

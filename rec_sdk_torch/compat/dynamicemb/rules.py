@@ -96,7 +96,7 @@ def table_life(name: str, options: DynamicEmbTableOptions, world_size: int) -> T
     evicts = kind is not strategy.NO_EVICTION
     return TableLife(
         admission=Count(max(1, _admission(name, options))),
-        bound=Rows((options.max_capacity or 0) * world_size) if evicts else (),
+        bound=Rows(options.max_capacity * world_size) if evicts and options.max_capacity else (),
         score=Score(alpha=0) if evicts and kind is not strategy.LFU else None,
         default_value=options.eval_initializer_args.value,
     )

@@ -22,6 +22,8 @@ def accepts_former_fields(table_life: Class) -> Class:
     @functools.wraps(make)
     def init(self: Any, *values: Any, **given: Any) -> None:
         former = dict(zip(OPTIONS, values, strict=False))
+        if len(values) > len(OPTIONS) or former.keys() & given.keys():
+            raise TypeError(f"TableLife: {len(values)} positions and {', '.join(given)}: a field twice, or too many")
         former |= {name: given.pop(name) for name in OPTIONS if name in given and (values or name not in _KEPT)}
         if not former:
             make(self, **given)

@@ -45,7 +45,7 @@ bool Lifecycle::beyond_bound(int32_t t) const {
 // As above.
 bool Lifecycle::halves(int32_t t) const {
   const Table& table = group_.tables[t];
-  if (table.frozen || table.spec().rules.admission() == nullptr) return false;
+  if (table.frozen || !table.admission->halves(0)) return false;
   int64_t planned = 0;
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
     if (plan->state == PlanState::kPlanned) planned += plan->life[t].sketched;

@@ -34,7 +34,7 @@ void RuleNumbers::check_names() const {
 }
 
 const std::variant<int64_t, double>* RuleNumbers::find(const std::string& name, bool optional) {
-  names_.push_back(name);
+  if (std::find(names_.begin(), names_.end(), name) == names_.end()) names_.push_back(name);
   const auto found = values_.find(name);
   check(optional || found != values_.end(), "it needs the number '" + name + "'");
   return found == values_.end() ? nullptr : &found->second;
