@@ -210,6 +210,7 @@ class Group:
         return {table: self.stats(table) for table in (None, *range(len(self.members)))}
 
     def reset_stats(self) -> None:
+        """Sets every counter to zero."""
         self._counted = {}
         self.swapping_ns = 0
         self.engine.tables.reset_stats()

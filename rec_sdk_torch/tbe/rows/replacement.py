@@ -156,6 +156,7 @@ class Replacement:
                 group.engine.lifecycle.set_clock(table, *STARTED.values())
 
     def run(self) -> None:
+        """Puts the new rows in the places of the old. It may be run again where an interrupt has broken it off."""
         self.begun = True
         for group, engine, counted in self._new:
             group.adopt(engine, counted)

@@ -43,6 +43,7 @@ class SnapshotRows:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all arrays."""
         return int(sum(array.nbytes for array in (self.ids, self.records, *self.columns.values())))
 
 
@@ -103,6 +104,7 @@ class Aside:
             yield rows
 
     def drop(self, shelf: Shelf) -> None:
+        """Gives back the memory and the file of a shelf."""
         with self._lock:
             self._used -= sum(rows.nbytes for rows in shelf.memory)
             shelf.memory.clear()
