@@ -94,7 +94,7 @@ class TrainingSettings:
             checksum = zlib.crc32(steps, self._checksum)
         if layout.waiting.applied:
             checksum = zlib.crc32(repr(sorted(layout.waiting.applied.items())).encode(), checksum)
-        if training and (layout.windows or layout.waiting.backwards):
+        if training and (any(layout.windows.values()) or layout.waiting.backwards):
             checksum = zlib.crc32(repr(self._windows()).encode(), checksum)
         return checksum
 

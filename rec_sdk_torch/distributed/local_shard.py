@@ -182,8 +182,10 @@ class HomeTables(CachedCollection):
         self.sync_optimizers()
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
-        _ = layout.groups  # new and empty, for the rows of the source
-        layout.fill = draw
+        try:
+            _ = layout.groups  # new and empty, for the rows of the source
+        finally:
+            layout.fill = draw
         for table, placement in zip(source.tables, placements, strict=True):
 
             def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:

@@ -146,8 +146,9 @@ class ShardedCollection(
             turn.at_once = True
         turn.receive_ids()
         result = self.compute_and_output_dist(turn, turn)
-        for other in self._coming:
-            other.advance()
+        if not turn.at_once:
+            for other in self._coming:
+                other.advance()
         return result
 
     def _prefetched(self, features: KeyedJaggedTensor) -> Turn | None:

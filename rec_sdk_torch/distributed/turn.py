@@ -225,8 +225,8 @@ class Turn(Multistreamable):
             (rows of the distinct ids of this rank, of each dim, and the work that brings them)
         """
         self.vote()
-        # Between its ids and its rows this rank may have exchanged others, in another order than the others have: rows
-        # of one batch that meet those of another are garbage, or the end of the process.
+        # Between its ids and its rows this rank may have exchanged others, in another order than other ranks. Then rows
+        # of two batches would meet, which gives garbage or ends the process.
         if not self.at_once:
             self.check()
         assert self.unique is not None
@@ -246,8 +246,14 @@ class Turn(Multistreamable):
         return received, works
 
     def receive_rows(self, works: list[Waited]) -> None:
-        """Waits for the rows that `send_rows` returned; raises what failed on any rank."""
-        self.check()
+        """Waits for the rows that `send_rows` returned; raises what failed on any rank, each time that it is called."""
+        if self._raised is None:
+            try:
+                self.check()
+            except Exception as error:
+                self._raised = error
+        if self._raised is not None:
+            raise self._raised
         self.exchange.wait("rows", *works)
 
     def _count(self, batch: UniqueBatch) -> None:

@@ -39,6 +39,9 @@ class TableAccess(TableMethods, torch.nn.Module):
     def _make_ready(self) -> None:
         raise NotImplementedError
 
+    def sync_optimizers(self) -> None:
+        self._make_ready()
+
     def _first_features(self) -> list[int]:
         """For each table a feature that looks it up."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from rec_sdk_torch.tbe.table_methods import TableMethods
 METHODS = [name for name in vars(TableMethods) if not name.startswith("__")]
 OVERRIDDEN: dict[type, set[str]] = {
     rst.TableBatchedEmbedding: set(),
-    SplitTableBatchedEmbeddingBagsCodegen: set(),
+    SplitTableBatchedEmbeddingBagsCodegen: {"sync_optimizers"},
     CachedCollection: {"sync_optimizers"},
     ShardedCollection: {"sync_optimizers", "put_back", "_title"},
 }
@@ -75,5 +75,14 @@ def test_they_are_about_the_tables_of_the_module(make: Any, device: torch.device
     assert "<th>t</th>" in tables._repr_html_()
     tables.reset_cache_stats()
     assert tables.cache_stats()["batches"] == 0
+    assert make(device)[0].warm("t", ids) <= 2, "before the first batch"
     with pytest.raises(KeyError, match="no table is named 'no_such'"):
         tables.warm("no_such", ids)
+
+
+def test_resident_tables_of_fbgemm_are_warmed_before_their_first_batch(device: torch.device) -> None:
+    tables, _ = fbgemm(device)
+    tables.warm("t", torch.tensor([5, 2]))
+    tables.freeze()
+    (weights,) = tables.split_embedding_weights()
+    assert torch.equal(weights[[5, 2]].cpu(), tables.view("t").read(torch.tensor([5, 2])).parts["weight"])

@@ -136,8 +136,7 @@ class Group:
             self._allocate(backend, columns, means)
         self._numbers = UpdateNumbers(members, seed, self._transfers)
         self.optimizers = self._numbers.optimizers
-        passes = any(optimizer.spec.between is not None for optimizer in self.optimizers)
-        self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
+        self.works_on_tables = self.accumulate_step > 1 or self.evicting or any(o.spec.between for o in self.optimizers)
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
@@ -160,8 +159,7 @@ class Group:
         """An engine of tables without rows, in which versions go on. No batch may be in flight."""
         engine = self._make_engine(serial=self.engine.saves.next_version())
         for table in range(len(self.members)):
-            # All rows are others than at any version before.
-            engine.saves.forget_changes(table, engine.saves.version() + 1)
+            engine.saves.forget_changes(table, engine.saves.version() + 1)  # its rows are others than ever before
         return engine
 
     def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
@@ -181,13 +179,12 @@ class Group:
 
     def stats(self, table: int | None) -> dict[str, int]:
         """Counts of the engine, with those of engines before it, and of now `pinned_rows` and `evicted_waiting`."""
-        waiting = sum(each.rows() for each in self.waiting(table))
-        of_now = {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": waiting}
-        found = self.engine.tables.stats(table) | of_now
+        found = self.engine.tables.stats(table)
         for name, count in self._counted.get(table, {}).items():
-            if name not in ("pinned_rows", "evicted_waiting"):
+            if name in found:
                 found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
-        return found
+        waiting = sum(each.rows() for each in self.waiting(table))
+        return found | {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": waiting}
 
     def waiting(self, table: int | None) -> list[Departures]:
         """Where rows wait that have left one table, or all."""

@@ -29,8 +29,11 @@ def accepts_former_fields(table_life: Class) -> Class:
             make(self, **given)
             return
         new = [name for name, value in given.items() if name not in _KEPT and value]
+        if not {each.name for each in fields(self)}.issuperset(new):
+            make(self, **given)  # which raises for a name that is not known
         if new:
-            raise TypeError(f"TableLife: {', '.join(former)} beside {', '.join(new)}: give rules alone, docs/life.md")
+            both = f"{', '.join(former)} beside {', '.join(new)}"
+            raise TypeError(f"TableLife: {both}: give rules alone, docs/life.md, also to dataclasses.replace")
         make(self, **rules_of("TableLife", **former | {name: given[name] for name in _KEPT if name in given}))
         warn(f"TableLife({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
 
