@@ -82,7 +82,7 @@ class Life:
         return alpha * one.count + beta * one.clicks
 
     def admitted(self, one: Id) -> bool:
-        """Whether a candidate gets a row; of those of a batch that is by chance, the coins are tossed before."""
+        """Whether a candidate gets a row. Where chance decides, the coins of a batch are tossed before."""
         chance = isinstance(self.admission, (rules.Probability, type(None)))
         return chance or self.weighed(one) >= self.admission.threshold
 

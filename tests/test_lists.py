@@ -1,4 +1,4 @@
-"""Where a page or a module lists what a table has, the two are equal; a test needs no name that the table may get."""
+"""Compares lists in pages and modules with the tables that they repeat, and keeps names that may come out of tests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """All-to-alls by two levels: within machines, and between them.
 
 W ranks are in machines of L: rank r has the place r % L in machine r // L. By two levels a block for another rank goes
-first to the rank of its own machine with that place, then, together with those of the whole machine, to the other one.
-Answers go back over the same ranks. A rank so sends L - 1 and W / L - 1 messages in place of W - 1.
+first to the rank of its own machine with that place. From there it goes to the other machine, in one message with the
+blocks of all ranks of its machine. Answers go back over the same ranks. A rank so sends L - 1 and W / L - 1 messages in
+place of W - 1.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
@@ -52,7 +53,8 @@ class CollectionMethods(TableMethods):
 
     def table_handles(self) -> dict[str, TableHandle]:
         """Returns the handles of the tables by name."""
-        return dict(self._modules[self.handles_name].items())  # type: ignore[union-attr,operator]
+        handles: Any = self._modules[self.handles_name]
+        return dict(handles.items())
 
     def table_parameters(self) -> dict[str, TableParameter]:
         """Returns the parameters of the tables by name."""
@@ -73,12 +75,12 @@ class CollectionMethods(TableMethods):
     def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
         """Returns norms of gradients: of each table, and of all together. Tables without a gradient have 0.
 
-        With `update="step"` they are those of the gradients that wait for `step()`; with `update="backward"`, after
-        `count_grad_norms()`, those of the last update, see `counted_norms`. Where ranks have divided the tables, the
-        norms are those of the rows of all ranks, which all have to call it. The host waits for the device.
+        With `update="step"` the gradients that wait for `step()` count; with `update="backward"`, after
+        `count_grad_norms()`, the gradients of the last update, see `counted_norms`. Where ranks have divided the
+        tables, the rows of all ranks count, and all ranks have to call it. The host waits for the device.
 
         Args:
-            norm_type: p of the norm; `float("inf")` is that of the largest element. Updates count these two.
+            norm_type: p of the norm; `float("inf")` gives the largest element. Updates count these two.
             local: of the rows of this rank alone, which no other rank has to ask for.
 
         Raises:

@@ -1,5 +1,7 @@
-"""Calls of the operators. Where torch knows no kernel of one, those of the device's backend are loaded, and where there
-is none the operator in plain torch stands in.
+"""Calls of the operators.
+
+Where torch knows no kernel for a device, the kernels of its backend are loaded. Where the backend has none, the
+operator in plain torch stands in.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def _default_kernel(name: str, device_type: str) -> Callable[..., Any]:
 
 
 def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
-    """An operator for which torch knows no kernel on the device: loads those of its backend, and calls it again.
+    """Loads the kernels of a device of which torch knows none for an operator, and calls the operator again.
 
     Where the backend has none for it, or the device no backend, the operator in plain torch stands in
     (`default`). Without this function torch_npu would run the kernels of the CPU, on copies.

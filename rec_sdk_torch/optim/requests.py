@@ -210,7 +210,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "RowWiseAdagrad": {"lr": 1e-2, "eps": 1e-8},
     "Adam": {"lr": 1e-2},
 }
-"""FBGEMM's defaults that are not those of the class, by its name."""
+"""Defaults that FBGEMM has and the class of torch has not, by the name of the class."""
 
 
 def _is_torchs(cls: type) -> bool:

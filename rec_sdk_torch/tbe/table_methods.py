@@ -229,7 +229,7 @@ class TableMethods:
     def counted_norms(self, norm_type: float = 2.0) -> dict[str, float]:
         """Returns the norm of each table's gradient in the last update of its rows: of the sum of a row's lookups.
 
-        It is that of the gradient before `max_gradient` bounds it, unscaled where there is a GradScaler, and of the
+        The gradient is taken before `max_gradient` bounds it, unscaled where there is a GradScaler, and over the
         whole window where gradients are accumulated. 0 where the table had no gradient, is frozen, or no update came
         since counting began. A skipped update leaves the norms as they were. The host waits for the device.
 

@@ -350,3 +350,22 @@ def test_a_nan_of_one_rank(ranks_of: Start, guard: str) -> None:
         assert unchanged, "no rank changes rows"
         assert (after, changed) == ("", True), "and all can go on"
         assert skipped == (guard == "scaler")
+
+
+def read_twice(rank: int, world_size: int) -> list[str]:
+    """The errors of a batch that is too much for the cache of rank 0, whose outputs are asked for twice."""
+    model, seen = shard(Model(Scenario(cache=8), 0), Scenario(), world_size), []
+    outputs = model.module.sparse(jagged({key: [list(range(0, 200, 2))] for key in ("f0", "f1", "f2", "f3")}))
+    for _ in range(2):
+        try:
+            outputs.wait()
+        except Exception as error:
+            seen.append(f"{type(error).__name__}: {error}")
+    return seen
+
+
+def test_outputs_of_a_batch_that_failed_are_never_read(ranks_of: Start) -> None:
+    for seen in ranks_of(2).run(read_twice):
+        assert len(seen) == 2
+        assert seen[0] == seen[1]
+        assert seen[0].startswith("CacheTooSmallError")

@@ -65,7 +65,8 @@ inline void Protocol::pieces(Thread* t, size_t place, int passes_without) {
 inline void Protocol::take_rest(Thread* t, Action then) {
   const auto [taken, next] = engine_->saves.take_next(0, 0, kSlots + 4);
   if (next >= 0) violation("a table of four rows has more");
-  if (engine_->saves.snapshot_pending(0) != 0) violation("rows of a snapshot are gone that nobody put aside");
+  if (engine_->saves.snapshot_pending(0) != 0)
+    violation("nobody has put aside rows of a snapshot that are gone");
   read_taken(t, taken, std::move(then));
 }
 

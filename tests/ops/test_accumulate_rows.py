@@ -4,7 +4,7 @@ import pytest
 import torch
 from op_batches import int32, segments
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 DIMS = [1, 3, 8, 20, 32, 64, 128, 130]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from op_batches import int32, random_bytes
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 
 def reference_gather(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_batches import Cache, Device, int32
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_batches import Cache, int32
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 DIMS = [1, 3, 8, 20, 64, 130]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

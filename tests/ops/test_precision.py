@@ -7,7 +7,7 @@ import pytest
 import torch
 from op_batches import Cache, coefficients, int32
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 DIM = 3

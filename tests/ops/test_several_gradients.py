@@ -6,7 +6,7 @@ import pytest
 import torch
 from op_batches import Cache, coefficients, int32, segments, states_of
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 ROWS = 40
 LENGTHS = {

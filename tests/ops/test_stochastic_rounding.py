@@ -8,7 +8,7 @@ import torch
 from op_batches import OPTIMIZERS, Cache, coefficients, int32, states_of
 from reference_rounding import random_bits, rounded, row_numbers
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 DTYPES = [torch.bfloat16, torch.float16]
 SEEDS = torch.tensor([0x1234_5678_9ABC_DEF0, -77])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from op_batches import coefficients, int32
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 ROWS, LOOKUPS, DIM = 20, 5000, 8  # rows hot enough for a workspace
 EACH = 50  # rows of each of several gradients

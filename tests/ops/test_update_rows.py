@@ -10,7 +10,7 @@ from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_
 from optimizer_table import ROWS as OPTIMIZER_ROWS
 from optimizer_table import Row
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 from rec_sdk_torch.operators.record import RecordLayout
 
 DIMS = [1, 3, 8, 20, 32, 64, 128, 130]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from op_batches import OPTIMIZERS, Cache, coefficients, int32
 
-import rec_sdk_torch.operators.schemas  # noqa: F401
+import rec_sdk_torch.ops  # noqa: F401
 
 
 def good_arguments() -> dict[str, object]:

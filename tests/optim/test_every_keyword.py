@@ -104,7 +104,7 @@ def keywords(cls: Any) -> set[str]:
 
 
 def values(name: str) -> list[Any]:
-    """Values of the list above; those of the rows of `optimizer_table` for a keyword that is not there."""
+    """Values of the list above, or of the rows of `optimizer_table` for a keyword that is not in the list."""
     of_rows = [row.options[name] for row in optimizer_table.ROWS if name in row.options]
     return VALUES.get(name, of_rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -46,8 +47,11 @@ def accepts_former_fields(table_life: Class) -> Class:
         warn(f"TableLife.{name} is read from its rules, which are {spelling(self)}", DeprecatedWarning)
         return value
 
-    table_life.__init__, table_life.__getattr__ = init, read  # type: ignore[misc, attr-defined]
-    table_life.__setstate__ = lambda self, state: init(self, **state)  # type: ignore[attr-defined]  # former pickles too
+    def restore(self: Any, state: Mapping[str, Any]) -> None:  # a pickle, with former fields or new ones
+        init(self, **state)
+
+    for name, method in {"__init__": init, "__getattr__": read, "__setstate__": restore}.items():
+        setattr(table_life, name, method)
     return table_life
 
 
