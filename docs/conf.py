@@ -31,6 +31,7 @@ include_patterns = [
     "emulator/**README.md",
     "examples/README.md",
     "op_kernels/*/README.md",
+    "tests/README.md",
     "tests/plants/*.md",
 ]
 exclude_patterns = [".*", "build", "**/__pycache__", "**/*.egg-info", "tests/data"]

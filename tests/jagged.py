@@ -1,18 +1,26 @@
-"""Batches, tables and models that the module tests share."""
+"""Batches, collections and training steps that tests of every room share: the first place to look for a helper.
+
+`apply(bags_collection(device, bag_config(...)), torch.optim.Adam)` is a collection that trains; `train`, `train_step`
+train it, `rows_of`, `state_of` and `same_bits` compare it, and `EACH_KIND` gives a test both kinds of collection. The
+same for a `TableBatchedEmbedding`, without TorchRec, is in embeddings.py.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
-from torchrec import KeyedJaggedTensor, KeyedTensor
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, KeyedTensor
 
 import rec_sdk_torch as rst
 
 Bags = Mapping[str, Sequence[Sequence[int]]]
+Collection = TypeVar("Collection", bound=torch.nn.Module)
 
 
 def jagged(
@@ -63,6 +71,28 @@ def sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), **field
     return rst.EmbCacheEmbeddingConfig(name=name, feature_names=list(features), **options)
 
 
+def index_bag_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> EmbeddingBagConfig:
+    """A pooled index table: TorchRec's own config."""
+    options = {"num_embeddings": 40, "embedding_dim": 4, **fields}
+    return EmbeddingBagConfig(name=name, feature_names=list(features), **options)
+
+
+def index_sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> EmbeddingConfig:
+    """A sequence index table: TorchRec's own config."""
+    options = {"num_embeddings": 40, "embedding_dim": 4, **fields}
+    return EmbeddingConfig(name=name, feature_names=list(features), **options)
+
+
+def capacity_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.HashEmbeddingBagConfig:
+    """A pooled hash table of limited capacity, which is wholly on the device."""
+    return rst.HashEmbeddingBagConfig(name=name, feature_names=list(features), **{**FIELDS, **fields})
+
+
+def capacity_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.HashEmbeddingBagCollection:
+    """A collection of `configs`, or of one `capacity_config`; torch's generator seeds it."""
+    return rst.HashEmbeddingBagCollection(list(configs) or [capacity_config()], device=device, **options)
+
+
 def bags_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
     """A pooled collection of `configs`, or of one hash table "t0" with the feature "f0"; seed 0."""
     options = {"seed": 0, **options}
@@ -75,10 +105,71 @@ def sequences_collection(device: torch.device | None, *configs: Any, **options: 
     return rst.EmbCacheEmbeddingCollection(tables=list(configs) or [sequence_config()], device=device, **options)
 
 
-def apply(collection: torch.nn.Module, optimizer: type = torch.optim.SGD, **kwargs: Any) -> None:
-    """Applies `optimizer` (SGD with lr 0.5) to every parameter."""
+@dataclass(frozen=True)
+class Kind:
+    """A kind of collection, for tests that are about each.
+
+    Attributes:
+        collection: makes a collection.
+        config: makes the config of a hash table.
+        index: makes the config of an index table.
+    """
+
+    name: str
+    collection: Callable[..., Any]
+    config: Callable[..., Any]
+    index: Callable[..., Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+POOLED = Kind("pooled", bags_collection, bag_config, index_bag_config)
+SEQUENCE = Kind("sequence", sequences_collection, sequence_config, index_sequence_config)
+EACH_KIND = pytest.mark.parametrize("kind", [POOLED, SEQUENCE], ids=str)
+
+
+def apply(collection: Collection, optimizer: type = torch.optim.SGD, *, window: int = 1, **kwargs: Any) -> Collection:
+    """Applies `optimizer` (SGD with lr 0.5) to every parameter; returns the collection.
+
+    Args:
+        collection: the module whose parameters are trained.
+        optimizer: a class of torch or TorchRec.
+        window: backward passes of an update; more than one needs the class `rec_sdk_torch.Accumulate*`.
+        kwargs: keywords of the optimizer.
+    """
     options = {"lr": 0.5, **kwargs}
+    if window > 1:
+        optimizer = getattr(rst, f"Accumulate{optimizer.__name__}")
+        options |= {"use_accumulate": True, "accumulate_step": window}
     rst.apply_optimizer_in_backward(optimizer, collection.parameters(), options)
+    return collection
+
+
+class Model(torch.nn.Module):
+    """A collection, and a dense layer on its one output: `tables` and `dense`."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *configs: Any,
+        kind: Kind = POOLED,
+        optimizer: type = torch.optim.SGD,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.tables = apply(kind.collection(device, *configs, **options), optimizer)
+        width = sum(config.embedding_dim for config in configs) if configs and kind is POOLED else 4
+        torch.manual_seed(0)
+        self.dense = torch.nn.Linear(width, 1, device=device)
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        return self.dense(torch.cat(output_parts(self.tables(batch))))
+
+
+def output_parts(output: Any) -> list[torch.Tensor]:
+    """The pooled output of a collection, or the values of each sequence."""
+    return [output.values()] if isinstance(output, KeyedTensor) else [part.values() for part in output.values()]
 
 
 def output_values(output: Any) -> torch.Tensor:
@@ -88,11 +179,25 @@ def output_values(output: Any) -> torch.Tensor:
     return torch.cat([part.values().flatten() for part in output.values()]).cpu()
 
 
-def train_step(collection: torch.nn.Module, batch: KeyedJaggedTensor, factor: float = 1.0) -> torch.Tensor:
-    """One training step on `factor` times the sum of the outputs; the outputs."""
+def train_step(
+    collection: torch.nn.Module, batch: KeyedJaggedTensor, factor: float = 1.0, *, square: bool = False
+) -> torch.Tensor:
+    """One training step on `factor` times the sum of the outputs, or of their squares; the outputs."""
     output = output_values(collection(batch))
-    (factor * output.sum()).backward()
+    (factor * (output.square() if square else output).sum()).backward()
     return output.detach()
+
+
+def train(
+    collection: torch.nn.Module, batches: Iterable[KeyedJaggedTensor], *, square: bool = False
+) -> list[torch.Tensor]:
+    """The outputs of a training step on each batch, see `train_step`."""
+    return [train_step(collection, batch, square=square) for batch in batches]
+
+
+def state_of(collection: Any) -> dict[str, Any]:
+    """Rows of all tables and the states of their optimizer, as they are saved."""
+    return {"rows": collection.state_dict(), "states": collection.fused_optimizer.state_dict()["state"]}
 
 
 def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.Tensor]:
@@ -102,6 +207,11 @@ def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.T
     weight = state[key].float()
     ids = state.get(key.replace(".weight", ".ids"), torch.arange(len(weight)))
     return dict(zip(ids.tolist(), weight, strict=True))
+
+
+def equal_rows(one: Mapping[int, torch.Tensor], other: Mapping[int, torch.Tensor]) -> bool:
+    """Whether two tables, see `rows_of`, have the same ids with the same bits."""
+    return one.keys() == other.keys() and all(torch.equal(row, other[i]) for i, row in one.items())
 
 
 def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
