@@ -48,11 +48,11 @@ class Tree:
         """Where it is built."""
         return BUILD / "tests" / self.name
 
-    def build(self, target: str = "all") -> None:
-        """Builds a target; fails with what CMake or the compiler says."""
+    def build(self, *targets: str) -> None:
+        """Builds targets, by default all; fails with what CMake or the compiler says."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder.with_suffix(".lock")):
-            result = build_cpp(self.source, self.folder, *self.options, target=target)
+            result = build_cpp(self.source, self.folder, *self.options, targets=targets or ("all",))
         assert result.returncode == 0, result.stdout + result.stderr
 
     def run(self, part: str, config: pytest.Config, only: str = "", together: int = 2, **variables: str) -> None:
@@ -82,7 +82,16 @@ PLAIN = Tree("plain", options=[f"-DREC_SDK_ENGINE_TREE={_ENGINE}"] if _ENGINE.ex
 """All that need no package."""
 
 
-def build_cpp(source: Path, build: Path, *options: str, target: str = "all") -> subprocess.CompletedProcess[str]:
+def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:
+    """The values of a parameter in this session's tests that use the fixture of the request: it builds for them all."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    users = [item for item in items if request.fixturename in item.fixturenames]
+    return [item.callspec.params[name] for item in users if item.get_closest_marker("skip") is None]
+
+
+def build_cpp(
+    source: Path, build: Path, *options: str, targets: Sequence[str] = ("all",)
+) -> subprocess.CompletedProcess[str]:
     """Builds the project in the folder `source`: the result of CMake, or if that succeeds, of the compiler."""
     build.mkdir(parents=True, exist_ok=True)
     if not (build / "build.ninja").exists():
@@ -93,7 +102,7 @@ def build_cpp(source: Path, build: Path, *options: str, target: str = "all") -> 
         result = _run(build, "cmake", "-S", str(source), "-B", str(build), *configure)
         if result.returncode != 0:
             return result
-    return _run(build, "cmake", "--build", str(build), "-j2", "--target", target)
+    return _run(build, "cmake", "--build", str(build), "-j2", "--target", *targets)
 
 
 def _run(folder: Path, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

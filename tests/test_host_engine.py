@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpp_units import PLAIN, TESTS, Tree
+from cpp_units import PLAIN, TESTS, Tree, parameters
 from engine_calls import DIM, Planned, apply, engine, plan, records, run, swap, table
 
 from rec_sdk_torch import _engine
@@ -25,17 +25,23 @@ def test_every_interleaving(pytestconfig: pytest.Config) -> None:
     PLAIN.run("engine", pytestconfig, only="^protocol$")
 
 
-SLOW = "protocol"
+UNITS = sorted(path.stem.removeprefix("test_") for path in (TESTS / "engine").glob("test_*.cpp"))
+SLOW = {"protocol"}
 """Compiles and runs for minutes under the address sanitizer."""
 
 
-def test_cpp_units(pytestconfig: pytest.Config) -> None:
-    every = [path.stem.removeprefix("test_") for path in sorted((TESTS / "engine").glob("test_*.cpp"))]
-    tests = [test for test in every if pytestconfig.getoption("--full") or test != SLOW]
-    options = ["-DREC_SDK_SANITIZE=address,undefined", f"-DREC_SDK_ENGINE_TESTS={';'.join(tests)}"]
-    tree = Tree(f"engine-address-{len(tests)}", TESTS / "engine", options)
-    tree.build()
-    tree.run("", pytestconfig, ASAN_OPTIONS="detect_leaks=1", UBSAN_OPTIONS="print_stacktrace=1")
+@pytest.fixture(scope="module")
+def address_tree(request: pytest.FixtureRequest) -> Tree:
+    """The units that this session runs, under the address sanitizer."""
+    tree = Tree("engine-address", TESTS / "engine", ["-DREC_SDK_SANITIZE=address,undefined"])
+    tree.build(*(f"test_{unit}" for unit in parameters(request, "unit")))
+    return tree
+
+
+@pytest.mark.parametrize("unit", [pytest.param(unit, marks=pytest.mark.full if unit in SLOW else ()) for unit in UNITS])
+def test_cpp_units(pytestconfig: pytest.Config, address_tree: Tree, unit: str) -> None:
+    variables = {"ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    address_tree.run("", pytestconfig, only=f"^{unit}$", **variables)
 
 
 def test_no_data_races(pytestconfig: pytest.Config) -> None:
