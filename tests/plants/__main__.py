@@ -1,31 +1,38 @@
 """Plants the faults of the register one by one, and tells which of them the tests find.
 
 python -m tests.plants                            every room, with the tests of `make test`
-python -m tests.plants --room planner --stage full
+python -m tests.plants --room planner --full      what they miss, again with --full
 python -m tests.plants --plant sums-start-at-one
 
-It works in a copy of the tree, which it builds once and keeps in build/plants. A plant is found if the test that is
-expected to see it fails, or else if another test of its room does. Hours for all rooms.
+It works in copies of the tree, which it builds once and keeps in build/plants. A plant is found if the test that is
+expected to fail does, or else if another test does that its room names.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
+import queue
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.plants.register import ROOT, Plant, RegisterError, Room, read_rooms
+from tests.plants.register import HERE, ROOT, Plant, RegisterError, read_plants
 
 SECONDS = 1200
 """Tests that take longer hang, by which the plant is found."""
+
+KINDS = ("expected", "other", "full", "none", "invalid")
+"""A plant is found by the expected test, by another of its room, only with --full, or not; or it does not compile."""
 
 PROJECTS = {
     "torch_npu_ext/engine": {"cpu": {"engine"}, "npu": {"engine"}},
@@ -36,12 +43,11 @@ PROJECTS = {
 }
 """Projects that setup.py has to build for tests on a device, after a change in a folder."""
 
-EMULATE = [".venv-npu/bin/python", "-m", "rec_sdk_torch.emulate"]
-PYTHONS = {
-    "cpu": [".venv/bin/python", "-m", "pytest"],
-    "npu": [*EMULATE, "-m", "pytest", "--device", "npu"],
-    "npu-late": [*EMULATE, "--streams", "late", "-m", "pytest", "--device", "npu"],
+EMULATED = {
+    "npu": ["-m", "rec_sdk_torch.emulate", "-m", "pytest", "--device", "npu"],
+    "npu-late": ["-m", "rec_sdk_torch.emulate", "--streams", "late", "-m", "pytest", "--device", "npu"],
 }
+"""Arguments of Python that run pytest on an emulated NPU."""
 
 
 class BuildError(RuntimeError):
@@ -50,25 +56,40 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The stage that found a plant, or "none"; the test that failed, or why there is none."""
+    """The kind of find; the test that failed, or why there is none.
 
-    plant: Plant
+    Attributes:
+        room: name of the register's file.
+        plant: its name.
+        found: one of `KINDS`.
+        by: the test that failed.
+        seconds: of building and testing.
+    """
+
+    room: str
+    plant: str
     found: str
     by: str
-    seconds: float
+    seconds: int
 
 
 class Copy:
     """A copy of the tree, built, with a plant in it now and then."""
 
-    def __init__(self, folder: Path, devices: set[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stale: set[str] = {"engine"} | ({"npu", "emulator"} if devices - {"cpu"} else set())
+        self._stale = {"engine", "npu", "emulator"}
         self._planted: set[str] = set()
         self._synchronise()
+        self._build({"engine"})
+        command = [str(ROOT / ".venv/bin/python"), str(HERE / "forking_server.py")]
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        self._server = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def _synchronise(self) -> None:
-        """Brings what has changed; files that have not keep their times, so that little is built again."""
+        """Copies the files that changed; the others keep their times, so that little is built again."""
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
         wanted = {name for name in names if (ROOT / name).is_file()}
@@ -82,23 +103,29 @@ class Copy:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, target)
 
-    def build(self, projects: set[str]) -> None:
-        """Builds projects of setup.py in place, and those that still have a plant which is no longer in the source.
+    def build(self, plant: Plant, device: str) -> None:
+        """Builds what the plant changes for tests on the device, and what still has a plant that the source lost.
 
         Raises:
             BuildError: with the compiler's first error.
         """
-        self._planted |= projects
-        wanted = self._stale | projects
-        if not wanted:
-            return
-        python = ROOT / (".venv-npu" if wanted & {"npu", "emulator"} else ".venv") / "bin/python"
-        command = [str(python), "setup.py", "--quiet", "build_ext", "--inplace", "--projects", ",".join(sorted(wanted))]
+        kind = device.removesuffix("-late")
+        planted = next((by.get(kind, set()) for folder, by in PROJECTS.items() if plant.file.startswith(folder)), set())
+        usable = {"engine"} if kind == "cpu" else {"engine", "npu", "emulator"}
+        wanted = planted | (self._stale & usable)
+        self._planted |= planted
+        if wanted:
+            self._build(wanted)
+
+    def _build(self, projects: set[str]) -> None:
+        python = ROOT / (".venv-npu" if projects & {"npu", "emulator"} else ".venv") / "bin/python"
+        names = ",".join(sorted(projects))
+        command = [str(python), "setup.py", "--quiet", "build_ext", "--inplace", "--projects", names]
         done = subprocess.run(command, cwd=self.folder, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).splitlines()
             raise BuildError(next((line for line in lines if "error:" in line), lines[-1]))
-        self._stale = set()
+        self._stale -= projects
 
     @contextmanager
     def with_plant(self, plant: Plant) -> Iterator[None]:
@@ -113,95 +140,152 @@ class Copy:
             self._stale, self._planted = self._stale | self._planted, set()
 
     def failure(self, device: str, tests: Sequence[str], full: bool) -> str:
-        """The first of the tests that fails; "" if all pass."""
-        command = [str(ROOT / PYTHONS[device][0]), *PYTHONS[device][1:], "-x", "-p", "no:cacheprovider", *tests]
-        environment = os.environ | {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        run = subprocess.Popen(
-            [*command, *(["--full"] if full else [])],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = run.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"it hangs: {' '.join(tests)}"
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
-                run.wait()
-        if run.returncode == 0:
+        """Returns the first of the tests that fails; "" if all pass.
+
+        Raises:
+            RegisterError: no test is there.
+        """
+        arguments = ["-x", "-p", "no:cacheprovider", *tests, *(["--full"] if full else [])]
+        output = self.folder / "build" / "output.txt"
+        status = self._forked(arguments, output) if device == "cpu" else self._emulated(device, arguments, output)
+        if status == 0:
             return ""
-        if run.returncode == 5:  # pytest's, for no test
+        if status == -9:
+            return f"it hangs: {' '.join(tests)}"
+        if status == 5:  # pytest's, for no test
             raise RegisterError(f"no test is in {' '.join(tests)}")
-        failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return (
-            failed[0].split(" ", 1)[1].split(" - ")[0] if failed else f"{' '.join(tests)}: exit status {run.returncode}"
-        )
+        failed = [line for line in output.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        first = failed[0].split(" ", 1)[1].split(" - ")[0] if failed else f"{' '.join(tests)}: exit status {status}"
+        return first.removeprefix("tests/")
+
+    def _forked(self, arguments: Sequence[str], output: Path) -> int:
+        order = {"folder": str(self.folder), "arguments": arguments, "seconds": SECONDS, "output": str(output)}
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def _emulated(self, device: str, arguments: Sequence[str], output: Path) -> int:
+        command = ["timeout", "--signal=KILL", str(SECONDS), str(ROOT / ".venv-npu/bin/python"), *EMULATED[device]]
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        with output.open("w") as file:
+            done = subprocess.run(
+                [*command, *arguments],
+                cwd=self.folder,
+                env=environment,
+                check=False,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        return -9 if done.returncode == 137 else done.returncode
 
 
-def built_for(plant: Plant, device: str) -> set[str]:
-    """Projects of setup.py that a plant changes, for tests on the device."""
-    for folder, projects in PROJECTS.items():
-        if plant.file.startswith(folder):
-            return projects.get(device.removesuffix("-late"), set())
-    return set()
-
-
-def examine(copy: Copy, room: Room, plant: Plant, full: bool) -> Outcome:
-    """Plants it and runs tests until one fails."""
+def examine(copy: Copy, plant: Plant, others: Sequence[str], full: bool) -> Outcome:
+    """Plants it and runs tests until one fails: the expected one, other test files of the room, all with --full."""
     start = time.monotonic()
-    others = [(device, room.tests[device]) for device in ("cpu", "npu") if room.tests[device]]
-    stages = [("fast", False), ("full", True)] if full else [("fast", False)]
+    runs = [("expected", plant.device, [plant.test], False)]
+    runs += [("other", "cpu", others, False)]
+    runs += [("full", "cpu", others, True)] if full else []
     found, by = "none", ""
     with copy.with_plant(plant):
         try:
-            for stage, everything in stages:
-                for device, tests in [(plant.device, [plant.test]), *others]:
-                    copy.build(built_for(plant, device))
-                    by = copy.failure(device, tests, everything)
-                    if by:
-                        found = stage
-                        break
+            for kind, device, tests, everything in runs:
+                copy.build(plant, device)
+                by = copy.failure(device, tests, everything)
                 if by:
+                    found = kind
                     break
         except (BuildError, RegisterError) as error:
             found, by = "invalid", str(error)
-    return Outcome(plant, found, by, time.monotonic() - start)
+    return Outcome(plant.room, plant.name, found, by, round(time.monotonic() - start))
+
+
+def write_table(outcomes: Sequence[Outcome], file: Path) -> None:
+    """Writes what was found as a page: counts by room, and the plants that their expected test misses."""
+    commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=ROOT, check=True, capture_output=True, text=True)
+    counts = Counter((outcome.room, outcome.found) for outcome in outcomes)
+    rooms = sorted({outcome.room for outcome in outcomes})
+    lines = [
+        "# Planted faults, and what finds them",
+        "",
+        f"Written by `python -m tests.plants --write` on {time.strftime('%Y-%m-%d')}, commit {commit.stdout.strip()}.",
+        "*expected*: the test that the register names fails. *other*: another test of its room does. *full*: one does,",
+        "with `--full`. *none*: no test of its room fails. *invalid*: it does not compile.",
+        "",
+        f"| room | {' | '.join(KINDS)} |",
+        "|---" * (1 + len(KINDS)) + "|",
+        *(f"| {room} | {' | '.join(str(counts[room, kind]) for kind in KINDS)} |" for room in rooms),
+        f"| **all** | {' | '.join(str(sum(counts[room, kind] for room in rooms)) for kind in KINDS)} |",
+    ]
+    missed = [outcome for outcome in outcomes if outcome.found != "expected"]
+    if missed:
+        lines += ["", "| plant | found | by |", "|---|---|---|"]
+        lines += [f"| {each.plant} | {each.found} | {each.by} |" for each in missed]
+    file.write_text("\n".join(lines) + "\n")
+
+
+def read_record(file: Path) -> dict[str, Outcome]:
+    """Reads the outcomes of a run that was stopped, by plant."""
+    if not file.exists():
+        return {}
+    outcomes = (Outcome(**json.loads(line)) for line in file.read_text().splitlines())
+    return {outcome.plant: outcome for outcome in outcomes}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Runs the command line; returns 1 if a plant is invalid."""
     parser = argparse.ArgumentParser(prog="python -m tests.plants", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    rooms = read_rooms()
-    parser.add_argument("--room", choices=[room.name for room in rooms], action="append", help="default: all")
+    plants = read_plants()
+    parser.add_argument(
+        "--room", choices=sorted({plant.room for plant in plants}), action="append", help="default: all"
+    )
     parser.add_argument("--plant", action="append", help="only plants of this name")
-    parser.add_argument("--stage", choices=["fast", "full"], default="fast", help="full: what fast misses, with --full")
-    parser.add_argument("--tree", type=Path, default=ROOT / "build" / "plants", help="the copy (default: %(default)s)")
+    parser.add_argument("--full", action="store_true", help="run what the fast tests miss again with --full")
+    parser.add_argument("--jobs", type=int, default=2, help="copies that are tested at once (default: %(default)s)")
+    parser.add_argument("--record", type=Path, help="file of outcomes: a run that was stopped goes on behind them")
+    parser.add_argument("--write", action="store_true", help="write the table to tests/plants/found.md")
     options = parser.parse_args(arguments)
+    record = read_record(options.record) if options.record else {}
     chosen = [
-        (room, plant)
-        for room in rooms
-        if options.room is None or room.name in options.room
-        for plant in room.plants
-        if options.plant is None or plant.name in options.plant
+        plant
+        for plant in plants
+        if (options.room is None or plant.room in options.room)
+        and (options.plant is None or plant.name in options.plant)
+        and plant.name not in record
     ]
-    if not chosen:
+    if not chosen and not record:
         parser.error("no plant of the register is chosen")
-    devices = {plant.device for _, plant in chosen}
-    devices |= {device for room, _ in chosen for device, tests in room.tests.items() if tests}
-    copy = Copy(options.tree, devices)
-    outcomes = []
-    for room, plant in chosen:
-        outcome = examine(copy, room, plant, options.stage == "full")
-        outcomes.append(outcome)
-        print(f"| {room.name} | {plant.name} | {outcome.found} | {outcome.by} | {outcome.seconds:.0f} |", flush=True)
-    counts = {kind: sum(o.found == kind for o in outcomes) for kind in ("fast", "full", "none", "invalid")}
-    print(", ".join(f"{kind} {count}" for kind, count in counts.items()))
+    files = {
+        room: sorted(
+            {plant.test.partition("::")[0] for plant in plants if plant.room == room and plant.device == "cpu"}
+        )
+        for room in {plant.room for plant in plants}
+    }
+    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    for number in range(min(options.jobs, len(chosen))):
+        copies.put(Copy(ROOT / "build" / "plants" / str(number)))
+
+    def run(plant: Plant) -> Outcome:
+        copy = copies.get()
+        try:
+            return examine(copy, plant, files[plant.room], options.full)
+        finally:
+            copies.put(copy)
+
+    with ThreadPoolExecutor(max(1, options.jobs)) as pool:
+        for outcome in pool.map(run, chosen):
+            record[outcome.plant] = outcome
+            print(*(f"| {value} " for value in dataclasses.astuple(outcome)), "|", sep="", flush=True)
+            if options.record:
+                with options.record.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+    outcomes = list(record.values())
+    counts = Counter(outcome.found for outcome in outcomes)
+    print(", ".join(f"{kind} {counts[kind]}" for kind in KINDS))
+    if options.write:
+        write_table(outcomes, HERE / "found.md")
     return 1 if counts["invalid"] else 0
 
 

@@ -10,11 +10,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DEVICES = ("cpu", "npu", "npu-late")
-"""Where tests run: the CPU, the emulated NPU, and that with streams as late as their events allow."""
+"""Where tests run: the CPU, the emulated NPU, and the emulated NPU with streams as late as their events allow."""
 
 
 class RegisterError(ValueError):
-    """A file of the register does not say what a plant needs."""
+    """A file of the register lacks something that a plant needs."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,16 @@ class Plant:
     """One believable mistake.
 
     Attributes:
+        room: name of the file that holds it.
         name: unique in the register.
         file: path of the file it is planted in, from the root of the repository.
         before: text that occurs once in that file.
         after: the text with the mistake.
-        test: test file, or test, that is expected to see it.
+        test: test file, or test, that is expected to fail with it.
         device: where that test runs, one of `DEVICES`.
     """
 
+    room: str
     name: str
     file: str
     before: str
@@ -38,7 +40,7 @@ class Plant:
     device: str = "cpu"
 
     def apply(self, text: str) -> str:
-        """The file's text with the mistake.
+        """Returns the file's text with the mistake.
 
         Raises:
             RegisterError: the text before does not occur exactly once.
@@ -49,39 +51,28 @@ class Plant:
         return text.replace(self.before, self.after)
 
 
-@dataclass(frozen=True)
-class Room:
-    """The plants of one room, and the tests that a change there should run.
-
-    Attributes:
-        name: name of its file.
-        tests: by device, test files and folders.
-        plants: in the order of the file.
-    """
-
-    name: str
-    tests: dict[str, list[str]]
-    plants: list[Plant]
-
-
-def read_room(file: Path) -> Room:
-    """One file of the register.
+def read_room(file: Path) -> list[Plant]:
+    """Reads one file of the register: a table for each source file, an array for each plant.
 
     Raises:
-        RegisterError: a key is missing, or a key or a device is unknown.
+        RegisterError: an array is not [before, after], [before, after, test] or [before, after, test, device], a table
+            has no test for the first of them, or a device is unknown.
     """
-    content: dict[str, Any] = tomllib.loads(file.read_text())
-    try:
-        plants = [Plant(**entry) for entry in content.pop("plant")]
-        room = Room(file.stem, {device: content.pop(device, []) for device in ("cpu", "npu")}, plants)
-    except (KeyError, TypeError) as error:
-        raise RegisterError(f"{file.name}: {error}") from error
-    wrong = sorted({plant.device for plant in plants} - set(DEVICES)) + sorted(content)
-    if wrong:
-        raise RegisterError(f"{file.name}: {wrong} is not known")
-    return room
+    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
+    plants = []
+    for source, table in tables.items():
+        expected = [table.pop("test")] if "test" in table else []
+        for name, texts in table.items():
+            try:
+                plant = Plant(file.stem, name, source, *texts, *(expected if len(texts) == 2 else []))
+            except TypeError as error:
+                raise RegisterError(f"{file.name}: {name}: {error}") from error
+            if plant.device not in DEVICES:
+                raise RegisterError(f"{file.name}: {name}: device {plant.device} is none of {DEVICES}")
+            plants.append(plant)
+    return plants
 
 
-def read_rooms() -> list[Room]:
-    """All files of the register, by name."""
-    return [read_room(file) for file in sorted(HERE.glob("*.toml"))]
+def read_plants() -> list[Plant]:
+    """Reads all files of the register, in the order of their names."""
+    return [plant for file in sorted(HERE.glob("*.toml")) for plant in read_room(file)]
