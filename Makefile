@@ -98,7 +98,10 @@ build-npu: $(NPU_VENV)/.built
 train: build
 	$(PY) examples/train_dlrm.py $(TRAIN_ARGS)
 
-test: test-cpu test-npu
+# Lint, site and builds two at once: while one waits for a package index, another compiles.
+test:
+	+$(MAKE) --jobs=2 --output-sync=target lint docs build-npu
+	+$(MAKE) --jobs=1 test-cpu test-npu CHECKED=yes
 
 # Repetition too, and every suite with streams that are late, and that are late at random.
 test-full:
@@ -111,7 +114,7 @@ test-room: build
 	$(PY) $(PYTEST) $(or $(wildcard tests/$(ROOM)/),$(wildcard tests/test_$(ROOM).py),\
 		$(error no room is called '$(ROOM)': say ROOM=tbe, or another folder of tests/)) $(TEST_ARGS)
 
-test-cpu: lint docs
+test-cpu: build $(if $(CHECKED),,lint docs)
 	$(PY) $(PYTEST) $(TEST_ARGS)
 
 test-npu: build-npu
