@@ -24,8 +24,8 @@ NPU_TESTS ?= tests/emulator tests/examples/test_whole_job.py $(NPU_SUITES)
 # the others together.
 NPU_LATE_TESTS ?= tests/tbe --ignore=tests/tbe/test_oracle.py tests/modules/test_hybrid_pipeline.py
 # Without the kernels, as on a device for which there are none.
-NPU_DEFAULT_TESTS ?= tests/ops/test_lookup_sequence.py tests/ops/test_lookup_pooled.py \
-	tests/ops/test_update_rows_arguments.py tests/ops/test_edges.py tests/ops/test_streams.py tests/tbe/test_oracle.py
+NPU_DEFAULT_TESTS ?= tests/ops/test_lookups.py tests/ops/test_arguments.py tests/ops/test_edges.py \
+	tests/ops/test_streams.py tests/tbe/test_oracle.py
 CUDA_TESTS ?= tests
 BENCH_ARGS ?=
 

@@ -17,8 +17,6 @@ TESTS = Path(__file__).parent
 LONG = {
     "test_default_operators.py",
     "test_extremes.py",
-    "test_hot_segments.py",
-    "test_precision.py",
     "test_same_bits.py",
     "test_streams.py",
     "test_update_rows.py",
@@ -31,7 +29,7 @@ def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:
     full = pytestconfig.getoption("--full")
     files = sorted(path for path in (TESTS / "ops").glob("test_*.py") if full or path.name not in LONG)
     options = ["--day", str(pytestconfig.getoption("--day"))]
-    options += ["--full"] if full else ["-k", "not random_arguments"]  # which need a process of their own
+    options += ["--full"] if full else ["-k", "not random_arguments and not many_hits"]  # processes of their own; long
     command = [sys.executable, "-m", "pytest", *map(str, files), "--operators", "default", *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TESTS.parent)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from op_batches import OPTIMIZERS, default, int32, random_bytes
-from test_lookup_pooled import make_batch
+from op_batches import OPTIMIZERS, Arguments, default, good_calls, int32, make_bags, moved, random_bytes
 
 from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.operators.calls import ops
@@ -22,12 +20,6 @@ from rec_sdk_torch.tools.operator_cases import Batch, cases
 
 DIMS = (1, 3, 20, 64, 130)
 LENGTHS = (0, 1, 1, 2, 31, 32, 33, 97, 129, 400, 1025, 3111)
-Arguments = dict[str, Any]
-
-
-def operator(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(ops, packet), overload or "default")
 
 
 def test_every_operator_has_one() -> None:
@@ -42,19 +34,10 @@ def test_a_formula_names_the_coefficients_of_its_kernel(optimizer: str) -> None:
     assert FORMULAS[optimizer].coefficients.split() == coefficient_names(optimizer)
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """A copy on the device, a matrix with its strides."""
-    if isinstance(value, list):
-        return [moved(each, device) for each in value]
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
-
-
 def assert_same_bits(name: str, arguments: Arguments, device: torch.device) -> Arguments:
     """Compares the result and all that an operator may have written; gives what the one in plain torch left."""
-    there = {key: moved(value, device) for key, value in arguments.items()}
-    found, expected = operator(name)(**there), default(name, **arguments)
+    there = moved(arguments, device)
+    found, expected = good_calls(device)[name][0](**there), default(name, **arguments)
     compared = {key: (there[key], arguments[key]) for key in arguments if isinstance(arguments[key], torch.Tensor)}
     if expected is not None:
         compared["result"] = found, expected
@@ -154,7 +137,7 @@ def batches(config: pytest.Config, salt: int) -> list[tuple[random.Random, torch
 def test_updates(optimizer: str, device: torch.device, pytestconfig: pytest.Config) -> None:
     for choose, generator in batches(pytestconfig, OPTIMIZERS.index(optimizer)):
         arguments, layout = update(choose, generator, optimizer)
-        there = {key: moved(value, device) for key, value in arguments.items()}
+        there = moved(arguments, device)
         ops.update_rows(**there)
         default("update_rows", **arguments)
         if arguments["row_norms"] is not None:
@@ -182,7 +165,7 @@ def test_lookups(dim: int, dtype: torch.dtype, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(dim)
     lengths = torch.randint(0, 90, (150,), generator=generator).tolist()
     lengths[3] = 2500
-    batch = make_batch(lengths, 50, dim, dtype)
+    batch = make_bags(lengths, 50, dim, dtype)
     batch.weights[7, 0], batch.weights[8, 0] = torch.nan, torch.inf
     shared = {name: getattr(batch, name) for name in ("weights", "slots", "offsets", "columns", "mean")}
     assert_same_bits("lookup_sequence", {name: shared[name] for name in ("weights", "slots")}, device)

@@ -6,77 +6,19 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import warm
-from op_batches import Cache, coefficients, int32, segments
+from op_batches import Arguments, good_calls, int32
 
 from rec_sdk_torch.operators import calls
 from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.operators.default import KERNELS
 from rec_sdk_torch.operators.devices import backends
 
-Arguments = dict[str, object]
 ELSEWHERE = "must be on the device of the first argument"
-
-
-def good_calls(device: torch.device | str) -> dict[str, tuple[Callable[..., object], Arguments]]:
-    """Every operator, with arguments that it takes."""
-    slots = int32([1, 1, 4], device)
-    unique, offsets, lookups = segments(slots)
-    cache = Cache(torch.arange(40.0).view(5, 8), device=device)
-    bags: Arguments = {
-        "weights": cache.weights,
-        "slots": slots,
-        "offsets": torch.tensor([0, 2, 3], device=device),
-        "columns": torch.tensor([0], device=device),
-        "mean": torch.tensor([True], device=device),
-    }
-    sums: Arguments = {
-        "grads": [torch.ones(2, 8, device=device), torch.ones(1, 8, device=device)],
-        "unique_slots": unique,
-        "segment_offsets": offsets,
-        "grad_row": int32([0, 1, 0], device),
-        "grad_source": int32([0, 0, 1], device),
-        "grad_column": lookups * 0,
-        "scale": torch.ones(3, device=device),
-    }
-    update: Arguments = {
-        "table_offsets": int32([0, 2], device),
-        "coefficients": coefficients(0.1, device=device),
-        "optimizer": "sgd",
-        "dim": 8,
-        "weight_dtype": torch.float32,
-    }
-    pooled: Arguments = {
-        "per_sample_weights": torch.ones(3, device=device),
-        "first_bag": 0,
-        "out": torch.ones(2, 8, device=device),
-    }
-    copy: Arguments = {"cache": cache.records, "slots": int32([1, 0, 4], device)}
-    rows = Cache(torch.arange(100.0, 124.0).view(3, 8), device=device).records
-    swap: Arguments = copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": torch.zeros_like(rows[:2])}
-    looked_up: Arguments = {
-        "dim": 8,
-        "weight_dtype": torch.float32,
-        "lookup_slots": slots,
-        "origins": int32([5, 5, 7], device),
-    }
-    of_bags = {name: bags[name] for name in ("offsets", "columns", "mean")}
-    return {
-        "lookup_sequence": (ops.lookup_sequence, {"weights": cache.weights, "slots": slots}),
-        "lookup_pooled": (ops.lookup_pooled, bags | pooled),
-        "pooled_weights_grad": (ops.pooled_weights_grad, bags | {"grad": torch.ones(2, 8, device=device)}),
-        "update_rows": (ops.update_rows, {"cache": cache.records} | sums | update),
-        "accumulate_rows": (ops.accumulate_rows, {"pending": torch.zeros(5, 16, device=device)} | sums),
-        "gather_rows": (ops.gather_rows, copy),
-        "gather_rows.out": (ops.gather_rows.out, copy | {"out": rows}),
-        "scatter_rows": (ops.scatter_rows, copy | {"rows": rows}),
-        "swap_rows": (ops.swap_rows, swap),
-        "swap_lookup_sequence": (ops.swap_lookup_sequence, swap | looked_up),
-        "swap_lookup_pooled": (ops.swap_lookup_pooled, swap | looked_up | of_bags | pooled),
-    }
 
 
 NAMES = list(good_calls("cpu"))
@@ -86,7 +28,7 @@ def test_every_operator_has_a_good_call() -> None:
     assert set(NAMES) == set(KERNELS)
 
 
-def moved(value: object, device: str, every: bool = False) -> object:
+def sent(value: Any, device: str, every: bool = False) -> Any:
     if isinstance(value, list):  # of several the last, unless all are to go
         return [g.to(device) if every or g is value[-1] else g for g in value]
     return value.to(device) if isinstance(value, torch.Tensor) else value
@@ -97,15 +39,27 @@ def mixes(name: str, device: torch.device, other: str) -> Iterator[tuple[str, Ca
     operator, arguments = good_calls(device)[name]
     tensors = [key for key, value in arguments.items() if isinstance(value, torch.Tensor | list)]
     for one in tensors:
-        yield one, operator, arguments | {one: moved(arguments[one], other)}
-        yield one, operator, {k: v if k == one else moved(v, other) for k, v in arguments.items()}
+        yield one, operator, arguments | {one: sent(arguments[one], other)}
+        yield one, operator, {k: v if k == one else sent(v, other) for k, v in arguments.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_good_calls(name: str, device: torch.device) -> None:
     operator, arguments = good_calls(device)[name]
     operator(**arguments)
-    operator(**{key: moved(value, "meta", every=True) for key, value in arguments.items()})
+    operator(**{key: sent(value, "meta", every=True) for key, value in arguments.items()})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str, device: torch.device) -> None:
+    """With every argument, and without those that may be None."""
+    operator, every = good_calls(device)[name]
+    overload: Any = getattr(operator, "default", operator)
+    optional = every.keys() & {"grad_column", "scale", "per_sample_weights"}
+    for given in (every, every | dict.fromkeys(optional)) if optional else (every,):
+        ordered = [each.name for each in overload._schema.arguments if each.name in given and not each.kwarg_only]
+        by_name = {key: given[key] for key in given.keys() - ordered}
+        torch.library.opcheck(overload, tuple(given[key] for key in ordered), by_name)
 
 
 @pytest.mark.parametrize("other", ["meta", "cpu"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import reference_optimizers as formulas
 import torch
-from op_batches import Cache, default, int32, states_of
+from op_batches import Cache, default, of_update, states_of
 from optimizer_table import ROWS, Row, class_named
 
 from rec_sdk_torch.tbe import TableOptimizer
@@ -104,22 +104,15 @@ class Tables:
     def step(self, g: torch.Tensor) -> Parts:
         """The parts of all tables after it."""
         device, tables = self.cache.records.device, len(self.optimizers)
-        starts = torch.arange(tables + 1) * self.rows
-        self.update(
-            self.cache.records,
-            [g.to(device)],
-            int32(torch.arange(tables * self.rows), device),
-            int32(starts, device),
-            int32(torch.arange(tables * self.rows + 1), device),
-            int32(torch.arange(self.rows).repeat(tables), device),
-            None,
-            None,
-            None,
-            torch.tensor([optimizer.coefficients() for optimizer in self.optimizers]).to(device),
-            self.kernel,
-            self.dim,
-            torch.float32,
-        )
+        every = torch.arange(tables * self.rows + 1, dtype=torch.int32, device=device)
+        segments = {
+            "unique_slots": every[:-1],
+            "table_offsets": every[:: self.rows].contiguous(),
+            "segment_offsets": every,
+            "grad_row": every[: self.rows].repeat(tables),
+        }
+        row = torch.tensor([optimizer.coefficients() for optimizer in self.optimizers]).to(device)
+        self.update(**of_update(self.cache, [g.to(device)], self.kernel, row, **segments))
         return self.parts()
 
     def parts(self) -> Parts:

@@ -21,6 +21,14 @@ from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, Table
 pytestmark = pytest.mark.kernels
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("about host memory alone, which a run on the CPU tests")
+
+
 LARGE = (1 << 14, 256)  # 16 MiB
 SMALL = (1 << 10, 256)
 _kept = _library.rec_sdk_kept_output_bytes

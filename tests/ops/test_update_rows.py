@@ -1,3 +1,5 @@
+"""update_rows: every optimizer is torch's, 16-bit weights round once, padding stays, and tables differ as they may."""
+
 from __future__ import annotations
 
 import math
@@ -6,23 +8,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_batches import OPTIMIZERS, Cache, coefficients, int32, segments, states_of, update
+from op_batches import Cache, coefficients, int32, of_update, segments_of, states_of, update
 from optimizer_table import ROWS as OPTIMIZER_ROWS
 from optimizer_table import Row
 
-import rec_sdk_torch.ops  # noqa: F401
+from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.operators.record import RecordLayout
 
 DIMS = [1, 3, 8, 20, 32, 64, 128, 130]
 ROWS, LOOKUPS, STEPS = 40, 150, 20
-MOMENTS = (0.9, 1 - 0.9, 0.999, 1 - 0.999)
 
 
-every_optimizer = pytest.mark.parametrize("row", OPTIMIZER_ROWS, ids=lambda row: row.name)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every optimizer with every width in the full suite; otherwise each with two of eight, others every day."""
+    if "row" in metafunc.fixturenames:
+        full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
+        widths = DIMS if "dim" in metafunc.fixturenames else [None]
+        pairs = [
+            (row, dim)
+            for i, row in enumerate(OPTIMIZER_ROWS)
+            for j, dim in enumerate(widths)
+            if full or dim is None or (i + j + day) % 4 == 0
+        ]
+        names = ("row", "dim")[: 1 if widths == [None] else 2]
+        metafunc.parametrize(names, [pair[: len(names)] for pair in pairs], ids=[f"{r.name}-{d}" for r, d in pairs])
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@every_optimizer
 def test_equals_torch_optim(row: Row, dim: int, device: torch.device) -> None:
     """The reference makes the same updates on `torch.nn.Embedding(sparse=True)`."""
     optimizer, tolerance = row.spec.kernel, row.tolerance
@@ -44,8 +55,6 @@ def test_equals_torch_optim(row: Row, dim: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", DIMS)
-@every_optimizer
 def test_16_bit_weights_round_once(row: Row, dim: int, dtype: torch.dtype, device: torch.device) -> None:
     optimizer = row.spec.kernel
     torch.manual_seed(dim)
@@ -66,7 +75,6 @@ def has_padding(optimizer: str, dim: int, dtype: torch.dtype) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@every_optimizer
 def test_padding_of_records_is_left_alone(row: Row, dtype: torch.dtype, device: torch.device) -> None:
     optimizer = row.spec.kernel
     dim = next((dim for dim in (5, 6) if has_padding(optimizer, dim, dtype)), None)
@@ -107,25 +115,17 @@ def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
     dim, lookups = 20, 300
     weights = torch.randn(30, dim)
     cache = Cache(weights, device=device)
-    slots = torch.randint(0, 30, (lookups,))
-    unique, offsets, positions = segments(slots)
+    segments = segments_of(torch.randint(0, 30, (lookups,)), torch.rand(lookups))
+    unique, offsets, scale = segments["unique_slots"], segments["segment_offsets"], segments["scale"]
     wide = torch.randn(16, 100)
     grad = wide[:, 7:97]
     grad_row, grad_column = torch.randint(0, 16, (lookups,)), torch.randint(0, 71, (lookups,))
-    scale = torch.rand(lookups)
     limits, rates = [0.5, math.inf, math.inf, 2.0], [0.1, 9.0, 0.3, 0.7]
     rows = torch.cat([coefficients(lr, max_gradient=m) for lr, m in zip(rates, limits, strict=True)])
     tables = int32([0, 10, 10, 21, len(unique)])
-    torch.ops.rec_sdk.update_rows(
-        cache.records,
-        [wide.to(device)[:, 7:97]],
-        *[x.to(device) for x in (unique, tables, offsets, int32(grad_row))],
-        None,
-        *[x.to(device) for x in (int32(grad_column), scale, rows)],
-        "sgd",
-        dim,
-        torch.float32,
-    )
+    given = segments | {"table_offsets": tables, "grad_row": int32(grad_row), "grad_column": int32(grad_column)}
+    given = {name: value.to(device) for name, value in given.items()}
+    ops.update_rows(**of_update(cache, [wide.to(device)[:, 7:97]], "sgd", rows.to(device), **given))
     expected = weights.double()
     slices = torch.stack([grad[r, c : c + dim] for r, c in zip(grad_row, grad_column, strict=True)])
     slices *= scale[:, None]
@@ -134,7 +134,6 @@ def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
         table = sum(u >= int(end) for end in tables[1:-1])  # table 1 is empty
         expected[slot] -= rates[table] * g.clamp(-limits[table], limits[table])
     torch.testing.assert_close(cache.weights.cpu().double(), expected, rtol=1e-5, atol=1e-5)
-    assert len(positions) == lookups
 
 
 def test_nan_gradients_stay_visible(device: torch.device) -> None:
@@ -148,21 +147,10 @@ def test_nan_gradients_stay_visible(device: torch.device) -> None:
 
 def test_an_empty_segment_updates_with_a_zero_gradient(device: torch.device) -> None:
     cache = Cache(torch.ones(4, 8), [torch.ones(4, 8), torch.ones(4, 8)], device=device)
-    torch.ops.rec_sdk.update_rows(
-        cache.records,
-        [torch.zeros(1, 8, device=device)],
-        int32([2], device),
-        int32([0, 1], device),
-        int32([0, 0], device),
-        int32([], device),
-        None,
-        None,
-        None,
-        coefficients(1.0, 0.0, 0.5, 0.5, 0.5, 0.5, 1.0, device=device),
-        "adam",
-        8,
-        torch.float32,
-    )
+    given = {"unique_slots": [2], "segment_offsets": [0, 0], "grad_row": []}
+    row = coefficients(1.0, 0.0, 0.5, 0.5, 0.5, 0.5, 1.0, device=device)
+    segment = {name: int32(value, device) for name, value in given.items()}
+    ops.update_rows(**of_update(cache, [torch.zeros(1, 8, device=device)], "adam", row, **segment))
     assert (cache.states[0][2] == 0.5).all()
     assert (cache.weights[2] != 1).all()
     assert (cache.weights[3] == 1).all()
@@ -182,28 +170,3 @@ def test_any_batch(dim: int, slots: list[int], scaled: bool) -> None:
     expected = weights - 0.1 * total / (total.abs() + 1e-10)
     large = total.abs() > 1e-3  # elsewhere the sign of a sum that cancels decides
     torch.testing.assert_close(cache.weights[large], expected[large], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_opcheck(optimizer: str, device: torch.device) -> None:
-    cache = Cache(torch.randn(5, 8), [torch.ones(5, n) for n in states_of(optimizer, 8)], torch.bfloat16, device)
-    unique, offsets, positions = segments(torch.tensor([1, 1, 4], device=device))
-    for scale in (None, torch.rand(3, device=device)):
-        torch.library.opcheck(
-            torch.ops.rec_sdk.update_rows,
-            (
-                cache.records,
-                [torch.randn(3, 8, device=device)],
-                unique,
-                int32([0, 2], device),
-                offsets,
-                positions,
-                None,
-                None if scale is None else int32([0, 0, 0], device),
-                scale,
-                coefficients(0.1, 1e-8, *MOMENTS, 1.0, device=device),
-                optimizer,
-                8,
-                torch.bfloat16,
-            ),
-        )

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_batches import default
-from test_edges import good_calls
+from op_batches import default, good_calls
 from torch.nn.functional import embedding_bag
 
 from rec_sdk_torch.operators.default import KERNELS

@@ -1,0 +1,187 @@
+"""Rows that are copied: gather_rows, scatter_rows and swap_rows are indexing, and swap_lookup_* a swap and a lookup."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+from op_batches import Arguments, int32, moved, random_bytes
+
+from rec_sdk_torch.operators.calls import call_once, ops
+from rec_sdk_torch.operators.record import WEIGHT_DTYPES, RecordLayout
+
+SLOTS = 60
+
+
+@pytest.mark.parametrize("bytes_", [1, 16, 48, 272, 4096])
+@pytest.mark.parametrize("count", [0, 1, 100, 900])
+def test_gather_and_scatter_are_indexing(bytes_: int, count: int, device: torch.device) -> None:
+    cache = random_bytes(1000, bytes_, device)
+    slots = int32(torch.randperm(1000)[:count], device)
+    assert torch.equal(ops.gather_rows(cache, slots), cache[slots.long()])
+    repeated = slots.repeat(2)
+    found = random_bytes(2 * count, bytes_, device)
+    ops.gather_rows.out(cache, repeated, out=found)
+    assert torch.equal(found, cache[repeated.long()])
+    rows = random_bytes(count, bytes_, device)
+    expected = cache.index_copy(0, slots.long(), rows)
+    ops.scatter_rows(cache, slots, rows)
+    assert torch.equal(cache, expected)
+
+
+def places_of(leaves: torch.Tensor) -> torch.Tensor:
+    """Where rows leave: their numbers; elsewhere -1."""
+    return torch.where(leaves, leaves.cumsum(0) - 1, -1).int()
+
+
+def check(cache: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor, device: torch.device) -> None:
+    rows = random_bytes(len(slots), cache.shape[1])
+    there, leaving = cache.to(device, copy=True), random_bytes(int(leaves.sum()), cache.shape[1], device)
+    ops.swap_rows(there, int32(slots, device), places_of(leaves).to(device), rows.to(device), leaving)
+    assert torch.equal(leaving.cpu(), cache[slots[leaves]])
+    assert torch.equal(there.cpu(), cache.index_copy(0, slots, rows))
+
+
+@pytest.mark.parametrize("bytes_", [1, 16, 48, 272, 4096, 70_000])
+@pytest.mark.parametrize("count", [0, 1, 100, 2900])
+def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> None:
+    """With every slot taken, every slot free, both by turns, and as tables do that are full or are not."""
+    count = min(count, 1_000_000 // bytes_)
+    slots = torch.randperm(count + 10)[:count]
+    cache = random_bytes(count + 10, bytes_)
+    order = torch.arange(count)
+    for leaves in (order >= 0, order < 0, order % 3 == 0, order * 3 // max(count, 1) != 1):
+        check(cache, slots, leaves, device)
+
+
+def test_rows_beyond_a_chunk_of_places(device: torch.device) -> None:
+    """Kernels look at the places of many rows at once: runs that end on, before and behind 1024 rows."""
+    count = 4096
+    slots, cache = torch.randperm(count), random_bytes(count, 16)
+    for begin in (1023, 1024, 1025):
+        for end in (2047, 2048, 2049, count):
+            leaves = torch.zeros(count, dtype=torch.bool)
+            leaves[begin:end] = True
+            check(cache, slots, leaves, device)
+            check(cache, slots, ~leaves, device)
+
+
+class InterruptionError(Exception):
+    pass
+
+
+def test_a_signal_finds_the_call_made_and_noted_or_neither(device: torch.device) -> None:
+    """At whatever time it comes: the first calls are interrupted before the operator runs, the last ones after it."""
+    count = 40_000
+    slots = int32(torch.arange(count), device)
+    cache, ones = torch.zeros(count, 512, dtype=torch.uint8), torch.ones(count, 512, dtype=torch.uint8, device=device)
+    leaving = torch.empty_like(ones)
+
+    def interrupt(*_: Any) -> None:
+        raise InterruptionError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    found = []
+    try:
+        for delay in (1e-4 * 1.06**i for i in range(150)):  # until the operator, fast or slow, is through by then
+            if found[-9:] == [True] * 9:
+                break
+            there, called = cache.to(device, copy=True), list[None]()
+            arguments = there, slots, slots, ones, leaving
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                call_once(ops.swap_rows.default, arguments, called)
+                while True:
+                    pass
+            except InterruptionError:
+                found.append(bool(called))
+            assert bool(there[0, 0].item()) == bool(called)
+            call_once(ops.swap_rows.default, arguments, called)
+            assert not leaving.any(), "what left before is not overwritten"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert any(found)
+
+
+# ---- with the lookup behind it
+
+
+def records(rows: int, layout: RecordLayout) -> torch.Tensor:
+    """Weights that are numbers, states that may be anything."""
+    made = random_bytes(rows, layout.bytes)
+    layout.weight(made).copy_(torch.randn(rows, layout.dim))
+    return made
+
+
+def calls(layout: RecordLayout, lookups: int, coming: int, leaves: torch.Tensor | None) -> tuple[Arguments, Arguments]:
+    """The arguments of a swap, on the CPU, and those of its lookups beside it; `leaves` None: there are no places."""
+    slots = torch.randperm(SLOTS)[:coming]
+    swap = {"cache": records(SLOTS, layout), "slots": int32(slots), "rows": records(coming, layout)}
+    swap |= {"places": None, "leaving": None}
+    if leaves is not None:
+        swap |= {"places": places_of(leaves), "leaving": random_bytes(int(leaves.sum()), layout.bytes)}
+    of_slot = torch.arange(SLOTS).index_copy(0, slots, torch.arange(SLOTS, SLOTS + coming))
+    looked_up = torch.randint(0, SLOTS, (lookups,))
+    rows = {"dim": layout.dim, "weight_dtype": layout.weight_dtype}
+    return swap, rows | {"lookup_slots": int32(looked_up), "origins": int32(of_slot[looked_up])}
+
+
+def bags(lookups: int, dim: int, weighted: bool) -> Arguments:
+    """Two features of bags, the second a mean."""
+    samples = 7
+    inner = torch.randint(0, lookups + 1, (2 * samples - 1,)).sort().values
+    return {
+        "offsets": torch.cat([torch.tensor([0]), inner, torch.tensor([lookups])]),
+        "per_sample_weights": torch.randn(lookups) if weighted else None,
+        "columns": torch.tensor([dim, 0]),
+        "mean": torch.tensor([False, True]),
+        "first_bag": 0,
+        "out": torch.full((samples, 2 * dim), 7.0),
+    }
+
+
+def swapped(swap: Arguments) -> torch.Tensor:
+    """The cache behind the swap, by the operators that are apart; changes `leaving`."""
+    cache = swap["cache"].clone()
+    if swap["places"] is None:
+        ops.scatter_rows(cache, swap["slots"], swap["rows"])
+    else:
+        ops.swap_rows(cache, swap["slots"], swap["places"], swap["rows"], swap["leaving"])
+    return cache
+
+
+LEAVES = {
+    "all": lambda coming: torch.ones(coming, dtype=torch.bool),
+    "some": lambda coming: torch.arange(coming) % 3 != 1,
+    "none": lambda coming: torch.zeros(coming, dtype=torch.bool),
+    "no places": lambda coming: None,
+}
+
+
+@pytest.mark.parametrize("leaves", LEAVES)
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
+@pytest.mark.parametrize(
+    ("dim", "lookups", "coming"), [(1, 50, 20), (16, 3000, 60), (100, 700, 1), (128, 400, 0), (8, 0, 5)]
+)
+def test_equals_the_two_operators(
+    dim: int, lookups: int, coming: int, dtype: torch.dtype, leaves: str, device: torch.device
+) -> None:
+    layout = RecordLayout(dim, dtype, (dim,))
+    swap, rows = calls(layout, lookups, coming, LEAVES[leaves](coming))
+    sequence, pooled, looked_up = (moved(given, device) for given in (swap, swap, rows))
+    expected = swapped(swap)
+    weights = layout.weight(expected)
+    found = ops.swap_lookup_sequence(**sequence, **looked_up)
+    assert torch.equal(found.cpu(), ops.lookup_sequence(weights, rows["lookup_slots"]))
+    of_bags = bags(lookups, dim, weighted=leaves == "some")
+    on_device = moved(of_bags, device)
+    ops.swap_lookup_pooled(**pooled, **looked_up, **on_device)
+    ops.lookup_pooled(weights, rows["lookup_slots"], **of_bags)
+    assert torch.equal(on_device["out"].cpu(), of_bags["out"])
+    for each in (sequence, pooled):
+        assert torch.equal(each["cache"].cpu(), expected)
+        if swap["leaving"] is not None:
+            assert torch.equal(each["leaving"].cpu(), swap["leaving"])
