@@ -17,8 +17,9 @@ def tables(device: torch.device, update: str = "step", optimizer: type = torch.o
     dims = (4, 8, 4)
     configs = [bag_config(f"t{i}", [key], embedding_dim=dims[i]) for i, key in enumerate(KEYS)]
     keywords = {name: options.pop(name) for name in ("update", "cache", "check_finite") if name in options}
-    collection = bags_collection(device, *configs, **{"update": update, "cache": 40, **keywords})
-    apply(collection, optimizer, **options)
+    collection = apply(
+        bags_collection(device, *configs, **{"update": update, "cache": 40, **keywords}), optimizer, **options
+    )
     return collection
 
 

@@ -14,18 +14,19 @@ from jagged import (
     assert_trains,
     bag_config,
     bags_collection,
+    index_bag_config,
     jagged,
     numbered,
     read,
     rows_of,
     same_bits,
     single_ids,
+    train,
     train_step,
 )
 from optimizer_table import ROWS, Row
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torch.distributed.optim import _get_in_backward_optimizers
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
 
 import rec_sdk_torch as rst
@@ -33,72 +34,12 @@ from rec_sdk_torch.formulas import SPECS, spec_for
 
 NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
-ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-6}
-ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
-WINDOW = {"use_accumulate": True, "accumulate_step": 2}
-
-SAME_UPDATES = [
-    (torch.optim.SGD, torchrec.optim.SGD, {"lr": 0.3}, {}),
-    (torch.optim.Adagrad, torchrec.optim.Adagrad, ADAGRAD, {}),
-    (torch.optim.Adam, torchrec.optim.Adam, ADAM, {}),
-    (torch.optim.SGD, rst.AccumulateSGD, {"lr": 0.3}, {}),
-    (torch.optim.Adagrad, rst.AccumulateAdagrad, ADAGRAD, {"use_accumulate": False, "accumulate_step": 1}),
-    (torch.optim.SparseAdam, rst.AccumulateAdam, ADAM, {"use_accumulate": True}),
-]
-"""A class, another that updates alike, their keywords, and those of the second alone."""
-
 EVERY_CLASS: dict[type, str] = {
     pkgutil.resolve_name(name): spec.family for spec in SPECS if not spec.hands_out for name in spec.classes
 }
 """The family of each class that the fused update knows."""
 
 BATCHES = [[1, 2, 2], [2, 5, 6], [1, 1, 1], [6, 5, 2]]
-
-
-def train(collection: torch.nn.Module) -> dict[str, torch.Tensor]:
-    for number, ids in enumerate(BATCHES):
-        train_step(collection, single_ids(ids), factor=(-1.0) ** number * (number + 1))
-    return collection.state_dict()
-
-
-@pytest.mark.parametrize(("first", "second", "options", "more"), SAME_UPDATES)
-def test_classes_that_mean_the_same(
-    device: torch.device, first: type, second: type, options: dict[str, Any], more: dict[str, Any]
-) -> None:
-    collections = [bags_collection(device), bags_collection(device)]
-    apply(collections[0], first, **options)
-    apply(collections[1], second, **options, **more)
-    assert not list(same_bits(train(collections[0]), train(collections[1])))
-    before = bags_collection(device)
-    apply(before, lr=0.0)
-    assert list(same_bits(train(before), collections[0].state_dict())) == ["embedding_bags.t0.weight"]
-
-
-@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adagrad, torchrec.optim.RowWiseAdagrad])
-def test_defaults_are_those_of_the_class(device: torch.device, cls: Any) -> None:
-    """Without any keyword; the reference is the class itself on dense gradients."""
-    theirs = EmbeddingBagCollection(tables=[EmbeddingBagConfig(8, 4, "t0", feature_names=["f0"])])
-    ours = bags_collection(device, EmbeddingBagConfig(8, 4, "t0", feature_names=["f0"]))
-    ours.load_state_dict(theirs.state_dict())
-    rst.apply_optimizer_in_backward(cls, ours.parameters(), {})
-    reference = cls(theirs.parameters())
-    for ids in BATCHES:
-        train_step(ours, single_ids(ids))
-        reference.zero_grad()
-        train_step(theirs, single_ids(ids))
-        reference.step()
-    name = "embedding_bags.t0.weight"
-    torch.testing.assert_close(ours.state_dict()[name], theirs.state_dict()[name], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.SparseAdam, rst.AccumulateAdam])
-def test_defaults_of_adam(device: torch.device, cls: type) -> None:
-    """The first step of either Adam moves every touched element by lr = 0.001."""
-    collection = bags_collection(device)
-    rst.apply_optimizer_in_backward(cls, collection.parameters(), {})
-    before = read(collection, numbered(1))
-    train_step(collection, numbered(1))
-    assert torch.allclose(before - read(collection, numbered(1)), torch.tensor(0.001), rtol=1e-3)
 
 
 class NoSuchOptimizer(torch.optim.SGD):
@@ -120,44 +61,46 @@ def test_other_classes_are_refused_with_a_list(device: torch.device, cls: Any) -
 # ---- the optimizer a table was made for
 
 
-@pytest.mark.parametrize("made_for", list(EVERY_CLASS))
-def test_parity_goes_by_family(device: torch.device, made_for: type) -> None:
-    for given, family in EVERY_CLASS.items():
-        collection = bags_collection(device, embedding_optimizer_cls=made_for)
-        if family == EVERY_CLASS[made_for]:
-            apply(collection, given)
-            train_step(collection, numbered(2))
+@pytest.mark.parametrize("made_for", dict.fromkeys(EVERY_CLASS.values()))
+def test_parity_goes_by_family(device: torch.device, made_for: str) -> None:
+    for number, (given, family) in enumerate(EVERY_CLASS.items()):
+        alike = [cls for cls, each in EVERY_CLASS.items() if each == made_for]
+        chosen = alike[number % len(alike)]
+        collection = bags_collection(device, embedding_optimizer_cls=chosen)
+        if family == made_for:
+            train_step(apply(collection, given), numbered(2))
             continue
         with pytest.raises(TypeError) as error:
             apply(collection, given)
-        for part in ("'t0'", made_for.__name__, given.__name__, "embedding_optimizer_cls", "apply_optimizer_in_back"):
+        for part in ("'t0'", chosen.__name__, given.__name__, "embedding_optimizer_cls", "apply_optimizer_in_back"):
             assert part in str(error.value)
 
 
 @pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize(
-    ("cls", "options", "message"),
+    ("cls", "message"),
     [
-        (torch.optim.SGD, {}, r"'t0'.*embedding_optimizer_cls=torch\.optim\.adam\.Adam.*sgd\.SGD"),
-        (NoSuchOptimizer, {}, "NoSuchOptimizer.*has no fused update; supported are .*SparseAdam"),
+        (torch.optim.SGD, r"'t0'.*embedding_optimizer_cls=torch\.optim\.adam\.Adam.*sgd\.SGD"),
+        (NoSuchOptimizer, "NoSuchOptimizer.*has no fused update; supported are .*SparseAdam"),
     ],
 )
 def test_what_a_table_cannot_have_is_refused_by_torchs_apply(
-    device: torch.device, theirs: Any, cls: type, options: dict[str, Any], message: str
+    device: torch.device, theirs: Any, cls: type, message: str
 ) -> None:
     """At the call; then the right class can be applied."""
     collection = bags_collection(device, embedding_optimizer_cls=torch.optim.Adam)
     (handle,) = collection.parameters()
     for _ in range(2):
         with pytest.raises((TypeError, ValueError), match=message):
-            theirs(cls, [handle], {"lr": 0.1, **options})
+            theirs(cls, [handle], {"lr": 0.1})
         assert not any(hasattr(handle, name) for name in NOTES)
     with pytest.raises(RuntimeError, match=r"\['t0'\] have no optimizer"):
         collection(numbered(2))
     theirs(torch.optim.Adam, [handle], {"lr": 0.1})
-    other = bags_collection(device)
-    rst.apply_optimizer_in_backward(torch.optim.Adam, other.parameters(), {"lr": 0.1})
-    assert not list(same_bits(train(collection), train(other)))
+    other = apply(bags_collection(device), torch.optim.Adam, lr=0.1)
+    for each in (collection, other):
+        train(each, map(single_ids, BATCHES))
+    assert not list(same_bits(collection.state_dict(), other.state_dict()))
 
 
 @pytest.mark.parametrize("trained_before", [False, True])
@@ -183,11 +126,6 @@ def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
 # ---- the optimizers that torch's apply makes
 
 
-def pair_of_tables(device: torch.device) -> Any:
-    tables = [bag_config(name, [feature], **ONES) for name, feature in (("t0", "f0"), ("t1", "f1"))]
-    return bags_collection(device, *tables)
-
-
 @pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torchrec.optim.SGD, rst.AccumulateSGD])
 @pytest.mark.parametrize("ours_too", [None, "before", "after"])
@@ -196,7 +134,7 @@ def test_learning_rates_of_in_backward_optimizers(
     device: torch.device, theirs: Any, cls: type, ours_too: str | None
 ) -> None:
     """Each table's own; set before the first forward, or later, or by a scheduler that multiplies."""
-    collection = pair_of_tables(device)
+    collection = bags_collection(device, bag_config(**ONES), bag_config("t1", ["f1"], **ONES))
     batch = jagged({"f0": [[3]], "f1": [[3]]})
     if ours_too == "before":
         for handle in collection.parameters():
@@ -240,10 +178,8 @@ def test_a_copy_has_options_of_its_own(device: torch.device) -> None:
 def test_what_the_update_cannot_honour_in_param_groups(device: torch.device) -> None:
     collection = bags_collection(device)
     torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
-    for group in (
-        _get_in_backward_optimizers(collection)[0].param_groups[0],
-        collection.fused_optimizer.param_groups[0],
-    ):
+    for optimizer in (_get_in_backward_optimizers(collection)[0], collection.fused_optimizer):
+        (group,) = optimizer.param_groups
         group["momentum"] = 0.9
         loss = collection(numbered(2)).values().sum()
         with pytest.raises(ValueError, match=r"'t0'.*momentum=0\.9 is not supported"):
@@ -259,36 +195,28 @@ def test_unknown_embedding_optimizer_cls(device: torch.device) -> None:
 
 # ---- one optimizer per table
 
-OTHERS = [(torch.optim.SGD, {"lr": 0.25}), (torch.optim.Adagrad, {"lr": 0.5}), (torchrec.optim.SGD, {"lr": 0.5})]
 
-
-@pytest.mark.parametrize(("cls", "options"), OTHERS)
-def test_a_second_different_optimizer_is_refused(device: torch.device, cls: type, options: dict[str, Any]) -> None:
-    collection = bags_collection(device)
-    apply(collection)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=rf"'t0' already has .*SGD.*{cls.__name__}"):
-            rst.apply_optimizer_in_backward(cls, collection.parameters(), options)
-        assert_trains(collection)
-
-
-@pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize("entry", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(torch.optim.SGD, {"lr": 0.25}), (torch.optim.Adagrad, {"lr": 0.5}), (torchrec.optim.SGD, {"lr": 0.5})],
+)
 @pytest.mark.parametrize("trained_before", [False, True])
-def test_a_second_through_torchrecs_apply_is_found(device: torch.device, theirs: Any, trained_before: bool) -> None:
-    collection = bags_collection(device)
-    apply(collection)
+def test_a_second_different_optimizer_is_refused(
+    device: torch.device, entry: Any, cls: type, options: dict[str, Any], trained_before: bool
+) -> None:
+    collection = apply(bags_collection(device))
     if trained_before:
         assert_trains(collection)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"'t0' already has .*SGD.*Adagrad"):
-            theirs(torch.optim.Adagrad, collection.parameters(), {"lr": 0.5})
+        with pytest.raises(RuntimeError, match=rf"'t0' already has .*SGD.*{cls.__name__}"):
+            entry(cls, collection.parameters(), options)
         assert_trains(collection)
 
 
 @pytest.mark.parametrize("again", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
 def test_the_same_again_is_fine(device: torch.device, again: Any) -> None:
-    collection = bags_collection(device)
-    apply(collection)
+    collection = apply(bags_collection(device))
     again(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
     assert_trains(collection)
     collection.fused_optimizer.param_groups[0]["lr"] = 0.25
@@ -318,7 +246,7 @@ def test_every_class_of_torchrec_has_its_formula() -> None:
 def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry: Any, cls: type) -> None:
     """Each class updates by its formula, whichever function applies it: here to a table of nine rows, in float64."""
     options = FORMULAS[cls].options
-    collection = bags_collection(device, EmbeddingBagConfig(9, 4, "t0", feature_names=["f0"]))
+    collection = bags_collection(device, index_bag_config(num_embeddings=9))
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())).double())
     reference = FORMULAS[cls].on_rows(weight)
     entry(cls, collection.parameters(), dict(options))
@@ -331,23 +259,6 @@ def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry:
     found = torch.stack(list(rows_of(collection).values())).double()
     torch.testing.assert_close(found, weight.detach(), rtol=1e-5, atol=1e-5)
     assert collection.fused_optimizer.param_groups[0]["lr"] == options["lr"]
-
-
-@pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
-@pytest.mark.parametrize("cls", [c for c in EVERY_CLASS if c.__module__ != "rec_sdk_torch.optim.accumulate"])
-def test_torchrecs_apply_trains_the_same(device: torch.device, theirs: Any, cls: type) -> None:
-    mine, other = bags_collection(device), bags_collection(device)
-    rst.apply_optimizer_in_backward(cls, mine.parameters(), {"lr": 0.3})
-    theirs(cls, other.parameters(), {"lr": 0.3})
-    assert not list(same_bits(train(mine), train(other)))
-
-
-@pytest.mark.parametrize("cls", [rst.AccumulateSGD, rst.AccumulateAdagrad, rst.AccumulateAdam, rst.AccumulateAdamW])
-def test_torchs_apply_takes_windows(device: torch.device, cls: type) -> None:
-    mine, other = bags_collection(device), bags_collection(device)
-    rst.apply_optimizer_in_backward(cls, mine.parameters(), {"lr": 0.3, **WINDOW})
-    torchs_apply(cls, other.parameters(), {"lr": 0.3, **WINDOW})
-    assert not list(same_bits(train(mine), train(other)))
 
 
 def test_training_without_an_optimizer(device: torch.device) -> None:
@@ -392,8 +303,7 @@ def test_other_modules_are_trained_in_backward(device: torch.device, windowed: b
     collection = bags_collection(device)
     dense = torch.nn.Linear(4, 1, bias=False).to(device)
     model = torch.nn.ModuleList([collection, dense])
-    cls, more = (rst.AccumulateSGD, WINDOW) if windowed else (torch.optim.SGD, {})
-    rst.apply_optimizer_in_backward(cls, model.parameters(), {"lr": 0.5, **more})
+    apply(model, window=2 if windowed else 1)
     start, expected = dense.weight.detach().clone(), torch.zeros(1, 4)
     for step in range(1, 5):
         rows = collection(numbered(2)).values()

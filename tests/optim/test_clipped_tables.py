@@ -104,23 +104,8 @@ def test_cache_size_and_prefetching_change_no_bit(device: torch.device, passes: 
         assert_same(made[0], collection)
 
 
-def test_clipping_of_tables_alone(device: torch.device) -> None:
-    collection = bags_collection(device, update="step")
-    apply(collection, lr=1.0)
-    clipping = GradientClippingOptimizer(collection.fused_optimizer, GradientClipping.NORM, 1.0)
-    collection(single_ids([3, 4])).values().backward(torch.full((2, 4), 2.0, device=device))
-    before = rows_of(collection)
-    clipping.step()
-    for i in (3, 4):
-        torch.testing.assert_close(rows_of(collection)[i], before[i] - 1 / 8**0.5)
-    collection(single_ids([3, 4])).values().backward(torch.full((2, 4), 2.0, device=device))
-    norm = clip_grad_norm_(collection.parameters(), 100.0)
-    torch.testing.assert_close(float(norm), 32**0.5)
-
-
 def test_max_gradient_bounds_what_the_norm_left(device: torch.device) -> None:
-    collection = bags_collection(device, update="step")
-    apply(collection, lr=1.0, gradient_clipping=True, max_gradient=0.25)
+    collection = apply(bags_collection(device, update="step"), lr=1.0, gradient_clipping=True, max_gradient=0.25)
     collection(single_ids([3])).values().backward(torch.full((1, 4), 2.0, device=device))
     before = rows_of(collection)
     clip_grad_norm_(collection.parameters(), 2.0)  # 1 for each element

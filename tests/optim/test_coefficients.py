@@ -1,9 +1,8 @@
-"""Coefficients of the fused update, weight decay, and the optimizers that look at a row as a whole."""
+"""Coefficients of the fused update: every spec has those of its kernel, in double precision, and a row of tests."""
 
 from __future__ import annotations
 
 import enum
-import math
 import pkgutil
 from typing import Any
 
@@ -11,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torchrec
-from jagged import bags_collection, single_ids, train_step
+from jagged import apply, bags_collection, index_bag_config, single_ids, train_step
 from optimizer_table import ROWS
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, UPDATES, OptimizerSpec, spec_for
 from rec_sdk_torch.operators.schemas import coefficient_names
 from rec_sdk_torch.tbe import TableOptimizer
@@ -63,27 +60,7 @@ def test_options_of_any_library_are_computed_with_in_double_precision(cls: type,
         assert list(map(float, optimizer.coefficients())) == again.coefficients()
 
 
-def test_weight_decay_of_torchrecs_rowwise_adagrad(device: torch.device) -> None:
-    """L2, as the class itself does it on dense gradients, where all rows are in the batch."""
-    options = {"lr": 0.25, "weight_decay": 0.5}
-    config = EmbeddingBagConfig(3, 4, "t0", feature_names=["f0"])
-    theirs = EmbeddingBagCollection(tables=[config])
-    ours = bags_collection(device, EmbeddingBagConfig(3, 4, "t0", feature_names=["f0"]))
-    ours.load_state_dict(theirs.state_dict())
-    rst.apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, ours.parameters(), options)
-    reference = torchrec.optim.RowWiseAdagrad(theirs.parameters(), **options)
-    for ids in ([0, 1, 2], [2, 2, 1, 0]):
-        train_step(ours, single_ids(ids))
-        reference.zero_grad()
-        train_step(theirs, single_ids(ids))
-        reference.step()
-    name = "embedding_bags.t0.weight"
-    torch.testing.assert_close(ours.state_dict()[name].cpu(), theirs.state_dict()[name], rtol=1e-6, atol=1e-6)
-
-
 class Mode(enum.IntEnum):  # as FBGEMM's WeightDecayMode
-    NONE = 0
-    L2 = 1
     DECOUPLE = 2
 
 
@@ -96,48 +73,11 @@ def test_decay_that_is_decoupled(mode: Any) -> None:
     assert (columns["l2"], columns["decoupled"]) == (0.0, 0.125)
 
 
-@pytest.mark.parametrize("mode", ["adagradw", Mode.NONE, 1, None])
-def test_other_modes_of_decay_are_refused(mode: Any) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"weight_decay_mode is .*supported are \['l2', 'decouple', 'decouple_global', 'cowclip', 'counter'\]",
-    ):
-        TableOptimizer.create(torchrec.optim.RowWiseAdagrad, {"weight_decay": 0.25, "weight_decay_mode": mode})
-
-
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [
-        (torchrec.optim.LAMB, {"weight_decay": -1.0}),
-        (torchrec.optim.LarsSGD, {"momentum": 1.0}),
-        (torchrec.optim.LarsSGD, {"eta": math.nan}),
-        (torchrec.optim.RowWiseAdagrad, {"weight_decay": math.inf}),
-        (torchrec.optim.PartialRowWiseAdam, {"betas": (0.9, 1.0)}),
-    ],
-)
-def test_values_that_no_update_may_use(cls: type, options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(ValueError, match=name):
-        TableOptimizer.create(cls, options)
-    optimizer = TableOptimizer.create(cls, {name: 0.5} if name != "betas" else {})
-    optimizer.options |= options
-    with pytest.raises(ValueError, match=name):
-        optimizer.coefficients()
-
-
-def test_a_decay_that_begins_later_is_refused() -> None:
-    optimizer = TableOptimizer.create(torchrec.optim.RowWiseAdagrad, {"lr": 0.5})
-    optimizer.options["weight_decay"] = 0.5
-    with pytest.raises(ValueError, match=r"weight_decay=0\.5"):
-        optimizer.coefficients()
-
-
 @pytest.mark.parametrize("cls", [torchrec.optim.LAMB, torchrec.optim.PartialRowWiseLAMB, torchrec.optim.LarsSGD])
 def test_a_row_of_zeros_stays_without_being_nan(device: torch.device, cls: type) -> None:
     """Its length is 0, and so is the step's."""
-    config = EmbeddingBagConfig(3, 4, "t0", feature_names=["f0"], weight_init_min=0.0, weight_init_max=0.0)
-    collection = bags_collection(device, config)
-    rst.apply_optimizer_in_backward(cls, collection.parameters(), {"lr": 0.5})
-    train_step(collection, single_ids([1, 2]))
-    train_step(collection, single_ids([1]), factor=0.0)
+    config = index_bag_config(num_embeddings=3, weight_init_min=0.0, weight_init_max=0.0)
+    collection = apply(bags_collection(device, config), cls)
+    for ids, factor in (([1, 2], 1.0), ([1], 0.0)):
+        train_step(collection, single_ids(ids), factor)
     assert not collection.state_dict()["embedding_bags.t0.weight"].any()

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bags_collection, jagged, sequence_config, sequences_collection, single_ids
+from jagged import (
+    apply,
+    bags_collection,
+    capacity_collection,
+    jagged,
+    sequence_config,
+    sequences_collection,
+    single_ids,
+)
 from stepped_tables import assert_same, batches, loss_of, tables
 from torch.nn.utils import get_total_norm
 
@@ -19,6 +27,12 @@ INF = math.inf
 
 def counting(device: torch.device, optimizer: type = torch.optim.SGD, **options: Any) -> Any:
     collection = tables(device, "backward", optimizer, **options)
+    collection.count_grad_norms()
+    return collection
+
+
+def counting_bags(device: torch.device, cache: int = 40, **options: Any) -> Any:
+    collection = apply(bags_collection(device, cache=cache), lr=0.1, **options)
     collection.count_grad_norms()
     return collection
 
@@ -45,9 +59,7 @@ def test_they_are_those_of_gradients_that_wait(device: torch.device, optimizer: 
 
 
 def test_norms_are_of_gradients_before_they_are_clipped(device: torch.device) -> None:
-    collection = bags_collection(device)
-    apply(collection, lr=1.0, gradient_clipping=True, max_gradient=0.5)
-    collection.count_grad_norms()
+    collection = counting_bags(device, gradient_clipping=True, max_gradient=0.5)
     collection(single_ids([3, 4, 3])).values().sum().backward()
     assert collection.grad_norm() == (math.sqrt(20), {"t0": math.sqrt(20)})
     assert collection.grad_norm(INF) == (2.0, {"t0": 2.0})
@@ -55,8 +67,7 @@ def test_norms_are_of_gradients_before_they_are_clipped(device: torch.device) ->
 
 @pytest.mark.parametrize("hits", [1, 33, 129, 3000])
 def test_a_row_that_many_lookups_hit_has_one_sum(device: torch.device, hits: int) -> None:
-    collection = sequences_collection(device, sequence_config(embedding_dim=20))
-    apply(collection, lr=0.1)
+    collection = apply(sequences_collection(device, sequence_config(embedding_dim=20)), lr=0.1)
     collection.count_grad_norms()
     out = collection(single_ids([5] * hits + [6]))["f0"].values()
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(hits))
@@ -70,8 +81,9 @@ def test_a_row_that_many_lookups_hit_has_one_sum(device: torch.device, hits: int
 @pytest.mark.parametrize("cache", [2, 40])
 def test_a_window_has_the_norm_of_its_sum(device: torch.device, cache: int) -> None:
     """Rows that left the cache meanwhile are part of it; until the window ends the last one's are shown."""
-    collection = bags_collection(device, cache=cache)
-    apply(collection, rst.AccumulateSGD, lr=0.1, use_accumulate=True, accumulate_step=2)
+    collection = apply(
+        bags_collection(device, cache=cache), rst.AccumulateSGD, lr=0.1, use_accumulate=True, accumulate_step=2
+    )
     collection.count_grad_norms()
     found = []
     for ids in ([1, 2], [2, 3], [4, 5], [6, 7]):
@@ -113,8 +125,7 @@ def test_frozen_tables_have_none(device: torch.device) -> None:
 
 def test_a_table_that_is_not_part_of_a_loss_has_none(device: torch.device) -> None:
     configs = [sequence_config(f"t{i}", [f"f{i}"]) for i in range(2)]
-    collection = sequences_collection(device, *configs)
-    apply(collection, lr=0.1)
+    collection = apply(sequences_collection(device, *configs), lr=0.1)
     collection.count_grad_norms()
     batch = jagged({"f0": [[1]], "f1": [[2]]})
     out = collection(batch)
@@ -126,9 +137,7 @@ def test_a_table_that_is_not_part_of_a_loss_has_none(device: torch.device) -> No
 
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
 def test_numbers_that_are_not_finite_show(device: torch.device, bad: float) -> None:
-    collection = bags_collection(device)
-    apply(collection, lr=0.1)
-    collection.count_grad_norms()
+    collection = counting_bags(device)
     out = collection(single_ids([3, 4])).values()
     grad = torch.ones_like(out)
     grad[1, 2] = bad
@@ -139,9 +148,7 @@ def test_numbers_that_are_not_finite_show(device: torch.device, bad: float) -> N
 
 
 def test_loss_scaling_is_undone_and_a_skipped_update_keeps_the_norms(device: torch.device) -> None:
-    collection = bags_collection(device)
-    apply(collection, lr=0.1)
-    collection.count_grad_norms()
+    collection = counting_bags(device)
     scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
     collection.set_grad_scaler(scaler)
     scaler.scale(torch.zeros((), device=device))
@@ -164,19 +171,6 @@ def test_threads_do_not_change_them(device: torch.device) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_prefetched_batches(device: torch.device) -> None:
-    plain, ahead = counting(device), counting(device)
-    every = batches(6)
-    loss_of(ahead, every[0]).backward()
-    loss_of(plain, every[0]).backward()
-    for batch in every[1:]:
-        ahead.prefetch(batch)
-    for batch in every[1:]:
-        loss_of(ahead, batch).backward()
-        loss_of(plain, batch).backward()
-        assert ahead.grad_norm() == plain.grad_norm()
-
-
 def test_copies_count_and_it_can_end(device: torch.device) -> None:
     collection = counting(device)
     batch = batches(1)[0]
@@ -187,9 +181,7 @@ def test_copies_count_and_it_can_end(device: torch.device) -> None:
     loss_of(twin, batch).backward()
     assert twin.grad_norm() == collection.grad_norm()
     collection.count_grad_norms(False)
-    with pytest.raises(
-        RuntimeError, match=r"call count_grad_norms\(\) before it, or make the tables with update='step'"
-    ):
+    with pytest.raises(RuntimeError, match=r"call count_grad_norms\(\) before it, or make the tables with update='"):
         collection.grad_norm()
     collection.count_grad_norms()
     collection.count_grad_norms()
@@ -213,9 +205,7 @@ def test_tables_that_hand_their_gradients_out(device: torch.device) -> None:
 
 
 def test_hash_tables(device: torch.device) -> None:
-    config = rst.HashEmbeddingBagConfig(name="t0", num_embeddings=40, embedding_dim=4, feature_names=["f0"])
-    collection = rst.HashEmbeddingBagCollection([config], device=device)
-    apply(collection, lr=0.1)
+    collection = apply(capacity_collection(device), lr=0.1)
     collection.count_grad_norms()
     collection(single_ids([-5, 2**60, -5])).values().sum().backward()
     assert collection.grad_norm(INF).tables == {"t0": 2.0}

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, rows_of, same_bits, train_step
+from jagged import apply, bag_config, bags_collection, index_bag_config, jagged, rows_of, same_bits, train_step
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.optim import lr_scheduler
-from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import UPDATES
@@ -80,8 +79,7 @@ def test_a_momentum_that_is_cycled_reaches_the_update(
 
 @pytest.mark.parametrize(("cls", "options"), [(torch.optim.Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.01})])
 def test_a_cycled_momentum_is_that_of_torchs_class(device: torch.device, cls: Any, options: dict[str, Any]) -> None:
-    collection = bags_collection(device, EmbeddingBagConfig(3, 4, name="t0", feature_names=["f0"]))
-    apply(collection, cls, **options)
+    collection = apply(bags_collection(device, index_bag_config(num_embeddings=3)), cls, **options)
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())))
     reference = cls([weight], lr=0.5, **options)
     schedules = [CYCLES["one cycle"](optimizer) for optimizer in (collection.fused_optimizer, reference)]

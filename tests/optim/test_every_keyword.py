@@ -180,6 +180,7 @@ def test_equal_or_refused_at_the_call(device: torch.device, cls: Any) -> None:
             assert others == [None, None], f"{options}: refused by our function alone"
             assert options.keys() - {"lr", "eps", *EXECUTION}, f"{options} is refused"
             continue
+        assert options or None not in others, "defaults are refused"
         assert not torch.equal(ours, WEIGHT)
         for other in others:
             assert other is None or torch.equal(other, ours), f"{options}: other rows than by our function"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pkgutil
 import warnings
 from collections.abc import Mapping
@@ -10,9 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, random_bags, rows_of, same_bits, single_ids, train_step
+from jagged import (
+    apply,
+    bag_config,
+    bags_collection,
+    index_bag_config,
+    jagged,
+    random_bags,
+    rows_of,
+    same_bits,
+    single_ids,
+    state_of,
+    train_step,
+)
 from torch.optim import lr_scheduler
-from torchrec import EmbeddingBagConfig
 from torchrec.optim import (
     CombinedOptimizer,
     FusedOptimizerModule,
@@ -30,6 +42,7 @@ from rec_sdk_torch.optim import torchrec_hooks
 
 UPDATED = [spec for spec in UPDATES if not spec.hands_out]
 T0, T1 = "embedding_bags.t0.weight", "embedding_bags.t1.weight"
+BEYOND_FLOAT32 = 2**24 + 1
 
 
 def states_of(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
@@ -39,13 +52,15 @@ def states_of(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
 
 
 def two_tables(
-    device: torch.device, cls: type = torch.optim.Adam, keywords: Mapping[str, Any] | None = None, **options: Any
+    device: torch.device,
+    cls: type = torch.optim.Adam,
+    keywords: Mapping[str, Any] | None = None,
+    rows: int = 9,
+    **options: Any,
 ) -> Any:
     """A hash table t0 and an index table t1 of nine rows; features f0 and f1."""
-    index = EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t1", feature_names=["f1"])
-    collection = bags_collection(device, bag_config(), index, **options)
-    apply(collection, cls, **{"lr": 0.1, **(keywords or {})})
-    return collection
+    index = index_bag_config("t1", ["f1"], num_embeddings=rows)
+    return apply(bags_collection(device, bag_config(), index, **options), cls, **{"lr": 0.1, **(keywords or {})})
 
 
 def train(collection: Any, seed: int, steps: int = 4) -> list[torch.Tensor]:
@@ -55,25 +70,6 @@ def train(collection: Any, seed: int, steps: int = 4) -> list[torch.Tensor]:
         batch = jagged(random_bags(rng, ["f0", "f1"], 9, batch_size=2))
         outputs.append(train_step(collection, batch, factor=float(rng.normal())))
     return outputs
-
-
-class Model(torch.nn.Module):
-    """Tables and a dense layer, with the two optimizers combined."""
-
-    def __init__(self, device: torch.device, **options: Any) -> None:
-        super().__init__()
-        self.sparse = two_tables(device, **options)
-        self.dense = torch.nn.Linear(8, 1, bias=False).to(device)
-        torch.nn.init.constant_(self.dense.weight, 0.5)
-        dense = KeyedOptimizerWrapper({"dense.weight": self.dense.weight}, lambda p: torch.optim.Adam(p, lr=0.1))
-        self.optimizer = CombinedOptimizer([("sparse", self.sparse.fused_optimizer), dense])
-
-    def step(self, batch: Any) -> float:
-        loss = self.dense(self.sparse(batch).values()).square().sum()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
 
 
 # ---- state
@@ -104,20 +100,12 @@ def test_state_keys_and_shapes(device: torch.device, spec: OptimizerSpec) -> Non
 
 
 def test_state_values(device: torch.device) -> None:
-    collection = bags_collection(device)
-    apply(collection, torch.optim.Adagrad, initial_accumulator_value=0.25)
+    collection = apply(bags_collection(device), torch.optim.Adagrad, initial_accumulator_value=0.25)
     train_step(collection, jagged({"f0": [[7, 8], [8]]}), factor=0.5)
     train_step(collection, jagged({"f0": [[9, 8]]}), factor=2.0)
     state = collection.fused_optimizer.state_dict()["state"][T0]
     assert state["t0.ids"].tolist() == [7, 8, 9]
     assert torch.equal(state["t0.momentum1"], torch.tensor([[0.5], [5.25], [4.25]]).expand(3, 4))
-
-
-def test_no_optimizer_yet(device: torch.device) -> None:
-    collection = bags_collection(device)
-    assert collection.fused_optimizer.state_dict() == {"state": {}}
-    apply(collection)
-    assert list(collection.fused_optimizer.params) == [T0]
 
 
 @pytest.mark.parametrize("spec", UPDATED, ids=lambda spec: spec.kernel)
@@ -177,28 +165,27 @@ def test_loading_is_strict(device: torch.device) -> None:
     train(collection, 0)
     state = collection.fused_optimizer.state_dict()["state"]
     hash_state, index_state = state[T0], state[T1]
-    rows = len(hash_state["t0.ids"])
+    rows, moments = len(hash_state["t0.ids"]), index_state["t1.momentum1"]
+
+    def first(name: str, value: Any) -> dict[str, Any]:
+        return {T0: {**hash_state, f"t0.{name}": value}, T1: index_state}
+
+    def second(name: str, value: Any) -> dict[str, Any]:
+        return {T0: hash_state, T1: {**index_state, f"t1.{name}": value}}
+
     wrong: list[dict[str, Any]] = [
         {T0: hash_state},
         {T0: hash_state, "embedding_bags.t2.weight": index_state},
         {**state, "embedding_bags.t2.weight": index_state},
-        {T0: hash_state, T1: {**index_state, "t1.more": torch.zeros(1)}},
+        second("more", torch.zeros(1)),
         {T0: hash_state, T1: {k.replace("momentum1", "momentum9"): v for k, v in index_state.items()}},
-        {T0: {**hash_state, "t0.momentum1": torch.zeros(rows, 5)}, T1: index_state},
-        {T0: {**hash_state, "t0.momentum1": torch.zeros(rows + 1, 4)}, T1: index_state},
-        {T0: hash_state, T1: {**index_state, "t1.momentum1": torch.zeros(8, 5)}},
-        {T0: hash_state, T1: {**index_state, "t1.momentum1": torch.zeros(4, 9)}},
-        {T0: {**hash_state, "t0.step": torch.tensor(-1.0)}, T1: index_state},
-        {T0: {**hash_state, "t0.step": torch.tensor(1.5)}, T1: index_state},
-        {T0: {**hash_state, "t0.step": "3"}, T1: index_state},
-        {T0: {**hash_state, "t0.step": True}, T1: index_state},
-        {T0: {**hash_state, "t0.step": torch.tensor(float("nan"))}, T1: index_state},
-        {T0: hash_state, T1: {**index_state, "t1.momentum1": index_state["t1.momentum1"].to_sparse()}},
-        {T0: hash_state, T1: {**index_state, "t1.momentum1": index_state["t1.momentum1"] * 1j}},
-        {T0: hash_state, T1: {**index_state, "t1.momentum1": None}},
-        {T0: {**hash_state, "t0.ids": None}, T1: index_state},
-        {T0: {**hash_state, "t0.ids": hash_state["t0.ids"].float()}, T1: index_state},
-        {T0: {**hash_state, "t0.ids": hash_state["t0.ids"].clone().fill_(3)}, T1: index_state},
+        first("momentum1", torch.zeros(rows, 5)),
+        first("momentum1", torch.zeros(rows + 1, 4)),
+        *(second("momentum1", value) for value in (torch.zeros(8, 5), torch.zeros(4, 9))),
+        *(first("step", torch.tensor(step)) for step in (-1.0, 1.5, float("nan"), float("inf"))),
+        *(first("step", step) for step in ("3", True)),
+        *(second("momentum1", value) for value in (moments.to_sparse(), moments * 1j, None)),
+        *(first("ids", ids) for ids in (None, hash_state["t0.ids"].float(), hash_state["t0.ids"].clone().fill_(3))),
     ]
     for given in wrong:
         with pytest.raises(ValueError, match=r"t0|t1|count"):
@@ -212,6 +199,66 @@ def test_loading_is_strict(device: torch.device) -> None:
     adagrad = two_tables(device, torch.optim.Adagrad)
     with pytest.raises(ValueError, match="exp_avg_sq"):
         adagrad.fused_optimizer.load_state_dict({"state": state})
+
+
+# ---- steps
+
+
+@pytest.mark.parametrize("through", ["memory", "torch.save"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        torch.tensor(BEYOND_FLOAT32),
+        torch.tensor(BEYOND_FLOAT32, dtype=torch.float64),
+        torch.tensor(7.0),
+        torch.tensor([7])[0],
+    ],
+)
+def test_steps_are_exact(device: torch.device, step: torch.Tensor, through: str) -> None:
+    """In a save of a long training too, whose step float32 cannot hold; TorchRec's and torch's are float32."""
+    source, target = two_tables(device), two_tables(device)
+    train(source, 0)
+    state = source.fused_optimizer.state_dict()
+    for param, table in ((T0, "t0"), (T1, "t1")):
+        state["state"][param] = {**state["state"][param], f"{table}.step": step}
+    source.fused_optimizer.load_state_dict(state)
+    saved = source.fused_optimizer.state_dict()
+    if through == "torch.save":
+        file = io.BytesIO()
+        torch.save(saved, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+    target.load_state_dict(source.state_dict())
+    target.fused_optimizer.load_state_dict(saved)
+    for collection, passed in ((source, 0), (target, 0), (target, 1)):
+        if passed:
+            train(collection, 1, steps=1)
+        states = state_of(collection)["states"]
+        assert [int(states[T0]["t0.step"]), int(states[T1]["t1.step"])] == [int(step) + passed] * 2
+
+
+@pytest.mark.parametrize("rows", [5_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+def test_states_of_many_rows(device: torch.device, rows: int) -> None:
+    """A hash table and an index table; ids in another order than the table has them, and most rows not cached."""
+    collection = two_tables(device, rows=rows)
+    train(collection, 0, steps=1)
+    ids = torch.arange(rows).flip(0) * 3 + 1
+    weight = torch.arange(rows, dtype=torch.float32).flip(0)[:, None].expand(rows, 4)
+    collection.load_state_dict({"embedding_bags.t0.ids": ids, T0: weight, T1: weight})
+    values = collection.fused_optimizer.state_dict()["state"]
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    first, second = torch.arange(rows * 4.0).view(rows, 4), -torch.arange(rows * 4.0).view(rows, 4)
+    values[T0] = {"t0.ids": ids[order], "t0.momentum1": first, "t0.exp_avg_sq": second, "t0.step": torch.tensor(3)}
+    values[T1] = {"t1.momentum1": second, "t1.exp_avg_sq": first, "t1.step": torch.tensor(3)}
+    collection.fused_optimizer.load_state_dict({"state": values})
+    found, places = collection.fused_optimizer.state_dict()["state"], rows - 1 - order
+    assert torch.equal(found[T0]["t0.ids"], ids.flip(0))
+    assert torch.equal(found[T0]["t0.momentum1"][places], first)
+    assert torch.equal(found[T0]["t0.exp_avg_sq"][places], second)
+    assert torch.equal(found[T1]["t1.momentum1"], second)
+    assert torch.equal(found[T1]["t1.exp_avg_sq"], first)
+    assert torch.equal(collection.state_dict()[T0], weight.flip(0))
+    assert torch.equal(collection.state_dict()[T1], weight)
 
 
 def test_param_groups_are_saved_on_demand(device: torch.device) -> None:
@@ -274,8 +321,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("kind", list(SCHEDULES))
 @pytest.mark.parametrize("combined", [False, True])
 def test_torchs_schedulers_drive_the_update(device: torch.device, kind: str, combined: bool) -> None:
-    collection = bags_collection(device)
-    apply(collection, lr=0.5)
+    collection = apply(bags_collection(device))
     optimizer: Any = collection.fused_optimizer
     if combined:
         optimizer = CombinedOptimizer([optimizer])
@@ -298,69 +344,17 @@ def test_torchs_schedulers_drive_the_update(device: torch.device, kind: str, com
     assert len(set(moved)) > 1
 
 
-def test_warmup(device: torch.device) -> None:
-    stages = [
-        WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.5),
-        WarmupStage(WarmupPolicy.CONSTANT, max_iters=6, value=0.25),
-    ]
-    collection, reader = bags_collection(device), bags_collection(device)
-    optimizers = []
-    for module in (collection, reader):
-        apply(module, lr=7.0)
-        optimizers.append(WarmupOptimizer(module.fused_optimizer, stages, lr=2.0))
-    rates = [1.0, 1.25, 1.5, 1.75, 2.0, 0.5, 0.5]
-    for number, rate in enumerate(rates):
-        if number == 3:  # a save and load in the middle; TorchRec's strict load needs one step before
-            optimizers[1].step()
-            reader.load_state_dict(collection.state_dict())
-            optimizers[1].load_state_dict(optimizers[0].state_dict())
-            collection, optimizers[0] = reader, optimizers[1]
-        output = collection(jagged({"f0": [[1]]})).values()
-        output.sum().backward()
-        optimizers[0].step()
-        moved = output.detach().cpu() - rows_of(collection)[1]
-        torch.testing.assert_close(moved, torch.full((1, 4), rate))
-
-
-# ---- combined with dense parameters
-
-
-def test_combined_training_saves_and_loads(device: torch.device) -> None:
-    model, reader = Model(device), Model(device, cache=9)
-    rng = np.random.default_rng(3)
-    batches = [jagged(random_bags(rng, ["f0", "f1"], 9)) for _ in range(6)]
-    for batch in batches[:3]:
-        model.step(batch)
-    state = model.optimizer.state_dict()["state"]
-    assert set(state) == {f"sparse.{T0}", f"sparse.{T1}", "dense.weight"}
-    reader.step(batches[5])  # TorchRec's strict load needs states that exist
-    reader.load_state_dict(model.state_dict())
-    reader.optimizer.load_state_dict(model.optimizer.state_dict())
-    before = model.dense.weight.detach().clone()
-    for batch in batches[3:]:
-        assert model.step(batch) == reader.step(batch)
-    assert not torch.equal(before, model.dense.weight)
-    assert torch.equal(model.dense.weight, reader.dense.weight)
-
-
 # ---- GradientClippingOptimizer
 
 
 @pytest.mark.parametrize("clipping", [GradientClipping.NORM, GradientClipping.VALUE])
 def test_clipping_around_the_tables_is_refused(device: torch.device, clipping: GradientClipping) -> None:
     optimizer = two_tables(device).fused_optimizer
-    message = "gradient_clipping=True and max_gradient"
-    with pytest.raises(ValueError, match=message):
-        GradientClippingOptimizer(optimizer, clipping)
-    with pytest.raises(ValueError, match=message):
-        GradientClippingOptimizer(optimizer=optimizer, clipping=clipping, max_gradient=1.0)
     stages = [WarmupStage(WarmupPolicy.CONSTANT, max_iters=2, value=0.25)]
     wrapped = WarmupOptimizer(optimizer, stages)
-    for around in (wrapped, WarmupOptimizer(wrapped, stages)):
-        with pytest.raises(ValueError, match=message):
-            GradientClippingOptimizer(around, clipping)
-    with pytest.raises(ValueError, match=message):
-        GradientClippingOptimizer(CombinedOptimizer([optimizer]), clipping)
+    for around in (optimizer, wrapped, WarmupOptimizer(wrapped, stages), CombinedOptimizer([optimizer])):
+        with pytest.raises(ValueError, match="gradient_clipping=True and max_gradient"):
+            GradientClippingOptimizer(optimizer=around, clipping=clipping, max_gradient=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GradientClippingOptimizer(optimizer)
@@ -369,8 +363,7 @@ def test_clipping_around_the_tables_is_refused(device: torch.device, clipping: G
 @pytest.mark.parametrize("clipping", [GradientClipping.NORM, GradientClipping.VALUE])
 def test_clipping_around_a_combination_clips_the_dense_part(device: torch.device, clipping: GradientClipping) -> None:
     torchrec_hooks.warn_tables_not_clipped.cache_clear()
-    collection = bags_collection(device)
-    apply(collection, lr=1.0)
+    collection = apply(bags_collection(device), lr=1.0)
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], device=device))
     dense = KeyedOptimizerWrapper({"w": weight}, lambda p: torch.optim.SGD(p, lr=1.0))
     combined = CombinedOptimizer([("sparse", collection.fused_optimizer), dense])
@@ -391,9 +384,8 @@ def test_clipping_around_a_combination_clips_the_dense_part(device: torch.device
 
 
 def test_loading_resets_rows_that_are_not_loaded(device: torch.device) -> None:
-    source, target = (bags_collection(device, cache=8) for _ in range(2))
-    for collection in (source, target):
-        apply(collection, torch.optim.Adagrad, initial_accumulator_value=0.5)
+    options = {"initial_accumulator_value": 0.5}
+    source, target = (apply(bags_collection(device, cache=8), torch.optim.Adagrad, **options) for _ in range(2))
     train_step(source, single_ids([1, 2]))
     train_step(target, single_ids([2, 9]))
     with pytest.raises(ValueError, match="does not know 1 of its ids, such as 1: load the weights first"):

@@ -1,8 +1,7 @@
-"""FBGEMM's additions to exact row-wise Adagrad: CowClip, global weight decay, a bound of a row's norm."""
+"""FBGEMM's additions to exact row-wise Adagrad: CowClip, COUNTER, global weight decay, a bound of a row's norm."""
 
 from __future__ import annotations
 
-import copy
 import enum
 import math
 from dataclasses import dataclass
@@ -14,17 +13,35 @@ import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterBasedRegularizationDefinition,
     CounterWeightDecayMode,
     CowClipDefinition,
+    LearningRateMode,
     SplitTableBatchedEmbeddingBagsCodegen,
+    TailIdThreshold,
     WeightDecayMode,
 )
-from jagged import apply, bag_config, bags_collection, rows_of, same_bits, single_ids, train_step
+from jagged import (
+    apply,
+    bag_config,
+    bags_collection,
+    jagged,
+    rows_of,
+    same_bits,
+    single_ids,
+    state_of,
+    train,
+    train_step,
+)
 
+import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 ROWWISE = torchrec.optim.RowWiseAdagrad
 ROWS, DIM = 20, 8
+ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
+GLOBAL = {"weight_decay": 0.5, "weight_decay_mode": "decouple_global"}
+COWCLIP, COUNTER = {"weight_decay_mode": "cowclip"}, {"weight_decay_mode": "counter"}
 
 
 @dataclass
@@ -37,36 +54,69 @@ class Mode(enum.IntEnum):
     DECOUPLE_GLOBAL = 5
 
 
-GLOBAL = {"weight_decay": 0.5, "weight_decay_mode": "decouple_global"}
-COWCLIP = {"weight_decay_mode": "cowclip"}
-
-
-@pytest.mark.parametrize("halflife", [-1, 0, 5])
-@pytest.mark.parametrize("mode", ["NONE", "L2", "DECOUPLE"])
-def test_cowclip_is_fbgemms(mode: str, halflife: int, device: torch.device) -> None:
-    definition = CowClipDefinition(
-        counter_weight_decay_mode=CounterWeightDecayMode[mode],
-        counter_halflife=halflife,
-        weight_norm_coefficient=0.3,
-        lower_bound=0.02,
+def counter(decay: str, rates: str = "EQUAL", tail: TailIdThreshold | None = None, **more: Any) -> Any:
+    return CounterBasedRegularizationDefinition(
+        counter_weight_decay_mode=CounterWeightDecayMode[decay],
+        learning_rate_mode=LearningRateMode[rates],
+        tail_id_threshold=tail or TailIdThreshold(),
+        **{"adjustment_ub": 0.75, "max_counter_update_freq": -1, **more},
     )
-    options: dict[str, Any] = {"eps": 1e-3, "weight_decay": 0.2, "weight_decay_mode": WeightDecayMode.COWCLIP}
+
+
+def cowclip(decay: str, halflife: int) -> CowClipDefinition:
+    return CowClipDefinition(CounterWeightDecayMode[decay], halflife, weight_norm_coefficient=0.3, lower_bound=0.02)
+
+
+DEFINITIONS = {
+    "plain": counter("NONE"),
+    "l2": counter("L2", counter_halflife=5),
+    "l2, growing": counter("L2"),  # without a half-life FBGEMM's decay is below 0
+    "decouple": counter("DECOUPLE", counter_halflife=3, adjustment_iter=4),
+    "forgetful": counter("DECOUPLE", "COUNTER_SGD", counter_halflife=0),
+    "increase": counter("L2", "TAIL_ID_LR_INCREASE", counter_halflife=7),
+    "decrease": counter("NONE", "TAIL_ID_LR_DECREASE", adjustment_iter=3),
+    "far": counter("NONE", "TAIL_ID_LR_DECREASE", adjustment_ub=3.0),
+    "threshold": counter("NONE", "TAIL_ID_LR_INCREASE", TailIdThreshold(3.0)),
+    "ratio": counter("DECOUPLE", "COUNTER_SGD", TailIdThreshold(0.06, True), counter_halflife=4),
+    "adagradw": counter("ADAGRADW"),
+    "adagradw, late": counter("ADAGRADW", adjustment_iter=5),
+    "adagradw, bound": counter("ADAGRADW", counter_halflife=-2, adjustment_ub=0.25),
+    "adagradw, fading": counter("ADAGRADW", counter_halflife=4),
+    **{
+        f"cowclip, {decay}, {halflife}": cowclip(decay, halflife)
+        for decay in ("NONE", "L2", "DECOUPLE")
+        for halflife in (-1, 0, 5)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_counter"),
+    [(kind, most) for kind in DEFINITIONS for most in ((1.0,) if "cowclip" in kind else (1.0, 60.0))],
+)
+def test_counts_of_rows_are_fbgemms(kind: str, max_counter: float, device: torch.device) -> None:
+    clips = "cowclip" in kind
+    name = "cowclip_regularization" if clips else "counter_based_regularization"
+    mode = WeightDecayMode.COWCLIP if clips else WeightDecayMode.COUNTER
+    options: dict[str, Any] = {"eps": 1e-3, "weight_decay": 0.2, "weight_decay_mode": mode, name: DEFINITIONS[kind]}
     theirs = SplitTableBatchedEmbeddingBagsCodegen(
         [(ROWS, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         learning_rate=0.1,
-        cowclip_regularization=definition,
         device=torch.device("cpu"),
         **options,
     )
     theirs.init_embedding_weights_uniform(-0.5, 0.5)
-    optimizer = TableOptimizer.create(ROWWISE, {"lr": 0.1, "cowclip_regularization": definition, **options})
+    theirs.max_counter[0] = max_counter
+    optimizer = TableOptimizer.create(ROWWISE, {"lr": 0.1, **options})
+    if not clips:
+        optimizer.options["max_counter"] = max_counter
     config = TableConfig("t0", num_embeddings=ROWS, embedding_dim=DIM, pooling=Pooling.SUM, hashed=False)
     ours = TableBatchedEmbedding([config], optimizer=optimizer, cache={"t0": ROWS}, device=device)
     every, offsets = torch.arange(ROWS), torch.arange(0, 13, 3)
     ours.view("t0").write(every, {"weight": theirs.split_embedding_weights()[0].clone()})
-    torch.manual_seed(halflife)
-    for t in range(10):  # some rows miss updates
+    torch.manual_seed(0)
+    for t in range(12):  # some rows miss updates
         indices = torch.randint(0, 5 if t % 3 else ROWS, (12,))
         grad = torch.randn(4, DIM) * 0.3
         theirs(indices, offsets).backward(grad)
@@ -77,12 +127,67 @@ def test_cowclip_is_fbgemms(mode: str, halflife: int, device: torch.device) -> N
         torch.testing.assert_close(found[name].reshape(value.shape), value, rtol=1e-5, atol=1e-6)
 
 
+# ---- the greatest count
+
+
+def greatest(collection: Any) -> Any:
+    return collection.fused_optimizer.param_groups[0]["max_counter"]
+
+
+def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) -> None:
+    """A cache of three rows of five; each third update begins with the greatest count so far, plus 1."""
+    options = {**COUNTER, "learning_rate_mode": "tail_id_lr_increase", "max_counter_update_freq": 3}
+    batches = [[1, 2, 3], [3, 1, 3], [4, 3, 5], [4, 5], [4, 5], [1, 4], [5, 4], [2]]
+    counts = [1, 1, 1 + 2, 3, 3, 1 + 3, 4, 4, 1 + 5]  # of the update of each number, from 1
+    collections = [apply(bags_collection(device, cache=cache), ROWWISE, **options) for cache in (3, 40)]
+    for collection in collections:
+        found = [greatest(collection)]
+        for ids in batches:
+            train_step(collection, single_ids(ids))
+            found.append(greatest(collection))
+        assert found == [1, *counts[1:]]
+    assert not list(same_bits(*map(state_of, collections)))
+
+
+def test_the_greatest_count_is_of_all_tables(device: torch.device) -> None:
+    """One optimizer of two tables: ids of the first come more often than those of the second."""
+    collection = apply(
+        bags_collection(device, bag_config(), bag_config("t1", ("f1",))),
+        ROWWISE,
+        **COUNTER,
+        learning_rate_mode="tail_id_lr_increase",
+        max_counter_update_freq=3,
+    )
+    train(collection, [jagged({"f0": [[7]], "f1": [[ids]]}) for ids in range(3)])
+    assert greatest(collection) == 1 + 2, "of the first two updates"
+
+
+def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device) -> None:
+    """Whole tables are read while later batches are planned and staged: these are planned again."""
+    options = {"learning_rate_mode": "tail_id_lr_decrease", "max_counter_update_freq": 2, "adjustment_ub": 2.0}
+    batches = [single_ids([i % 3, i % 5, 7]) for i in range(12)]
+    states = []
+    for depth in (0, 3):
+        collection = apply(bags_collection(device, cache=12), ROWWISE, **COUNTER, **options)
+        train(collection, rst.prefetch(batches, collection, depth) if depth else batches)
+        assert greatest(collection) == 12
+        states.append(collection.state_dict())
+    assert not list(same_bits(*states))
+
+
+def test_equal_rates_never_ask_for_the_greatest_count(device: torch.device) -> None:
+    collection = apply(bags_collection(device), ROWWISE, max_counter_update_freq=1, **COUNTER)
+    train(collection, [single_ids([1])] * 3)
+    assert greatest(collection) == 1.0
+
+
+# ---- global decay, bounds, states
+
+
 def test_global_decay_of_a_row_that_missed_updates(device: torch.device) -> None:
     """Gradients of zero: only the decay is seen. Row 1 is in the updates 1 and 4, and the decay begins at 4."""
-    collection = bags_collection(device, bag_config(weight_init_min=1.0, weight_init_max=1.0))
-    definition = GlobalWeightDecay(start_iter=4, lower_bound=0.0)
-    apply(collection, ROWWISE, lr=0.5, eps=1.0, **{**GLOBAL, "weight_decay_mode": Mode.DECOUPLE_GLOBAL},
-          global_weight_decay=definition)  # fmt: skip
+    options = {**GLOBAL, "weight_decay_mode": Mode.DECOUPLE_GLOBAL, "global_weight_decay": GlobalWeightDecay(4)}
+    collection = apply(bags_collection(device, bag_config(**ONES)), ROWWISE, lr=0.5, eps=1.0, **options)
     for ids in ([1], [2], [2], [1, 2]):
         train_step(collection, single_ids(ids), factor=0.0)
     rows = {i: float(row[0]) for i, row in rows_of(collection).items()}
@@ -94,8 +199,7 @@ def test_global_decay_of_a_row_that_missed_updates(device: torch.device) -> None
 
 
 def test_max_norm_bounds_rows_after_the_update(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(weight_init_min=1.0, weight_init_max=1.0))
-    apply(collection, ROWWISE, lr=1.0, eps=1.0, max_norm=2.5)
+    collection = apply(bags_collection(device, bag_config(**ONES)), ROWWISE, lr=1.0, eps=1.0, max_norm=2.5)
     train_step(collection, single_ids([1]), factor=-1.0)  # to 1.5 in each of 4 columns: a norm of 3
     train_step(collection, single_ids([2]), factor=1.0)  # to 0.5
     lengths = {i: float(row.norm()) for i, row in rows_of(collection).items()}
@@ -105,59 +209,10 @@ def test_max_norm_bounds_rows_after_the_update(device: torch.device) -> None:
     assert float(rows_of(collection)[1].norm()) == pytest.approx(2.5 + 2 / (1 + math.sqrt(2)), rel=1e-6)
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({**GLOBAL, "lr": 2.0}, ValueError, r"lr \* weight_decay is 1\.0"),
-    ({**GLOBAL, "gwd_lower_bound": 1.5}, ValueError, "gwd_lower_bound is 1.5"),
-    ({**GLOBAL, "gwd_start_iter": -1}, ValueError, "gwd_start_iter is -1"),
-    ({**GLOBAL, "gwd_start_iter": 0.5}, TypeError, "gwd_start_iter is 0.5"),
-    ({**GLOBAL, "max_norm": 1.0}, ValueError, "max_norm=1.0 is not supported"),
-    ({**GLOBAL, "global_weight_decay": 3}, TypeError, "global_weight_decay is 3"),
-    ({**GLOBAL, "global_weight_decay": {"start": 3}}, TypeError, "global_weight_decay is .*start"),
-    ({**GLOBAL, "gwd_start_iter": 1, "global_weight_decay": {"start_iter": 3}}, TypeError, "global_weight_decay is"),
-    ({"weight_decay": 0.5, "global_weight_decay": {"start_iter": 3}}, TypeError, "unknown keyword gwd_start_iter"),
-    ({**COWCLIP, "counter_weight_decay_mode": CounterWeightDecayMode.ADAGRADW}, ValueError, "supported are .'none'"),
-    ({**COWCLIP, "counter_halflife": True}, TypeError, "counter_halflife is True"),
-    ({**COWCLIP, "weight_norm_coefficient": -1.0}, ValueError, "weight_norm_coefficient is -1.0"),
-    ({"cowclip_regularization": CowClipDefinition()}, TypeError, "unknown keyword counter_weight_decay_mode"),
-    ({"max_norm": -1.0}, ValueError, "max_norm is -1.0"),
-    ({"max_norm": math.nan}, ValueError, "max_norm is nan"),
-])  # fmt: skip
-def test_refused_keywords(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        TableOptimizer.create(ROWWISE, options)
-
-
-@pytest.mark.parametrize("options", [GLOBAL, COWCLIP, {"max_norm": 1.0}])
-def test_a_mode_that_its_kernel_has_not_may_not_come_later(options: dict[str, Any]) -> None:
-    optimizer = TableOptimizer.create(ROWWISE, options)
-    wrong = "decouple" if "weight_decay_mode" in options else "cowclip"
-    optimizer.options["weight_decay_mode"] = wrong
-    with pytest.raises(ValueError, match=f"weight_decay_mode is '{wrong}', may change only within"):
-        optimizer.coefficients()
-
-
-@pytest.mark.parametrize("options", [GLOBAL, {**COWCLIP, "counter_halflife": 2, "lower_bound": 0.125}])
-def test_counts_of_a_row_are_saved_and_loaded(options: dict[str, Any], device: torch.device) -> None:
-    trained = bags_collection(device)
-    apply(trained, ROWWISE, initial_accumulator_value=0.5, **options)
-    for ids in ([1, 2], [2], [2, 3]):
-        train_step(trained, single_ids(ids))
-    twin = bags_collection(device)
-    apply(twin, ROWWISE, initial_accumulator_value=0.5, **options)
-    twin.load_state_dict(trained.state_dict())
-    twin.fused_optimizer.load_state_dict(copy.deepcopy(trained.fused_optimizer.state_dict()))
-    state = twin.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]
-    assert state["t0.prev_iter"].flatten().tolist() == [1, 3, 3]
-    for collection in (trained, twin):
-        train_step(collection, single_ids([1, 2, 4]))
-    assert not list(same_bits(trained.state_dict(), twin.state_dict()))
-
-
 def test_counts_of_a_row_begin_at_zero(device: torch.device) -> None:
     """Only sums begin at initial_accumulator_value."""
-    collection = bags_collection(device)
-    apply(collection, ROWWISE, initial_accumulator_value=0.5, lower_bound=1.0, **COWCLIP)
+    collection = apply(bags_collection(device), ROWWISE, initial_accumulator_value=0.5, lower_bound=1.0, **COWCLIP)
     train_step(collection, single_ids([1]), factor=0.0)
-    state = collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]
+    state = state_of(collection)["states"]["embedding_bags.t0.weight"]
     found = {name: state[f"t0.{name}"].flatten().tolist() for name in ("momentum1", "prev_iter", "row_counter")}
     assert found == {"momentum1": [0.5], "prev_iter": [1.0], "row_counter": [1.0]}

@@ -66,7 +66,7 @@ def test_a_users_optimizer_does_what_the_fused_one_does(device: torch.device) ->
     """Three tables, two of them hash tables and one of another width; SGD by hand."""
     configs = [bag_config(), bag_config("t1", ["f1"]), bag_config("t2", ["f2"], embedding_dim=8)]
     by_hand, fused = handing_out(device, *configs, cache=6), bags_collection(device, *configs, cache=40)
-    apply(fused, lr=0.5)
+    apply(fused)
     rng = np.random.default_rng(1)
     for _ in range(5):
         batch = jagged(random_bags(rng, ["f0", "f1", "f2"], 9, batch_size=2, longest=2))

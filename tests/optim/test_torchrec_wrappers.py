@@ -32,8 +32,7 @@ BATCHES = [[1, 2], [2, 3], [3, 1, 4], [4, 2]]
 
 
 def trained(device: torch.device, steps: int = 4, **options: Any) -> Any:
-    collection = bags_collection(device)
-    apply(collection, torch.optim.Adam, **{"lr": 0.1, **options})
+    collection = apply(bags_collection(device), torch.optim.Adam, **{"lr": 0.1, **options})
     for ids in BATCHES[:steps]:
         train_step(collection, single_ids(ids))
     return collection
@@ -153,8 +152,7 @@ def test_init_state_changes_no_table(device: torch.device, wrap: Callable[[Any],
     optimizer.zero_grad()
     assert not list(same_bits(before[0], collection.state_dict()))
     assert not list(same_bits(before[1], collection.fused_optimizer.state_dict()["state"][T0]))
-    fresh = bags_collection(device)
-    apply(fresh, torch.optim.Adam, lr=0.1)
+    fresh = apply(bags_collection(device), torch.optim.Adam, lr=0.1)
     reader = wrap(fresh.fused_optimizer)
     reader.init_state()  # a new process
     fresh.load_state_dict(collection.state_dict())

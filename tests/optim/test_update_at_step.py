@@ -116,8 +116,7 @@ def test_sequences_and_features_that_are_not_part_of_the_loss(device: torch.devi
     made = []
     for update in ("backward", "step"):
         configs = [sequence_config(f"t{i}", [f"f{i}"]) for i in range(2)]
-        collection = sequences_collection(device, *configs, update=update)
-        apply(collection, torch.optim.Adam)
+        collection = apply(sequences_collection(device, *configs, update=update), torch.optim.Adam)
         for number in range(3):
             output = collection(jagged({"f0": [[1, 2], [3]], "f1": [[1], [5, 6]]}))
             output[f"f{number % 2}"].values().pow(2).sum().backward()
@@ -131,8 +130,7 @@ def test_sequences_and_features_that_are_not_part_of_the_loss(device: torch.devi
 
 def test_gradients_of_sample_weights(device: torch.device) -> None:
     """They are of the rows that the forward read, though others were updated since, before it or between its passes."""
-    collection = bags_collection(device, update="step", is_weighted=True)
-    apply(collection)
+    collection = apply(bags_collection(device, update="step", is_weighted=True))
 
     def change_row_1() -> None:
         collection(jagged({"f0": [[1]]}, {"f0": [[1.0]]})).values().sum().backward()
@@ -222,8 +220,7 @@ def test_frozen_tables_have_no_gradient(device: torch.device) -> None:
 
 
 def test_gradients_that_are_set(device: torch.device) -> None:
-    collection = bags_collection(device, update="step")
-    apply(collection, lr=1.0)
+    collection = apply(bags_collection(device, update="step"), lr=1.0)
     (handle,) = collection.parameters()
     collection(single_ids([3, 4, 3])).values().sum().backward()
     before = rows_of(collection)
@@ -248,8 +245,7 @@ def test_gradients_that_are_set(device: torch.device) -> None:
 
 
 def test_gradients_that_are_changed_between_backward_passes(device: torch.device) -> None:
-    collection = bags_collection(device, update="step")
-    apply(collection, lr=1.0)
+    collection = apply(bags_collection(device, update="step"), lr=1.0)
     (handle,) = collection.parameters()
     collection(single_ids([3, 4])).values().sum().backward()
     before = rows_of(collection)
@@ -380,8 +376,7 @@ def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
     """The rows of all batches between two updates are in the cache: an error says so, and leaves no trace."""
-    collection = bags_collection(device, update="step", cache=4)
-    apply(collection, lr=1.0)
+    collection = apply(bags_collection(device, update="step", cache=4), lr=1.0)
     collection(single_ids([1, 2, 3])).values().sum().backward()
     with pytest.raises(rst.tbe.CacheTooSmallError) as error:
         collection(single_ids([4, 5]))
