@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from reference_optimizers import (
     Adam,
@@ -118,37 +119,92 @@ def set_weights(module: Any, weights: list[torch.Tensor]) -> None:
         module.tables.view(table.name).write(torch.arange(len(values)), {"weight": values.to(table.weight_dtype)})
 
 
+LOCATION = pytest.mark.parametrize("location", ["resident", "MANAGED_CACHING"])
+
+
+def training() -> Any:
+    """The module of FBGEMM's module, where it is installed."""
+    return pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+
+
+def make_fbgemms(case: Case, **options: Any) -> Any:
+    """FBGEMM's module on the CPU; its enums may be named."""
+    kinds = training()
+    options = {"pooling_mode": case.pooling, "learning_rate": LR, **options}
+    enums = {
+        "optimizer": kinds.OptimType,
+        "pooling_mode": kinds.PoolingMode,
+        "weight_decay_mode": kinds.WeightDecayMode,
+        "bounds_check_mode": kinds.BoundsCheckMode,
+    }
+    named = {name: enums[name][value] for name, value in options.items() if name in enums}
+    place = kinds.EmbeddingLocation.HOST, kinds.ComputeDevice.CPU
+    return kinds.SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, *place) for rows, dim in zip(case.rows, case.dims, strict=True)],
+        feature_table_map=case.feature_table_map,
+        device=torch.device("cpu"),
+        **{**options, **named},
+    )
+
+
+def make_both(case: Case, device: torch.device, location: str = "resident", **options: Any) -> tuple[Any, Any]:
+    """FBGEMM's module and ours, with the same weights."""
+    theirs, ours = make_fbgemms(case, **options), make_ours(case, device, location, **options)
+    initial = case.weights()
+    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
+        weight.copy_(values)
+    set_weights(ours, initial)
+    return theirs, ours
+
+
+def step_both(theirs: Any, ours: Any, case: Case, bags: list[int] | None = None, **options: Any) -> None:
+    """Trains both on a random batch, and compares outputs and the gradients of weights of samples."""
+    indices, offsets, weights = case.batch(bags)
+    mine, its = (None if weights is None else weights.clone().requires_grad_() for _ in "ab")
+    # FBGEMM's kernels read ids and offsets of one type, and its module casts the latter only.
+    expected = theirs(indices.long(), offsets.long(), its, **options).mul_(0.5)  # in place: an output is the caller's
+    found = ours(indices, offsets, mine, **options).mul_(0.5)
+    torch.testing.assert_close(found.detach().cpu(), expected.detach().view(found.shape))
+    grad = torch.randn(expected.shape, generator=case.generator)
+    expected.backward(grad)
+    found.backward(grad.view(found.shape).to(found.device))
+    if mine is not None:
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
+def weights_of(module: Any) -> list[torch.Tensor]:
+    """The weights of each table on the host."""
+    return [weight.detach().cpu() for weight in module.split_embedding_weights()]
+
+
+def states_of(module: Any) -> list[list[torch.Tensor]]:
+    """The states of each table on the host."""
+    return [[state.cpu() for state in of_table] for of_table in module.split_optimizer_states()]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Compares the bits of tensors in lists."""
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 ENSEMBLE = EnsembleModeDefinition(step_ema=2, step_swap=1000)
+EPS = {"eps": 1e-3}
+LARS = {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1}
+BETAS: tuple[dict[str, Any], dict[str, Any]] = (
+    {"betas": (0.8, 0.95), "eps": 1e-2},
+    {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2},
+)
+DECAYED = [options | {"weight_decay": 0.1} for options in BETAS]
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = {
     "EXACT_SGD": (torch.optim.SGD, {}, {}),
-    "EXACT_ADAGRAD": (torch.optim.Adagrad, {"eps": 1e-3}, {"eps": 1e-3}),
-    "ADAM": (Adam, {"betas": (0.8, 0.95), "eps": 1e-2}, {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2}),
-    "ADAM decay": (
-        on_rows_by(torch.optim.AdamW, Adam.states),
-        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.2},
-        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.2},
-    ),
-    "LAMB": (
-        Lamb,
-        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
-        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.1},
-    ),
-    "PARTIAL_ROWWISE_ADAM": (
-        PartialRowWiseAdam,
-        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
-        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.1},
-    ),
-    "PARTIAL_ROWWISE_LAMB": (
-        PartialRowWiseLamb,
-        {"betas": (0.8, 0.95), "eps": 1e-2, "weight_decay": 0.1},
-        {"beta1": 0.8, "beta2": 0.95, "eps": 1e-2, "weight_decay": 0.1},
-    ),
-    "LARS_SGD": (
-        LarsSgd,
-        {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1},
-        {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1},
-    ),
-    "EXACT_ROWWISE_ADAGRAD": (RowWiseAdagrad, {"eps": 1e-3}, {"eps": 1e-3}),
+    "EXACT_ADAGRAD": (torch.optim.Adagrad, EPS, EPS),
+    "ADAM": (Adam, *BETAS),
+    "ADAM decay": (on_rows_by(torch.optim.AdamW, Adam.states), *DECAYED),
+    "LAMB": (Lamb, *DECAYED),
+    "PARTIAL_ROWWISE_ADAM": (PartialRowWiseAdam, *DECAYED),
+    "PARTIAL_ROWWISE_LAMB": (PartialRowWiseLamb, *DECAYED),
+    "LARS_SGD": (LarsSgd, LARS, LARS),
+    "EXACT_ROWWISE_ADAGRAD": (RowWiseAdagrad, EPS, EPS),
     "ENSEMBLE_ROWWISE_ADAGRAD": (
         BoundedRowWiseAdagrad,
         {"eps": 1e-3, "weight_decay": 0.1, "max_norm": 0.6},

@@ -7,7 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from fbgemm_cases import BAGS, OPTIMIZERS, STEPS, Case, Reference, make_ours, random_case, set_weights
+from fbgemm_cases import (
+    BAGS,
+    LOCATION,
+    OPTIMIZERS,
+    STEPS,
+    Case,
+    Reference,
+    assert_same,
+    make_both,
+    make_fbgemms,
+    make_ours,
+    random_case,
+    set_weights,
+    states_of,
+    step_both,
+    weights_of,
+)
 
 from rec_sdk_torch.fbgemm import (
     CounterBasedRegularizationDefinition,
@@ -21,7 +37,6 @@ from rec_sdk_torch.fbgemm import (
 )
 
 SEEDS = range(6)
-LOCATIONS = ["resident", "MANAGED_CACHING"]
 ON_FBGEMMS_CPU = [
     "EXACT_SGD",
     "EXACT_ADAGRAD",
@@ -31,80 +46,34 @@ ON_FBGEMMS_CPU = [
 ]
 
 
-def make_fbgemms(case: Case, optimizer: str, **options: Any) -> Any:
-    """FBGEMM's module on the CPU."""
-    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-    if "weight_decay_mode" in options:
-        options["weight_decay_mode"] = training.WeightDecayMode[options["weight_decay_mode"]]
-    return training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, dim, *place) for rows, dim in zip(case.rows, case.dims, strict=True)],
-        feature_table_map=case.feature_table_map,
-        pooling_mode=training.PoolingMode[case.pooling],
-        optimizer=training.OptimType[optimizer],
-        device=torch.device("cpu"),
-        learning_rate=0.05,
-        **options,
-    )
-
-
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("name", ON_FBGEMMS_CPU)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_training_is_fbgemms(seed: int, name: str, location: str, device: torch.device) -> None:
     case = random_case(seed, for_fbgemm=True)
-    optimizer, options = name.partition(" ")[0], OPTIMIZERS[name][2]
+    options = OPTIMIZERS[name][2]
     if "weight_decay" in options:  # FBGEMM's CPU kernel forgets it for tables of one feature
         case.feature_table_map = sorted([*range(len(case.rows))] * 2)
-    theirs = make_fbgemms(case, optimizer, **options)
-    ours = make_ours(case, device, location, optimizer=optimizer, **options)
-    initial = case.weights()
-    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
-        weight.copy_(values)
-    set_weights(ours, initial)
+    theirs, ours = make_both(case, device, location, optimizer=name.partition(" ")[0], **options)
     for _ in range(STEPS):
-        indices, offsets, weights = case.batch()
-        mine = None if weights is None else weights.clone().requires_grad_()
-        its = None if weights is None else weights.clone().requires_grad_()
-        # FBGEMM's kernels read ids and offsets of one type, and its module casts the latter only.
-        expected = theirs(indices.long(), offsets.long(), its).mul_(0.5)  # in place: an output is the caller's
-        found = ours(indices, offsets, mine).mul_(0.5)
-        torch.testing.assert_close(found.detach().cpu(), expected.detach())
-        grad = torch.randn(expected.shape, generator=case.generator)
-        expected.backward(grad)
-        found.backward(grad.to(device))
-        if mine is not None:
-            torch.testing.assert_close(mine.grad, its.grad)
-    for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
-        torch.testing.assert_close(found.cpu(), expected)
-    for mine, its in zip(ours.split_optimizer_states(), theirs.split_optimizer_states(), strict=True):
-        for found, expected in zip(mine, its, strict=True):
-            torch.testing.assert_close(found.cpu(), expected)
+        step_both(theirs, ours, case)
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs))
+    torch.testing.assert_close(states_of(ours), states_of(theirs))
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 def test_averages_in_place_are_fbgemms(location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving_average, "ROWS_AT_ONCE", 7)
     case = random_case(1, for_fbgemm=True)
     case.weighted = False
-    optimizer = "EMAINPLACE_ROWWISE_ADAGRAD"
     definition = EmainplaceModeDefinition(step_ema=2, step_start=3, step_ema_coef=0.3)
-    theirs = make_fbgemms(case, optimizer, emainplace_mode=definition)
-    ours = make_ours(case, device, location, optimizer=optimizer, emainplace_mode=definition)
-    initial = case.weights()
-    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
-        weight.copy_(values)
-    set_weights(ours, initial)
+    options = {"optimizer": "EMAINPLACE_ROWWISE_ADAGRAD", "emainplace_mode": definition}
+    theirs, ours = make_both(case, device, location, **options)
     for _ in range(7):
-        indices, offsets, _ = case.batch()
-        expected, found = theirs(indices.long(), offsets.long()), ours(indices, offsets)
-        torch.testing.assert_close(found.detach().cpu(), expected.detach())
-        assert torch.equal(ours(indices, offsets), found)  # only the forward that an update follows counts
-        grad = torch.randn(expected.shape, generator=case.generator)
-        expected.backward(grad)
-        found.backward(grad.to(device))
-    for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
-        torch.testing.assert_close(found.cpu(), expected)
+        batch = case.batch()
+        assert torch.equal(ours(*batch), ours(*batch))  # only the forward that an update follows counts
+        step_both(theirs, ours, case)
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
 
 ENSEMBLES = [
@@ -113,18 +82,16 @@ ENSEMBLES = [
 ]
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("mode", ENSEMBLES)
 def test_ensembles_are_fbgemms(mode: EnsembleModeDefinition, location: str, device: torch.device) -> None:
     """FBGEMM has this optimizer on GPUs: row-wise Adagrad, and this method of its module before each forward."""
     case = random_case(1, for_fbgemm=True)
     case.weighted = False
-    theirs = make_fbgemms(case, "EXACT_ROWWISE_ADAGRAD")
+    theirs, _ = make_both(case, device, optimizer="EXACT_ROWWISE_ADAGRAD")
     ours = make_ours(case, device, location, optimizer="ENSEMBLE_ROWWISE_ADAGRAD", ensemble_mode=mode)
-    weights, initial = theirs.split_embedding_weights(), case.weights()
-    for weight, values in zip(weights, initial, strict=True):
-        weight.copy_(values)
-    set_weights(ours, initial)
+    weights = theirs.split_embedding_weights()
+    set_weights(ours, [weight.detach().clone() for weight in weights])
     averages = [torch.zeros_like(weight) for weight in weights]
     table = SimpleNamespace(
         embedding_specs=weights,
@@ -135,19 +102,12 @@ def test_ensembles_are_fbgemms(mode: EnsembleModeDefinition, location: str, devi
         table.iter_cpu = torch.tensor(number)
         with torch.no_grad():
             type(theirs).ensemble_and_swap(table, {key: float(value) for key, value in vars(mode).items()})
-        if number == 14:  # ours has done it, after the update before
-            break
-        indices, offsets, _ = case.batch()
-        expected, found = theirs(indices.long(), offsets.long()), ours(indices, offsets)
-        torch.testing.assert_close(found.detach().cpu(), expected.detach())
-        grad = torch.randn(expected.shape, generator=case.generator)
-        expected.backward(grad)
-        found.backward(grad.to(device))
-    for mine, average in zip(ours.split_optimizer_states(), averages, strict=True):
-        torch.testing.assert_close(mine[1].cpu(), average)
+        if number < 14:  # when ours has done it, after the update before
+            step_both(theirs, ours, case)
+    torch.testing.assert_close([states[1] for states in states_of(ours)], averages)
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("seed", range(2))
 def test_training_is_plain_torchs(seed: int, name: str, location: str, device: torch.device) -> None:
@@ -165,8 +125,8 @@ def test_training_is_plain_torchs(seed: int, name: str, location: str, device: t
         expected.backward(grad.double())
         found.backward(grad.to(device))
         reference.step()
-    for found, expected in zip(ours.split_embedding_weights(), reference.weights, strict=True):
-        torch.testing.assert_close(found.cpu(), expected.detach().float(), rtol=1e-4, atol=1e-4)
+    expected = [weight.detach().float() for weight in reference.weights]
+    torch.testing.assert_close(weights_of(ours), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_cowclip_is_the_tables(device: torch.device) -> None:
@@ -182,8 +142,7 @@ def test_cowclip_is_the_tables(device: torch.device) -> None:
         set_weights(module, weights)
         out = module(*batch)
         out.backward(torch.ones_like(out) * 10)
-        after = torch.cat([w.flatten().cpu() for w in module.split_embedding_weights()])
-        steps.append((after - torch.cat([w.flatten() for w in weights])).norm())
+        steps.append(sum((now - before).norm() for now, before in zip(weights_of(module), weights, strict=True)))
     assert 0 < steps[1] < 0.1 * steps[0]
     assert [len(states) for states in modules[1].split_optimizer_states()] == [3] * len(case.rows)
 
@@ -205,48 +164,34 @@ def test_counter_is_fbgemms(device: torch.device) -> None:
         for module in modules:
             out = module(*batch)
             out.backward(torch.ones_like(out))
-    first, second = (torch.cat([w.flatten().cpu() for w in m.split_embedding_weights()]) for m in modules)
-    assert not torch.equal(first, second)
+    assert not any(map(torch.equal, *map(weights_of, modules)))
     assert [len(states) for states in modules[1].split_optimizer_states()] == [3] * len(case.rows)
 
 
 def test_none_hands_out_gradients(device: torch.device) -> None:
     case = random_case(0)
     module = make_ours(case, device, optimizer="NONE")
-    weights = [weight.detach().cpu().clone() for weight in module.split_embedding_weights()]
-    batch = case.batch()
-    out = module(*batch)
-    out.backward(torch.ones_like(out))
+    weights = [weight.clone() for weight in weights_of(module)]
+    module(*case.batch()).sum().backward()
     gradients = module.take_gradients()
     with pytest.raises(NotImplementedError, match=r"hyper-parameters \['lr'\]: NONE"):
         module.set_learning_rate(0.1)
     assert module.get_learning_rate() == 0
     assert sum(len(gradient.ids) for gradient in gradients.values()) > 0
-    for before, after in zip(weights, module.split_embedding_weights(), strict=True):
-        assert torch.equal(before, after.cpu())
+    assert_same(weights_of(module), weights)
     for gradient in gradients.values():
         assert gradient.sparse(1000).to_dense().abs().sum() == gradient.rows.abs().sum()
     assert not any(len(gradient.ids) for gradient in module.take_gradients().values())
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gradients_are_clipped(seed: int, location: str, device: torch.device) -> None:
     case = random_case(seed, for_fbgemm=True)
-    options = {"gradient_clipping": True, "max_gradient": 0.3}
-    theirs, ours = make_fbgemms(case, "EXACT_SGD", **options), make_ours(case, device, location, **options)
-    initial = case.weights()
-    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
-        weight.copy_(values)
-    set_weights(ours, initial)
+    theirs, ours = make_both(case, device, location, gradient_clipping=True, max_gradient=0.3)
     for _ in range(3):
-        indices, offsets, weights = case.batch()
-        expected, found = theirs(indices.long(), offsets.long(), weights), ours(indices, offsets, weights)
-        gradient = torch.randn(expected.shape, generator=case.generator)
-        expected.backward(gradient)
-        found.backward(gradient.to(device))
-    for ours_now, theirs_now in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
-        torch.testing.assert_close(ours_now.cpu(), theirs_now.detach(), rtol=1e-4, atol=1e-5)
+        step_both(theirs, ours, case)
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs), rtol=1e-4, atol=1e-5)
 
 
 def test_the_bound_of_gradients_is_a_number_above_0(device: torch.device) -> None:
@@ -261,24 +206,14 @@ def test_batch_sizes_per_feature_and_rank(seed: int, device: torch.device) -> No
     case.pooling, case.weighted = ("SUM", True) if seed % 2 else ("MEAN", False)
     features = len(case.feature_table_map)
     sizes = torch.randint(4, (features, 3), generator=case.generator).tolist()
-    theirs, ours = make_fbgemms(case, "EXACT_SGD"), make_ours(case, device)
-    initial = case.weights()
-    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
-        weight.copy_(values)
-    set_weights(ours, initial)
-    for now in (sizes, sizes[::-1], [[0] * 3 for _ in sizes]):
-        indices, offsets, weights = case.batch([sum(of_feature) for of_feature in now])
-        found = ours(indices, offsets, weights, batch_size_per_feature_per_rank=now)
-        if not sum(map(sum, now)):  # which FBGEMM's CPU kernel does not take
-            assert found.shape == (0,)
-            continue
-        expected = theirs(indices.long(), offsets.long(), weights, batch_size_per_feature_per_rank=now)
-        torch.testing.assert_close(found.detach().cpu(), expected.detach().flatten())
-        grad = torch.randn(found.shape, generator=case.generator)
-        found.backward(grad.to(device))
-        expected.backward(grad.view_as(expected))
-    for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
-        torch.testing.assert_close(found.cpu(), expected)
+    theirs, ours = make_both(case, device)
+    for now in (sizes, sizes[::-1]):
+        bags = [sum(of_feature) for of_feature in now]
+        if sum(bags):
+            step_both(theirs, ours, case, bags, batch_size_per_feature_per_rank=now)
+    none = case.batch([0] * features)  # which FBGEMM's CPU kernel does not take
+    assert ours(*none, batch_size_per_feature_per_rank=[[0] * 3] * features).shape == (0,)
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
 
 @pytest.mark.parametrize("variable", [False, True])
@@ -287,10 +222,7 @@ def test_features_whose_weights_need_no_gradient(variable: bool, device: torch.d
     case.pooling, case.weighted, case.feature_table_map = "SUM", True, [0] * 3
     case.dims, case.rows = case.dims[:1], case.rows[:1]
     sizes = [[1, 2], [3, 1], [0, 4]] if variable else None
-    theirs, ours = make_fbgemms(case, "EXACT_SGD"), make_ours(case, device)
-    initial = case.weights()
-    theirs.split_embedding_weights()[0].copy_(initial[0])
-    set_weights(ours, initial)
+    theirs, ours = make_both(case, device)
     indices, offsets, weights = case.batch([sum(s) for s in sizes] if sizes else None)
     assert weights is not None
     grads = []
@@ -311,13 +243,7 @@ def test_ids_out_of_range_read_row_0(bad: int, mode: str, device: torch.device) 
     """And row 0 has their gradient."""
     case = random_case(0, for_fbgemm=True)
     case.pooling, case.weighted = "SUM", False
-    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    theirs = make_fbgemms(case, "EXACT_SGD", bounds_check_mode=training.BoundsCheckMode[mode])
-    ours = make_ours(case, device, bounds_check_mode=training.BoundsCheckMode[mode])
-    initial = case.weights()
-    for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
-        weight.copy_(values)
-    set_weights(ours, initial)
+    theirs, ours = make_both(case, device, bounds_check_mode=mode)
     indices, offsets, _ = case.batch()
     indices[::3] = bad
     if mode == "WARNING":
@@ -329,8 +255,7 @@ def test_ids_out_of_range_read_row_0(bad: int, mode: str, device: torch.device) 
     torch.testing.assert_close(found.detach().cpu(), expected.detach())
     found.sum().backward()
     expected.sum().backward()
-    for mine, its in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
-        torch.testing.assert_close(mine.cpu(), its)
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
 
 @pytest.mark.parametrize(
@@ -338,9 +263,8 @@ def test_ids_out_of_range_read_row_0(bad: int, mode: str, device: torch.device) 
 )
 def test_offsets_in_disorder_are_put_in_order(offsets: list[int], device: torch.device) -> None:
     case = Case(0, "SUM", True, [4], [64], [0, 0], torch.int64, torch.int64)
-    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     initial, indices, weights = case.weights(), torch.tensor([5, 6, 7, 8]), torch.rand(4)
-    theirs = make_fbgemms(case, "EXACT_SGD", bounds_check_mode=training.BoundsCheckMode.IGNORE)
+    theirs = make_fbgemms(case, bounds_check_mode="IGNORE")
     theirs.split_embedding_weights()[0].copy_(initial[0])
     expected = theirs(indices, torch.tensor(offsets), weights)
     for mode in ("IGNORE", "WARNING", "FATAL", "NONE"):
@@ -381,11 +305,10 @@ def test_data_types_of_the_output(name: str, device: torch.device) -> None:
     grad = torch.randn(found.shape, generator=case.generator).to(dtype).to(device)
     found.backward(grad)
     expected.backward(grad.float())
-    for mine, its in zip(ours.split_embedding_weights(), plain.split_embedding_weights(), strict=True):
-        assert torch.equal(mine, its)
+    assert_same(weights_of(ours), weights_of(plain))
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("rounding", [False, True])
 @pytest.mark.parametrize("name", ["FP16", torch.bfloat16])
 def test_data_types_of_weights(name: Any, rounding: bool, location: str, device: torch.device) -> None:
@@ -401,11 +324,11 @@ def test_data_types_of_weights(name: Any, rounding: bool, location: str, device:
     reference = Reference(case, [weight.to(dtype) for weight in initial], torch.optim.SGD, {})
     reference(*batch).sum().backward()
     reference.step()
-    for mine, its in zip(ours.split_embedding_weights(), reference.weights, strict=True):
-        torch.testing.assert_close(mine.cpu().double(), its.detach(), rtol=1e-2, atol=1e-2)
+    found = [weight.double() for weight in weights_of(ours)]
+    torch.testing.assert_close(found, [weight.detach() for weight in reference.weights], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize(("weights", "cache"), [("FP32", "BF16"), ("FP16", "FP32"), ("BF16", torch.float16)])
 def test_precision_of_the_cache(weights: str, cache: Any, location: str, device: torch.device) -> None:
     """Cached tables have it, as FBGEMM's; with the bits of a `TableBatchedEmbedding`, as tests/tbe has them."""
@@ -421,9 +344,8 @@ def test_precision_of_the_cache(weights: str, cache: Any, location: str, device:
     for module in (ours, plain):
         set_weights(module, initial)
         module(*batch).sum().backward()
-    for mine, its in zip(ours.split_embedding_weights(), plain.split_embedding_weights(), strict=True):
-        assert mine.dtype == its.dtype == stored
-        torch.testing.assert_close(mine.cpu(), its.cpu(), rtol=1e-2, atol=1e-2)
+    assert [weight.dtype for weight in weights_of(ours)] == [stored] * len(case.rows)
+    torch.testing.assert_close(weights_of(ours), weights_of(plain), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "NONE"])
@@ -485,5 +407,4 @@ def test_prefetched_batches_give_the_same_bits(training: bool, device: torch.dev
             found.sum().backward()
             expected.sum().backward()
     assert (ahead.tables.cache_stats()["depth_reached"] > 0) is training
-    for mine, its in zip(ahead.split_embedding_weights(), plain.split_embedding_weights(), strict=True):
-        assert torch.equal(mine, its)
+    assert_same(weights_of(ahead), weights_of(plain))

@@ -9,12 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from fbgemm_cases import BAGS, LR, OPTIMIZERS, Case, Reference, make_ours, random_case, set_weights
+from fbgemm_cases import (
+    BAGS,
+    LOCATION,
+    LR,
+    OPTIMIZERS,
+    Case,
+    Reference,
+    assert_same,
+    make_fbgemms,
+    make_ours,
+    random_case,
+    set_weights,
+    states_of,
+    weights_of,
+)
 
 from rec_sdk_torch import Saver
 from rec_sdk_torch.fbgemm import SplitTableBatchedEmbeddingBagsCodegen, placement, states
-
-LOCATIONS = ["resident", "MANAGED_CACHING"]
 
 
 def small_case(pooling: str = "SUM") -> Case:
@@ -26,21 +38,10 @@ def step(module: Any, case: Case) -> None:
     out.backward(torch.ones_like(out))
 
 
-def fbgemms(case: Case, **options: Any) -> Any:
-    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    place = (training.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
-    if "optimizer" in options:
-        options["optimizer"] = training.OptimType[options["optimizer"]]
-    specs = [(rows, dim, *place) for rows, dim in zip(case.rows, case.dims, strict=True)]
-    return training.SplitTableBatchedEmbeddingBagsCodegen(
-        specs, device=torch.device("cpu"), learning_rate=LR, **options
-    )
-
-
 # ---- weights and states
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("optimizer", ["PARTIAL_ROWWISE_ADAM", "ENSEMBLE_ROWWISE_ADAGRAD", "LAMB"])
 def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) -> None:
     """FBGEMM has no kernels of them on the CPU: the states of one update are the float32 ones, rounded."""
@@ -48,23 +49,18 @@ def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) 
     types = {"momentum1": "FP16", "momentum2": "BF16"}
     given = {"optimizer": optimizer, "location": location}
     half, single = make_ours(case, device, optimizer_state_dtypes=types, **given), make_ours(case, device, **given)
-    weights = [weight.clone() for weight in single.split_embedding_weights()]
-    set_weights(half, weights)
+    set_weights(half, [weight.clone() for weight in weights_of(single)])
     batch = case.batch()
     for module in (half, single):
-        out = module(*batch)
-        out.backward(torch.ones_like(out))
-    for ours, wide in zip(half.split_optimizer_states(), single.split_optimizer_states(), strict=True):
-        assert [state.dtype for state in ours] == [torch.float16, torch.bfloat16]
-        for state, expected in zip(ours, wide, strict=True):
-            assert torch.equal(state, expected.to(state.dtype))
-        assert ours[0].any()
-    for ours, wide in zip(half.split_embedding_weights(), single.split_embedding_weights(), strict=True):
-        assert torch.equal(ours, wide)
+        module(*batch).sum().backward()
+    dtypes = torch.float16, torch.bfloat16
+    expected = [[state.to(dtype) for state, dtype in zip(of, dtypes, strict=True)] for of in states_of(single)]
+    assert_same(states_of(half), expected)
+    assert all(first.any() for first, _ in expected)
+    assert_same(weights_of(half), weights_of(single))
     again = make_ours(case, device, optimizer_state_dtypes=types, **given)
     again.load_state_dict(half.state_dict())
-    for ours, its in zip(half.split_optimizer_states(), again.split_optimizer_states(), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, its, strict=True))
+    assert_same(states_of(again), states_of(half))
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "NONE"])
@@ -118,7 +114,7 @@ def test_copies_of_cached_tables_refuse_writes(device: torch.device) -> None:
     assert not weight.any()
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("precision", ["FP32", "FP16"])
 def test_uniform_weights_are_fbgemms(
     precision: str, location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -127,22 +123,19 @@ def test_uniform_weights_are_fbgemms(
         pytest.skip("an accelerator's resident tables are drawn by its own generator")
     monkeypatch.setattr(states, "ROWS_AT_ONCE", 7)
     split = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
-    case = small_case()
-    makers: list[Any] = [
-        lambda: fbgemms(case, weights_precision=split.SparseType[precision]),
+    case, drawn = small_case(), []
+    for make in (
+        lambda: make_fbgemms(case, weights_precision=split.SparseType[precision]),
         lambda: make_ours(case, device, location, weights_precision=precision),
-    ]
-    drawn = []
-    for make in makers:
+    ):
         torch.manual_seed(3)
         module = make()  # which draws nothing
         module.init_embedding_weights_uniform(-0.25, 0.5)
-        drawn.append(module.split_embedding_weights())
-    for theirs, ours in zip(*drawn, strict=True):
-        assert torch.equal(theirs, ours)
+        drawn.append(weights_of(module))
+    assert_same(*drawn)
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 def test_uniform_weights_are_in_their_range(location: str, device: torch.device) -> None:
     module = make_ours(small_case(), device, location)
     module.init_embedding_weights_uniform(0.25, 0.5)
@@ -165,7 +158,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("name", NAMES)
 def test_states_have_fbgemms_order_shapes_and_names(name: str, location: str, device: torch.device) -> None:
     case = small_case()
@@ -189,7 +182,7 @@ def test_states_have_fbgemms_order_shapes_and_names(name: str, location: str, de
 # ---- options
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 def test_options_change_between_updates(location: str, device: torch.device) -> None:
     """As the same formula with these options from then on; Adam's step counts in it."""
     case = small_case()
@@ -218,8 +211,8 @@ def test_options_change_between_updates(location: str, device: torch.device) -> 
     module.set_learning_rate(0.0)
     assert module.get_learning_rate() == 0.0
     step(module, case)
-    for found, expected in zip(module.split_embedding_weights(), reference.weights, strict=True):
-        torch.testing.assert_close(found.cpu(), expected.detach().float(), rtol=1e-4, atol=1e-5)
+    expected = [weight.detach().float() for weight in reference.weights]
+    torch.testing.assert_close(weights_of(module), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(NotImplementedError, match=r"hyper-parameters \['other'\]: ADAM has"):
         module.update_hyper_parameters({"lr": 3.0, "other": 0.1})
     assert module.get_learning_rate() == 0.0
@@ -279,29 +272,17 @@ def test_managed_tables_take_every_batch_at_the_defaults(device: torch.device) -
 @pytest.mark.parametrize("algorithm", ["LRU", "LFU"])
 def test_misses_are_counted(algorithm: str, device: torch.device) -> None:
     case = small_case()
-    module = make_ours(
-        case,
-        device,
-        "MANAGED_CACHING",
-        cache_algorithm=algorithm,
-        record_cache_metrics=(True, True),
-        gather_uvm_cache_stats=True,
-    )
+    options = {"cache_algorithm": algorithm, "record_cache_metrics": (True, True), "gather_uvm_cache_stats": True}
+    module = make_ours(case, device, "MANAGED_CACHING", **options)
     assert module.tables.options.cache_policy == algorithm.lower()
     offsets = torch.tensor([0, 2, 4, 6, 7])
     batches = [[1, 2, 2, 3, 5, 5, 5], [1, 2, 2, 3, 5, 5, 5], [1, 2, 2, 4, 5, 5, 6]]
     for number, ids in enumerate(batches):
         module(torch.tensor(ids), offsets)
-        misses = [[3, 1], [3, 1], [4, 2]][number]
-        assert module.get_table_wise_cache_miss().tolist() == misses
+        local = [1, 7, *[[4, 4], [4, 0], [5, 2]][number], 0, 0]
+        assert module.get_table_wise_cache_miss().tolist() == [[3, 1], [3, 1], [4, 2]][number]
         assert module.get_cache_miss_counter().tolist() == [[1, 4], [1, 4], [2, 6]][number]
-        assert module.get_uvm_cache_stats(use_local_cache=True).tolist() == [
-            1,
-            7,
-            *[[4, 4], [4, 0], [5, 2]][number],
-            0,
-            0,
-        ]
+        assert module.get_uvm_cache_stats(use_local_cache=True).tolist() == local
     assert module.get_uvm_cache_stats().tolist() == [3, 21, 13, 6, 0, 0]
     module.print_uvm_cache_stats()
     module.reset_uvm_cache_stats()
@@ -345,15 +326,14 @@ def test_flush_and_reset_leave_rows_as_they_are(device: torch.device, caplog: py
         modules[0].flush()
         modules[0].reset_cache_states()
     assert "reset_cache_states has no effect" in caplog.text
-    for mine, its in zip(*(module.split_embedding_weights() for module in modules), strict=True):
-        assert torch.equal(mine, its)
+    assert_same(*map(weights_of, modules))
 
 
 # ---- state dicts
 
 
-@pytest.mark.parametrize("to", LOCATIONS)
-@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("to", ["resident", "MANAGED_CACHING"])
+@LOCATION
 @pytest.mark.parametrize("name", ["ADAM", "PARTIAL_ROWWISE_ADAM", "EXACT_SGD"])
 def test_state_dicts_resume_training(name: str, location: str, to: str, device: torch.device) -> None:
     case = small_case()
@@ -401,21 +381,20 @@ def test_state_dicts_of_other_tables_are_refused(device: torch.device) -> None:
         assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@LOCATION
 @pytest.mark.parametrize("optimizer", ["EXACT_SGD", "EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD"])
 def test_fbgemms_state_dict_is_loaded(optimizer: str, location: str, device: torch.device) -> None:
     case = small_case()
-    theirs, ours = fbgemms(case, optimizer=optimizer), make_ours(case, device, location, optimizer=optimizer)
+    theirs, ours = make_fbgemms(case, optimizer=optimizer), make_ours(case, device, location, optimizer=optimizer)
     theirs.init_embedding_weights_uniform(-1, 1)
     step(theirs, case)
     ours.load_state_dict(theirs.state_dict())
     batch = case.batch()
     for module in (theirs, ours):
         module(*batch).sum().backward()
-    for found, expected in zip(ours.split_embedding_weights(), theirs.split_embedding_weights(), strict=True):
-        torch.testing.assert_close(found.cpu(), expected)
-    for mine, its in zip(ours.split_optimizer_states(), theirs.split_optimizer_states(), strict=True):
-        torch.testing.assert_close(mine[0].cpu(), its[0])
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs))
+    for mine, its in zip(states_of(ours), states_of(theirs), strict=True):
+        torch.testing.assert_close(mine[0], its[0])
     other = make_ours(random_case(2), device, optimizer=optimizer)
     with pytest.raises(RuntimeError, match="FBGEMM's weights"):
         other.load_state_dict(theirs.state_dict())
@@ -428,46 +407,31 @@ def test_fbgemms_state_dict_of_several_locations(device: torch.device) -> None:
     weights = case.weights()
     flat = [weight.flatten() for weight in weights]
     places = torch.tensor([0, 0, 2, 1], dtype=torch.int32)
-    ours.load_state_dict(
-        {
-            "weights_dev": flat[0],
-            "weights_host": torch.empty(0),
-            "weights_uvm": torch.cat(flat[1:]),
-            "weights_placements": places,
-            "weights_offsets": torch.tensor([0, 0, 0, 200]),
-            "momentum1_dev": flat[0] + 1,
-            "momentum1_uvm": torch.cat(flat[1:]) + 1,
-            "momentum1_host": torch.empty(0),
-            "momentum1_placements": places,
-            "momentum1_offsets": torch.tensor([0, 0, 0, 200]),
-            "momentum2_dev": torch.arange(150.0),
-            "momentum2_placements": torch.zeros(4, dtype=torch.int32),
-            "momentum2_offsets": torch.tensor([0, 0, 40, 90]),
-            "iter": torch.tensor([5]),
-            "D_offsets": torch.tensor([0, 8, 16, 20, 28]),
-        }
-    )
+    host, at = torch.empty(0), torch.tensor([0, 0, 0, 200])
+    state = {"weights_dev": flat[0], "weights_host": host, "weights_uvm": torch.cat(flat[1:])}
+    state |= {"weights_placements": places, "weights_offsets": at}
+    state |= {"momentum1_dev": flat[0] + 1, "momentum1_host": host, "momentum1_uvm": torch.cat(flat[1:]) + 1}
+    state |= {"momentum1_placements": places, "momentum1_offsets": at}
+    state |= {"momentum2_dev": torch.arange(150.0), "momentum2_placements": torch.zeros(4, dtype=torch.int32)}
+    state |= {"momentum2_offsets": torch.tensor([0, 0, 40, 90])}
+    ours.load_state_dict(state | {"iter": torch.tensor([5]), "D_offsets": torch.tensor([0, 8, 16, 20, 28])})
     assert ours.iter.item() == 5
-    for found, expected in zip(ours.split_embedding_weights(), weights, strict=True):
-        assert torch.equal(found.cpu(), expected)
+    assert_same(weights_of(ours), weights)
     rowwise = torch.arange(150.0).split(case.rows)
-    for own, weight, second in zip(ours.split_optimizer_states(), weights, rowwise, strict=True):
-        assert torch.equal(own[0].cpu(), weight + 1)
-        assert torch.equal(own[1].cpu(), second)
+    assert_same(states_of(ours), [[weight + 1, second] for weight, second in zip(weights, rowwise, strict=True)])
 
 
 def test_saver_saves_the_module(tmp_path: Path, device: torch.device) -> None:
     case = small_case()
-    modules = [make_ours(case, device, place, optimizer="EXACT_ADAGRAD") for place in LOCATIONS]
+    places = "resident", "MANAGED_CACHING"
+    modules = [make_ours(case, device, place, optimizer="EXACT_ADAGRAD") for place in places]
     set_weights(modules[0], case.weights())
     modules[0].split_embedding_weights()[1][4].fill_(3)  # through a view
     step(modules[0], case)
     Saver().save(modules[0], str(tmp_path / "save"))
     Saver().load(modules[1], str(tmp_path / "save"))
-    for read in ("split_embedding_weights", "split_optimizer_states"):
-        for mine, its in zip(*(getattr(module, read)() for module in modules), strict=True):
-            for a, b in zip(mine, its, strict=True):
-                assert torch.equal(a.cpu(), b.cpu())
+    assert_same(*map(weights_of, modules))
+    assert_same(*map(states_of, modules))
 
 
 def test_evaluation_reads_only(device: torch.device) -> None:
