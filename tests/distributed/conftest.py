@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from ranks import Ranks
+from ranks import Ranks, Start
 
 from rec_sdk_torch.operators.devices.backends import parse_device
 
 
 @pytest.fixture(scope="session")
-def ranks_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Ranks]]:
+def ranks_of(request: pytest.FixtureRequest) -> Iterator[Start]:
     """The processes of a world size, started at its first use."""
     kind = parse_device(request.config.getoption("--device")).type
     started: dict[int, Ranks] = {}
@@ -28,4 +28,4 @@ def ranks_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Ranks]]
 
     yield get
     for ranks in started.values():
-        ranks.close()
+        ranks.kill()

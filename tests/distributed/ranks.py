@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
+import inspect
 import socket
 import sys
 import traceback
@@ -11,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import warm
 
@@ -26,14 +30,19 @@ class Place:
 
     Attributes:
         device: where its models are.
+        rank: its number, 0 in a process without a group.
+        world_size: the number of ranks.
     """
 
     device = torch.device("cpu")
+    rank = 0
+    world_size = 1
 
 
 def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, paths: list[str], pipe: Any) -> None:
     sys.path[:0] = paths
     torch.set_num_threads(1)
+    Place.rank, Place.world_size = rank, world_size
     if kind != "cpu":
         import rec_sdk_torch  # noqa: F401  finds torch_npu
 
@@ -131,3 +140,44 @@ class Ranks:
         for process in self._processes:
             process.join(10)
         self.kill()
+
+
+Start = Callable[[int], Ranks]
+"""The fixture `ranks_of`: the processes of a world size."""
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """The class and message of what a call raises; "" where it raises nothing."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Makes a test of a function that each of so many ranks calls; all have to return the same.
+
+    The function has `rank` and `world_size` where it names them; its other parameters are the test's.
+    """
+
+    def decorate(body: Callable[..., object]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(ranks_of: Start, world_size: int, **arguments: Any) -> None:
+            first, *others = ranks_of(world_size).run(_call, body.__module__, body.__name__, arguments)
+            assert all(other == first for other in others), (first, *others)
+
+        own = [each for name, each in inspect.signature(body).parameters.items() if name not in ("rank", "world_size")]
+        given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("ranks_of", "world_size")]
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        test.__signature__ = inspect.Signature([*given, *own])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("world_size", world_sizes)(test)
+
+    return decorate
+
+
+def _call(rank: int, world_size: int, module: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Calls the function of which `on_ranks` made a test."""
+    body = getattr(importlib.import_module(module), name).__wrapped__
+    place = {"rank": rank, "world_size": world_size}
+    return body(**{each: place[each] for each in inspect.signature(body).parameters if each in place}, **arguments)

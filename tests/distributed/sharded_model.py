@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from jagged import bag_config, jagged, random_bags, random_weights, sequence_config
 from ranks import Place
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
 
@@ -72,6 +74,9 @@ class Scenario:
 FILLS = 17
 """The seed when an `init_fn` is called, which is at the first step."""
 KEYS = ("f0", "f1", "f2", "f3")
+Rows = dict[str, dict[int, torch.Tensor]]
+"""Weights and states, by table and id."""
+
 FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
 
 
@@ -79,13 +84,8 @@ def configs(scenario: Scenario) -> list[Any]:
     """A hash table, an index table, and a hash table that shares a feature."""
     d0, d1, d2 = scenario.dims
     typed = {"data_type": scenario.dtype}
-    index = {
-        "name": "t1",
-        "num_embeddings": scenario.index_rows,
-        "embedding_dim": d1,
-        "init_fn": scenario.init_fn,
-        **typed,
-    }
+    index = {"name": "t1", "num_embeddings": scenario.index_rows, "embedding_dim": d1, **typed}
+    index["init_fn"] = scenario.init_fn
     uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
     if scenario.tracked:
         uniform["is_incremental"] = True
@@ -218,23 +218,130 @@ def concatenated(batches: list[tuple[Any, Any]]) -> KeyedJaggedTensor:
     return jagged(whole, weights)
 
 
+def world() -> ShardingEnv:
+    """The environment of all ranks."""
+    return ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+
+
 def shard(
-    model: torch.nn.Module, scenario: Scenario, world_size: int, one_group: bool = False
+    model: torch.nn.Module, scenario: Scenario, one_group: bool = False, kinds: Mapping[str, str | None] | None = None
 ) -> DistributedModelParallel:
-    """As TorchRec's users do. `one_group`: ids are exchanged by the process group of rows."""
-    constraints = {
-        f"t{i}": ParameterConstraints(sharding_types=[kind]) for i, kind in enumerate(scenario.sharding) if kind
-    }
-    world = torch.distributed.group.WORLD
-    env = ShardingEnv.from_process_group(world)
-    sharders = rst.get_default_hybrid_sharders(env if one_group else None, local_size=scenario.local_size)
+    """As TorchRec's users do.
+
+    Args:
+        model: which has tables.
+        scenario: its shardings and the ranks of a machine hold.
+        one_group: ids are exchanged by the process group of rows.
+        kinds: the sharding of each table, in place of the scenario's.
+    """
+    kinds = {f"t{i}": kind for i, kind in enumerate(scenario.sharding)} if kinds is None else kinds
+    constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in kinds.items() if kind}
+    sharders = rst.get_default_hybrid_sharders(world() if one_group else None, local_size=scenario.local_size)
     kind = "cuda" if Place.device.type == "cuda" else "cpu"  # what TorchRec's Topology knows
-    planner = EmbeddingShardingPlanner(Topology(world_size, kind, local_world_size=world_size), constraints=constraints)
-    plan = planner.collective_plan(model, sharders, world)
-    return DistributedModelParallel(model, env, Place.device, plan, sharders)
+    topology = Topology(Place.world_size, kind, local_world_size=Place.world_size)
+    planner = EmbeddingShardingPlanner(topology, constraints=constraints)
+    plan = planner.collective_plan(model, sharders, torch.distributed.group.WORLD)
+    return DistributedModelParallel(model, world(), Place.device, plan, sharders)
 
 
-def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
+def plan_of(tables: Sequence[str], kinds: str | Sequence[str] = "row_wise", ranks: list[int] | None = None) -> Any:
+    """A plan by hand. `kinds`: the sharding of all tables, or of each; `ranks`: homes of tables that are table-wise."""
+    kinds = [kinds] * len(tables) if isinstance(kinds, str) else kinds
+    kernel = EmbeddingComputeKernel.FUSED.value
+    return EmbeddingModuleShardingPlan(
+        {
+            table: ParameterSharding(kind, kernel, None if kind == "row_wise" else ranks)
+            for table, kind in zip(tables, kinds, strict=True)
+        }
+    )
+
+
+def shard_tables(
+    collection: Any, kinds: str | Sequence[str] = "row_wise", ranks: list[int] | None = None, **options: Any
+) -> Any:
+    """A collection alone, by a plan of `plan_of`. `options`: of the sharders."""
+    (sharder,) = [each for each in rst.get_default_hybrid_sharders(**options) if each.module_type is type(collection)]
+    plan = plan_of([table.name for table in collection.embedding.tables], kinds, ranks)
+    return sharder.shard(collection, plan, world(), Place.device)
+
+
+def sharded(scenario: Scenario, seed: int = 3, cache: Any = None, one_group: bool = False) -> Any:
+    """The scenario's model, divided among the ranks."""
+    return shard(Model(scenario, seed, cache), scenario, one_group)
+
+
+def batch_of(scenario: Scenario, step: int) -> KeyedJaggedTensor:
+    """The batch of this rank."""
+    return jagged(*bags_of(scenario, step, Place.world_size)[Place.rank])
+
+
+def batches_of(scenario: Scenario, steps: int) -> Iterator[KeyedJaggedTensor]:
+    """The first batches of this rank."""
+    return (batch_of(scenario, step) for step in range(steps))
+
+
+def train(model: Any, scenario: Scenario, steps: Iterable[int]) -> Any:
+    """Trains the model on the rank's batches of these steps; returns the model."""
+    for step in steps:
+        model(batch_of(scenario, step))[0].backward()
+    return model
+
+
+def assert_same(found: Any, expected: Any, where: str = "") -> None:
+    """Compares results: tensors, bit by bit, in lists and dictionaries of any depth."""
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, Mapping):
+        assert found.keys() == expected.keys(), where
+        for name, value in expected.items():
+            assert_same(found[name], value, f"{where}, {name}")
+    elif isinstance(expected, list | tuple):
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_same(one, other, f"{where}, {place}")
+    else:
+        assert found == expected, where
+
+
+def assert_rows(found: Rows, expected: Rows, rtol: float = 0, atol: float = 0, fill: float = 0) -> None:
+    """Compares the rows of tables. States that one of them lacks are `fill`: an index row that was not looked up."""
+    assert found.keys() == expected.keys()
+    for table, wanted in expected.items():
+        assert found[table].keys() == wanted.keys(), table
+        pairs = [_padded([found[table][i], row], fill) for i, row in wanted.items()]
+        if pairs:
+            one, other = (torch.cat(rows) for rows in zip(*pairs, strict=True))
+            torch.testing.assert_close(
+                one, other, rtol=rtol, atol=atol, msg=lambda text, table=table: f"{table}: {text}"
+            )
+
+
+def _padded(rows: list[torch.Tensor], fill: float) -> list[torch.Tensor]:
+    width = max(map(len, rows))
+    return [
+        row if len(row) == width else torch.nn.functional.pad(row, (0, width - len(row)), value=fill) for row in rows
+    ]
+
+
+def united(of_ranks: list[Rows], shardings: Sequence[str | None] = ("row_wise",) * 3) -> Rows:
+    """The rows of all ranks, each of which is on one, or on all. `shardings`: where None, as the planner had it."""
+    result: Rows = {}
+    for table, sharding in zip(of_ranks[0], shardings, strict=True):
+        first, *others = parts = [rows[table] for rows in of_ranks]
+        copies = sharding == "data_parallel" or (
+            sharding is None and any(first.keys() & part.keys() for part in others)
+        )
+        whole = result.setdefault(table, {})
+        for part in parts:
+            if copies:
+                assert list(part) == list(first), "all ranks have the ids, in one order"
+                assert_same(part, first, "the bits of all ranks")
+            else:
+                assert not whole.keys() & part.keys(), "a row has one home"
+            whole |= part
+    return result
+
+
+def rows(collection: Any) -> Rows:
     """Rows by table and id, weight and states in one tensor."""
     result = {}
     state = collection.state_dict()
@@ -252,12 +359,12 @@ def rows(collection: Any) -> dict[str, dict[int, torch.Tensor]]:
     return result
 
 
-def _made(rank: int, world_size: int, scenario: Scenario) -> Any:
+def _made(scenario: Scenario) -> Any:
     made_on = torch.device(scenario.made_on) if scenario.made_on else contextlib.nullcontext()
     with made_on:
-        model: Any = Model(scenario, seed=3 + rank, device=None if scenario.made_on else Place.device)
+        model: Any = Model(scenario, seed=3 + Place.rank, device=None if scenario.made_on else Place.device)
     assert model.sparse.device.type == (scenario.made_on or Place.device.type)
-    return shard(model, scenario, world_size)  # rank 0's seed holds
+    return shard(model, scenario)  # rank 0's seed holds
 
 
 def train_sharded(
@@ -268,22 +375,21 @@ def train_sharded(
     `saves`: a folder; half-way the tables are saved there, and others that load the save go on; `homes`: theirs. Where
     tables are tracked it is a delta, of a save after the first step in a folder beside it.
     """
-    model = _made(rank, world_size, scenario)
+    model = _made(scenario)
     torch.manual_seed(FILLS)
     half = scenario.steps // 2 if saves else scenario.steps
     begun = int(bool(saves) and scenario.tracked)
-    outputs = _steps(model, scenario, range(begun), rank, world_size, depth)
+    outputs = _steps(model, scenario, range(begun), depth)
     if begun:
         rst.Saver().save(model, f"{saves}/base")
-    outputs += _steps(model, scenario, range(begun, half), rank, world_size, depth)
+    outputs += _steps(model, scenario, range(begun, half), depth)
     if saves:
-        other = replace(scenario, homes=homes or scenario.homes)
-        first, model, path = model, _made(rank, world_size, other), f"{saves}/deltas"
+        first, model, path = model, _made(replace(scenario, homes=homes or scenario.homes)), f"{saves}/deltas"
         saved = rst.Saver().save(first, path, incremental=scenario.tracked)
         assert (read_manifest(Path(saved)).previous is not None) == scenario.tracked
         rst.Saver().load(model, path)
         model.module.scale.data.copy_(first.module.scale.data)
-        outputs += _steps(model, scenario, range(half, scenario.steps), rank, world_size, depth)
+        outputs += _steps(model, scenario, range(half, scenario.steps), depth)
     sparse, scale = model.module.sparse, model.module.scale.detach().cpu().clone()
     return outputs, rows(sparse), scale, sparse.exchange_stats(), sparse.cache_stats(), str(sparse.device)
 
@@ -294,11 +400,11 @@ def optimizer_of(model: Any, lr: float) -> CombinedOptimizer:
     return CombinedOptimizer([("sparse", model.sparse.fused_optimizer), ("dense", dense)])
 
 
-def _steps(model: Any, scenario: Scenario, steps: range, rank: int, world_size: int, depth: int) -> list[torch.Tensor]:
+def _steps(model: Any, scenario: Scenario, steps: range, depth: int) -> list[torch.Tensor]:
     """Their outputs."""
-    optimizer = optimizer_of(model.module, lr=0.05)
+    optimizer, rank = optimizer_of(model.module, lr=0.05), Place.rank
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, optimizer, "cpu", Place.device, depth=depth)
-    batches = (dated(scenario, step, [bags_of(scenario, step, world_size)[rank]], rank) for step in steps)
+    batches = (dated(scenario, step, [bags_of(scenario, step, Place.world_size)[rank]], rank) for step in steps)
     return [pipeline.progress(batches) for _ in steps]
 
 

@@ -1,27 +1,30 @@
-"""TorchRec's tools that gather the state dict of a sharded model, as its two-tower example does before it serves."""
+"""State dicts of sharded models in the hands of others: TorchRec's functions that gather one, as its two-tower example
+does before it serves, and torch.distributed.checkpoint, which takes a plain tensor for one that all ranks have."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import importlib.util
-from collections.abc import Callable
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from jagged import jagged
-from ranks import Ranks
-from sharded_model import FEATURES, KEYS, Model, Scenario, rows, shard
+from ranks import Place, Start, error_of, on_ranks
+from sharded_model import FEATURES, KEYS, Model, Scenario, assert_same, rows, sharded, train
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.inference import state_dict_transform
+from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.patches import gathering
-
-Start = Callable[[int], Ranks]
-SHARDINGS = [("row_wise",) * 3, ("table_wise", "row_wise", "data_parallel"), ("data_parallel",) * 3]
-T1 = "sparse.embedding_bags.t1"
-BF16 = Scenario(kind="bags").dtype.__class__.BF16
+from rec_sdk_torch.runtime.rank_rows import note_rank_rows, refuse_rank_rows
 
 
 class Plain(torch.nn.Module):
@@ -38,20 +41,24 @@ class Plain(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.empty(1, device=device))
 
 
-def trained(rank: int, world_size: int, scenario: Scenario, least: int) -> Any:
-    """A model that has met some of the ids from `least` to 30."""
-    model = shard(Model(scenario, seed=3), scenario, world_size)
+def bags(step: int, least: int = 0) -> Any:
+    """A batch of this rank, of ids from `least` to 30."""
+    random = torch.Generator().manual_seed(10 * step + Place.rank)
+    return jagged(
+        {key: torch.randint(0 if key == "f2" else least, 31, (3, 2), generator=random).tolist() for key in KEYS}
+    )
+
+
+def trained(model: Any, least: int = 0) -> Any:
     for step in range(3):
-        random = torch.Generator().manual_seed(10 * step + rank)
-        bags = {key: torch.randint(0 if key == "f2" else least, 31, (3, 2), generator=random).tolist() for key in KEYS}
-        model(jagged(bags))[0].backward()
+        model(bags(step, least))[0].backward()
     return model
 
 
 def gathered(rank: int, world_size: int, scenario: Scenario, ours: bool) -> Any:
     """(rows of this rank, weights and a dense parameter of the gathered model on rank 0, the parameter of this one)."""
-    model = trained(rank, world_size, scenario, 0)
-    group = torch.distributed.new_group(backend="gloo")
+    model = trained(sharded(scenario))
+    group = dist.new_group(backend="gloo")
     state = state_dict_transform.state_dict_to_device(model.state_dict(), pg=group, device=torch.device("cpu"))
     target = Plain("meta")
     if rank == 0:
@@ -64,15 +71,20 @@ def gathered(rank: int, world_size: int, scenario: Scenario, ours: bool) -> Any:
             call(state, target.state_dict())
     else:
         call(state, target.state_dict())
-    found = target.state_dict() if rank == 0 else None
-    return rows(model.module.sparse), found, model.module.scale.detach().cpu()
+    return rows(model.module.sparse), target.state_dict() if rank == 0 else None, model.module.scale.detach().cpu()
 
 
 @pytest.mark.parametrize(
-    ("sharding", "ours"), zip(SHARDINGS, (False, True, False), strict=True), ids=["rows", "mixed", "replicas"]
+    ("sharding", "ours"),
+    [
+        (("row_wise",) * 3, False),
+        (("table_wise", "row_wise", "data_parallel"), True),
+        (("data_parallel",) * 3, False),
+    ],
+    ids=["rows", "mixed", "replicas"],
 )
 def test_rows_of_all_ranks(ranks_of: Start, sharding: tuple[str, ...], ours: bool) -> None:
-    scenario = Scenario(sharding=sharding, optimizer=torch.optim.SGD, dtype=BF16 if ours else Scenario().dtype)
+    scenario = Scenario(sharding=sharding, dtype=DataType.BF16 if ours else DataType.FP32)
     results = ranks_of(2).run(gathered, scenario, ours)
     state = results[0][1]
     assert torch.equal(state["scale"], results[0][2])
@@ -84,19 +96,7 @@ def test_rows_of_all_ranks(ranks_of: Start, sharding: tuple[str, ...], ours: boo
             assert torch.equal(row, expected.get(i, torch.zeros(4)).float()), (table, i)
 
 
-def refused(rank: int, world_size: int, least: int, rows_of_target: int, dim: int) -> tuple[str, bool]:
-    """The error, and whether the target of rank 0 is as it was."""
-    model = trained(rank, world_size, Scenario(optimizer=torch.optim.SGD), least)
-    target = Plain("cpu" if rank == 0 else "meta", rows_of_target, dim)
-    before = {key: value.clone() for key, value in target.state_dict().items()}
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the text is returned
-        rst.state_dict_gather(model.state_dict(), target.state_dict())
-    same = rank > 0 or all(
-        torch.equal(value, before[key]) for key, value in target.state_dict().items() if key != "scale"
-    )
-    return str(caught.value), same
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("least", "rows_of_target", "dim", "message"),
     [
@@ -105,18 +105,20 @@ def refused(rank: int, world_size: int, least: int, rows_of_target: int, dim: in
         (0, 40, 8, "t0.weight: the target is (40, 8), rows have 4 elements"),
     ],
 )
-def test_rows_without_a_place(ranks_of: Start, least: int, rows_of_target: int, dim: int, message: str) -> None:
-    for text, same in ranks_of(2).run(refused, least, rows_of_target, dim):
-        assert message in text
-        assert same
+def test_rows_without_a_place(rank: int, least: int, rows_of_target: int, dim: int, message: str) -> None:
+    model = trained(sharded(Scenario()), least)
+    target = Plain("cpu" if rank == 0 else "meta", rows_of_target, dim)
+    before = {key: value.clone() for key, value in target.state_dict().items() if key != "scale"}
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the text is checked below
+        rst.state_dict_gather(model.state_dict(), target.state_dict())
+    assert message in str(caught.value)
+    if rank == 0:
+        assert_same({key: target.state_dict()[key] for key in before}, before)
 
 
 def test_tables_of_one_process() -> None:
-    scenario = dataclasses.replace(Scenario(), cache=60)
-    model, twin, target = Model(scenario, 3), Model(scenario, 4), Plain("cpu")
-    for step in range(3):
-        random = torch.Generator().manual_seed(step)
-        model(jagged({key: torch.randint(0, 31, (3, 2), generator=random).tolist() for key in KEYS}))[0].backward()
+    scenario = Scenario(cache=60)
+    model, twin, target = trained(Model(scenario, 3)), Model(scenario, 4), Plain("cpu")
     with pytest.raises(ValueError, match="the target has tables of this package, whose rows a Saver brings over"):
         state_dict_transform.state_dict_gather(model.state_dict(), twin.state_dict())
     with pytest.warns(UserWarning, match="rows are zeros: the table has not met these ids"):
@@ -131,7 +133,8 @@ def test_the_older_module_gathers_too() -> None:
     model, target = Model(Scenario(cache=60), 3), Plain("cpu")
     with pytest.warns(UserWarning, match="rows are zeros"):
         legacy.state_dict_gather(model.state_dict(), target.state_dict())
-    assert torch.equal(target.state_dict()[f"{T1}.weight"], model.state_dict()[f"{T1}.weight"])
+    name = "sparse.embedding_bags.t1.weight"
+    assert torch.equal(target.state_dict()[name], model.state_dict()[name])
 
 
 def test_scripts_may_import_the_name_first() -> None:
@@ -163,3 +166,110 @@ def test_rows_of_torchrecs_collection_are_those_of_the_ids() -> None:
     theirs.load_state_dict(ours.state_dict(), strict=False)
     batch = jagged({"f": [[i] for i in range(8)]})
     assert torch.equal(theirs(batch).values(), ours.eval()(batch).values())
+
+
+# ---- torch.distributed.checkpoint
+
+
+MIXED = Scenario(sharding=("row_wise", "row_wise", "table_wise"), optimizer=torch.optim.Adagrad)
+BF16 = Scenario(sharding=("table_wise", "data_parallel", "row_wise"), dtype=DataType.BF16)
+EVEN = Scenario(index_rows=30, ids=30, optimizer=torch.optim.Adagrad)
+
+
+def full(rank: int, world_size: int, scenario: Scenario, offload: bool) -> Any:
+    """(rows of this rank, the full state dict); another sharded model that loads it has these rows."""
+    model, fresh = train(sharded(scenario), scenario, range(2)), sharded(scenario, 4)
+    state = get_model_state_dict(model.module, options=StateDictOptions(full_state_dict=True, cpu_offload=offload))
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=offload)
+    set_model_state_dict(fresh.module, dict(state), options=options)
+    assert_same(fresh.state_dict(), model.state_dict())
+    return rows(model.module.sparse), {key: part.cpu() for key, part in state.items()}
+
+
+@pytest.mark.parametrize("scenario", [MIXED, BF16], ids=["mixed", "bf16"])
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_full_state_dict_has_whole_tables(ranks_of: Start, scenario: Scenario, offload: bool) -> None:
+    results = ranks_of(2).run(full, scenario, offload)
+    alone = Model(scenario, seed=5)
+    for rank, (_, state) in enumerate(results):
+        if offload and rank:
+            assert state == {}
+            continue
+        assert state.keys() == alone.state_dict().keys()
+        alone.load_state_dict(state)
+        for table, found in rows(alone.sparse).items():
+            expected = {i: row for of_rank, _ in results for i, row in of_rank[table].items()}
+            assert len(expected) > 10
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(row[:4], expected[i][:4]) for i, row in found.items()), table
+
+
+@on_ranks(2)
+def test_rows_of_one_rank_are_not_saved_for_all(rank: int, tmp_path: Path) -> None:
+    model, path = train(sharded(EVEN), EVEN, range(2)), tmp_path
+    state, before = model.state_dict(), rows(model.module.sparse)
+    alike = {key: torch.zeros_like(part) for key, part in state.items() if ".t1." in key}
+    dcp.save(alike, checkpoint_id=f"{path}/alike")
+    given: list[dict[str, Any]] = [
+        {"model": model},
+        state,
+        {"nested": [{key: part.detach() for key, part in state.items()}]},
+        {"optimizer": model.module.sparse.fused_optimizer},
+    ]
+    calls = [functools.partial(dcp.save, each, checkpoint_id=f"{path}/{n}") for n, each in enumerate(given)]
+    async_save = functools.partial(dcp.async_save, process_group=dist.new_group(backend="gloo"))
+    calls += [functools.partial(async_save, each, checkpoint_id=f"{path}/{n}") for n, each in enumerate(given)]
+    writer = dcp.FileSystemWriter(f"{path}/staged")
+    calls.append(functools.partial(async_save, {"model": model}, storage_writer=writer))
+    calls.append(functools.partial(dcp.load, {key: state[key] for key in alike}, checkpoint_id=f"{path}/alike"))
+    assert len(calls) == 10
+    for call in calls:
+        text = f"have the rows of rank {rank} of 2, and torch.distributed.checkpoint takes one rank's"
+        assert text in error_of(call)
+    assert not [name for folder, _, names in os.walk(path) for name in names if "alike" not in folder]
+    assert_same(rows(model.module.sparse), before)
+
+
+@on_ranks(2)
+def test_keys_may_name_the_rank(rank: int, tmp_path: Path) -> None:
+    """In the background and into the state dict of another model, as docs/torch.md says."""
+    source, target = train(sharded(EVEN), EVEN, range(2)), sharded(EVEN, 4)
+    index = {key: part for key, part in source.state_dict().items() if ".t1." in key}
+    named, group = {f"rank{rank}": {"model": index}}, dist.new_group(backend="gloo")
+    dcp.async_save(named, checkpoint_id=tmp_path, process_group=group).result()
+    state = {key: part for key, part in target.state_dict().items() if key in index}
+    dcp.load({f"rank{rank}": {"model": state}}, checkpoint_id=tmp_path)
+    target.load_state_dict(state, strict=False)
+    assert_same({key: target.state_dict()[key] for key in index}, index)
+
+
+@on_ranks(2)
+def test_all_tables_of_a_rank_in_keys_that_name_it(rank: int, tmp_path: Path) -> None:
+    """Their sizes are read from the checkpoint."""
+    scenario = Scenario(optimizer=torch.optim.Adagrad, cache=60, sizes=((2, 1),), ids=200, seed=3)
+    source, target = train(sharded(scenario), scenario, range(3)), sharded(scenario, 4)
+    dcp.save({f"rank{rank}.{key}": value for key, value in source.state_dict().items()}, checkpoint_id=tmp_path)
+    reader = dcp.FileSystemReader(tmp_path)
+    sizes = reader.read_metadata().state_dict_metadata
+    mine: Any = {key: each for key, each in sizes.items() if key.startswith(f"rank{rank}.")}
+    state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in mine.items()}
+    dcp.load(state, storage_reader=reader)
+    target.load_state_dict({key.split(".", 1)[1]: value for key, value in state.items()})
+    assert len(state) > 3
+    assert_same(target.state_dict(), source.state_dict())
+
+
+@on_ranks(2)
+def test_tables_that_each_rank_has_by_itself(rank: int, tmp_path: Path) -> None:
+    model = DistributedDataParallel(Model(EVEN, seed=3))
+    assert f"rows of rank {rank} of 2" in error_of(lambda: dcp.save(model.state_dict(), checkpoint_id=tmp_path))
+
+
+@pytest.mark.parametrize(("key", "fine"), [("rank1.t", True), ("rank10.t", False), ("t1", False), ("a.rank1", True)])
+def test_which_keys_name_a_rank(key: str, fine: bool) -> None:
+    weight = torch.ones(3, 2)
+    note_rank_rows([weight], 1, 12)
+    message = error_of(lambda: refuse_rank_rows({key: weight[1:]}))
+    assert bool(message) != fine
+    assert message.startswith("" if fine else f"ValueError: key {key!r} and 0 others have the rows of rank 1")
+    refuse_rank_rows({key: weight.clone()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import bag_config, jagged
-from ranks import Place, Ranks
+from jagged import bag_config, bags_collection, jagged
+from ranks import Place, Start, error_of, on_ranks
 from reference_homes import MASK, fold, home_of
-from sharded_model import Scenario, train_sharded
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.types import ShardingEnv
+from sharded_model import Scenario, assert_same, shard, shard_tables, train_sharded, united
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import ranks_of as engine_ranks_of
 from rec_sdk_torch.distributed.placement import RowWise
 from rec_sdk_torch.tbe import Home
 
-Start = Callable[[int], Ranks]
 EDGES = [0, 1, -1, 7, -7, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 
 
@@ -98,31 +94,15 @@ def test_names() -> None:
 
 
 OTHERS = ("hash", "continuous", "hash"), ("continuous", "hash", "continuous")
+AGES = {"admit_threshold": 3, "evict_threshold": 12, "evict_step_interval": 2}
+ROWS_AND_TABLE = ("row_wise", "row_wise", "table_wise")
+ACCUMULATE = {"use_accumulate": True}
 CASES = {
-    "bags": Scenario(cache=1000, optimizer=torch.optim.Adam, weighted=True, steps=6, seed=61),
-    "sequences": Scenario(
-        cache=1000, kind="sequences", optimizer=torch.optim.Adagrad, dims=(4, 8, 4), steps=6, seed=62
-    ),
-    "hash": Scenario(kind="hash", optimizer=rst.AccumulateAdagrad, options={"use_accumulate": True}, steps=6, seed=63),
+    "hash": Scenario("hash", optimizer=rst.AccumulateAdagrad, options=ACCUMULATE, steps=6, seed=63),
     "swaps": Scenario(cache=60, optimizer=torch.optim.Adam, sizes=((2, 1),), ids=300, steps=10, seed=64),
-    "admission": Scenario(
-        cache=1000, rules={"admit_threshold": 3, "evict_threshold": 12, "evict_step_interval": 2}, steps=8, seed=65
-    ),
-    "init_fn": Scenario(
-        cache=1000, init_fn=torch.nn.init.normal_, sharding=("row_wise", "row_wise", "table_wise"), seed=66
-    ),
+    "admission": Scenario(cache=1000, rules=AGES, steps=8, seed=65),
+    "init_fn": Scenario(cache=1000, init_fn=torch.nn.init.normal_, sharding=ROWS_AND_TABLE, seed=66),
 }
-
-
-def together(results: list[Any]) -> dict[str, dict[int, list[float]]]:
-    """The rows of all ranks, which share none."""
-    whole: dict[str, dict[int, list[float]]] = {}
-    for _, rows, *_ in results:
-        for table, own in rows.items():
-            known = whole.setdefault(table, {})
-            assert not set(known) & set(own), "a row lives twice"
-            known.update({i: row.tolist() for i, row in own.items()})
-    return whole
 
 
 @pytest.mark.parametrize(("case", "homes"), [(case, OTHERS[number % 2]) for number, case in enumerate(CASES)])
@@ -130,14 +110,12 @@ def test_training_has_the_same_bits(ranks_of: Start, tmp_path: Path, case: str, 
     """Also over a save, which is loaded into other homes than it has."""
     scenario, ranks = CASES[case], ranks_of(2)
     expected = ranks.run(train_sharded, scenario, 0, str(tmp_path / "modulo"))
-    rows = together(expected)
+    rows = united([result[1] for result in expected])
     for saved, loaded in ((scenario.homes, homes), (homes, scenario.homes)):
         folder = str(tmp_path / f"{saved}{loaded}".replace("'", ""))
         found = ranks.run(train_sharded, replace(scenario, homes=saved), 2, folder, loaded)
-        for (outputs, _, scale, *_), (wanted, _, known, *_) in zip(found, expected, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(outputs, wanted, strict=True))
-            assert torch.equal(scale, known)
-        assert together(found) == rows
+        assert_same([(of[0], of[2]) for of in found], [(of[0], of[2]) for of in expected])
+        assert_same(united([result[1] for result in found]), rows)
         homes_differ = [set(a[1]["t0"]) != set(b[1]["t0"]) for a, b in zip(found, expected, strict=True)]
         assert all(homes_differ) == (loaded != scenario.homes), "rows live elsewhere"
 
@@ -145,42 +123,24 @@ def test_training_has_the_same_bits(ranks_of: Start, tmp_path: Path, case: str, 
 # ---- loads
 
 
-def planned(world_size: int, home: str) -> tuple[Any, list[int]]:
-    """A sharded collection of one table, and the planner's rows of each rank."""
-    config = bag_config("t0", ["f0"], num_embeddings=4000)
-    collection = rst.EmbCacheEmbeddingBagCollection([config], cache=4000, device=Place.device, home=home)
-    rst.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
-    world = torch.distributed.group.WORLD
-    env = ShardingEnv.from_process_group(world)
-    sharders = rst.get_default_hybrid_sharders(None)
-    constraints = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
-    planner = EmbeddingShardingPlanner(
-        Topology(world_size, "cpu", local_world_size=world_size), constraints=constraints
-    )
-    plan: Any = planner.collective_plan(torch.nn.ModuleDict({"sparse": collection}), sharders, world).plan["sparse"]
-    (sharder,) = [each for each in sharders if each.module_type is type(collection)]
-    rows = [shard.shard_sizes[0] for shard in plan["t0"].sharding_spec.shards]
-    return sharder.shard(collection, plan, env, Place.device), rows
+def tables_at(home: str) -> Any:
+    tables = bags_collection(Place.device, bag_config(num_embeddings=4000), cache=4000, home=home)
+    rst.apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.1})
+    return tables
 
 
-def strided(rank: int, world_size: int, home: str) -> tuple[int, list[int]]:
-    """Rows of this rank, and the planner's of each, of ids that are a multiple of the number of ranks."""
-    sharded, rows = planned(world_size, home)
-    sharded(jagged({"f0": [[i * world_size for i in range(4000)]]})).wait()
-    return len(sharded.table_ids("t0")), rows
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ids_with_a_stride_spread_by_hash_alone(ranks_of: Start, world_size: int) -> None:
+@on_ranks(2, 4)
+def test_ids_with_a_stride_spread_by_hash_alone(rank: int, world_size: int) -> None:
     """The planner gives every rank the same load, which hashed ids have."""
-    even = 4000 // world_size
-    modulo = ranks_of(world_size).run(strided, "modulo")
-    assert [rows for rows, _ in modulo] == [4000] + [0] * (world_size - 1)
-    hashed = ranks_of(world_size).run(strided, "hash")
-    assert sum(rows for rows, _ in hashed) == 4000
-    for rows, shards in hashed:
-        assert shards == [even] * world_size
-        assert abs(rows - even) < 4 * even**0.5
+    even, batch = 4000 // world_size, jagged({"f0": [[i * world_size for i in range(4000)]]})
+    model: Any = shard(torch.nn.ModuleDict({"sparse": tables_at("hash")}), Scenario(sharding=("row_wise",)))
+    (of_table,) = model.plan.plan["sparse"].values()
+    assert [part.shard_sizes[0] for part in of_table.sharding_spec.shards] == [even] * world_size
+    modulo, hashed = shard_tables(tables_at("modulo")), model.module["sparse"]
+    for tables in (modulo, hashed):
+        tables(batch).wait()
+    assert len(modulo.table_ids("t0")) == (0 if rank else 4000)
+    assert abs(len(hashed.table_ids("t0")) - even) < 4 * even**0.5
 
 
 def test_ids_of_a_rank_do_not_crowd_its_map() -> None:
@@ -201,21 +161,14 @@ def home_in_map(i: int, places: int) -> int:
 # ---- state dicts
 
 
-def state_of_other_homes(rank: int, world_size: int) -> str:
+@on_ranks(2)
+def test_a_rank_s_state_dict_of_other_homes_is_refused() -> None:
     states = {}
     for home in ("modulo", "hash"):
-        sharded, _ = planned(world_size, home)
-        sharded(jagged({"f0": [list(range(20))]})).wait()
-        states[home] = sharded.state_dict()
-        sharded.load_state_dict(states[home])
-    try:
-        sharded.load_state_dict(states["modulo"])
-    except ValueError as error:
-        return str(error)
-    return "loaded"
-
-
-def test_a_rank_s_state_dict_of_other_homes_is_refused(ranks_of: Start) -> None:
-    for said in ranks_of(2).run(state_of_other_homes):
-        assert "of its ids are not at home" in said
-        assert "with the same home=" in said
+        tables = shard_tables(tables_at(home))
+        tables(jagged({"f0": [list(range(20))]})).wait()
+        states[home] = tables.state_dict()
+        tables.load_state_dict(states[home])
+    said = error_of(lambda: tables.load_state_dict(states["modulo"]))
+    assert "of its ids are not at home" in said
+    assert "with the same home=" in said

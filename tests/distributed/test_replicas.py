@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jagged import jagged
-from ranks import Ranks
-from sharded_model import Model, Scenario, bags_of, rows, shard, train_sharded
+from ranks import Start, on_ranks
+from sharded_model import Model, Scenario, assert_same, batch_of, rows, shard, sharded, train_sharded, united
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.placement import Replicated, RowWise, TableWise
 from rec_sdk_torch.distributed.replicas import Replicas, Route
 
-Start = Callable[[int], Ranks]
 ALL = ("data_parallel",) * 3
 OPTIMIZERS: list[tuple[type, dict[str, Any]]] = [
     (torch.optim.SGD, {}),
@@ -27,102 +23,73 @@ OPTIMIZERS: list[tuple[type, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS, ids=["sgd", "adam", "window"])
 @pytest.mark.parametrize("kind", ["bags", "sequences"])
-def test_they_have_the_bits_of_one_home(
-    ranks_of: Start, kind: str, optimizer: type, options: dict[str, Any], depth: int
-) -> None:
+def test_they_have_the_bits_of_one_home(ranks_of: Start, kind: str, optimizer: type, options: dict[str, Any]) -> None:
     scenario = Scenario(
-        kind=kind, optimizer=optimizer, options=options, sizes=((3, 1), (0, 2)), steps=5, dims=(4, 8, 4), seed=61
+        kind, ("table_wise",) * 3, optimizer, options, sizes=((3, 1), (0, 2)), steps=5, dims=(4, 8, 4), seed=61
     )
-    copies = ranks_of(2).run(train_sharded, dataclasses.replace(scenario, sharding=ALL), depth)
-    homes = ranks_of(2).run(train_sharded, dataclasses.replace(scenario, sharding=("table_wise",) * 3), depth)
-    for rank, (copy, home) in enumerate(zip(copies, homes, strict=True)):
-        for one, other in zip(copy[0], home[0], strict=True):
-            assert torch.equal(one, other), rank
-    for table in ("t0", "t1", "t2"):
-        whole = homes[0][1][table] | homes[1][1][table]
-        for copy in copies:
-            assert copy[1][table].keys() == whole.keys()
-            assert all(torch.equal(copy[1][table][i], row) for i, row in whole.items())
+    homes = ranks_of(2).run(train_sharded, scenario)
+    whole = united([home[1] for home in homes])
+    for depth in (0, 2):
+        for copy, home in zip(
+            ranks_of(2).run(train_sharded, dataclasses.replace(scenario, sharding=ALL), depth), homes, strict=True
+        ):
+            assert_same(copy[0], home[0])
+            assert_same(copy[1], whole)
 
 
-def bytes_of(rank: int, world_size: int) -> list[dict[str, int]]:
-    """The counters of an evaluation batch, and of a training batch after it."""
+@on_ranks(2)
+def test_reading_exchanges_no_ids_and_no_rows() -> None:
     scenario = Scenario(sharding=ALL)
-    model = shard(Model(scenario, 3), scenario, world_size)
-    batch = jagged(*bags_of(scenario, 0, world_size)[rank])
+    model, batch = sharded(scenario), batch_of(scenario, 0)
     with torch.no_grad():
         model.eval()(batch)
     read = model.module.sparse.exchange_stats()
     model.train()(batch)[0].backward()
-    return [read, model.module.sparse.exchange_stats()]
+    trained = model.module.sparse.exchange_stats()
+    assert read["unique_ids"] > 0
+    assert (read["id_bytes"], read["row_bytes"], read["grad_bytes"]) == (0, 0, 0)
+    ids = trained["unique_ids"] - read["unique_ids"]
+    assert (trained["id_bytes"], trained["row_bytes"], trained["grad_bytes"]) == (8 * ids, 0, 4 * 4 * ids)
 
 
-def test_reading_exchanges_no_ids_and_no_rows(ranks_of: Start) -> None:
-    for read, trained in ranks_of(2).run(bytes_of):
-        assert read["unique_ids"] > 0
-        assert (read["id_bytes"], read["row_bytes"], read["grad_bytes"]) == (0, 0, 0)
-        ids = trained["unique_ids"] - read["unique_ids"]
-        assert (trained["id_bytes"], trained["row_bytes"], trained["grad_bytes"]) == (8 * ids, 0, 4 * 4 * ids)
-
-
-def refuse(rank: int, world_size: int, which: str) -> str:
-    scenario = Scenario(sharding=ALL, optimizer=torch.optim.SGD)
-    if which == "init_fn":
-        scenario = dataclasses.replace(scenario, init_fn=torch.nn.init.normal_)
+@on_ranks(2)
+def test_copies_that_would_differ_are_refused(rank: int) -> None:
+    model = Model(Scenario(sharding=ALL), 3)
+    state = model.sparse.state_dict()
+    state["embedding_bags.t1.weight"][3] += rank
+    model.sparse.load_state_dict(state)
+    text = r"takes over the rows of data_parallel tables.*table 't1': weight is .* on rank 0, .* on rank 1"
+    with pytest.raises(ValueError, match=text):
+        shard(model, Scenario(sharding=ALL))
+    scenario = Scenario(sharding=ALL, init_fn=torch.nn.init.normal_)
+    model = sharded(scenario)
+    torch.manual_seed(7 + rank)
+    with pytest.raises(ValueError, match=r"rows that init_fn drew for table 't1' is .* on rank 0, .* on rank 1"):
+        model(batch_of(scenario, 0))
+    config = rst.HashEmbeddingBagConfig(
+        name="t0", num_embeddings=9, embedding_dim=4, feature_names=["f0"], init_fn=torch.nn.init.normal_
+    )
     model = Model(scenario, 3)
-    table = "embedding_bags.t1"
-    if which == "rows":
-        state = model.sparse.state_dict()
-        state[f"{table}.weight"][3] += rank
-        model.sparse.load_state_dict(state)
-    if which == "hash_init_fn":
-        config = rst.HashEmbeddingBagConfig(
-            name="t0", num_embeddings=9, embedding_dim=4, feature_names=["f0"], init_fn=torch.nn.init.normal_
-        )
-        model.sparse = rst.HashEmbeddingBagCollection([config])
-        scenario = dataclasses.replace(scenario, sharding=ALL[:1])
-    try:
-        sharded = shard(model, scenario, world_size)
-        torch.manual_seed(7 + rank)
-        sharded(jagged(*bags_of(scenario, 0, world_size)[rank]))
-    except ValueError as error:
-        return str(error)
-    return "trained"
+    model.sparse = rst.HashEmbeddingBagCollection([config])
+    text = r"hash tables \['t0'\] have an init_fn.*cannot be data_parallel.*row_wise"
+    with pytest.raises(ValueError, match=text):
+        shard(model, Scenario(sharding=ALL[:1]))
 
 
-@pytest.mark.parametrize(
-    ("which", "said"),
-    [
-        ("rows", r"takes over the rows of data_parallel tables.*table 't1': weight is .* on rank 0, .* on rank 1"),
-        ("init_fn", r"rows that init_fn drew for table 't1' is .* on rank 0, .* on rank 1"),
-        ("hash_init_fn", r"hash tables \['t0'\] have an init_fn.*cannot be data_parallel.*row_wise"),
-    ],
-    ids=["rows", "init_fn", "hash_init_fn"],
-)
-def test_copies_that_would_differ_are_refused(ranks_of: Start, which: str, said: str) -> None:
-    for text in ranks_of(2).run(refuse, which):
-        assert re.search(said, text), text
-
-
-def begun_in_evaluation(rank: int, world_size: int) -> None:
-    """The other ranks were not told of the ids of such a batch."""
+@on_ranks(2)
+def test_a_batch_that_the_others_do_not_know_is_not_trained() -> None:
+    """The other ranks were not told of the ids of a batch that was begun in evaluation mode."""
     scenario = Scenario(sharding=ALL)
-    model = shard(Model(scenario, 3), scenario, world_size)
-    tables, batch = model.module.sparse, jagged(*bags_of(scenario, 0, world_size)[rank])
+    tables = sharded(scenario).module.sparse
     before = rows(tables)
     ctx = tables.eval().create_context()
-    asked = tables.input_dist(ctx, batch).wait().wait()
+    asked = tables.input_dist(ctx, batch_of(scenario, 0)).wait().wait()
     tables.train()
     with pytest.raises(RuntimeError, match="begun in evaluation mode is trained"):
         tables.compute_and_output_dist(ctx, asked).wait()
-    assert all(torch.equal(row, rows(tables)[table][i]) for table in before for i, row in before[table].items())
-
-
-def test_a_batch_that_the_others_do_not_know_is_not_trained(ranks_of: Start) -> None:
-    ranks_of(2).run(begun_in_evaluation)
+    assert_same(rows(tables), before)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

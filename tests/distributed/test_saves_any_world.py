@@ -3,83 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from jagged import jagged
-from ranks import Place, Ranks
-from sharded_model import Model, Scenario, bags_of, concatenated, shard
+from jagged import bags_collection
+from ranks import Place, Start, error_of, on_ranks
+from sharded_model import (
+    Model,
+    Scenario,
+    assert_rows,
+    assert_same,
+    bags_of,
+    concatenated,
+    rows,
+    shard_tables,
+    sharded,
+    train,
+)
+from torchrec import EmbeddingBagConfig
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.saves.format import manifest
+from rec_sdk_torch.saves.format import files, manifest
 from rec_sdk_torch.saves.format.manifest import DELTA, read_manifest
+from rec_sdk_torch.saves.load import reading
 from rec_sdk_torch.saves.owners import owners_of
+from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
-Start = Callable[[int], Ranks]
-Rows = dict[str, dict[int, bytes]]
-WINDOW = {"use_accumulate": True, "accumulate_step": 3}
+Bytes = dict[str, dict[int, bytes]]
+ROW, TABLE, ALL = "row_wise", "table_wise", "data_parallel"
+ADAGRAD, ADAM = torch.optim.Adagrad, torch.optim.Adam
+LIFE = {"admit_threshold": 3, "evict_idle_steps": 3, "evict_step_interval": 2}
+WINDOW: dict[str, Any] = {"options": {"use_accumulate": True, "accumulate_step": 3}, "steps": 5}
+LIVES: dict[str, Any] = {"optimizer": ADAGRAD, "rules": LIFE, "sizes": ((1, 2),), "steps": 5}
 SCENARIOS = [
-    Scenario(optimizer=torch.optim.Adagrad, cache=29),
-    Scenario(kind="sequences", optimizer=torch.optim.Adam, sharding=("row_wise", "table_wise", "row_wise")),
-    Scenario(
-        optimizer=rst.AccumulateAdagrad,
-        options=WINDOW,
-        cache=31,
-        steps=5,
-        sharding=("table_wise", "row_wise", "row_wise"),
-    ),
-    Scenario(kind="hash", optimizer=torch.optim.SGD),
-    Scenario(
-        init_fn=torch.nn.init.normal_, optimizer=torch.optim.Adagrad, sharding=("row_wise", "row_wise", "table_wise")
-    ),
-    Scenario(
-        optimizer=rst.AccumulateAdam,
-        options=WINDOW,
-        cache=40,
-        steps=5,
-        sharding=("data_parallel", "data_parallel", "row_wise"),
-    ),
-    Scenario(
-        optimizer=torch.optim.Adagrad,
-        rules={"admit_threshold": 3, "evict_idle_steps": 3, "evict_step_interval": 2},
-        sharding=("data_parallel", "row_wise", "data_parallel"),
-        sizes=((1, 2),),
-        steps=5,
-    ),
-    Scenario(
-        optimizer=torch.optim.Adagrad,
-        rules={"admit_threshold": 3, "evict_idle_steps": 3, "evict_step_interval": 2},
-        sharding=("row_wise", "row_wise", "table_wise"),
-        sizes=((1, 2),),
-        steps=5,
-    ),
+    Scenario(optimizer=ADAGRAD, cache=29),
+    Scenario("sequences", (ROW, TABLE, ROW), optimizer=ADAM),
+    Scenario("bags", (TABLE, ROW, ROW), optimizer=rst.AccumulateAdagrad, cache=31, **WINDOW),
+    Scenario("hash"),
+    Scenario("bags", (ROW, ROW, TABLE), optimizer=ADAGRAD, init_fn=torch.nn.init.normal_),
+    Scenario("bags", (ALL, ALL, ROW), optimizer=rst.AccumulateAdam, cache=40, **WINDOW),
+    Scenario("bags", (ALL, ROW, ALL), **LIVES),
+    Scenario("bags", (ROW, ROW, TABLE), **LIVES),
 ]
 
-COPIES = dataclasses.replace(SCENARIOS[0], cache=60, sharding=("data_parallel", "data_parallel", "row_wise"))
+COPIES = dataclasses.replace(SCENARIOS[0], cache=60, sharding=(ALL, ALL, ROW))
 
 
 def name_of(scenario: Scenario) -> str:
     more = ("-init_fn" if scenario.init_fn else "") + ("-life" if scenario.rules else "")
-    more += "-replicas" * ("data_parallel" in scenario.sharding)
+    more += "-replicas" * (ALL in scenario.sharding)
     return f"{scenario.kind}-{scenario.optimizer.__name__}{more}"
 
 
-def held(model: torch.nn.Module) -> Rows:
+def held(model: torch.nn.Module) -> Bytes:
     """Rows, states, pending gradients, steps and what is counted of ids, at home in this process."""
-    result: Rows = {}
+    result: Bytes = {}
     for owner in owners_of(model):
         with owner.embedding.exclusive():
             for name in owner.configs:
                 view = owner.embedding.view(name)
-                rows = result.setdefault(name, {})
+                of_table = result.setdefault(name, {})
                 for ids in owner.ids(view):
                     chunk = view.read(torch.from_numpy(ids))
                     flat = torch.cat([part.contiguous().view(torch.uint8) for part in chunk.parts.values()], 1)
-                    rows.update({int(i): row.numpy().tobytes() for i, row in zip(ids, flat, strict=True)})
+                    of_table.update({int(i): row.numpy().tobytes() for i, row in zip(ids, flat, strict=True)})
                 waiting = result.setdefault(f"{name}.window", {})
                 for ids, sums in view.window_rows():
                     waiting.update({int(i): row.numpy().tobytes() for i, row in zip(ids, sums, strict=True)})
@@ -92,11 +86,11 @@ def held(model: torch.nn.Module) -> Rows:
     return result
 
 
-def counted(name: str, view: TableView) -> Rows:
+def counted(name: str, view: TableView) -> Bytes:
     """The numbers that admission and eviction go by: of rows, of candidates, and the clocks."""
     if view.config.life is None:
         return {}
-    result: Rows = {
+    result: Bytes = {
         f"{name}.clocks": {place: repr(clock).encode() for place, clock in enumerate(view.clocks().items())}
     }
     waiting = view.candidates()
@@ -107,42 +101,35 @@ def counted(name: str, view: TableView) -> Rows:
     return result
 
 
-def joined(scenario: Scenario, parts: list[Rows]) -> Rows:
+def joined(scenario: Scenario, parts: list[Bytes]) -> Bytes:
     """The rows of all ranks, which have each id once, or all of a table that is data_parallel."""
-    copies = {f"t{place}" for place, sharding in enumerate(scenario.sharding) if sharding == "data_parallel"}
-    result: Rows = {}
+    copies = {f"t{place}" for place, sharding in enumerate(scenario.sharding) if sharding == ALL}
+    result: Bytes = {}
     for part in parts:
-        for name, rows in part.items():
+        for name, values in part.items():
             known = result.setdefault(name, {})
             if name.partition(".")[0] in copies:
-                assert not known or known == rows, name
-                result[name] = rows
+                assert not known or known == values, name
+                result[name] = values
                 continue
-            assert name.endswith((".clocks", ".step", "counts")) or not known.keys() & rows.keys(), name
-            known.update(rows)
+            assert name.endswith((".clocks", ".step", "counts")) or not known.keys() & values.keys(), name
+            known.update(values)
     return result
 
 
-def train(model: Any, scenario: Scenario, steps: range, rank: int, world_size: int) -> None:
-    for step in steps:
-        model(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
-
-
-def save(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:
-    model = shard(Model(scenario, 3), scenario, world_size)
-    train(model, scenario, range(scenario.steps), rank, world_size)
+def save(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
+    model = train(sharded(scenario), scenario, range(scenario.steps))
     rst.Saver(rank).save(model, path)
     return held(model)
 
 
-def load(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:
-    model = shard(Model(scenario, 3), scenario, world_size)
-    train(model, scenario, range(50, 52), rank, world_size)  # other rows, which go
+def load(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
+    model = train(sharded(scenario), scenario, range(50, 52))  # other rows, which go
     rst.Saver().load(model, path)
     return held(model)
 
 
-def alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any, Rows]:
+def alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any, Bytes]:
     """The model of one process that loaded the save; `steps`: that was trained and saved instead."""
     model = Model(scenario, 3)
     if steps is None:
@@ -156,30 +143,34 @@ def alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
 def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    paths: dict[str, Rows] = {}
-    for world_size in (2, 4):
-        path = str(tmp_path / f"of{world_size}")
-        paths[path] = joined(scenario, ranks_of(world_size).run(save, scenario, path))
-    single = tmp_path / "alone"
-    paths[str(single)] = alone(scenario, single, scenario.steps)[1]
-    for path, expected in paths.items():
-        found = [joined(scenario, ranks_of(world_size).run(load, scenario, path)) for world_size in (2, 4)]
-        for rows in (*found, alone(scenario, Path(path))[1]):
-            assert rows.keys() == expected.keys()
-            for name in expected:
-                assert rows[name] == expected[name], (path, name)
-    assert any(expected["t0"] for expected in paths.values())
-    if scenario.rules:
-        assert all(expected[f"t0.{kind}"] for expected in paths.values() for kind in ("columns", "candidates"))
-    if scenario.options:
-        assert all(expected["counts"] and expected["t0.window"] for expected in paths.values())
+    """As many ranks go on with what they have saved in `test_training_goes_on_alike`."""
+    for saved, loaded in ((2, (4, 1)), (4, (2,)), (1, (2,))):
+        path = tmp_path / str(saved)
+        if saved == 1:
+            expected = alone(scenario, path, scenario.steps)[1]
+        else:
+            expected = joined(scenario, ranks_of(saved).run(save, scenario, str(path)))
+        for count in loaded:
+            one = count == 1
+            assert_same(
+                alone(scenario, path)[1] if one else joined(scenario, ranks_of(count).run(load, scenario, str(path))),
+                expected,
+                f"{saved} to {count}",
+            )
+        assert expected["t0"]
+        if scenario.rules:
+            assert expected["t0.columns"]
+            assert expected["t0.candidates"]
+        if scenario.options:
+            assert expected["counts"]
+            assert expected["t0.window"]
 
 
 def cached_after_load(
     rank: int, world_size: int, scenario: Scenario, path: str, listed: dict[str, list[int]]
 ) -> tuple[dict[str, list[int]], dict[str, int], dict[str, list[int]]]:
     """The ids of each table in the cache after a load; how many `warm` brings to an empty one, and which."""
-    model, cold = (shard(Model(scenario, 3), scenario, world_size) for _ in range(2))
+    model, cold = sharded(scenario), sharded(scenario)
     rst.Saver().load(model, path)
     rst.Saver().load(cold, path, warm=False)
     assert not any(cached_ids(cold).values())
@@ -200,79 +191,72 @@ def test_rows_of_a_cache_go_to_their_homes(ranks_of: Start, tmp_path: Path, scen
     """The caches of all ranks together have the rows that the cache of one process had."""
     model, _ = alone(scenario, tmp_path, scenario.steps)
     before = cached_ids(model)
-    for world_size in (2, 4):
-        parts = ranks_of(world_size).run(cached_after_load, scenario, str(tmp_path), before)
-        for warmed, came, by_hand in parts:
-            assert by_hand == warmed
-            assert came == {name: len(ids) for name, ids in warmed.items()}
-        for name, ids in before.items():
-            at_home = [warmed[name] for warmed, _, _ in parts]
-            assert set().union(*at_home) == set(ids), "each has room for its part of them"
+    parts = ranks_of(2).run(cached_after_load, scenario, str(tmp_path), before)
+    for warmed, came, by_hand in parts:
+        assert by_hand == warmed
+        assert came == {name: len(ids) for name, ids in warmed.items()}
+    for name, ids in before.items():
+        at_home = [warmed[name] for warmed, _, _ in parts]
+        assert set().union(*at_home) == set(ids), "each has room for its part of them"
 
 
-def load_alone(rank: int, world_size: int, scenario: Scenario, path: str) -> Rows:
-    model = shard(Model(scenario, 3), scenario, world_size)
+def load_other_size(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
+    model = sharded(scenario)
     with pytest.warns(UserWarning, match=f"'t1' has num_embeddings {scenario.index_rows}, what is loaded 31"):
         rst.Saver().load(model, path)
     return held(model)
 
 
-@pytest.mark.parametrize("rows", [12, 50])
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[2], COPIES], ids=name_of)
-def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenario: Scenario, rows: int) -> None:
+def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
     """It takes the rows that both have, with pending gradients; other tables take all."""
-    other = dataclasses.replace(scenario, index_rows=rows)
     saved = joined(scenario, ranks_of(2).run(save, scenario, str(tmp_path)))
-    expected = {name: {i: row for i, row in saved[name].items() if i < rows} for name in saved if name[:2] == "t1"}
-    assert len(expected["t1"]) == min(rows, 31)
-    for world_size in (2, 4):
-        found = joined(other, ranks_of(world_size).run(load_alone, other, str(tmp_path)))
+    for rows_now, world_size in ((12, 2), (50, 4)):
+        other = dataclasses.replace(scenario, index_rows=rows_now)
+        expected = {name: {i: row for i, row in saved[name].items() if i < rows_now} for name in saved if "t1" in name}
+        assert len(expected["t1"]) == min(rows_now, 31)
+        found = joined(other, ranks_of(world_size).run(load_other_size, other, str(tmp_path)))
         for name, values in saved.items():
             some = {i: row for i, row in found[name].items() if name != "t1" or i < 31}
             assert some == expected.get(name, values), name
 
 
-def resume(rank: int, world_size: int, scenario: Scenario, path: str) -> None:
-    """A model that goes on after a load comes to the same bits."""
-    straight = shard(Model(scenario, 3), scenario, world_size)
-    train(straight, scenario, range(4), rank, world_size)
-    rst.Saver().save(straight, path)
-    again = shard(Model(scenario, 3), scenario, world_size)
-    rst.Saver().load(again, path)
-    for model in (straight, again):
-        train(model, scenario, range(4, 8), rank, world_size)
-    assert held(again) == held(straight)
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("scenario", [*SCENARIOS[:3], *SCENARIOS[-3:]], ids=name_of)
-def test_training_goes_on_alike(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    ranks_of(2).run(resume, scenario, str(tmp_path))
+def test_training_goes_on_alike(tmp_path: Path, scenario: Scenario) -> None:
+    """A model that goes on after a load comes to the same bits."""
+    straight, again = train(sharded(scenario), scenario, range(4)), sharded(scenario)
+    rst.Saver().save(straight, tmp_path)
+    rst.Saver().load(again, tmp_path)
+    for model in (straight, again):
+        train(model, scenario, range(4, 8))
+    assert_same(held(again), held(straight))
 
 
-def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str], packed: bool) -> list[Rows]:
+def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str], packed: bool) -> list[Bytes]:
     """Four saves, the first of which is not a delta, in these folders. `packed`: as saves of many tables are."""
-    many = manifest.MANY_TABLES
-    manifest.MANY_TABLES = 1 if packed else many
-    try:
-        return _save_deltas(rank, world_size, scenario, paths)
-    finally:
-        manifest.MANY_TABLES = many
-
-
-def _save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str]) -> list[Rows]:
-    model, seen = shard(Model(scenario, 3), scenario, world_size), []
+    model, seen = sharded(scenario), []
     for step, path in enumerate(paths):
-        train(model, scenario, range(step, step + 1), rank, world_size)
+        train(model, scenario, range(step, step + 1))
         view = owners_of(model)[0].embedding.view("t2")
         if rank == step % world_size and view.count() > 2:
             view.remove(view.ids()[:2])
-        rst.Saver().save(model, path, incremental=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(manifest, "MANY_TABLES", 1 if packed else manifest.MANY_TABLES)
+            rst.Saver().save(model, path, incremental=True)
         seen.append(held(model))
     return seen
 
 
-@pytest.mark.parametrize("kind", ["files", "packs", "folders"])
-@pytest.mark.parametrize("scenario", [SCENARIOS[0], COPIES, SCENARIOS[-1]], ids=name_of)
+@pytest.mark.parametrize(
+    ("scenario", "kind"),
+    [
+        *((SCENARIOS[0], kind) for kind in ("files", "packs", "folders")),
+        *((COPIES, kind) for kind in ("files", "packs")),
+        (SCENARIOS[-1], "folders"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else name_of(each),
+)
 def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, kind: str) -> None:
     """Deltas are in one folder with the save that they follow, or in others."""
     packed, names_of_folders = kind == "packs", "bddd" if kind == "folders" else "bbbb"
@@ -286,80 +270,117 @@ def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, ki
         assert names == {"pack-00000-00000", "pack-00001-00000"}
     for number, folder in enumerate(folders):
         expected = joined(scenario, [seen[number] for seen in of_ranks])
-        assert joined(scenario, ranks_of(4).run(load, scenario, str(folder))) == expected
-        assert alone(scenario, folder)[1] == expected
+        assert_same(alone(scenario, folder)[1], expected)
+    assert_same(joined(scenario, ranks_of(4).run(load, scenario, str(folder))), expected)
 
 
-def fail_on_one(rank: int, world_size: int, scenario: Scenario, path: str) -> tuple[str, ...]:
-    """The errors of the calls when a file cannot be written, read, or read a second time, by rank 1 alone."""
-    from rec_sdk_torch.saves.format import files
-    from rec_sdk_torch.saves.load import reading
+def fail(*_: Any) -> None:
+    if Place.rank == 1:
+        raise OSError("planted")
 
-    model = shard(Model(scenario, 3), scenario, world_size)
-    train(model, scenario, range(2), rank, world_size)
-    before, verify, texts = files.before, reading.TensorReader.verify, []
 
-    def fail(*_: Any) -> None:
-        if rank == 1:
-            raise OSError("planted")
-
-    files.before = fail
-    try:
-        rst.Saver().save(model, path)
-    except (OSError, rst.CheckpointError) as error:
-        texts.append(str(error))
-    finally:
-        files.before = before
+@on_ranks(2)
+def test_what_fails_on_one_rank_fails_on_all(rank: int, tmp_path: Path) -> None:
+    """A file cannot be written, read, or read a second time, by rank 1 alone."""
+    scenario, said = SCENARIOS[0], "OSError: planted" if rank == 1 else "rank 1 of 2: OSError: planted"
+    model, saver = train(sharded(scenario), scenario, range(2)), rst.Saver()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "before", fail)
+        assert said in error_of(lambda: saver.save(model, tmp_path))
+    saver.save(model, tmp_path)
+    train(model, scenario, range(2, 3))
     state = held(model)
-    rst.Saver().save(model, path)
-    train(model, scenario, range(2, 3), rank, world_size)
-    state = held(model)
-    reading.TensorReader.verify = fail  # type: ignore[method-assign, assignment]
-    try:
-        rst.Saver().load(model, path)
-    except (OSError, rst.CheckpointError) as error:
-        texts.append(str(error))
-    finally:
-        reading.TensorReader.verify = verify  # type: ignore[method-assign]
-    assert held(model) == state
-    open_file = reading.open_file
-    reading.open_file = fail if rank == 1 else open_file
-    try:
-        rst.Saver().load(model, path)
-    except (OSError, rst.CheckpointError) as error:
-        texts.append(str(error))
-    finally:
-        reading.open_file = open_file
-    assert held(model) == state, "no rank has the rows of the save"
-    train(model, scenario, range(3, 4), rank, world_size)
-    return tuple(texts)
-
-
-def test_what_fails_on_one_rank_fails_on_all(ranks_of: Start, tmp_path: Path) -> None:
-    others, own = ranks_of(2).run(fail_on_one, SCENARIOS[0], str(tmp_path))
-    assert own == ("planted",) * 3
-    assert len(others) == 3
-    assert all("rank 1 of 2: OSError: planted" in text for text in others)
+    for owner, name in ((reading.TensorReader, "verify"), (reading, "open_file")):
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(owner, name, fail)
+            assert said in error_of(lambda: saver.load(model, tmp_path))
+        assert_same(held(model), state, "no rank has the rows of the save")
+    train(model, scenario, range(3, 4))
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def mixed(rank: int, world_size: int, path: str) -> str:
-    """A model of which one collection is sharded, and another is each rank's own."""
-    model = shard(Model(SCENARIOS[0], 3), SCENARIOS[0], world_size)
+@on_ranks(2)
+def test_tables_of_each_rank_are_not_saved_as_one(rank: int, tmp_path: Path) -> None:
+    """One collection of the model is sharded, and another is each rank's own."""
+    model = sharded(SCENARIOS[0])
     model.module.own = rst.TableBatchedEmbedding([rst.TableConfig("own", 9, 4)], cache=9, device=Place.device)
     own = model.module.own.view("own")
     ids = torch.tensor([3, 4])
     own.write(ids, {"weight": torch.full((2, 4), 1.0 + rank)})
-    with pytest.raises(ValueError, match="are not sharded") as raised:
-        rst.Saver().save(model, path)
-    alone = rst.Saver().save(model.module.own, f"{path}/own{rank}")
-    rst.Saver().save(model.module.sparse, f"{path}/sparse")
+    with pytest.raises(
+        ValueError, match=r"^tables \['own'\] are not sharded, so that each of 2 ranks has rows of its own"
+    ):
+        rst.Saver().save(model, tmp_path)
+    alone = rst.Saver().save(model.module.own, tmp_path / f"own{rank}")
+    rst.Saver().save(model.module.sparse, tmp_path / "sparse")
     own.write(ids, {"weight": torch.zeros(2, 4)})
     rst.Saver().load(model.module.own, alone)
     assert (own.read(ids).parts["weight"] == 1.0 + rank).all()
-    return str(raised.value)
 
 
-def test_tables_of_each_rank_are_not_saved_as_one(ranks_of: Start, tmp_path: Path) -> None:
-    for text in ranks_of(2).run(mixed, str(tmp_path)):
-        assert text.startswith("tables ['own'] are not sharded, so that each of 2 ranks has rows of its own")
+# ---- training and serving after a save
+
+
+ON: dict[str, Any] = {"cache": 60, "sizes": ((2, 1),), "ids": 200}
+OPEN = Scenario("bags", (ROW, TABLE, ROW), optimizer=rst.AccumulateAdagrad, options=WINDOW["options"], **ON, seed=4)
+
+
+def test_rows_of_all_ranks_are_served(ranks_of: Start, tmp_path: Path) -> None:
+    scenario = SCENARIOS[0]
+    before = joined(scenario, ranks_of(2).run(save, scenario, str(tmp_path)))
+    for table in ("t0", "t1", "t2"):
+        reader = TableReader(tmp_path, table)
+        weights, found = reader.find(torch.tensor(list(before[table])))
+        assert found.all(), table
+        expected = [np.frombuffer(row, np.float32)[: reader.embedding_dim] for row in before[table].values()]
+        assert np.array_equal(weights.numpy(), np.stack(expected)), table
+
+
+@on_ranks(2)
+def test_ranks_train_on_while_they_save(tmp_path: Path) -> None:
+    """Each at its own pace; the save has the moment it began."""
+    source, target = train(sharded(OPEN), OPEN, range(4)), sharded(OPEN, 4)
+    then = rows(source.module.sparse)
+    future = rst.Saver().save(source, tmp_path, background=True)
+    train(source, OPEN, range(4, 9))
+    future.result(timeout=60)
+    later = rows(source.module.sparse)
+    rst.Saver().load(target, tmp_path)
+    found = rows(target.module.sparse)
+    assert_rows({table: {i: found[table][i] for i in values} for table, values in then.items()}, then)
+    assert any(not torch.equal(row, later[table][i]) for table, values in then.items() for i, row in values.items())
+
+
+@on_ranks(2)
+def test_each_rank_may_remove_the_folder_before_it_saves(rank: int, world_size: int, tmp_path: Path) -> None:
+    """As scripts do: each rank removes the folder, the last one when the others save already."""
+    model, path = sharded(SCENARIOS[0]), tmp_path / "saves"
+    if rank == world_size - 1:
+        until = time.monotonic() + 0.3
+        while not os.path.exists(path) and time.monotonic() < until:
+            time.sleep(0.01)
+    shutil.rmtree(path, ignore_errors=True)
+    saved = rst.Saver().save(model, path)
+    assert [str(folder) for folder in path.iterdir() if folder.is_dir()] == [saved]
+    assert rst.Saver.get_latest_load_path(path) == saved
+
+
+@on_ranks(2)
+def test_ranks_take_the_rows_that_fit(rank: int, world_size: int) -> None:
+    large, small = (
+        shard_tables(
+            bags_collection(
+                Place.device,
+                EmbeddingBagConfig(name="t0", num_embeddings=count, embedding_dim=4, feature_names=["f0"]),
+            )
+        )
+        for count in (15, 9)
+    )
+    given = large.state_dict()
+    with pytest.warns(UserWarning, match="the others are left out"):
+        small.load_state_dict(given)
+    ids, weights = small.state_dict().values()
+    assert ids.tolist() == list(range(rank, 9, world_size))
+    assert torch.equal(weights, list(given.values())[1][: len(ids)])
+    assert int(small.home.embedding.view("t0").ids().max()) < 9, "rows that no lookup can read take memory"

@@ -1,4 +1,5 @@
-"""Answers of a sharded collection about its tables; the reference is the collection that it was made of."""
+"""A sharded collection loses no option (option_cases.py says what each becomes on a rank) and answers as the collection
+that it was made of."""
 
 from __future__ import annotations
 
@@ -9,13 +10,55 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import jagged
-from ranks import Ranks
-from sharded_model import KEYS, Model, Scenario, bags_of, shard
+from jagged import apply, bag_config, bags_collection, jagged
+from option_cases import OPTIONS, WORLD_SIZE, expected, make_collection, observed
+from ranks import Place, Start, on_ranks
+from sharded_model import KEYS, Model, Scenario, shard_tables, sharded, train
 from torch.fx.experimental.proxy_tensor import make_fx
 from torchrec import KeyedJaggedTensor
 
-Start = Callable[[int], Ranks]
+import rec_sdk_torch as rst
+from rec_sdk_torch.distributed.local_shard import _part
+from rec_sdk_torch.distributed.placement import RowWise
+from rec_sdk_torch.tbe import TableConfig
+
+# ---- options
+
+
+@on_ranks(WORLD_SIZE)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_shards(rank: int, name: str) -> None:
+    found = observed(name, shard_tables(make_collection(name, rst)).home.embedding)
+    wanted = expected(OPTIONS[name], OPTIONS[name].shard, rank, Place.device)
+    assert found == wanted, f"{name} is {found!r} on rank {rank}, not {wanted!r}"
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(("depth", "slots"), [(0, 40), (1, 80), (2, 80)])
+def test_a_share_of_a_small_table_holds_a_batch_of_all_ranks(rank: int, depth: int, slots: int) -> None:
+    """Half of the 80 rows of a batch are at home on each rank, and 80 of the table, of which a tenth is 16."""
+    configs = bag_config("t0", ["f0"], num_embeddings=160), bag_config("t1", ["f1"], num_embeddings=2000)
+    collection = bags_collection(Place.device, *configs, cache=0.1)
+    apply(collection)
+    tables = shard_tables(collection)
+    each = [[[(40 * rank + 80 * step + i) % 160] for i in range(40)] for step in range(5)]
+    batches = [jagged({"f0": ids, "f1": ids}) for ids in each]
+    for batch in rst.prefetch(iter(batches), tables, depth=depth) if depth else batches:
+        tables(batch).wait().values().sum().backward()
+    assert tables.cache_sizes == {"t0": slots, "t1": max(40 * (depth + 1), 100)}
+
+
+@pytest.mark.parametrize("bounds", [{}, {"init_min": 0.0}, {"init_min": -0.25, "init_max": 0.5}], ids=str)
+@pytest.mark.parametrize("initializer", rst.InitializerType)
+def test_initial_weights_of_a_part(initializer: rst.InitializerType, bounds: dict[str, float]) -> None:
+    table = TableConfig("t", 100, 4, initializer_type=initializer, **bounds)
+    part = _part(table, RowWise(0, 2), 2)
+    assert part.num_embeddings == 50
+    assert (part.initializer_kind, part.init_range) == (table.initializer_kind, table.init_range)
+
+
+# ---- answers
+
 
 OF_ONE_PROCESS = {"checked_bags", "feature_keys", "id_signals", "output_names"}
 """Attributes of a collection in one process that other rooms read; a sharded collection has them at `home`."""
@@ -23,30 +66,27 @@ OF_ONE_PROCESS = {"checked_bags", "feature_keys", "id_signals", "output_names"}
 
 def ask(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> dict[str, Any]:
     scenario = Scenario(kind=kind, weighted=kind == "bags", dims=dims)
-    tables = Model(scenario, 0).sparse
-    model = shard(Model(scenario, 0), scenario, world_size)
-    sharded = model.module.sparse
-    for step in range(2):
-        model(jagged(*bags_of(scenario, step, world_size)[rank]))[0].backward()
+    tables, model = Model(scenario, 0).sparse, train(sharded(scenario, 0), scenario, range(2))
+    divided = model.module.sparse
     shown = {name for name in dir(tables) if not name.startswith("_")}
-    assert shown - set(dir(sharded)) == OF_ONE_PROCESS
+    assert shown - set(dir(divided)) == OF_ONE_PROCESS
     for name in ("embedding_names_by_table", "is_weighted", "need_indices", "skipped_updates"):
-        expected, found = getattr(tables, name, None), getattr(sharded, name)
+        expected, found = getattr(tables, name, None), getattr(divided, name)
         if expected is not None:
             assert (found() if callable(found) else found) == (expected() if callable(expected) else expected), name
     configs = "embedding_configs" if kind == "sequences" else "embedding_bag_configs"
-    names = [config.name for config in getattr(sharded, configs)()]
+    names = [config.name for config in getattr(divided, configs)()]
     assert names == [config.name for config in getattr(tables, configs)()]
     with pytest.raises(ValueError, match="embedding dims") if len(set(dims)) > 1 else contextlib.nullcontext():
-        assert sharded.embedding_dim() == dims[0]
+        assert divided.embedding_dim() == dims[0]
     with pytest.raises(RuntimeError, match="cannot be shared with other processes"):
         model.module.share_memory()
-    with sharded.exclusive():
-        state = sharded.state_dict()
+    with divided.exclusive():
+        state = divided.state_dict()
     with pytest.raises(KeyError, match="no table is named 'other'"):
-        sharded.table_ids("other")
-    ids = {name: sharded.table_ids(name) for name in names}
-    prefix = f"{sharded.home.handles_name}"
+        divided.table_ids("other")
+    ids = {name: divided.table_ids(name) for name in names}
+    prefix = f"{divided.home.handles_name}"
     assert all(sorted(ids[name].tolist()) == sorted(state[f"{prefix}.{name}.ids"].tolist()) for name in names)
     return {name: each.tolist() for name, each in ids.items()}
 
@@ -85,9 +125,10 @@ TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
 }
 
 
-def trace(rank: int, world_size: int, way: str) -> None:
-    model = shard(Model(Scenario(), 0), Scenario(), world_size)
-    tables = FromTensors(model.module.sparse)
+@on_ranks(2)
+@pytest.mark.parametrize("way", TRACERS)
+def test_tracers_of_sharded_tables_say_the_way_out(way: str) -> None:
+    tables = FromTensors(sharded(Scenario(), 0).module.sparse)
     expected = tables.eval()(*TENSORS)
     with pytest.raises(RuntimeError, match=r"embedding tables cannot be traced.*export the dense part"):
         TRACERS[way](tables)
@@ -95,16 +136,7 @@ def trace(rank: int, world_size: int, way: str) -> None:
     assert torch.equal(tables(*TENSORS), expected), "it stays usable"
 
 
-@pytest.mark.parametrize("way", TRACERS)
-def test_tracers_of_sharded_tables_say_the_way_out(ranks_of: Start, way: str) -> None:
-    ranks_of(2).run(trace, way)
-
-
-def nodes(rank: int, world_size: int) -> list[Any]:
-    model = shard(Model(Scenario(), 0), Scenario(), world_size).module
-    graph = torch.fx.symbolic_trace(torch.nn.Sequential(model.sparse)).graph
-    return [node.target for node in graph.nodes if node.op == "call_module"]
-
-
-def test_a_sharded_collection_is_one_node(ranks_of: Start) -> None:
-    assert ranks_of(2).run(nodes) == [["0"]] * 2
+@on_ranks(2)
+def test_a_sharded_collection_is_one_node() -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(sharded(Scenario(), 0).module.sparse)).graph
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["0"]

@@ -1,21 +1,23 @@
-"""Sharded tables that hand out their gradients: each rank those of the rows that are at home there."""
+"""Sharded tables beside one process: gradients that they hand out, backward passes with inputs, checkpoints of
+activations, stochastic rounding, and keys with batch sizes of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, same_bits
-from ranks import Place, Ranks
+from jagged import apply, bag_config, bags_collection, jagged, rows_of, same_bits
+from ranks import Place, Start, on_ranks
+from sharded_model import KEYS, Scenario, assert_rows, assert_same, rows, shard_tables, sharded, united
 from torch.utils.checkpoint import checkpoint
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.modules.embedding_configs import DataType
+from variable_batches import expanded, variable_batch
 
 import rec_sdk_torch as rst
 
-FUSED = EmbeddingComputeKernel.FUSED.value
 BAGS = ([[1, 2], [3]], [[2], [3, 4]])
 """The bags of each rank."""
 
@@ -26,28 +28,20 @@ def collection(device: torch.device) -> Any:
     return made
 
 
-def shard(made: Any, *tables: str) -> Any:
-    plan = EmbeddingModuleShardingPlan({table: ParameterSharding("row_wise", FUSED, None) for table in tables})
-    world = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-    return rst.EmbCacheEmbeddingBagCollectionSharder().shard(made, plan, world, Place.device)
-
-
 def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
-    sharded = shard(collection(Place.device), "t0")
-    (sharded(jagged({"f0": BAGS[rank]})).values() * (rank + 1)).sum().backward()
-    before = sharded.state_dict()["embedding_bags.t0.weight"].clone()
-    taken = sharded.take_gradients()["t0"]
-    mine = taken.ids[taken.ids % world_size == rank]
-    assert mine.tolist() == taken.ids.tolist()
-    sharded.add_to_rows("t0", taken.ids, torch.ones(len(taken.ids), 4))
-    after = sharded.state_dict()["embedding_bags.t0.weight"]
-    torch.testing.assert_close(after, before + 1)
+    tables = shard_tables(collection(Place.device))
+    (tables(jagged({"f0": BAGS[rank]})).values() * (rank + 1)).sum().backward()
+    before = tables.state_dict()["embedding_bags.t0.weight"].clone()
+    taken = tables.take_gradients()["t0"]
+    assert set((taken.ids % world_size).tolist()) == {rank}
+    tables.add_to_rows("t0", taken.ids, torch.ones(len(taken.ids), 4))
+    torch.testing.assert_close(tables.state_dict()["embedding_bags.t0.weight"], before + 1)
     with pytest.raises(KeyError, match="have no row"):
-        sharded.add_to_rows("t0", torch.tensor([900]), torch.ones(1, 4))
+        tables.add_to_rows("t0", torch.tensor([900]), torch.ones(1, 4))
     return dict(zip(taken.ids.tolist(), taken.rows.cpu().tolist(), strict=True))
 
 
-def test_gradients_of_all_ranks(ranks_of: Callable[[int], Ranks]) -> None:
+def test_gradients_of_all_ranks(ranks_of: Start) -> None:
     """They are the gradients of one process whose loss is the mean over ranks."""
     alone = collection(torch.device("cpu"))
     values = alone(jagged({"f0": [*BAGS[0], *BAGS[1]]})).values()
@@ -60,14 +54,16 @@ def test_gradients_of_all_ranks(ranks_of: Callable[[int], Ranks]) -> None:
     assert found == dict(zip(ids.tolist(), rows.tolist(), strict=True))
 
 
-def passes_with_inputs(rank: int, world_size: int, update: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_backward_passes_with_inputs(rank: int, update: str) -> None:
     """Each table trains where its parameter is among the inputs, as on one process."""
 
     def made() -> Any:
         options = {"cache": 40, "update": update, "is_weighted": True}
         alone = bags_collection(Place.device, bag_config("t0"), bag_config("t1", ["f1"]), **options)
         apply(alone, torch.optim.Adagrad)
-        return shard(alone, "t0", "t1")
+        return shard_tables(alone)
 
     def loss_of(collection: Any, weights: torch.Tensor) -> torch.Tensor:
         batch = jagged({"f0": BAGS[rank], "f1": BAGS[1 - rank]})
@@ -106,12 +102,9 @@ def passes_with_inputs(rank: int, world_size: int, update: str) -> None:
         torch.autograd.grad(loss_of(found, weights), [handle])
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("update", ["backward", "step"])
-def test_backward_passes_with_inputs(ranks_of: Callable[[int], Ranks], update: str) -> None:
-    ranks_of(2).run(passes_with_inputs, update)
-
-
-def checkpointed(rank: int, world_size: int, update: str) -> None:
+def test_activation_checkpointing(rank: int, update: str) -> None:
     """Activation checkpointing reads the rows of the forward again, on all ranks, and counts ids once."""
     rules = rst.AdmitAndEvictConfig(admit_threshold=3, not_admitted_default_value=2.0)
     dense = torch.linspace(0.5, 2, 4, device=Place.device, requires_grad=True)
@@ -119,7 +112,7 @@ def checkpointed(rank: int, world_size: int, update: str) -> None:
     for again in (False, True):
         alone = bags_collection(Place.device, bag_config(admit_and_evict_config=rules), cache=40, update=update)
         apply(alone, torch.optim.Adagrad)
-        tables = shard(alone, "t0")
+        tables = shard_tables(alone)
         read: list[torch.Tensor] = []
 
         def forward(batch: Any, tables: Any = tables, read: list[torch.Tensor] = read) -> torch.Tensor:
@@ -140,6 +133,104 @@ def checkpointed(rank: int, world_size: int, update: str) -> None:
     assert all(torch.equal(twice[i], plain[i // 2]) for i in range(len(twice)))
 
 
-@pytest.mark.parametrize("update", ["backward", "step"])
-def test_activation_checkpointing(ranks_of: Callable[[int], Ranks], update: str) -> None:
-    ranks_of(2).run(checkpointed, update)
+# ---- stochastic rounding: the same bits on any number of ranks, where the sums of gradients are
+
+
+IDS, STEPS = 23, 6
+KINDS = {DataType.BF16: torch.bfloat16, DataType.FP16: torch.float16, DataType.FP32: torch.float32}
+
+
+def rounding_collection(device: torch.device, kind: DataType, seed: int, rounds: bool = True) -> Any:
+    """A hash table and an index table; of float32 weights the cache is bfloat16."""
+    made = bags_collection(
+        device,
+        bag_config("t0", data_type=kind),
+        EmbeddingBagConfig(name="t1", num_embeddings=IDS, embedding_dim=4, feature_names=["f1"], data_type=kind),
+        seed=seed,
+        stochastic_rounding=rounds,
+        cache_dtype=torch.bfloat16 if kind is DataType.FP32 else None,
+    )
+    rst.apply_optimizer_in_backward(torch.optim.SGD, made.parameters(), {"lr": 0.01})
+    return made
+
+
+def bags(step: int, rank: int) -> dict[str, list[list[int]]]:
+    rng = np.random.default_rng([step, rank])
+    return {key: [rng.integers(0, IDS, 3).tolist() for _ in range(4)] for key in ("f0", "f1")}
+
+
+def train_sharded(rank: int, world_size: int, kind: DataType, sharding: tuple[str, str]) -> dict[str, Any]:
+    """Rows of this rank."""
+    origin = rounding_collection(Place.device, kind, seed=5 + rank)  # rank 0's seed holds
+    tables = shard_tables(origin, sharding, [0])
+    for step in range(STEPS):
+        tables(jagged(bags(step, rank))).values().sum().backward()
+    assert all(tables.state_dict()[f"embedding_bags.{name}.weight"].dtype is KINDS[kind] for name in ("t0", "t1"))
+    return {table: rows_of(tables, table) for table in ("t0", "t1")}
+
+
+def train_alone(kind: DataType, world_size: int, rounds: bool = True) -> dict[str, dict[int, torch.Tensor]]:
+    """The loss is the mean over ranks: gradients are sums of halves or quarters, which are exact."""
+    alone = rounding_collection(torch.device("cpu"), kind, seed=5, rounds=rounds)
+    for step in range(STEPS):
+        of_ranks = [bags(step, rank) for rank in range(world_size)]
+        whole = {key: [bag for batch in of_ranks for bag in batch[key]] for key in ("f0", "f1")}
+        alone(jagged(whole)).values().sum().div(world_size).backward()
+    return {table: rows_of(alone, table) for table in ("t0", "t1")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("sharding", "world_size"), [(("row_wise", "row_wise"), 4), (("table_wise", "row_wise"), 2)], ids=str
+)
+def test_the_bits_of_one_process(ranks_of: Start, kind: DataType, sharding: tuple[str, str], world_size: int) -> None:
+    expected, nearest = train_alone(kind, world_size), train_alone(kind, world_size, rounds=False)
+    found = united(ranks_of(world_size).run(train_sharded, kind, sharding), ("row_wise",) * 2)
+    assert_same(found, expected)
+    for table, by_id in expected.items():
+        assert any(not torch.equal(nearest[table][i], row) for i, row in by_id.items()), "it rounds at random"
+
+
+# ---- batch sizes of their own: as if every sample had its bags itself
+
+
+ROW, TABLE = "row_wise", "table_wise"
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize(
+    ("scenario", "depth"),
+    [
+        (Scenario(optimizer=torch.optim.Adagrad, options={"eps": 1e-2}), 0),
+        (Scenario(sharding=(ROW, TABLE, ROW), dims=(4, 8, 4), cache=30), 2),
+    ],
+    ids=["row_wise", "mixed_prefetched"],
+)
+def test_it_is_the_expanded_batch(rank: int, scenario: Scenario, depth: int) -> None:
+    results: list[tuple[list[Any], Any]] = []
+    for form in (lambda batch: batch, expanded):
+        model = sharded(scenario)
+        batches = [
+            form(variable_batch(np.random.default_rng([rank, step]), KEYS, 31, scenario.weighted)) for step in range(4)
+        ]
+        outputs = []
+        for batch in rst.prefetch(iter(batches), model, depth=depth) if depth else batches:
+            loss, values = model(batch)
+            loss.backward()
+            outputs.append(values)
+        results.append((outputs, rows(model.module.sparse)))
+    (outputs, found), (wanted, expected) = results
+    torch.testing.assert_close(outputs, wanted, rtol=1e-5, atol=1e-6)
+    assert_rows(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@on_ranks(2)
+def test_a_batch_without_inverse_indices(rank: int) -> None:
+    """All ranks raise, and can go on."""
+    model, batch = sharded(Scenario()), variable_batch(np.random.default_rng(0), KEYS, 31)
+    bare = KeyedJaggedTensor(
+        list(KEYS), batch.values(), lengths=batch.lengths(), stride_per_key_per_rank=batch.stride_per_key_per_rank()
+    )
+    with pytest.raises(ValueError, match="pooled outputs need inverse_indices"):
+        model(bare if rank == 0 else batch)
+    model(batch)[0].backward()

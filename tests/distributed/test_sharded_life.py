@@ -1,25 +1,30 @@
-"""Admission and eviction of ids that are divided among ranks: each home beside `Life`, plain Python for one table."""
+"""Admission and eviction of ids that are divided among ranks: each home beside `Life`, plain Python for one table; and
+sketches that are saved, and loaded by as many ranks, by others, and by one process."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sketch_reference
 import torch
 from coin_reference import Coin
-from jagged import bag_config, sequence_config
+from jagged import apply, bag_config, bags_collection, sequence_config
 from life_reference import Life
-from ranks import Place, Ranks
+from ranks import Place, Start, on_ranks
 from sharded_model import Model, Scenario, shard
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Age, Bytes, Rows, Sketch
+from rec_sdk_torch.saves.owners import owners_of
+from rec_sdk_torch.tbe import Home
 
-Start = Callable[[int], Ranks]
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
 STEPS, SEED = 9, 3
 RULES: dict[str, dict[str, Any]] = {
@@ -42,6 +47,9 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "sketch": {"admit_threshold": 4, "sketch_bytes": 400, "sketch_halve_after": 40},
 }
+
+
+ON_FOUR = ("age_of_candidates", "rows", "sketch")
 
 
 @dataclass
@@ -85,6 +93,10 @@ class Lookups(torch.nn.Module):
         return torch.cat([output[name].values() for name in ("f0", "f1")]).sum() * self.scale, None
 
 
+def divided(rules: dict[str, Any], sharding: str = "row_wise") -> Any:
+    return shard(Lookups(rules), Scenario(sharding=(sharding,)))
+
+
 def held(view: Any) -> dict[str, Any]:
     """The facts that are known of the ids of a table."""
     ids = view.ids()
@@ -102,7 +114,7 @@ def held(view: Any) -> dict[str, Any]:
 
 
 def train(rank: int, world_size: int, kind: str, depth: int) -> tuple[list[dict[str, Any]], dict[str, int], Any]:
-    model = shard(Lookups(RULES[kind]), Scenario(sharding=("row_wise",)), world_size)
+    model = divided(RULES[kind])
     sparse = model.module.sparse
     dense = torch.optim.SGD([model.module.scale], lr=0.0)
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
@@ -170,8 +182,7 @@ def lookups_of(step: int, rank: int, kind: str, feature: int) -> list[tuple[int,
     )
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize(("kind", "world_size"), [*((kind, 2) for kind in RULES), *((kind, 4) for kind in ON_FOUR)])
 def test_homes_decide_by_what_all_ranks_saw(ranks_of: Start, kind: str, world_size: int) -> None:
     results = ranks_of(world_size).run(train, kind, world_size % 3)
     for rank, (seen, _, asked) in enumerate(results):
@@ -185,54 +196,35 @@ def test_homes_decide_by_what_all_ranks_saw(ranks_of: Start, kind: str, world_si
         assert asked == leave, "evict(table) is about the rank's own ids"
 
 
-def small_rows(rank: int, world_size: int, asked: bool) -> tuple[dict[int, float], list[int], int]:
-    """Norms of the rows at home before the last step or `evict`, ids afterwards, how many left."""
-    rules = {"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4}
-    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
+def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
+    """How many rows at home are small, and leave at the last step or `evict`; how many are large, and stay."""
+    model = divided({"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4})
     sparse = model.module.sparse
     view = sparse.home.embedding.view("t0")
     for step in range(3):
         model(batch_of(step, rank, "age"))[0].backward()
     weights = view.read(view.ids())
     norms = dict(zip(weights.ids.tolist(), weights.parts["weight"].double().norm(dim=1).tolist(), strict=True))
+    stays = {i for i, norm in norms.items() if norm >= 0.4}
     if asked:
-        return norms, view.ids().tolist(), sparse.evict("t0")
-    empty = KeyedJaggedTensor(
-        ["f0", "f1"], torch.tensor([], dtype=torch.int64), lengths=torch.zeros(2, dtype=torch.int32)
-    )
-    model(Batch(empty, torch.zeros(1, dtype=torch.int64)))[0].backward()
-    return norms, view.ids().tolist(), sparse.cache_stats("t0")["evicted"]
+        assert sparse.evict("t0") == len(norms) - len(stays)
+    else:
+        none = KeyedJaggedTensor(["f0", "f1"], torch.tensor([], dtype=torch.int64), lengths=torch.zeros(2).int())
+        model(Batch(none, torch.zeros(1, dtype=torch.int64)))[0].backward()
+        assert set(view.ids().tolist()) == stays
+        assert sparse.cache_stats("t0")["evicted"] == len(norms) - len(stays)
+    return len(norms) - len(stays), len(stays)
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_each_home_measures_its_rows(ranks_of: Start, asked: bool) -> None:
-    small = large = 0
-    for norms, ids, left in ranks_of(2).run(small_rows, asked):
-        stays = {i for i, norm in norms.items() if norm >= 0.4}
-        assert asked or set(ids) == stays
-        assert left == len(norms) - len(stays)
-        small, large = small + left, large + len(stays)
-    assert small
-    assert large
-
-
-def bytes_with(rank: int, world_size: int, rules: dict[str, Any], training: bool) -> int:
-    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
-    features = rst.KeyedJaggedTensorWithTimestamp(
-        ["f0", "f1"],
-        torch.tensor([2, 3, 5]),
-        torch.tensor([1, 1, 1]),
-        lengths=torch.tensor([3, 0]),
-        click_labels=torch.tensor([1]),
-    )
-    model.train(training)
-    model(Batch(features, torch.tensor([1])))
-    return int(model.module.sparse.exchange_stats()["id_bytes"])
+    assert all(sum(counts) for counts in zip(*ranks_of(2).run(small_rows, asked), strict=True))
 
 
 SHOW, STAMP, FEATURE = 4, 8, 4
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("rules", "each"),
     [
@@ -242,25 +234,23 @@ SHOW, STAMP, FEATURE = 4, 8, 4
         ({"policy_type": SHOW_CLICK, "showclick_params": rst.ShowClickParams(1, 1, 3)}, SHOW + 4),
     ],
 )
-def test_only_what_a_rule_needs_is_sent(ranks_of: Start, rules: dict[str, Any], each: int) -> None:
+def test_only_what_a_rule_needs_is_sent(rank: int, rules: dict[str, Any], each: int) -> None:
     for training, more in ((True, each), (False, 0)):
-        found = ranks_of(2).run(bytes_with, rules, training)
-        assert found == [2 * (8 + more), 8 + more], "3 and 5 go from rank 0 to rank 1, 2 the other way"
+        model = divided(rules)
+        features = rst.KeyedJaggedTensorWithTimestamp(
+            ["f0", "f1"],
+            torch.tensor([2, 3, 5]),
+            torch.tensor([1, 1, 1]),
+            lengths=torch.tensor([3, 0]),
+            click_labels=torch.tensor([1]),
+        )
+        model.train(training)
+        model(Batch(features, torch.tensor([1])))
+        sent = [2, 1][rank] * (8 + more)
+        assert model.module.sparse.exchange_stats()["id_bytes"] == sent, "3 and 5 go to rank 1, 2 the other way"
 
 
-def lacking(rank: int, world_size: int, rules: dict[str, Any]) -> tuple[str, int]:
-    model = shard(Lookups(rules), Scenario(sharding=("row_wise",)), world_size)
-    whole = batch_of(3, 0, "age")
-    rst.with_click_labels(whole.features, whole.click_labels)
-    lengths = whole.features.lengths()
-    plain = KeyedJaggedTensor(["f0", "f1"], whole.features.values(), lengths=lengths)
-    given = plain if rank == 1 else whole.features  # one rank's data lacks it
-    with pytest.raises(ValueError, match="and the batch has none") as raised:
-        model(Batch(given, whole.click_labels))[0].backward()
-    model(Batch(whole.features, whole.click_labels))[0].backward()
-    return str(raised.value), len(model.module.sparse.home.table_ids("t0"))
-
-
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
@@ -277,18 +267,25 @@ def lacking(rank: int, world_size: int, rules: dict[str, Any]) -> tuple[str, int
     ],
 )
 def test_a_batch_that_lacks_what_a_rule_needs_fails_on_all_ranks(
-    ranks_of: Start, rules: dict[str, Any], message: str
+    rank: int, rules: dict[str, Any], message: str
 ) -> None:
-    for text, rows in ranks_of(2).run(lacking, rules):
-        assert text == message
-        assert rows
+    model, whole = divided(rules), batch_of(3, 0, "age")
+    rst.with_click_labels(whole.features, whole.click_labels)
+    plain = KeyedJaggedTensor(["f0", "f1"], whole.features.values(), lengths=whole.features.lengths())
+    given = plain if rank == 1 else whole.features  # one rank's data lacks it
+    with pytest.raises(ValueError, match="and the batch has none") as raised:
+        model(Batch(given, whole.click_labels))[0].backward()
+    assert str(raised.value) == message
+    model(Batch(whole.features, whole.click_labels))[0].backward()
+    assert len(model.module.sparse.home.table_ids("t0"))
 
 
-def mixed_modes(rank: int, world_size: int) -> tuple[str, str]:
-    model = shard(Lookups({"admit_threshold": 2}), Scenario(sharding=("row_wise",)), world_size)
-    batch = batch_of(3, 0, "age")
+@on_ranks(2)
+def test_ids_are_counted_on_all_ranks_or_on_none(rank: int) -> None:
+    model, batch = divided({"admit_threshold": 2}), batch_of(3, 0, "age")
     model.train(rank == 0)
-    with pytest.raises(RuntimeError) as raised:
+    text = "rank 0 trains batch 1 of collection 'sparse', rank 1 evaluates batch 1"
+    with pytest.raises(RuntimeError, match=text):
         model(batch)
     model.train()
     model(batch)[0].backward()
@@ -297,56 +294,38 @@ def mixed_modes(rank: int, world_size: int) -> tuple[str, str]:
     ctx = sparse.create_context()
     asked = sparse.input_dist(ctx, batch.features).wait().wait()
     model.train()
-    with pytest.raises(RuntimeError) as late:
+    text = "^a batch that was begun in evaluation mode is trained: its ids were not counted"
+    with pytest.raises(RuntimeError, match=text):
         list(sparse.compute_and_output_dist(ctx, asked).wait())
-    return str(raised.value), str(late.value)
 
 
-def test_ids_are_counted_on_all_ranks_or_on_none(ranks_of: Start) -> None:
-    for early, late in ranks_of(2).run(mixed_modes):
-        assert "rank 0 trains batch 1 of collection 'sparse', rank 1 evaluates batch 1" in early
-        assert late == "a batch that was begun in evaluation mode is trained: its ids were not counted"
-
-
-def evaluated_ahead(rank: int, world_size: int) -> list[int]:
-    """A batch that was prefetched in one mode and comes in the other is begun anew."""
-    model = shard(Lookups({"admit_threshold": 2}), Scenario(sharding=("row_wise",)), world_size)
-    sparse = model.module.sparse
-    batches = [batch_of(step, rank, "age") for step in (3, 3, 4)]
-    counts = []
-    model(batches[0])[0].backward()
-    counts.append(len(sparse.home.table_ids("t0")))
+def evaluated_ahead(rank: int, world_size: int) -> int:
+    """The ids with rows after a batch that was prefetched in one mode and comes in the other: it is begun anew."""
+    model = divided({"admit_threshold": 2})
+    sparse, batch = model.module.sparse, batch_of(3, rank, "age")
+    model(batch)[0].backward()
     sparse.eval()
-    coming = sparse.prefetch(batches[1].features)
+    coming = sparse.prefetch(batch.features)
     sparse.train()
-    model(batches[1])[0].backward()
+    model(batch)[0].backward()
     sparse.forget(coming)
-    counts.append(len(sparse.home.table_ids("t0")))
-    return counts
+    return len(sparse.home.table_ids("t0"))
 
 
 def test_a_batch_comes_in_another_mode_than_expected(ranks_of: Start) -> None:
-    ids = [{i for i, *_ in (*lookups_of(3, rank, "age", 0), *lookups_of(3, rank, "age", 1))} for rank in (0, 1)]
-    results = ranks_of(2).run(evaluated_ahead)
-    assert sum(each[1] for each in results) == len(ids[0] | ids[1]), "the second time admits all of them"
+    ids = {i for rank in (0, 1) for feature in (0, 1) for i, *_ in lookups_of(3, rank, "age", feature)}
+    assert sum(ranks_of(2).run(evaluated_ahead)) == len(ids), "the second time admits all of them"
 
 
-def bounds_of(rank: int, world_size: int) -> list[tuple[int, int]]:
-    model = Model(Scenario(), 0)
-    rules = rst.AdmitAndEvictConfig(max_rows=7, max_bytes=1001)
-    model.sparse = rst.EmbCacheEmbeddingBagCollection(
-        [bag_config(name, ["f0"], admit_and_evict_config=rules) for name in ("t0", "t1")],
-        cache=10,
-        device=Place.device,
-    )
-    rst.apply_optimizer_in_backward(torch.optim.SGD, model.sparse.parameters(), {"lr": 0.1})
-    sharded = shard(model, Scenario(sharding=("row_wise", "table_wise")), world_size)
-    lives = [table.life for table in sharded.module.sparse.home.embedding.tables]
-    return [(life.rule(Rows).most, life.rule(Bytes).most) for life in lives]
-
-
-def test_a_bound_is_divided_among_the_homes(ranks_of: Start) -> None:
-    assert ranks_of(2).run(bounds_of) == [[(3, 500), (7, 1001)]] * 2
+@on_ranks(2)
+def test_a_bound_is_divided_among_the_homes() -> None:
+    model, rules = Model(Scenario(), 0), rst.AdmitAndEvictConfig(max_rows=7, max_bytes=1001)
+    configs = [bag_config(name, admit_and_evict_config=rules) for name in ("t0", "t1")]
+    model.sparse = bags_collection(Place.device, *configs, cache=10)
+    apply(model.sparse)
+    whole: Any = shard(model, Scenario(sharding=("row_wise", "table_wise")))
+    lives = [table.life for table in whole.module.sparse.home.embedding.tables]
+    assert [(life.rule(Rows).most, life.rule(Bytes).most) for life in lives] == [(3, 500), (7, 1001)]
 
 
 def sharded_later(rank: int, world_size: int, kind: str, sharding: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -356,7 +335,7 @@ def sharded_later(rank: int, world_size: int, kind: str, sharding: str) -> tuple
         batch = batch_of(step, 0, kind)
         plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
     before = held(plain.sparse.embedding.view("t0"))
-    model = shard(plain, Scenario(sharding=(sharding,)), world_size)
+    model: Any = shard(plain, Scenario(sharding=(sharding,)))
     return before, held(model.module.sparse.home.embedding.view("t0"))
 
 
@@ -376,3 +355,112 @@ def test_what_was_counted_goes_home_with_the_rows(ranks_of: Start, kind: str) ->
         assert at_home(after, lambda _: True) == at_home(before, lambda one, rank=rank: one % 2 == rank)
     (before, after), _ = ranks_of(2).run(sharded_later, kind, "table_wise")
     assert after == before, "rank 0 has all, and the same sketch"
+
+
+# ---- sketches that are saved
+
+
+THRESHOLD = 5
+
+
+class OneFeature(torch.nn.Module):
+    def __init__(self, size: int, home: Home = Home.MODULO) -> None:
+        super().__init__()
+        rules = rst.AdmitAndEvictConfig(admit_threshold=THRESHOLD, sketch_bytes=size)
+        config = sequence_config("t0", ["f0"], admit_and_evict_config=rules)
+        self.sparse = rst.EmbCacheEmbeddingCollection([config], cache=600, device=Place.device, home=home)
+        rst.apply_optimizer_in_backward(torch.optim.SGD, self.sparse.parameters(), {"lr": 0.1})
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        rows: torch.Tensor = self.sparse(features)["f0"].values().sum()
+        return rows
+
+
+@dataclass
+class Found:
+    """The state of a rank's home: ids with rows, those of `range(300)` at home there, the state of the sketch."""
+
+    rows: list[int]
+    home: list[int]
+    sketch: list[int]
+
+
+def ids_of(step: int, rank: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randint(0, 300, (150,), generator=random)
+
+
+def train_sketch(model: Any, steps: range) -> None:
+    for step in steps:
+        ids = ids_of(step, Place.rank)
+        model(KeyedJaggedTensor(["f0"], ids, lengths=torch.tensor([len(ids)]))).backward()
+
+
+def found(model: torch.nn.Module) -> Found:
+    owner = owners_of(model)[0]
+    view = owner.embedding.view("t0")
+    every = np.arange(300, dtype=np.int64)
+    return Found(view.ids().tolist(), every[owner.mine("t0", every)].tolist(), view.sketch().tolist())
+
+
+def save(rank: int, world_size: int, size: int, path: str) -> Found:
+    model = shard(OneFeature(size), Scenario(sharding=("row_wise",)))
+    train_sketch(model, range(3))
+    rst.Saver(rank).save(model, path)
+    return found(model)
+
+
+def load(rank: int, world_size: int, size: int, path: str, home: Home, sharding: str) -> Found:
+    model = shard(OneFeature(size, home), Scenario(sharding=(sharding,)))
+    train_sketch(model, range(7, 9))  # which is forgotten
+    rst.Saver().load(model, path)
+    return found(model)
+
+
+def estimates(state: list[int], ids: list[int]) -> dict[int, int]:
+    width, depth, cell, _ = np.array(state[:32], np.uint8).view(np.int64).tolist()
+    sketch = sketch_reference.Sketch(width * depth * cell, depth, THRESHOLD)
+    cells = np.array(state[32:], np.uint8).reshape(depth, width)
+    sketch.rows = [row.tolist() for row in cells]
+    return {i: sketch.estimate(i) for i in ids}
+
+
+@pytest.mark.parametrize("size", [2000, 160])
+def test_sketches_go_to_other_homes(ranks_of: Start, tmp_path: Path, size: int) -> None:
+    path = str(tmp_path)
+    counts = Counter(torch.cat([ids_of(step, rank) for step in range(3) for rank in (0, 1)]).tolist())
+    saved = ranks_of(2).run(save, size, path)
+    with_rows = {i for each in saved for i in each.rows}
+    waiting = counts.keys() - with_rows
+    assert (len(waiting) > 100) == (size == 2000), "one of the sketches is too small"
+    for world_size, home, sharding in (
+        (2, Home.MODULO, "row_wise"),
+        (2, Home.HASH, "row_wise"),
+        (2, Home.MODULO, "table_wise"),
+        (2, Home.MODULO, "data_parallel"),
+        (4, Home.MODULO, "row_wise"),
+    ):
+        loaded = ranks_of(world_size).run(load, size, path, home, sharding)
+        assert {i for each in loaded for i in each.rows} == with_rows
+        for rank, each in enumerate(loaded):
+            mine = [i for i in each.home if i in waiting]
+            assert all(count >= counts[i] for i, count in estimates(each.sketch, mine).items())
+            if (world_size, home, sharding) == (2, Home.MODULO, "row_wise"):
+                assert each.sketch == saved[rank].sketch, "a rank that goes on has its own sketch, as it was"
+    alone = OneFeature(size)
+    rst.Saver().load(alone, path)
+    known = found(alone)
+    assert all(count >= counts[i] for i, count in estimates(known.sketch, sorted(waiting)).items())
+
+
+@on_ranks(2)
+def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    straight, again = (shard(OneFeature(400), Scenario(sharding=("row_wise",))) for _ in range(2))
+    train_sketch(straight, range(2))
+    rst.Saver().save(straight, tmp_path)
+    rst.Saver().load(again, tmp_path)
+    for model in (straight, again):
+        train_sketch(model, range(2, 5))
+    one, other = found(straight), found(again)
+    assert one.sketch == other.sketch
+    assert sorted(one.rows) == sorted(other.rows)

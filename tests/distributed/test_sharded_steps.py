@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from jagged import jagged
-from ranks import Place, Ranks
-from sharded_model import Model, Scenario, bags_of, concatenated, optimizer_of, rows, shard, train_sharded
-from test_sharded_training import united
+from ranks import Place, Start, error_of, on_ranks
+from sharded_model import (
+    Model,
+    Scenario,
+    assert_rows,
+    assert_same,
+    bags_of,
+    batch_of,
+    concatenated,
+    optimizer_of,
+    rows,
+    sharded,
+    train_sharded,
+    united,
+)
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
@@ -23,7 +35,6 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 
 import rec_sdk_torch as rst
 
-Start = Callable[[int], Ranks]
 MIXED = Scenario(
     update="step",
     optimizer=torch.optim.Adagrad,
@@ -61,11 +72,8 @@ def clipped(kind: str, model: Any, optimizer: Any) -> Any:
 def train_clipped(rank: int, world_size: int, scenario: Scenario, kind: str, passes: int = 1) -> Any:
     """(norms, rows, dense parameter) of a rank, or with rank -1 of one process with the batches of all."""
     alone = rank < 0
-    model: Any = Model(scenario, seed=3, cache=1000)
-    inner = model
-    if not alone:
-        model = shard(model, scenario, world_size)
-        inner = model.module
+    model: Any = Model(scenario, seed=3, cache=1000) if alone else sharded(scenario, cache=1000)
+    inner = model if alone else model.module
     optimizer, norms = optimizer_of(inner, lr=0.05), []
     for step in range(scenario.steps):
         batches = bags_of(scenario, step, world_size)
@@ -99,92 +107,68 @@ def test_ranks_clip_as_one_process(ranks_of: Start, kind: str, passes: int) -> N
         torch.testing.assert_close(of_rank[2], scale, **near)
     assert torch.equal(results[0][2], results[1][2]), "the dense parameter has the bits of all ranks"
     assert kind == "value" or any(float(norm) > 0.05 for norm in norms), "some gradients are clipped"
-    for table, expected in rows_alone.items():
-        found = united([result[1][table] for result in results], MIXED.sharding[int(table[1])])
-        for i, row in expected.items():
-            torch.testing.assert_close(found[i], row[: len(found[i])], **near)
+    assert_rows(united([result[1] for result in results], MIXED.sharding), rows_alone, **near)
 
 
 @pytest.mark.parametrize("kind", ["bags", "sequences", "hash"])
-@pytest.mark.parametrize("depth", [0, 2])
-def test_they_have_the_bits_of_updates_in_the_backward_pass(ranks_of: Start, kind: str, depth: int) -> None:
-    options = {"betas": (0.8, 0.9)}
-    scenario = dataclasses.replace(MIXED, kind=kind, optimizer=torch.optim.Adam, options=options, steps=6)
-    at_step = ranks_of(2).run(train_sharded, scenario, depth)
-    in_backward = ranks_of(2).run(train_sharded, dataclasses.replace(scenario, update="backward"), depth)
-    for one, other in zip(at_step, in_backward, strict=True):
-        for table, expected in other[1].items():
-            assert expected.keys() == one[1][table].keys()
-            assert all(torch.equal(one[1][table][i], row) for i, row in expected.items())
+def test_they_have_the_bits_of_updates_in_the_backward_pass(ranks_of: Start, kind: str) -> None:
+    scenario = replace(MIXED, kind=kind, optimizer=torch.optim.Adam, options={"betas": (0.8, 0.9)}, steps=6)
+    in_backward = ranks_of(2).run(train_sharded, replace(scenario, update="backward"))
+    for depth in (0, 2):
+        at_step = ranks_of(2).run(train_sharded, scenario, depth)
+        assert_same([each[1] for each in at_step], [each[1] for each in in_backward])
 
 
-def twice_through_one_forward(rank: int, world_size: int) -> Any:
+@on_ranks(2)
+def test_several_backward_passes_through_one_forward() -> None:
     made = []
     for passes in (1, 2):
-        model = shard(Model(dataclasses.replace(MIXED, optimizer=torch.optim.SGD, options={}), 3), MIXED, world_size)
-        optimizer = optimizer_of(model.module, lr=0.05)
-        loss, _ = model(jagged(*bags_of(MIXED, 0, world_size)[rank]))
+        model = sharded(replace(MIXED, optimizer=torch.optim.SGD, options={}))
+        loss, _ = model(batch_of(MIXED, 0))
         if passes == 1:
             (2 * loss).backward()
         else:
             loss.backward(retain_graph=True)
             loss.backward()
-        optimizer.step()
+        optimizer_of(model.module, lr=0.05).step()
         made.append(rows(model.module.sparse))
-    return made
+    assert_rows(*made, rtol=1.3e-6, atol=1e-5)
 
 
-def test_several_backward_passes_through_one_forward(ranks_of: Start) -> None:
-    for once, twice in ranks_of(2).run(twice_through_one_forward):
-        for table, expected in once.items():
-            for i, row in expected.items():
-                torch.testing.assert_close(twice[table][i], row)
-
-
-def norms(rank: int, world_size: int, norm_type: float, update: str, local: bool = False) -> Any:
-    """The norms of a batch; with rank -1 those of one process with the batches of all."""
-    alone = rank < 0
-    scenario = dataclasses.replace(MIXED, update=update)
-    model: Any = Model(scenario, seed=3, cache=1000)
-    model, batches = model if alone else shard(model, scenario, world_size), bags_of(scenario, 0, world_size)
-    sparse = (model if alone else model.module).sparse
+def norms(rank: int, world_size: int, norm_type: float, update: str) -> Any:
+    """The norms of a batch, and of the rank's own rows; with rank -1 those of one process with the batches of all."""
+    alone, scenario = rank < 0, replace(MIXED, update=update)
+    model: Any = Model(scenario, seed=3, cache=1000) if alone else sharded(scenario, cache=1000)
+    sparse, batches = (model if alone else model.module).sparse, bags_of(scenario, 0, world_size)
     if update == "backward":
         sparse.count_grad_norms()
     loss, _ = model(concatenated(batches) if alone else jagged(*batches[rank]))
     (loss / world_size if alone else loss).backward()
-    return sparse.grad_norm(norm_type, local=local)
-
-
-@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
-def test_a_rank_asks_for_the_norms_of_its_own_rows(ranks_of: Start, norm_type: float) -> None:
-    for update in ("step", "backward"):
-        whole = ranks_of(2).run(norms, norm_type, update)[0]
-        own = ranks_of(2).run(norms, norm_type, update, True)
-        assert own[0].tables["t1"] == own[1].tables["t1"] == whole.tables["t1"]
-        for table in ("t0", "t2"):
-            parts = torch.tensor([each.tables[table] for each in own], dtype=torch.float64)
-            assert float(torch.linalg.vector_norm(parts, norm_type)) == pytest.approx(whole.tables[table])
+    return sparse.grad_norm(norm_type), sparse.grad_norm(norm_type, local=True)
 
 
 @pytest.mark.parametrize("update", ["step", "backward"])
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 def test_norms_are_of_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, update: str) -> None:
-    found = ranks_of(2).run(norms, norm_type, update)
-    assert found[0].tables["t1"] == found[1].tables["t1"], "every rank has the rows of this table"
-    assert found[0] == found[1]
-    expected = norms(-1, 2, norm_type, update)
-    torch.testing.assert_close(found[0].total, expected.total)
-    torch.testing.assert_close(found[0].tables, expected.tables)
+    """A rank asks for the norms of its own rows too; t1 is on all ranks."""
+    (first, one), (second, other) = ranks_of(2).run(norms, norm_type, update)
+    assert first == second
+    expected, _ = norms(-1, 2, norm_type, update)
+    torch.testing.assert_close(first.total, expected.total)
+    torch.testing.assert_close(first.tables, expected.tables)
+    assert one.tables["t1"] == other.tables["t1"] == first.tables["t1"]
+    for table in ("t0", "t2"):
+        parts = torch.tensor([each.tables[table] for each in (one, other)], dtype=torch.float64)
+        assert float(torch.linalg.vector_norm(parts, norm_type)) == pytest.approx(first.tables[table])
 
 
 # ---- what one rank alone sees
 
 
-def scaled(rank: int, world_size: int) -> Any:
+@on_ranks(2)
+def test_an_overflow_on_one_rank_skips_the_step_of_all(rank: int) -> None:
     """One gradient of rank 1 overflows, of a row that is at home there."""
-    scenario = dataclasses.replace(MIXED, sharding=("row_wise",) * 3, optimizer=torch.optim.SGD, options={})
-    model = shard(Model(scenario, 3), scenario, world_size)
-    tables = model.module.sparse
+    tables = sharded(replace(MIXED, sharding=("row_wise",) * 3, optimizer=torch.optim.SGD, options={})).module.sparse
     scaler = ShardedGradScaler(Place.device.type, init_scale=4.0, growth_interval=100)
     batch = jagged({"f0": [[1]], "f1": [[3]], "f2": [[5]], "f3": [[7]]})  # all of rank 1
     steps = []
@@ -196,76 +180,39 @@ def scaled(rank: int, world_size: int) -> Any:
         scaler.update()
         state = tables.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]
         steps.append((int(state["t0.step"]), scaler.get_scale()))
-    return steps
+    assert steps == [(1, 4.0), (1, 2.0), (2, 2.0)]
 
 
-def test_an_overflow_on_one_rank_skips_the_step_of_all(ranks_of: Start) -> None:
-    for steps in ranks_of(2).run(scaled):
-        assert steps == [(1, 4.0), (1, 2.0), (2, 2.0)]
-
-
-def differ(rank: int, world_size: int, kind: str) -> str:
-    """The error of the batch after one rank has done something alone."""
-    model = shard(Model(MIXED, 3), MIXED, world_size)
-    tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, world_size)[0])
+@on_ranks(2)
+@pytest.mark.parametrize("kind", ["all", "step", "zero_grad"])
+def test_a_step_of_one_rank_is_refused(rank: int, kind: str) -> str:
+    tables, batch = sharded(MIXED).module.sparse, jagged(*bags_of(MIXED, 0, 2)[0])
     tables(batch).values().sum().backward()
     if kind == "all":
         tables.fused_optimizer.step()
     elif rank == 1:
         getattr(tables.fused_optimizer, kind)()
-    try:
-        tables(batch).values().sum().backward()
-    except ValueError as error:
-        return str(error)
-    return ""
+    said = error_of(lambda: tables(batch).values().sum().backward())
+    wrong = "ValueError" in said and "backward passes that wait for step() is 1 on rank 0, None on rank 1" in said
+    assert wrong if kind != "all" else not said
+    return said
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("all", ""),
-        ("step", "backward passes that wait for step() is 1 on rank 0, None on rank 1"),
-        ("zero_grad", "backward passes that wait for step() is 1 on rank 0, None on rank 1"),
-    ],
-)
-def test_a_step_of_one_rank_is_refused(ranks_of: Start, kind: str, message: str) -> None:
-    for found in ranks_of(2).run(differ, kind):
-        assert message in found
-        assert bool(message) == bool(found)
-
-
-def own_tables(rank: int, world_size: int) -> list[str]:
-    model = DistributedDataParallel(Model(dataclasses.replace(MIXED, sharding=("row_wise",) * 3), 3))
-    loss, _ = model(jagged(*bags_of(MIXED, 0, world_size)[rank]))
-    loss.backward()
-    messages = []
-    for clip in (clip_grad_norm_, clip_grad_value_):
-        try:
-            clip(model.parameters(), 1.0)
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
-
-
-def test_tables_of_each_ranks_own_have_no_common_norm(ranks_of: Start) -> None:
-    for messages in ranks_of(2).run(own_tables):
-        assert len(messages) == 1, "elements are clipped all the same"
-        assert "clip_grad_norm_ cannot clip tables ['t0', 't1', 't2']" in messages[0]
+@on_ranks(2)
+def test_tables_of_each_ranks_own_have_no_common_norm() -> None:
+    """Elements are clipped all the same."""
+    model = DistributedDataParallel(Model(replace(MIXED, sharding=("row_wise",) * 3), 3))
+    model(batch_of(MIXED, 0))[0].backward()
+    with pytest.raises(ValueError, match=r"clip_grad_norm_ cannot clip tables \['t0', 't1', 't2'\]"):
+        clip_grad_norm_(model.parameters(), 1.0)
+    clip_grad_value_(model.parameters(), 1.0)
 
 
 # ---- replicated tables whose gradients one rank changes
 
 
-def halve(handle: Any) -> None:
-    handle.grad.mul_(0.5)
-
-
 def clip_alone(handle: Any) -> None:
     torch.nn.utils.clip_grads_with_norm_([handle], 1e-3, torch.linalg.vector_norm(handle.grad))
-
-
-def leave_out(handle: Any) -> None:
-    handle.grad = None
 
 
 def look(handle: Any) -> None:
@@ -273,24 +220,28 @@ def look(handle: Any) -> None:
     clip_grad_norm_([handle], 1e9)
 
 
-CHANGES = {"halved": halve, "clipped": clip_alone, "left out": leave_out, "only looked at": look, "dropped": look}
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "halved": lambda handle: handle.grad.mul_(0.5),
+    "clipped": clip_alone,
+    "left out": lambda handle: setattr(handle, "grad", None),
+    "only looked at": look,
+    "dropped": look,
+}
 
 
-def changed_alone(
-    rank: int, world_size: int, kind: str, ranks: tuple[int, ...], then: str, folder: str, behind: int = 0
-) -> str:
+def changed_alone(kind: str, ranks: tuple[int, ...], then: str, folder: Path, behind: int = 0) -> str:
     """The error that comes after some ranks have changed the gradient of the replicated table t1.
 
     behind: the backward pass of the two that the change follows.
     """
-    model = shard(Model(MIXED, 3), MIXED, world_size)
-    tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, world_size)[0])
+    model = sharded(MIXED)
+    tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, 2)[0])
     (handle,) = [each for name, each in tables.named_parameters() if ".t1." in name]
     for number in range(2):
         tables(batch).values().pow(2).sum().backward()
-        if number == behind and rank in ranks:
+        if number == behind and Place.rank in ranks:
             CHANGES[kind](handle)
-    if then == "drop" or (kind == "dropped" and rank in ranks):
+    if then == "drop" or (kind == "dropped" and Place.rank in ranks):
         tables.fused_optimizer.zero_grad()
     tables.fused_optimizer.step()
     try:
@@ -305,27 +256,30 @@ def changed_alone(
     return ""
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("behind", [0, 1])
 @pytest.mark.parametrize(
     ("kind", "then", "doing"),
     [("halved", "read", "evaluates"), ("clipped", "train", "trains"), ("left out", "save", "saves")],
 )
 def test_a_gradient_that_one_rank_changes_is_refused(
-    ranks_of: Start, tmp_path: Path, kind: str, then: str, doing: str, behind: int
+    tmp_path: Path, kind: str, then: str, doing: str, behind: int
 ) -> None:
-    for found in ranks_of(2).run(changed_alone, kind, (1,), then, str(tmp_path), behind):
-        assert f"each rank {doing}" in found
-        assert "table 't1': changes of its grad is None on rank 0, checksum" in found
-        assert "not the same on all ranks" in found
+    found = changed_alone(kind, (1,), then, tmp_path, behind)
+    assert f"each rank {doing}" in found
+    assert "table 't1': changes of its grad is None on rank 0, checksum" in found
+    assert "not the same on all ranks" in found
 
 
-def test_a_save_after_a_step_that_one_rank_skipped_is_refused(ranks_of: Start, tmp_path: Path) -> None:
-    for found in ranks_of(2).run(changed_alone, "dropped", (1,), "save", str(tmp_path)):
-        assert "each rank saves" in found
-        assert "table 't1': step is 1 on rank 0, 0 on rank 1" in found
+@on_ranks(2)
+def test_a_save_after_a_step_that_one_rank_skipped_is_refused(tmp_path: Path) -> None:
+    found = changed_alone("dropped", (1,), "save", tmp_path)
+    assert "each rank saves" in found
+    assert "table 't1': step is 1 on rank 0, 0 on rank 1" in found
     assert not list(tmp_path.iterdir())
 
 
+@on_ranks(2)
 @pytest.mark.parametrize(
     ("kind", "ranks", "then"),
     [
@@ -337,6 +291,6 @@ def test_a_save_after_a_step_that_one_rank_skipped_is_refused(ranks_of: Start, t
     ],
 )
 def test_changes_that_leave_replicas_alike_are_taken(
-    ranks_of: Start, tmp_path: Path, kind: str, ranks: tuple[int, ...], then: str
+    tmp_path: Path, kind: str, ranks: tuple[int, ...], then: str
 ) -> None:
-    assert ranks_of(2).run(changed_alone, kind, ranks, then, str(tmp_path)) == ["", ""]
+    assert changed_alone(kind, ranks, then, tmp_path) == ""
