@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import warm
 from engine_calls import DIM, Planned, engine, plan, records, run, swap, table
 
 from rec_sdk_torch import _engine
@@ -188,3 +189,31 @@ def test_an_arena_of_the_callers() -> None:
         e.plan(*batch, arena=np.zeros(64, np.uint8))
     assert sys.getrefcount(memory) == references
     assert e.tables.row_count(0) == e.in_flight() == 0
+
+
+def use_columns_while_plans_fail() -> None:
+    """One thread plans into arenas that are too small, and frees each; another reads and writes columns."""
+    e = engine(table("a"))
+    batch = (np.arange(50) % 8, np.array([0, 50]), np.array([0]), 1)
+    rows = np.zeros(0, np.int64)
+
+    def fail() -> None:
+        for _ in range(500):
+            with pytest.raises(ValueError, match="arena"):
+                e.plan(*batch, arena=np.zeros(64, np.uint8))
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    while thread.is_alive():
+        e.lifecycle.set_clock(0, *e.lifecycle.clock(0))
+        e.lifecycle.write_columns(0, rows, e.lifecycle.read_columns(0, rows))
+        e.lifecycle.candidates(0)
+
+
+def test_columns_do_not_wait_for_the_engine_with_the_interpreter_lock() -> None:
+    """An arena that is freed inside the engine takes the interpreter's lock: the two threads stood still."""
+    process = warm.CONTEXT.Process(target=use_columns_while_plans_fail)
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 0

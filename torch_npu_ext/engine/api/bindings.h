@@ -145,17 +145,21 @@ auto to_python(std::tuple<T...> values) {
   return std::apply([](T&... each) { return std::make_tuple(to_python(std::move(each))...); }, values);
 }
 
-// Runs `call` without the interpreter's lock.
+// Runs `call` without the interpreter's lock, which the engine's mutex must not be waited for with: whoever
+// holds the mutex may take the lock, to free the memory of a plan.
+template <class Call>
+auto call_unlocked(const Call& call) {
+  const WithoutLock nogil;
+  return call();
+}
+
+// The same, with the result as Python has it.
 template <class Call>
 auto run_unlocked(const Call& call) {
-  const auto run = [&call] {
-    const WithoutLock nogil;
-    return call();
-  };
   if constexpr (std::is_void_v<decltype(call())>) {
-    run();
+    call_unlocked(call);
   } else {
-    return to_python(run());
+    return to_python(call_unlocked(call));
   }
 }
 

@@ -111,7 +111,8 @@ void bind_life(py::module_& m) {
       .def(
           "read_columns",
           [](Lifecycle& e, int32_t table, Span<int64_t> rows) {
-            return to_arrays(e.read_columns(table, rows), e.columns(table));
+            const ColumnSet kept = call_unlocked([&] { return e.columns(table); });
+            return to_arrays(call_unlocked([&] { return e.read_columns(table, rows); }), kept);
           },
           table, rows,
           R"(Columns of rows [n], those that the table keeps: count, last_use, clicks, timestamp (int64 [n]),
@@ -119,9 +120,10 @@ void bind_life(py::module_& m) {
       .def(
           "write_columns",
           [](Lifecycle& e, int32_t table, Span<int64_t> rows, const Columns& columns) {
-            std::vector<RowColumnValues> values = e.read_columns(table, rows);
-            from_arrays(columns, e.columns(table), &values);
-            e.write_columns(table, rows, values);
+            const ColumnSet kept = call_unlocked([&] { return e.columns(table); });
+            std::vector<RowColumnValues> values = call_unlocked([&] { return e.read_columns(table, rows); });
+            from_arrays(columns, kept, &values);
+            call_unlocked([&] { e.write_columns(table, rows, values); });
           },
           table, rows, columns,
           R"(Sets these. KeyError for a column that is not kept, ValueError for a wrong length or range.)")
@@ -130,24 +132,25 @@ void bind_life(py::module_& m) {
           [](Lifecycle& e, int32_t table) {
             std::vector<int64_t> ids;
             std::vector<Candidates::Values> values;
-            for (const Lifecycle::Candidate& candidate : e.candidates(table)) {
+            for (const Lifecycle::Candidate& candidate : call_unlocked([&] { return e.candidates(table); })) {
               ids.push_back(candidate.id);
               values.push_back(candidate.values);
             }
-            return std::make_pair(to_python(std::move(ids)),
-                                  to_arrays(values, of_candidates(e.rules(table))));
+            return std::make_pair(
+                to_python(std::move(ids)),
+                to_arrays(values, call_unlocked([&] { return of_candidates(e.rules(table)); })));
           },
           table, "Ids [n], ascending, that were seen and have no row, and columns [n] as of rows.")
       .def(
           "set_candidates",
           [](Lifecycle& e, int32_t table, Span<int64_t> ids, const Columns& columns) {
-            const LifeClock now = e.clock(table);
+            const LifeClock now = call_unlocked([&] { return e.clock(table); });
             const Candidates::Values first = {0, static_cast<uint32_t>(now.batches), 0, now.timestamp};
             std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()), first);
-            from_arrays(columns, of_candidates(e.rules(table)), &values);
+            from_arrays(columns, call_unlocked([&] { return of_candidates(e.rules(table)); }), &values);
             std::vector<Lifecycle::Candidate> candidates;
             for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids[i], values[i]});
-            e.set_candidates(table, candidates);
+            call_unlocked([&] { e.set_candidates(table, candidates); });
           },
           table, ids, columns,
           R"(These and no others; a sketch begins anew with their counts. A last_use or a timestamp that is
@@ -170,14 +173,14 @@ void bind_life(py::module_& m) {
       .def(
           "clock",
           [](Lifecycle& e, int32_t table) {
-            const LifeClock clock = e.clock(table);
+            const LifeClock clock = call_unlocked([&] { return e.clock(table); });
             return std::make_tuple(clock.batches, clock.steps, clock.timestamp);
           },
           table, "(batches planned, steps ended, latest timestamp).")
       .def(
           "set_clock",
           [](Lifecycle& e, int32_t table, uint64_t batches, uint64_t steps, int64_t timestamp) {
-            e.set_clock(table, {batches, steps, timestamp});
+            call_unlocked([&] { e.set_clock(table, {batches, steps, timestamp}); });
           },
           table, py::arg("batches"), py::arg("steps"), py::arg("timestamp"));
 }
