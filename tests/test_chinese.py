@@ -30,6 +30,8 @@ NUMBER = re.compile(r"(?<![\w.^])(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)(?: *(thousand|m
 TIMES = {"": 1, "thousand": 1e3, "million": 1e6, "万": 1e4, "亿": 1e8}
 COMMENTS = {"": r"(?:^|\s+)#.*", "python": r"(?:^|\s+)#.*", "cpp": r"\s*//.*", "cmake": r"\s*#.*"}
 """By language of a block; blocks of other languages have no comments, and are the same to the letter."""
+PROMISE = re.compile(r" *print\(.*\)  # ")
+"""A line whose comment is what it prints."""
 
 
 @dataclass
@@ -130,7 +132,8 @@ def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
         directive, _, path = kind.partition("} ")  # a path is relative to the page
         told = f"{directive}}} {name(Path(os.path.normpath(page.parent / path)))}" if path else kind
         if not kind.startswith("{toctree}"):  # each language has a table of contents of its own
-            bare = [re.sub(comment, "", line) if comment else line for line in lines]
+            bare = [re.sub(comment, "", line) if comment and not PROMISE.match(line) else line for line in lines]
+            bare = [re.sub(r"^(:diff: )(?:\.\./)+", r"\1", line) for line in bare]
             found.append((told, [line for line in bare if line.strip()]))
     return found
 
@@ -229,6 +232,7 @@ Give `cache=`, for 2 million ids; see [rows](page.md#rows):
 
 ```python
 x = 1  # a number
+print(x)  # 1
 ```
 
 ## Rows
@@ -245,6 +249,7 @@ AFTER = """# 大小
 
 ```python
 x = 1  # 一个数
+print(x)  # 1
 ```
 
 ## 行
@@ -260,6 +265,7 @@ x = 1  # 一个数
         ("## 行", "### 行", "are of levels 2, 3"),
         ("- 一。", "## 又一", "2 headings in English, 3 in Chinese"),
         ("x = 1", "x = 2", "code blocks differ"),
+        ("print(x)  # 1", "print(x)  # 2", "code blocks differ"),
         ("| 5 |", "| 6 |", "tables differ"),
         ("| 若干 |", "| 若干 | 列 |", "tables differ"),
         ("| `rows` | 若干 |\n", "", "tables differ"),

@@ -24,7 +24,7 @@ LISTS: dict[str, tuple[str, str, str, Callable[[], Iterable[str]]]] = {
         r"`([A-Z_]+)`",
         lambda: [each.name for each in _KNOWN],
     ),
-    "homes": ("docs/errors.md", r"`home` that is none of .*?;", r'"(\w+)"', lambda: [each.value for each in Home]),
+    "homes": ("docs/faq.md", r"`home` that is none of .*?;", r'"(\w+)"', lambda: [each.value for each in Home]),
     "modes of the check of ids": (
         "rec_sdk_torch/modules/embedding_collections.py",
         r"bounds_check_mode: what .*?check_finite",

@@ -1,4 +1,4 @@
-"""Every warning has a category of ours, which docs/errors.md lists; loggers have the names of modules; errors say what
+"""Every warning has a category of ours, which docs/faq.md lists; loggers have the names of modules; errors say what
 they are."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def words(node: ast.AST) -> str:
 
 def documented() -> list[tuple[str, str]]:
     """Category and words of each line in the page's table of warnings."""
-    page = (ROOT / "docs" / "errors.md").read_text()
+    page = (ROOT / "docs" / "faq.md").read_text()
     return re.findall(r'^\| `(\w+Warning)` \| "([^"]+)" \|', page, re.MULTILINE)
 
 
@@ -83,7 +83,7 @@ def test_every_listed_warning_is_there() -> None:
 
 
 def test_categories_are_public_and_explained() -> None:
-    page = (ROOT / "docs" / "errors.md").read_text()
+    page = (ROOT / "docs" / "faq.md").read_text()
     for name in {*CATEGORIES, "RecSdkWarning"}:
         category = getattr(rst, name)
         assert issubclass(category, UserWarning)
