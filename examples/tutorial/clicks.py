@@ -1,11 +1,12 @@
-"""The data and the model of the tutorial, which all steps share: clicks of users on items."""
+"""The data, the model and the training loop of the tutorial, which all steps share: clicks of users on items."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
@@ -52,7 +53,27 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(model(batch.ids), batch.clicked)
 
 
-def report(losses: list[Tensor]) -> None:
-    """Prints the loss of the first and the last ten steps."""
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
+    """Trains on all batches, and prints the loss of the first and the last ten steps."""
+    losses = []
+    model.train()
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()  # also updates the rows of the tables
+        optimizer.step()
+        losses.append(loss.detach())
     first, last = (float(torch.stack(part).mean()) for part in (losses[:10], losses[-10:]))
-    print(f"loss {first:.3f} at first, {last:.3f} at last")
+    say(f"loss {first:.3f} at first, {last:.3f} at last")
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module) -> Tensor:
+    """The mean loss of five batches."""
+    return torch.stack([loss_of(model.eval(), batch) for batch in batches(steps=5)]).mean()
+
+
+def say(text: str) -> None:
+    """Prints on rank 0, where there are ranks."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(text)

@@ -1,39 +1,23 @@
 """Step 1, TorchRec alone: python examples/tutorial/step1_torchrec.py."""
 
 import torch
-from clicks import DIM, ROWS, Model, batches, loss_of, report
+from clicks import DIM, ROWS, Model, batches, train
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 
 def make_model():
-    tables = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(name=f"t_{name}", num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
-            for name, rows in ROWS.items()
-        ],
-    )
+    configs = [
+        EmbeddingBagConfig(name=f"t_{name}", num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
+        for name, rows in ROWS.items()
+    ]
+    tables = EmbeddingBagCollection(tables=configs)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
     return Model(tables)
 
 
-def train(model, optimizer, steps):
-    losses = []
-    for batch in batches(steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()  # also updates the rows of the tables
-        optimizer.step()
-        losses.append(loss.detach())
-    report(losses)
-
-
-def main():
+if __name__ == "__main__":
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.Adam(model.dense.parameters(), lr=0.01)
-    train(model, optimizer, steps=200)
-
-
-if __name__ == "__main__":
-    main()
+    train(model, optimizer, batches(steps=200))

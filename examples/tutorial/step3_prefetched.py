@@ -1,45 +1,15 @@
 """Step 3, batches planned ahead: python examples/tutorial/step3_prefetched.py."""
 
 import torch
-from clicks import DIM, ROWS, Model, batches, loss_of, report
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from clicks import batches, say, train
+from step2_cached import make_model, report
 
-from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, prefetch
+from rec_sdk_torch import prefetch
 
-
-def make_model():
-    tables = EmbCacheEmbeddingBagCollection(
-        tables=[
-            EmbCacheEmbeddingBagConfig(name=f"t_{name}", num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
-            for name, rows in ROWS.items()
-        ],
-        cache=0.4,  # of the rows are on the device
-    )
-    apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
-    return Model(tables)
-
-
-def train(model, optimizer, steps):
-    losses = []
-    for batch in prefetch(batches(steps), model, depth=2):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()  # also updates the rows of the tables
-        optimizer.step()
-        losses.append(loss.detach())
-    report(losses)
-
-
-def main():
+if __name__ == "__main__":
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.Adam(model.dense.parameters(), lr=0.01)
-    train(model, optimizer, steps=200)
-    stats = model.tables.cache_stats()
-    print(f"rows in the cache: {model.tables.cache_sizes}")
-    print(f"found in the cache: {1 - stats['unique_misses'] / stats['unique_rows']:.0%}")
-    print(f"planned ahead at once: {stats['depth_reached']}")
-
-
-if __name__ == "__main__":
-    main()
+    train(model, optimizer, prefetch(batches(steps=200), model, depth=2))
+    report(model.tables)
+    say(f"planned ahead at once: {model.tables.cache_stats()['depth_reached']}")

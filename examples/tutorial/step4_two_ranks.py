@@ -2,30 +2,13 @@
 
 import torch
 import torch.distributed as dist
-from clicks import DIM, ROWS, Model, batches, loss_of, report
+from clicks import ROWS, batches, train
+from step2_cached import make_model, report
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingEnv
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from rec_sdk_torch import (
-    EmbCacheEmbeddingBagCollection,
-    EmbCacheEmbeddingBagConfig,
-    get_default_hybrid_sharders,
-    prefetch,
-)
-
-
-def make_model():
-    tables = EmbCacheEmbeddingBagCollection(
-        tables=[
-            EmbCacheEmbeddingBagConfig(name=f"t_{name}", num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
-            for name, rows in ROWS.items()
-        ],
-        cache=0.4,  # of the rows are on the device
-    )
-    apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.1})
-    return Model(tables)
+from rec_sdk_torch import get_default_hybrid_sharders, prefetch
 
 
 def sharded(model):
@@ -37,32 +20,16 @@ def sharded(model):
     return DistributedModelParallel(model, env, torch.device("cpu"), plan, sharders)
 
 
-def train(model, optimizer, steps):
-    losses = []
-    for batch in prefetch(batches(steps, dist.get_rank()), model, depth=2):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()  # also updates the rows of the tables
-        optimizer.step()
-        losses.append(loss.detach())
-    if dist.get_rank() == 0:
-        report(losses)
+def train_ahead(model, optimizer, steps):
+    train(model, optimizer, prefetch(batches(steps, dist.get_rank()), model, depth=2))
 
 
-def main():
+if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = sharded(make_model())
     optimizer = torch.optim.Adam(model.module.dense.parameters(), lr=0.01)
-    train(model, optimizer, steps=200)
-    if dist.get_rank() == 0:
-        stats = model.module.tables.cache_stats()
-        print(f"rows in the cache: {model.module.tables.cache_sizes}")
-        print(f"found in the cache: {1 - stats['unique_misses'] / stats['unique_rows']:.0%}")
-        print(f"planned ahead at once: {stats['depth_reached']}")
+    train_ahead(model, optimizer, steps=200)
+    report(model.module.tables)
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
