@@ -7,6 +7,7 @@ import waiting_threads  # noqa: F401  # before torch, which reads what it sets
 # isort: split
 import ast
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import date
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ from rec_sdk_torch import emulate
 from rec_sdk_torch.operators.devices.backends import parse_device
 
 HERE = Path(__file__).parent
+MEMORY = Path("/dev/shm")
+"""Folders of tests are in memory where it is large: most of a small save is the wait for the disk."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +39,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--day", type=int, default=date.today().toordinal(), help="seeds of that day (default: today's)")
 
 
+def has_room(folder: Path) -> bool:
+    """Whether there is such a folder, with 8 GiB free, from which programs can be run."""
+    return (
+        folder.is_dir()
+        and shutil.disk_usage(folder).free > 8 << 30
+        and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+        and os.access(folder, os.W_OK)
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if has_room(MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     os.environ["PYTHONFAULTHANDLER"] = "1"  # of ranks: one that is aborted says where
     config.addinivalue_line("markers", "full: repetition, many seconds or much memory; runs with --full")
     config.pluginmanager.register(Times(), "times")
