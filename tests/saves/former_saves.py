@@ -2,7 +2,7 @@
 
 python tests/saves/former_saves.py     writes tests/data/saves/<version>: models that it does not have yet
 
-For each model of `MODELS` there is an archive of its saves, `<model>.zip`, and `<model>.json`: the bits of rows,
+For each model of `MODELS` there is an archive of its saves, `<model>.zip`. Its `expected.json` has the bits of rows,
 states, pending gradients, counts and clocks when the last one was written, read from the tables and not from the save.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import tables
 import test_saved_evicted as leaving
 import torch
+from tables import WINDOWS, delta, make, train, trained
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # models of several ranks
@@ -34,6 +35,7 @@ from rec_sdk_torch.rules import Sketch  # noqa: E402
 from rec_sdk_torch.saves.format import manifest  # noqa: E402
 
 SAVES = HERE.parent / "data" / "saves"
+EXPECTED = "expected.json"
 SHARDED = sharded_model.Scenario(
     optimizer=rst.AccumulateAdagrad,
     options={"use_accumulate": True, "accumulate_step": 3},
@@ -68,11 +70,11 @@ class Former:
 
 def _chain(base: Path, deltas: Path | None = None) -> Contents:
     """A full save and two deltas; ids leave in between, and a window is open at the end."""
-    embedding = tables.make(tables.WINDOWS)
+    embedding = make(WINDOWS)
     for begin, end in ((0, 4), (4, 8), (8, 13)):
-        tables.train(embedding, range(begin, end))
+        train(embedding, range(begin, end))
         embedding.view("a").remove(embedding.view("a").ids()[:3])
-        rst.Saver().save(embedding, base if begin == 0 or deltas is None else deltas, incremental=True)
+        delta(embedding, base if begin == 0 or deltas is None else deltas)
     return tables.contents(embedding)
 
 
@@ -92,9 +94,8 @@ def _packed(folder: Path) -> Contents:
 
 def _warm(folder: Path) -> Contents:
     """One save of the same, and which rows were in the cache."""
-    embedding = tables.make(tables.WINDOWS)
-    tables.train(embedding, range(6))
-    rst.Saver().save(embedding, folder, incremental=True)
+    embedding = trained(6, WINDOWS)
+    delta(embedding, folder)
     return _cached(embedding)
 
 
@@ -108,7 +109,7 @@ def _life(folder: Path, of: int = 1) -> Contents:
     embedding = life.make(life.LIVES[of])
     for begin in (0, 5):
         life.train(embedding, range(begin, begin + 5))
-        rst.Saver().save(embedding, folder, incremental=True)
+        delta(embedding, folder)
     return _living(embedding)
 
 
@@ -127,7 +128,7 @@ def _evicted(folder: Path) -> Contents:
     for begin in (0, 5):
         leaving.train(embedding, range(begin, begin + 5))
         embedding.view("a").take_evicted(1)
-        rst.Saver().save(embedding, folder, incremental=True)
+        delta(embedding, folder)
     return _waiting(embedding)
 
 
@@ -142,11 +143,15 @@ def _sharded(folder: Path) -> Contents:
     return held
 
 
+def _window() -> Any:
+    return make(WINDOWS)
+
+
 MODELS = {
-    "chain": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _chain),
-    "packs": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _packed),
-    "folders": Former(lambda: tables.make(tables.WINDOWS), tables.contents, _folders, "deltas"),
-    "warm": Former(lambda: tables.make(tables.WINDOWS), _cached, _warm),
+    "chain": Former(_window, tables.contents, _chain),
+    "packs": Former(_window, tables.contents, _packed),
+    "folders": Former(_window, tables.contents, _folders, "deltas"),
+    "warm": Former(_window, _cached, _warm),
     "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
     "sketch": Former(lambda: life.make(life.LIVES[SKETCH]), _living, _sketch),
     "evicted": Former(leaving.make, _waiting, _evicted),
@@ -163,24 +168,18 @@ def plain(contents: Any) -> Any:
     return contents.hex() if isinstance(contents, bytes) else contents
 
 
-def _lines(contents: Mapping[str, Any]) -> str:
-    """Returns JSON with one line for each table or other part."""
-    lines = ",\n".join(f"{json.dumps(part)}: {json.dumps(contents[part])}" for part in sorted(contents))
-    return f"{{\n{lines}\n}}\n"
-
-
 def main() -> None:
     """The command line."""
     torch.set_num_threads(1)
     version = SAVES / rst.__version__
     version.mkdir(exist_ok=True)
     for name, former in MODELS.items():
-        if (version / f"{name}.json").exists():
+        if (version / f"{name}.zip").exists():
             continue
         with tempfile.TemporaryDirectory() as folder:
             expected = plain(former.write(Path(folder)))
+            (Path(folder) / EXPECTED).write_text(json.dumps(expected))
             shutil.make_archive(str(version / name), "zip", folder)
-        (version / f"{name}.json").write_text(_lines(expected))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tables import WINDOWS, contents
+from embeddings import embedding_of
+from tables import WINDOWS, contents, delta
 
-import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Age, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.saves.format.manifest import MANIFEST
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tbe.config.life import TableLife
 
 LIFE = TableLife(
@@ -29,14 +29,13 @@ LIFE = TableLife(
 SKETCH = TableLife(admission=Sketch(3, bytes=200))
 
 
-def make(optimizer: Any = WINDOWS, life: TableLife = LIFE, **options: Any) -> TableBatchedEmbedding:
+def make(life: TableLife = LIFE, **options: Any) -> TableBatchedEmbedding:
     """A hash table that admits ids, and may evict them, and an index table."""
     tables = [
         TableConfig("a", 30, 4, track_changes=True, life=life),
         TableConfig("b", 12, 4, hashed=False, track_changes=True),
     ]
-    given = TableOptimizer.create(*optimizer)
-    return TableBatchedEmbedding(tables, optimizer=given, **{"cache": 12, "seed": 1, **options})
+    return embedding_of(*tables, optimizer=WINDOWS, **{"cache": 12, **options})
 
 
 def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
@@ -49,15 +48,15 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
 
 def saved(path: Path, life: TableLife = LIFE) -> list[tuple[Path, dict[str, Any]]]:
     """A full save, and a delta with removed ids and their rows, candidates and an open window; with what was saved."""
-    source = make(life=life)
+    source = make(life)
     train(source, range(6))
     source.view("a").remove(source.view("a").ids()[-1:])
     train(source, range(6, 7))
-    saves = [(Path(rst.Saver().save(source, path, incremental=True)), state_of(source))]
+    saves = [(delta(source, path), state_of(source))]
     train(source, range(7, 9))
     source.view("a").remove(source.view("a").ids()[:2])
     train(source, range(9, 11))
-    return [*saves, (Path(rst.Saver().save(source, path, incremental=True)), state_of(source))]
+    return [*saves, (delta(source, path), state_of(source))]
 
 
 def state_of(embedding: TableBatchedEmbedding) -> dict[str, Any]:

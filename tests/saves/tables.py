@@ -1,15 +1,20 @@
-"""Embeddings that the tests of saves train, and all that one has of its rows."""
+"""Embeddings that the tests of saves train, save and load, and all that one has of its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from embeddings import embedding_of
 
-from rec_sdk_torch import AccumulateAdagrad
-from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch import AccumulateAdagrad, CheckpointError, Saver
+from rec_sdk_torch.saves.format.manifest import Manifest, read_manifest
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig
 
 IDS = 60
 ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.01})
@@ -27,12 +32,14 @@ def configs(**options: Any) -> list[TableConfig]:
     return [table("a", True, 4), table("b", False, 8), table("c", True, 4, torch.bfloat16), d]
 
 
-def make(optimizer: Any = ADAGRAD, *, cache: Any = 20, seed: int = 1, **options: Any) -> TableBatchedEmbedding:
-    """An embedding; `cache` of fewer rows than tables have makes rows leave it."""
-    names = {"device", "cache_policy", "batch_hint"}
+def make(optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
+    """Returns an embedding of the four tables; other options than its own are of each table.
+
+    `cache` of fewer rows than tables have makes rows leave it.
+    """
+    names = {"cache", "seed", "device", "cache_policy", "batch_hint"}
     own = {name: options.pop(name) for name in names & options.keys()}
-    given = None if optimizer is None else TableOptimizer.create(*optimizer)
-    return TableBatchedEmbedding(configs(**options), optimizer=given, cache=cache, seed=seed, **own)
+    return embedding_of(*configs(**options), optimizer=optimizer, **{"cache": 20, **own})
 
 
 def batch(seed: int, ids: int = IDS) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,8 +47,8 @@ def batch(seed: int, ids: int = IDS) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, ids, 32)), torch.arange(0, 33, 2)
 
 
-def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
-    """The outputs of the steps."""
+def train(embedding: TableBatchedEmbedding, seeds: Iterable[int]) -> list[torch.Tensor]:
+    """Takes a step for each seed; returns the outputs."""
     outputs = []
     for seed in seeds:
         indices, offsets = (each.to(embedding.device) for each in batch(seed))
@@ -72,3 +79,57 @@ def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
                 result[f"optimizer {place}"] = {optimizer.step: repr(sorted(options.items())).encode()}
         result["counts"] = {length: bytes([count]) for length, count in embedding.layout.windows.items() if count}
     return result
+
+
+def trained(steps: int | range = 3, optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
+    """Returns what `make` does after steps."""
+    embedding = make(optimizer, **options)
+    train(embedding, range(steps) if isinstance(steps, int) else steps)
+    return embedding
+
+
+def same(a: Any, b: Any) -> None:
+    """Fails where two models, or dicts of what they have, differ, and names the part."""
+    a, b = (contents(each) if isinstance(each, TableBatchedEmbedding) else each for each in (a, b))
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name] == b[name], name
+
+
+def save(source: Any, path: Path, incremental: bool = False) -> Path:
+    """Saves a model; returns the folder of the save."""
+    return Path(Saver().save(source, path, incremental=incremental))
+
+
+def delta(source: Any, path: Path) -> Path:
+    """Saves what changed, or all where there is no save that a delta can follow."""
+    return save(source, path, incremental=True)
+
+
+def written(source: Any, path: Path, incremental: bool = True) -> Manifest:
+    """Saves a model; returns the manifest of the save."""
+    return read_manifest(save(source, path, incremental))
+
+
+def chain(path: Path, saves: int = 4) -> tuple[TableBatchedEmbedding, list[Path]]:
+    """Returns a model and its saves: a full one and deltas, of which each has a step more."""
+    source, folders = make(), []
+    for step in range(saves):
+        train(source, range(step, step + 1))
+        folders.append(delta(source, path))
+    return source, folders
+
+
+def loaded(path: Any, target: Any = None, *, warm: bool = True, **options: Any) -> Any:
+    """Loads into a model, by default into one that `make` returns; returns the model."""
+    target = make(**options) if target is None else target
+    Saver().load(target, path, warm=warm)
+    return target
+
+
+def refused(target: Any, path: Any, message: str, error: type[Exception] = CheckpointError) -> None:
+    """Fails unless a load raises, and leaves the model as it was."""
+    before = contents(target)
+    with pytest.raises(error, match=message):
+        Saver().load(target, path)
+    same(target, before)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import tables
 import torch
+from embeddings import SGD, embedding_of
 from forking import fork, sleeping_child
 from jagged import apply, bag_config, bags_collection, numbered, rows_of, train_step
-from tables import ADAGRAD, WINDOWS, contents, make, train
+from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, same, save, train, trained
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Count, Idle, Rows
+from rec_sdk_torch.saves.format import manifest
 from rec_sdk_torch.saves.save import saving
 from rec_sdk_torch.saves.save.job import SaveJob
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
@@ -25,17 +27,15 @@ from rec_sdk_torch.tbe.rows import snapshot
 
 LIFE = TableLife(admission=Count(2), eviction=Idle(3), every=2, bound=Rows(25), keep_evicted=True)
 HASHED = ("a", "c")
-SGD = (torch.optim.SGD, {"lr": 0.1})
 
 
-def with_life(cache: int = 20, **options: Any) -> TableBatchedEmbedding:
+def with_life(cache: int) -> TableBatchedEmbedding:
     """As `make`, whose hash tables admit and evict ids."""
-    configs = tables.configs(**options)
+    configs = tables.configs()
     for config in configs:
         if config.hashed:
             object.__setattr__(config, "life", LIFE)
-    optimizer = rst.TableOptimizer.create(*ADAGRAD)
-    return TableBatchedEmbedding(configs, optimizer=optimizer, cache=cache, seed=1)
+    return embedding_of(*configs, optimizer=ADAGRAD, cache=cache)
 
 
 def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
@@ -46,22 +46,21 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
         if view.config.life is None:
             continue
         ids = view.ids()
-        columns = view.row_columns(ids)
-        result[name] = {
-            int(one): [columns[key][place].item() for key in sorted(columns)] for place, one in enumerate(ids)
-        }
+        columns = dict(sorted(view.row_columns(ids).items()))
+        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+        result[name] = dict(zip(ids.tolist(), rows, strict=True))
         waiting, of_waiting = view.candidates()
         result[f"{name}.candidates"] = (waiting.tolist(), {key: each.tolist() for key, each in of_waiting.items()})
         result[f"{name}.clocks"] = view.clocks()
-        left = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.evicted_waiting()]
+        left = [(each.ids.tolist(), each.weight.tolist()) for each in view.evicted_waiting()]
         result[f"{name}.left"] = [row for ids_left, weights in left for row in zip(ids_left, weights, strict=True)]
     return result
 
 
-def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], None], aside: int = 1000) -> None:
+def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
     """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
     monkeypatch.setattr(snapshot, "PIECE_BYTES", 200)
-    monkeypatch.setattr(saving, "ASIDE_BYTES", aside)
+    monkeypatch.setattr(saving, "ASIDE_BYTES", 1000)
     pieces = snapshot.Snapshot.pieces
 
     def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.SnapshotRows]:
@@ -99,48 +98,40 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
     return change
 
 
-@pytest.mark.parametrize("case", ["adagrad", "window", "life"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("case", ["adagrad", "window", "packs", "life"])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 def test_a_save_has_its_moment_whatever_happens_meanwhile(
     case: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(cache: int) -> TableBatchedEmbedding:
-        return with_life(cache) if case == "life" else make(WINDOWS if case == "window" else ADAGRAD, cache=cache)
+    """A full save, and a delta of the next moment."""
 
-    source = build(9 + 10 * seed)
+    def build(cache: int) -> TableBatchedEmbedding:
+        return with_life(cache) if case == "life" else make(ADAGRAD if case == "adagrad" else WINDOWS, cache=cache)
+
+    if case == "packs":
+        monkeypatch.setattr(manifest, "MANY_TABLES", 1)
+    source, target = build(9 + 10 * seed), build(33)
     train(source, range(7 + seed))
-    first = SaveJob(source, tmp_path, False)
-    then, counts = contents(source), counted(source)
-    small_pieces(monkeypatch, disturbance(source, seed + 1))
-    first.run()
-    assert contents(source) != then  # it did go on
-    target = build(33)
-    rst.Saver().load(target, tmp_path)
-    assert contents(target) == then
-    assert counted(target) == counts
-    # A delta of the next moment, also disturbed.
-    second = SaveJob(source, tmp_path, True)
-    then, counts = contents(source), counted(source)
-    second.run()
-    rst.Saver().load(target, tmp_path)
-    assert contents(target) == then
-    assert counted(target) == counts
+    for incremental in (False, True):
+        job = SaveJob(source, tmp_path, incremental)
+        then, counts = contents(source), counted(source)
+        if not incremental:
+            small_pieces(monkeypatch, disturbance(source, seed + 1))
+        job.run()
+        assert incremental or contents(source) != then  # it did go on
+        same(loaded(tmp_path, target), then)
+        same(counted(target), counts)
     with source.exclusive():
         assert not any(group.snapshots for group in source.groups)
 
 
-def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, other = make(), make()
-    train(other, range(50, 55))
-    rst.Saver().save(other, tmp_path / "other")
-    train(source, range(5))
+def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path) -> None:
+    source, other = trained(5), trained(range(50, 55))
+    save(other, tmp_path / "other")
     job, then = SaveJob(source, tmp_path / "own", False), contents(source)
-    rst.Saver().load(source, tmp_path / "other")
-    assert contents(source) == contents(other)
+    same(loaded(tmp_path / "other", source), other)
     job.run()
-    target = make()
-    rst.Saver().load(target, tmp_path / "own")
-    assert contents(target) == then
+    same(loaded(tmp_path / "own"), then)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
@@ -152,26 +143,22 @@ def test_tables_that_are_laid_out_anew_during_a_save(optimizer: Any, tmp_path: P
     source.view("a").remove(ids[:5])
     source.set_optimizers(dict.fromkeys(range(4), rst.TableOptimizer.create(*optimizer)))
     job.run()
-    first = make(None)
-    rst.Saver().load(first, tmp_path)
+    first = loaded(tmp_path, optimizer=None)
     assert sorted(first.table_ids("a").tolist()) == list(range(20)), "the moment of the save"
-    rst.Saver().save(source, tmp_path, incremental=True)
-    target = make(optimizer)
-    rst.Saver().load(target, tmp_path)
-    assert contents(target) == contents(source)
+    delta(source, tmp_path)
+    same(loaded(tmp_path, optimizer=optimizer), source)
 
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_training_goes_on_beside_the_thread_that_writes(
     incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = make(cache=30)
-    train(source, range(4))
-    rst.Saver().save(source, tmp_path)
+    source = trained(4, cache=30)
+    save(source, tmp_path)
     train(source, range(4, 6))
     then = contents(source)
     steps = threading.Semaphore(0)
-    small_pieces(monkeypatch, lambda: bool(steps.acquire(timeout=10)))  # a step per piece, at least
+    small_pieces(monkeypatch, lambda: steps.acquire(timeout=10))  # a step per piece, at least
     future = rst.Saver().save(source, tmp_path, incremental, background=True)
     number = 10
     while not future.done():
@@ -180,9 +167,7 @@ def test_training_goes_on_beside_the_thread_that_writes(
         steps.release()
     assert number > 20
     assert Path(future.result()).parent == tmp_path.resolve()
-    target = make()
-    rst.Saver().load(target, tmp_path)
-    assert contents(target) == then
+    same(loaded(tmp_path), then)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -203,7 +188,7 @@ def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch:
     source, plain = collection(), collection()
     saves: list[Any] = []
     between = threading.Semaphore(0)
-    small_pieces(monkeypatch, lambda: bool(between.acquire(timeout=10)))
+    small_pieces(monkeypatch, lambda: between.acquire(timeout=10))
     for step, batch in enumerate(rst.prefetch(steps(), source, depth)):
         train_step(source[0], batch)
         between.release()
@@ -216,8 +201,7 @@ def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch:
         between.release()
     for number, (future, then) in zip((7, 20), saves, strict=True):
         future.result(timeout=60)
-        target = collection()
-        rst.Saver().load(target, tmp_path / str(number))
+        target = loaded(tmp_path / str(number), collection())
         assert bytes_of(target[0]) == then
         assert len(then) > 20
     for batch in steps():
@@ -227,28 +211,19 @@ def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch:
 
 def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "PATIENCE", 2)
-    source = make(cache=20)
-    train(source, range(5))
+    source = trained(5)
     job, then = SaveJob(source, tmp_path, False), contents(source)
-    held = [group.engine for group in source.groups]
-    call = source.queue.take(source.queue.batch(*_arguments(source)))
-    assert any(engine.unapplied() for engine in held)
+    indices, offsets = tables.batch(99)
+    arguments: tuple[Any, ...] = (offsets, indices, offsets, 4, source._keys, None, False, Seen(None, None, None))
+    call = source.queue.take(source.queue.batch(*arguments))
+    assert any(group.engine.unapplied() for group in source.groups)
     job.run()
     del call
-    target = make()
-    rst.Saver().load(target, tmp_path)
-    assert contents(target) == then
-
-
-def _arguments(source: TableBatchedEmbedding) -> tuple[Any, ...]:
-    indices, offsets = tables.batch(99)
-    return offsets, indices, offsets, 4, source._keys, None, False, Seen(None, None, None)
+    same(loaded(tmp_path), then)
 
 
 def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, twin = make(), make()
-    train(source, range(5))
-    train(twin, range(5))
+    source, twin = trained(5), trained(5)
     monkeypatch.setattr(saving, "ASIDE_BYTES", 0)
     job = SaveJob(source, tmp_path, False)
 
@@ -256,47 +231,44 @@ def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(snapshot.tempfile, "TemporaryFile", full)
-    train(source, range(5, 8))
-    train(twin, range(5, 8))
-    assert contents(source) == contents(twin)
+    for each in (source, twin):
+        train(each, range(5, 8))
+    same(source, twin)
     with pytest.raises(RuntimeError, match="could not be put aside") as raised:
         job.run()
     assert isinstance(raised.value.__cause__, OSError)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    rst.Saver().save(source, tmp_path)  # nothing is left of the one that failed
+    save(source, tmp_path)  # nothing is left of the one that failed
 
 
 def test_an_error_of_the_background_is_raised_by_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = make()
-    train(source, range(2))
     monkeypatch.setattr("rec_sdk_torch.saves.save.job.finish", lambda *_: 1 / 0)
-    future = rst.Saver().save(source, tmp_path, background=True)
+    future = rst.Saver().save(trained(), tmp_path, background=True)
     with pytest.raises(ZeroDivisionError):
         future.result(timeout=30)
 
 
 def test_a_process_that_is_forked_during_a_save_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the lock of the save, and not the thread that would let go of it."""
-    source = make()
-    train(source, range(3))
-    rst.Saver().save(make(), tmp_path / "first")
+    source = trained()
+    save(make(), tmp_path / "first")
     go_on = threading.Semaphore(0)
-    small_pieces(monkeypatch, lambda: bool(go_on.acquire(timeout=60)))
+    small_pieces(monkeypatch, lambda: go_on.acquire(timeout=60))
     future = rst.Saver().save(source, tmp_path / "a", background=True)
     work = {
-        "save": lambda: rst.Saver().save(source, tmp_path / "b"),
-        "load": lambda: rst.Saver().load(source, tmp_path / "first"),
+        "save": lambda: save(source, tmp_path / "b"),
+        "load": lambda: loaded(tmp_path / "first", source),
         "train": lambda: train(source, range(3, 4)),
     }
     children = {name: fork(each) for name, each in work.items()}
     with sleeping_child():  # it has no lock of the folder either
         go_on.release(1000)
         future.result(timeout=60)
-        rst.Saver().save(source, tmp_path / "a", incremental=True)
+        delta(source, tmp_path / "a")
     for name, child in children.items():
         said = child.said()
         assert said.startswith("RuntimeError: process "), (name, said)
         assert "or saved them: locks and threads do not survive a fork" in said
-    child = fork(lambda: Path(rst.Saver().save(source, tmp_path / "b")).parent.name)
+    child = fork(lambda: save(source, tmp_path / "b").parent.name)
     assert child.said() == "b", "no save goes on: the child has a copy of the tables"

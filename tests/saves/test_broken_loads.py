@@ -11,12 +11,20 @@ from typing import Any
 import odd_saves
 import pytest
 import torch
+from embeddings import embedding_of
 from odd_saves import make, state_of, train
-from test_saver import same
+from tables import loaded, same, save
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.saves.load import reading, room
 from rec_sdk_torch.tbe.cache.device_cache import Group
+
+
+def before_a_load(**options: Any) -> rst.TableBatchedEmbedding:
+    """A model with other rows than the saves have."""
+    target = make(**options)
+    train(target, range(50, 53))
+    return target
 
 
 @pytest.fixture
@@ -42,7 +50,7 @@ def files_read(saves: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     counting = Breaks(0, OSError())
     with monkeypatch.context() as patch:
         patch.setattr(reading, "open_file", counting)
-        rst.Saver().load(make(), saves)
+        loaded(saves, make())
     return -counting.left
 
 
@@ -53,44 +61,35 @@ def test_a_file_that_cannot_be_read_any_more(
     path, saved = saves
     files = files_read(path, monkeypatch)
     assert files >= 7
-    target = make()
-    train(target, range(50, 53))
+    target = before_a_load()
     before = state_of(target)
     for number in range(1, files + 1):
         with monkeypatch.context() as patch:
             patch.setattr(reading, "open_file", Breaks(number, error))
             with pytest.raises(type(error)):
-                rst.Saver().load(target, path)
+                loaded(path, target)
         same(state_of(target), before)
     train(target, range(53, 54))
-    rst.Saver().load(target, path)
-    same(state_of(target), saved)
-
-
-class Two(torch.nn.Module):
-    """Two embeddings with tables of the same names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = make(), make()
+    same(state_of(loaded(path, target)), saved)
 
 
 def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, target = Two(), Two()
-    train(source.first, range(4))
-    train(source.second, range(4, 8))
-    rst.Saver().save(source, tmp_path)
-    for each in (target.first, target.second):
+    """Their tables have the same names."""
+    source, target = (torch.nn.ModuleList([make(), make()]) for _ in range(2))
+    for number, each in enumerate(source):
+        train(each, range(4 * number, 4 * number + 4))
+    save(source, tmp_path)
+    for each in target:
         train(each, range(50, 52))
-    before = [state_of(each) for each in (target.first, target.second)]
+    before = [state_of(each) for each in target]
     with monkeypatch.context() as patch:
         patch.setattr(reading, "open_file", Breaks(6, OSError("planted")))
         with pytest.raises(OSError, match="planted"):
-            rst.Saver().load(target, tmp_path)
-    for each, was in zip((target.first, target.second), before, strict=True):
+            loaded(tmp_path, target)
+    for each, was in zip(target, before, strict=True):
         same(state_of(each), was)
-    rst.Saver().load(target, tmp_path)
-    for each, its in ((target.first, source.first), (target.second, source.second)):
+    loaded(tmp_path, target)
+    for each, its in zip(target, source, strict=True):
         same(state_of(each), state_of(its))
 
 
@@ -105,9 +104,8 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def large() -> Any:
     """With more rows than the save: what they give back is enough."""
-    target = make()
+    target = before_a_load()
     target.view("a").write(torch.arange(100, 300), {"weight": torch.ones(200, 4)})
-    train(target, range(50, 53))
     return target
 
 
@@ -124,23 +122,21 @@ def test_tables_are_emptied_first_where_memory_is_short(
             pytest.warns(UserWarning, match=r"host memory has no room .* emptied first"),
             pytest.raises(OSError, match="planted"),
         ):
-            rst.Saver().load(target, path)
+            loaded(path, target)
     state = state_of(target)
     assert not any(state[name] for name in ("a", "a.window", "b.window", "counts"))
     assert state["candidates"][0] == []
     same(state["optimizer 0"], optimizer)
     train(target, range(53, 54))
-    other = large()
     with pytest.warns(UserWarning, match="emptied first"):
-        rst.Saver().load(other, path)
-    same(state_of(other), saved)
+        same(state_of(loaded(path, large())), saved)
 
 
 def test_rows_that_fit_in_no_way(saves: tuple[Path, Any], little: None) -> None:
     target = make()
     before = state_of(target)
     with pytest.raises(MemoryError, match=r"its rows need [0-9]+ bytes of host memory, 100 are free"):
-        rst.Saver().load(target, saves[0])
+        loaded(saves[0], target)
     same(state_of(target), before)
 
 
@@ -155,52 +151,39 @@ def small_disk() -> Iterator[None]:
     signal.signal(signal.SIGXFSZ, ignored)
 
 
-def on_disk(path: Path) -> rst.TableBatchedEmbedding:
-    target = make(host_store=path / "rows")
-    train(target, range(50, 53))
-    return target
+@pytest.fixture
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for rows on disk."""
+    return tmp_path_factory.mktemp("stores")
 
 
-def test_a_disk_without_room(
-    saves: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> None:
-    folder = tmp_path_factory.mktemp("stores")
-    target = on_disk(folder)
-    files, before = sorted(folder.rglob("*.rows")), state_of(target)
+def test_a_disk_without_room(saves: tuple[Path, Any], stores: Path, request: pytest.FixtureRequest) -> None:
+    target = before_a_load(host_store=stores / "rows")
+    files, before = sorted(stores.rglob("*.rows")), state_of(target)
     request.getfixturevalue("small_disk")
     with pytest.raises(OSError, match="host store needs"):
-        rst.Saver().load(target, saves[0])
+        loaded(saves[0], target)
     same(state_of(target), before)
-    assert sorted(folder.rglob("*.rows")) == files
+    assert sorted(stores.rglob("*.rows")) == files
     train(target, range(53, 54))
 
 
 def test_a_disk_with_room_for_one_of_both(
-    saves: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    saves: tuple[Path, Any], stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rows on disk need no memory."""
+    monkeypatch.setattr(room, "available_memory", lambda: 0)
     path, saved = saves
-    folder = tmp_path_factory.mktemp("stores")
-    target = on_disk(folder)
-    rst.Saver().load(target, path)
-    same(state_of(target), saved)
-    assert len(list(folder.rglob("*.rows"))) == 2, "those of the rows before are gone"
+    target = before_a_load(host_store=stores / "rows")
+    same(state_of(loaded(path, target)), saved)
+    assert len(list(stores.rglob("*.rows"))) == 2, "those of the rows before are gone"
     monkeypatch.setattr(room, "_free", lambda store: 100)
     with pytest.warns(UserWarning, match="the disk of host_store .* emptied first"):
-        rst.Saver().load(target, path)
-    same(state_of(target), saved)
-    fresh = make(host_store=folder / "more")
+        same(state_of(loaded(path, target)), saved)
+    fresh = make(host_store=stores / "more")
     monkeypatch.setattr(room, "_free", lambda store: -(1 << 40))
     with pytest.raises(OSError, match=r"its rows need .* of the disk of host_store .*more', -1099511627776 are free"):
-        rst.Saver().load(fresh, path)
-
-
-def test_rows_on_disk_need_no_memory(
-    saves: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "available_memory", lambda: 0)
-    target = on_disk(tmp_path_factory.mktemp("stores"))
-    rst.Saver().load(target, saves[0])
-    same(state_of(target), saves[1])
+        loaded(path, fresh)
 
 
 # ---- the moment of the change
@@ -212,18 +195,10 @@ def test_an_interrupt_between_two_groups_is_made_good(
     number: int, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of the save are there for the next call, of all groups."""
-    adagrad = (torch.optim.Adagrad, {"lr": 0.1})
-    source, target = (
-        rst.TableBatchedEmbedding(
-            [rst.TableConfig("a", 30, 4), rst.TableConfig("b", 12, 8, hashed=False)],
-            optimizer=rst.TableOptimizer.create(*adagrad),
-            cache=12,
-            seed=1,
-        )
-        for _ in range(2)
-    )
+    configs = [rst.TableConfig("a", 30, 4), rst.TableConfig("b", 12, 8, hashed=False)]
+    source, target = (embedding_of(*configs, cache=12) for _ in range(2))
     train(source, range(4))
-    rst.Saver().save(source, tmp_path)
+    save(source, tmp_path)
     train(target, range(50, 52))
     adopt, calls = Group.adopt, []
 
@@ -239,18 +214,17 @@ def test_an_interrupt_between_two_groups_is_made_good(
     with monkeypatch.context() as patch:
         patch.setattr(Group, "adopt", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            rst.Saver().load(target, tmp_path)
-    same(odd_saves.contents(target), odd_saves.contents(source))
-    train(source, range(4, 6))
-    train(target, range(4, 6))
-    same(odd_saves.contents(target), odd_saves.contents(source))
+            loaded(tmp_path, target)
+    same(target, source)
+    for each in (source, target):
+        train(each, range(4, 6))
+    same(target, source)
 
 
 def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
-    target = make()
-    train(target, range(50, 53))
+    target = before_a_load()
     before = [target.cache_stats(table) for table in (None, "a", "b")]
-    rst.Saver().load(target, saves[0])
+    loaded(saves[0], target)
     assert len(target.view("a").take_evicted()) == target.cache_stats("a")["evicted_waiting"] + 3
     for table, counted in zip((None, "a", "b"), before, strict=True):
         now = target.cache_stats(table)
@@ -264,11 +238,10 @@ def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
 
 
 def test_changes_are_known_from_the_load_on(saves: tuple[Path, Any]) -> None:
-    target = make()
-    train(target, range(50, 53))
+    target = before_a_load()
     view = target.view("a")
     versions = [view.version()]
-    rst.Saver().load(target, saves[0])
+    loaded(saves[0], target)
     versions.append(view.version())
     changed = [[int(i) for chunk in view.chunks(since=version) for i in chunk.ids] for version in versions]
     assert sorted(changed[0]) == sorted(view.ids().tolist())
@@ -289,7 +262,7 @@ def test_prefetched_batches_are_planned_anew(saves: tuple[Path, Any]) -> None:
             for batch in batches:
                 each.prefetch(*batch, **seen)
             each.queue.wait()
-        rst.Saver().load(each, saves[0])
+        loaded(saves[0], each)
         for batch in batches:
             each(*batch, **seen).square().sum().backward()
     same(state_of(target), state_of(twin))

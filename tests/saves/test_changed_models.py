@@ -1,4 +1,4 @@
-"""A save is loaded into a model of other rules, another optimizer or another format, which then saves what changed.
+"""A save is loaded into a model of other rules, sizes, optimizer or format, which then saves what changed.
 
 The second save is a delta where rows have the same columns and parts as before, and else a full one; readers agree.
 """
@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from tables import contents
-from test_saver import same
+from embeddings import SGD, embedding_of
+from tables import ADAGRAD, WINDOWS, contents, delta, loaded, refused, same, save, written
 from torchrec.optim.optimizers import LAMB
 
-import rec_sdk_torch as rst
 from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, Sketch
 from rec_sdk_torch.saves.format.manifest import DELTA, FULL, read_manifest
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableLife
 
 RULES = {
     "none": None,
@@ -39,7 +38,7 @@ RULES = {
 }
 OPTIMIZERS = {
     "no optimizer": None,
-    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "SGD": SGD,
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
     "Adam": (torch.optim.Adam, {"lr": 0.1}),
@@ -68,9 +67,7 @@ class Model(NamedTuple):
         fields = {"hashed": True, "num_embeddings": 60, **FORMATS[self.format]}
         life = RULES[self.rules] if fields["hashed"] else None
         table = TableConfig("t", embedding_dim=4, track_changes=True, life=life, **fields)
-        chosen = OPTIMIZERS[self.optimizer]
-        optimizer = None if chosen is None else TableOptimizer.create(*chosen)
-        return TableBatchedEmbedding([table], optimizer=optimizer, cache=min(cache, table.num_embeddings), seed=1)
+        return embedding_of(table, optimizer=OPTIMIZERS[self.optimizer], cache=min(cache, table.num_embeddings))
 
 
 def change(model: TableBatchedEmbedding, seed: int) -> None:
@@ -101,17 +98,16 @@ def family(model: Model) -> str:
 
 
 def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str) -> list[str]:
-    """The configurations that follow `before`: all of a table, or without --full a quarter of them, by the day."""
+    """The configurations that follow `before`: all of a table, or without --full two of them, by the day."""
     if request.config.getoption("--full"):
         return list(table)
     shift = list(table).index(before) + request.config.getoption("--day")
-    return list(table)[shift % 4 :: 4]
+    return list(table)[shift % (len(table) // 2) :: len(table) // 2]
 
 
 def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedEmbedding) -> None:
     """Whether loads, readers and the check of files have the rows of the model."""
-    rst.Saver().load(again, path)
-    same(contents(again), contents(model))
+    same(loaded(path, again), model)
     view = model.view("t")
     ids = view.ids()
     with TableReader(path, "t") as reader:
@@ -125,12 +121,12 @@ def follow(before: Model, after: Model, path: Path) -> None:
     """Saves the one, loads that into the other, and saves twice more."""
     source, model = before.make(), after.make()
     change(source, 0)
-    rst.Saver().save(source, path)
-    rst.Saver().load(model, path)
+    save(source, path)
+    loaded(path, model)
     kinds = []
     for seed in (10, 20):
         change(model, seed)
-        kinds.append(read_manifest(Path(rst.Saver().save(model, path, incremental=True))).kind)
+        kinds.append(written(model, path).kind)
     check_readers(model, path, after.make(cache=50))
     same_states = kept(model)[1] == {"weight"} or family(before) == family(after)
     same_rows = kept(source) == kept(model) and same_states and before.format == after.format
@@ -193,8 +189,8 @@ def test_a_rule_that_the_save_lacks_begins_with_the_load(before: str, after: str
     once(source, torch.arange(100, 105), 300)  # candidates, where there are some
     source.view("t").remove(source.view("t").ids()[:3])
     source.view("t").set_clocks({"timestamp": 300})  # as of a table that had timestamps before
-    rst.Saver().save(source, tmp_path)
-    rst.Saver().load(model, tmp_path)
+    save(source, tmp_path)
+    loaded(tmp_path, model)
     if BEGUN[after] in saved:
         return
     check_nothing_is_overdue(model, after, saved)
@@ -222,10 +218,9 @@ def loaded_elsewhere(
     other = after.make(cache=int(random.integers(30, 60)))
     (old,), (new,) = model.tables, other.tables
     if old.hashed and not new.hashed and int(model.view("t").ids().max()) >= new.num_embeddings:
-        with pytest.raises(rst.CheckpointError, match="are no rows of the index table"):
-            rst.Saver().load(other, path)
+        refused(other, path, "are no rows of the index table")
         return model, before
-    rst.Saver().load(other, path)
+    loaded(path, other)
     check_nothing_is_overdue(other, after.rules if new.hashed else "none", kept(model)[0])
     return other, after
 
@@ -236,16 +231,76 @@ def test_walks_through_configurations(tmp_path: Path, request: pytest.FixtureReq
     day, full = request.config.getoption("--day"), request.config.getoption("--full")
     for seed in range(day, day + (20 if full else 1)):
         random, path = np.random.default_rng(seed), tmp_path / str(seed)
-        drawn, written = Model(), {}
+        drawn, then = Model(), {}
         model = drawn.make()
         for step in range(12):
             change(model, 10 * step)
-            folder = Path(rst.Saver().save(model, path, incremental=True))
-            written[folder] = drawn, contents(model), read_manifest(folder).kind
+            folder = delta(model, path)
+            then[folder] = drawn, contents(model), read_manifest(folder).kind
             if random.random() < 0.5:
                 model, drawn = loaded_elsewhere(random, model, drawn, path)
-        assert {kind for _, _, kind in written.values()} == {FULL, DELTA}
-        for folder, (its, expected, _) in written.items():
-            again = its.make()
-            rst.Saver().load(again, folder)
-            same(contents(again), expected)
+        assert {kind for _, _, kind in then.values()} == {FULL, DELTA}
+        for folder, (its, expected, _) in then.items():
+            same(loaded(folder, its.make()), expected)
+
+
+# ---- index tables with more rows, or fewer
+
+
+def of_sizes(rows: int = 60, optimizer: Any = ADAGRAD, hashed: bool = False) -> TableBatchedEmbedding:
+    """Index tables, the first of so many rows; it may be a hash table."""
+    fields: dict[str, Any] = {"initializer_type": InitializerType.UNIFORM, "track_changes": True}
+    configs = [
+        TableConfig(name, size, 4, hashed=hashed and name == "i", pooling=Pooling.SUM, **fields)
+        for name, size in (("i", rows), ("j", 8))
+    ]
+    return embedding_of(*configs, optimizer=optimizer, cache=25)
+
+
+def train(model: TableBatchedEmbedding, steps: range) -> TableBatchedEmbedding:
+    """Eight lookups of each table by their sizes."""
+    for step in steps:
+        random = np.random.default_rng(step)
+        ids = [torch.from_numpy(random.integers(0, table.num_embeddings, 8)) for table in model.tables]
+        model(torch.cat(ids), torch.arange(0, 17, 2)).square().sum().backward()
+    return model
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["delta", "full"])
+@pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=["rows", "windows"])
+@pytest.mark.parametrize("rows", [1, 23, 59, 61, 200])
+def test_rows_that_both_have(rows: int, optimizer: Any, full: bool, tmp_path: Path) -> None:
+    """Whole deltas follow in files of their own; pending gradients of rows that are left out are too."""
+    source = train(of_sizes(60, optimizer), range(3))
+    if not full:
+        save(source, tmp_path)
+    delta(train(source, range(3, 5)), tmp_path)
+    target = train(of_sizes(rows, optimizer), range(70, 73))  # other rows, which go
+    then = "the others begin anew" if rows > 60 else "the others are left out"
+    message = f"'i' has num_embeddings {rows}, what is loaded 60: {min(rows, 60)} .*{then}"
+    with pytest.warns(UserWarning, match=message) as said:
+        loaded(tmp_path, target)
+    assert len(said) == 1
+    before, after, new = map(contents, (source, target, of_sizes(rows, optimizer)))
+    for name in ("i", "i.window"):
+        expected = {i: row for i, row in before[name].items() if i < rows}
+        assert after.pop(name) == expected | {i: row for i, row in new[name].items() if i >= 60}
+        del before[name]
+    assert after == before
+    train(target, range(80, 83))
+
+
+@pytest.mark.filterwarnings("ignore:table 'i' has num_embeddings")
+@pytest.mark.parametrize("rows", [23, 200])
+def test_a_delta_does_not_follow_a_save_of_another_size(rows: int, tmp_path: Path) -> None:
+    save(train(of_sizes(), range(3)), tmp_path)
+    target = loaded(tmp_path, of_sizes(rows))
+    kinds = [written(train(target, range(step, step + 1)), tmp_path).kind for step in range(2)]
+    assert kinds == [FULL, DELTA]
+    same(loaded(tmp_path, of_sizes(rows)), target)
+
+
+def test_ids_of_a_hash_table_are_not_left_out(tmp_path: Path) -> None:
+    """They are no row numbers: a hash table with larger ones does not become a smaller index table."""
+    save(train(of_sizes(hashed=True), range(9)), tmp_path)
+    refused(of_sizes(23), tmp_path, "are no rows of the index table 'i', which has num_embeddings 23")

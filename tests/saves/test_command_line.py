@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tables import make, train
-from test_deltas import chain
+from tables import chain, delta, save, trained
 
-import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.saves.format.manifest import read_manifest
 
@@ -20,17 +18,13 @@ from rec_sdk_torch.saves.format.manifest import read_manifest
 def test_export(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, _ = chain(tmp_path / "saves")
     source.view("a").remove(source.view("a").ids()[:4])
-    rst.Saver().save(source, tmp_path / "saves", incremental=True)
+    delta(source, tmp_path / "saves")
     assert main(["export", str(tmp_path / "saves"), str(tmp_path / "out"), "--format", kind]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     for name in "abcd":
         path = tmp_path / "out" / f"{name}.{kind}"
-        if kind == "npz":
-            arrays = np.load(path)
-            ids, weight = torch.from_numpy(arrays["ids"]), torch.from_numpy(arrays["weight"])
-        else:
-            arrays = load_file(path)
-            ids, weight = arrays["ids"], arrays["weight"]
+        arrays = load_file(path) if kind == "safetensors" else np.load(path)
+        ids, weight = (torch.as_tensor(arrays[part]) for part in ("ids", "weight"))
         view = source.view(name)
         assert sorted(ids.tolist()) == sorted(view.ids().tolist())
         expected = view.read(ids).parts["weight"]
@@ -59,9 +53,8 @@ def test_show_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_safetensors_reads_our_files(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(4))
-    folder = Path(rst.Saver().save(source, tmp_path))
+    source = trained(4)
+    folder = save(source, tmp_path)
     for file in read_manifest(folder).files:
         tensors = load_file(folder / file.path)
         assert all(len(tensor) == file.rows for tensor in tensors.values())

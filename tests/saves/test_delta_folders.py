@@ -1,4 +1,7 @@
-"""Deltas in another folder than the save that they follow: which one that is, and how it is found again."""
+"""Deltas in another folder than the save that they follow: which one that is, and how it is found again.
+
+A save does little while training waits for its moment, whatever the folders hold.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +17,18 @@ import numpy as np
 import pytest
 import tables
 import torch
-from tables import contents, make, train
-from test_saver import refused, same
+from tables import chain, contents, delta, loaded, make, refused, same, save, train, trained, written
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
-from rec_sdk_torch.saves.format import folders
+from rec_sdk_torch.saves.format import files, folders
 from rec_sdk_torch.saves.format.manifest import CACHED, DELTA, FULL, MANIFEST, Manifest, read_manifest
+from rec_sdk_torch.saves.save.job import SaveJob
 from rec_sdk_torch.serving import TableReader
 
 
 def full(source: Any, path: Path) -> Manifest:
-    return read_manifest(Path(rst.Saver().save(source, path)))
-
-
-def delta(source: Any, path: Path, **options: Any) -> Manifest:
-    saved = rst.Saver().save(source, path, incremental=True, **options)
-    return read_manifest(Path(saved if isinstance(saved, str) else saved.result(60)))
-
-
-def changes(save: Manifest) -> int:
-    """Rows and ids in the save."""
-    return sum(file.rows for file in save.files if file.role != CACHED)
-
-
-def loaded(*paths: Path, **options: Any) -> Any:
-    target = make(**options)
-    rst.Saver().load(target, paths[0] if len(paths) == 1 else paths)
-    return target
+    return written(source, path, incremental=False)
 
 
 @pytest.fixture
@@ -48,8 +36,16 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "base", tmp_path / "deltas" / "of model"
 
 
-@pytest.mark.parametrize("options", [{}, {"background": True}], ids=["", "in the background"])
-def test_a_folder_of_bases_and_one_of_deltas(options: dict[str, Any], places: tuple[Path, Path]) -> None:
+def base_and_delta(places: tuple[Path, Path]) -> tuple[Any, Manifest, Manifest]:
+    """A model, its full save in the one folder, and its delta in the other."""
+    source = trained()
+    first = full(source, places[0])
+    train(source, range(3, 4))
+    return source, first, written(source, places[1])
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["", "in the background"])
+def test_a_folder_of_bases_and_one_of_deltas(background: bool, places: tuple[Path, Path]) -> None:
     """Each delta follows the last save of the model, wherever it lies; a base begins a new chain."""
     source, (base, deltas) = make(), places
     found = []
@@ -59,35 +55,37 @@ def test_a_folder_of_bases_and_one_of_deltas(options: dict[str, Any], places: tu
         for more in (4, 5):
             train(source, range(10 * step + more, 10 * step + more + 1))
             source.view("a").remove(source.view("a").ids()[:2])
-            found.append(delta(source, deltas, **options))
+            if background:
+                job = rst.Saver().save(source, deltas, incremental=True, background=True)
+                found.append(read_manifest(Path(job.result(60))))
+            else:
+                found.append(written(source, deltas))
     assert [each.kind for each in found] == [FULL, DELTA, DELTA] * 2
     assert [each.previous for each in found] == [None, found[0].id, found[1].id, None, found[3].id, found[4].id]
     assert [each.folders for each in found] == [[], *[["../../base"]] * 2] * 2
-    assert all(changes(each) <= 34 for each in found if each.kind == DELTA)
+    for each in found:
+        assert each.kind == FULL or sum(file.rows for file in each.files if file.role != CACHED) <= 34
     for paths in ((deltas,), (base, deltas), (deltas, base)):
-        same(contents(loaded(*paths)), contents(source))
+        same(loaded(paths), source)
     two_steps = loaded(base)
     rst.Saver().load(two_steps, deltas, incremental=True)  # as scripts of Rec SDK's do
-    same(contents(two_steps), contents(source))
+    same(two_steps, source)
 
 
 def test_a_folder_with_a_whole_chain_goes_on_by_itself(places: tuple[Path, Path]) -> None:
-    source, (a, b) = make(), places
-    train(source, range(3))
-    first = full(source, a)
-    train(source, range(3, 4))
-    second = delta(source, b)
+    a, b = places
+    source, first, second = base_and_delta(places)
     train(source, range(4, 5))
-    third = delta(source, a)
+    third = written(source, a)
     assert (second.previous, third.previous) == (first.id, first.id)
     assert (third.sequence, third.folders) == (1, [])
     train(source, range(5, 6))
-    assert delta(source, b).previous == third.id  # the last one of all: what is in b depends on a anyway
-    same(contents(loaded(b)), contents(source))
+    assert written(source, b).previous == third.id  # the last one of all: what is in b depends on a anyway
+    same(loaded(b), source)
     train(source, range(6, 7))
-    assert delta(source, a).previous == third.id
+    assert written(source, a).previous == third.id
     shutil.rmtree(b)
-    same(contents(loaded(a)), contents(source))
+    same(loaded(a), source)
 
 
 def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(places: tuple[Path, Path]) -> None:
@@ -98,74 +96,61 @@ def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(pla
     for step in range(3):
         for path in folders_of_both:
             train(source, range(step, step + 1))
-            assert delta(source, path).folders == []
+            assert written(source, path).folders == []
     shutil.rmtree(places[0])
-    same(contents(loaded(places[1])), contents(source))
+    same(loaded(places[1]), source)
 
 
 @pytest.mark.parametrize("lost", ["deltas", "one of two deltas", "base"])
 def test_where_the_last_save_is_gone_an_earlier_one_is_followed(lost: str, places: tuple[Path, Path]) -> None:
     """Scripts remove the folder of deltas before each save, or keep the latest alone."""
-    source, (base, deltas) = make(), places
-    train(source, range(3))
-    first = full(source, base)
-    for step in (3, 4):
-        train(source, range(step, step + 1))
-        source.view("a").remove(source.view("a").ids()[:2])
-        delta(source, deltas)
+    (base, deltas), (source, first, _) = places, base_and_delta(places)
+    source.view("a").remove(source.view("a").ids()[:2])
+    delta(source, deltas)
     shutil.rmtree({"deltas": deltas, "base": base}.get(lost) or min(deltas.iterdir()))
     train(source, range(5, 6))
-    now = delta(source, deltas)
+    now = written(source, deltas)
     assert (now.kind, now.previous) == ((FULL, None) if lost == "base" else (DELTA, first.id))
-    same(contents(loaded(deltas)), contents(source))
+    same(loaded(deltas), source)
 
 
 def test_a_delta_after_a_load_follows_what_was_loaded(places: tuple[Path, Path], tmp_path: Path) -> None:
-    source, (base, deltas) = make(), places
-    train(source, range(3))
-    full(source, base)
-    train(source, range(3, 4))
-    last = delta(source, deltas)
-    resumed = loaded(base, deltas, cache=9)
+    _, _, last = base_and_delta(places)
+    resumed = loaded(places, cache=9)
     train(resumed, range(4, 5))
-    now = delta(resumed, tmp_path / "third")
+    now = written(resumed, tmp_path / "third")
     assert (now.kind, now.previous) == (DELTA, last.id)
     assert sorted(now.folders) == ["../base", "../deltas/of model"]
-    same(contents(loaded(tmp_path / "third")), contents(resumed))
+    same(loaded(tmp_path / "third"), resumed)
     train(resumed, range(5, 6))
-    again = delta(resumed, tmp_path / "third")
+    again = written(resumed, tmp_path / "third")
     assert (again.previous, again.folders) == (now.id, now.folders)
 
 
 def test_folders_that_move(places: tuple[Path, Path], tmp_path: Path) -> None:
     """Together they find each other; apart they have to be given, or the model has read the other one."""
-    source, (base, deltas) = make(), places
-    train(source, range(3))
-    first = full(source, base)
-    train(source, range(3, 4))
-    save = Path(rst.Saver().save(source, deltas, incremental=True))
+    (base, deltas), (source, first, _) = places, base_and_delta(places)
     whole = tmp_path / "elsewhere" / "and there"
     shutil.copytree(tmp_path, whole, ignore=shutil.ignore_patterns("elsewhere"))
     base.rename(tmp_path / "away")
-    same(contents(loaded(whole / "deltas" / "of model")), contents(source))
-    target = make()
-    train(target, range(70, 72))
+    same(loaded(whole / "deltas" / "of model"), source)
+    target = trained(range(70, 72))
     wrong = f"{first.id}, which is not in {deltas}, {base}; {base}: there is no such folder; if it lies elsewhere, give"
     refused(target, deltas, wrong)
     with pytest.raises(rst.CheckpointError, match="which is not in"):
         TableReader(deltas, "a")
     assert main(["verify", str(deltas)]) == 1
-    now = tmp_path / "away"
-    for paths in ((now, deltas), (now, save), (next(now.iterdir()), save)):
-        same(contents(loaded(*paths)), contents(source))
+    now, latest = tmp_path / "away", next(deltas.iterdir())
+    for paths in ((now, deltas), (now, latest), (next(now.iterdir()), latest)):
+        same(loaded(paths), source)
     assert TableReader([now, deltas], "a").find(source.view("a").ids())[1].all()
     assert main(["verify", str(now), str(deltas)]) == 0
-    rst.Saver().load(target, now)
-    rst.Saver().load(target, deltas)
+    for path in (now, deltas):
+        loaded(path, target)
     train(target, range(4, 5))
-    following = delta(target, deltas)  # says where the base is now
+    following = written(target, deltas)  # says where the base is now
     assert (following.kind, following.folders) == (DELTA, ["../../away"])
-    same(contents(loaded(deltas)), contents(target))
+    same(loaded(deltas), target)
 
 
 def test_the_latest_of_several_folders_is_loaded(
@@ -183,15 +168,15 @@ def test_the_latest_of_several_folders_is_loaded(
         for paths in ((*places, empty), (empty, *reversed(places))):
             if all(each.exists() for each in paths):
                 assert rst.Saver.get_latest_load_path(paths) == found[-1]
-                same(contents(loaded(*paths)), contents(source))
+                same(loaded(paths), source)
     names = [Path(each).name for each in found]
     assert names == sorted(set(names))
     with pytest.raises(rst.CheckpointError, match="nowhere: there is no such folder"):
-        loaded(places[0], tmp_path / "nowhere")
+        loaded([places[0], tmp_path / "nowhere"])
     with pytest.raises(rst.CheckpointError, match=r"empty, .*empty: holds no save"):
-        loaded(empty, empty)
+        loaded([empty, empty])
     with pytest.raises(ValueError, match="path is empty"):
-        rst.Saver().load(source, [])
+        loaded([], source)
 
 
 def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(places: tuple[Path, Path]) -> None:
@@ -200,28 +185,22 @@ def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(places: tuple[Pat
         train(each, range(3))
     base, deltas = places
     whole = full(model, base)
-    assert delta(model[0], deltas).kind == FULL
-    assert delta(model[0], deltas).kind == DELTA
-    now = delta(model, deltas)
+    assert [written(model[0], deltas).kind for _ in range(2)] == [FULL, DELTA]
+    now = written(model, deltas)
     assert (now.kind, now.previous) == (DELTA, whole.id)
-    target = torch.nn.ModuleList([make(seed=3), make(seed=4)])
-    rst.Saver().load(target, deltas)
+    target = loaded(deltas, torch.nn.ModuleList([make(seed=3), make(seed=4)]))
     for each, its in zip(model, target, strict=True):
-        same(contents(its), contents(each))
+        same(its, each)
 
 
 def test_copies_of_a_save(places: tuple[Path, Path], tmp_path: Path) -> None:
     """One in another folder is as good; of two in one folder it is not known which is meant."""
-    source, (base, deltas) = make(), places
-    train(source, range(3))
-    full(source, base)
-    train(source, range(3, 4))
-    delta(source, deltas)
+    (base, deltas), (source, _, _) = places, base_and_delta(places)
     shutil.copytree(base, tmp_path / "copy")
-    same(contents(loaded(tmp_path / "copy", deltas)), contents(source))
+    same(loaded([tmp_path / "copy", deltas]), source)
     shutil.copytree(next(base.iterdir()), base / "20010101000000")
     refused(make(), deltas, "the same save as")
-    assert delta(source, deltas).kind == FULL
+    assert written(source, deltas).kind == FULL
 
 
 def _write(save: Path, body: dict[str, Any]) -> None:
@@ -245,42 +224,33 @@ def _write(save: Path, body: dict[str, Any]) -> None:
     ],
 )
 def test_folders_of_a_manifest(value: Any, message: str | None, places: tuple[Path, Path]) -> None:
-    source, (base, _) = make(), places
-    deltas = base.parent / "deltas"
-    train(source, range(3))
-    full(source, base)
-    save = Path(rst.Saver().save(source, deltas, incremental=True))
-    _write(save, {"folders": value})
+    deltas = places[0].parent / "deltas"
+    source, _, _ = base_and_delta((places[0], deltas))
+    _write(next(deltas.iterdir()), {"folders": value})
     if message is None:
-        same(contents(loaded(deltas)), contents(source))
+        same(loaded(deltas), source)
     else:
         refused(make(), deltas, message)
 
 
 def test_the_version_says_that_other_folders_are_needed(places: tuple[Path, Path]) -> None:
     """Versions before would look for the base beside the delta, and say that it is not there."""
-    source, (base, deltas) = make(), places
-    train(source, range(3))
-    versions = [
-        json.loads(Path(rst.Saver().save(source, path, incremental=path == deltas), MANIFEST).read_text())["version"]
-        for path in (base, base, deltas)
-    ]
-    assert versions == [1, 1, 3]
-    save = next(deltas.iterdir())
+    (base, deltas), (source, _, _) = places, base_and_delta(places)
+    full(source, base)
+    saves = *sorted(base.iterdir()), *deltas.iterdir()
+    assert [json.loads((each / MANIFEST).read_text())["version"] for each in saves] == [1, 1, 3]
+    save = saves[-1]
     body = (save / MANIFEST).read_text().replace('"version": 3', '"version": 2')
     checksum = json.loads(body)["checksum"]
     plain = body.replace(f'\n "checksum": {checksum},', "")
     (save / MANIFEST).write_text(body.replace(str(checksum), str(zlib.crc32(plain.encode()))))
     refused(make(), deltas, "it follows saves in other folders, as from format version 3 on")
-    _write(next(base.iterdir()), {"folders": [".."]})
-    refused(make(), next(base.iterdir()), "a full save follows no save in")
+    _write(saves[0], {"folders": [".."]})
+    refused(make(), saves[0], "a full save follows no save in")
 
 
 def test_the_command_shows_where_a_base_is(places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    source, (base, deltas) = make(), places
-    train(source, range(3))
-    first = full(source, base)
-    delta(source, deltas)
+    (base, deltas), (_, first, _) = places, base_and_delta(places)
     assert main(["show", str(base), str(deltas)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "full" in lines[0]
@@ -290,15 +260,14 @@ def test_the_command_shows_where_a_base_is(places: tuple[Path, Path], capsys: py
 
 
 def test_a_reader_follows_both_folders(places: tuple[Path, Path]) -> None:
-    source, ids = make(), torch.arange(tables.IDS)
-    train(source, range(3))
+    source, ids = trained(), torch.arange(tables.IDS)
     full(source, places[0])
     reader, alone = TableReader(list(places[:1]), "b"), None
     places[1].mkdir(parents=True)
     both = TableReader(places, "b")
     for step, place in enumerate((1, 1, 0, 1, 0)):
         train(source, range(step, step + 1))
-        rst.Saver().save(source, places[place], incremental=place == 1)
+        save(source, places[place], incremental=place == 1)
         alone = alone or TableReader(places[1], "b")
         expected = source.view("b").read(ids).parts["weight"]
         assert both.refresh()
@@ -307,14 +276,12 @@ def test_a_reader_follows_both_folders(places: tuple[Path, Path]) -> None:
         assert torch.equal((reader if place == 0 else alone).lookup(ids), expected)
 
 
-def as_it_was(save: Path) -> Any:
+def as_it_was(path: Path) -> Any:
     """A model that loads a save; None where saves that it follows have been removed."""
-    target = make(cache=20)
     try:
-        rst.Saver().load(target, save)
+        return loaded(path)
     except rst.CheckpointError as error:
         return None if "which is not in" in str(error) else pytest.fail(str(error))
-    return target
 
 
 def test_random_lives_over_folders(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -323,28 +290,90 @@ def test_random_lives_over_folders(tmp_path: Path, request: pytest.FixtureReques
     for seed in range(8) if request.config.getoption("--full") else [request.config.getoption("--day") % 8]:
         random = np.random.default_rng(seed)
         paths = [tmp_path / str(seed) / name for name in ("a", "b", "c/d")]
-        source, written, kinds = make(cache=20), {}, []
+        source, then, kinds = make(), {}, []
         for step in range(40):
             action = random.choice(["train", "remove", "full", "delta", "delta", "lose", "load"])
             path = paths[random.integers(3)]
-            one = sorted(written)[random.integers(len(written))] if written else None
+            one = sorted(then)[random.integers(len(then))] if then else None
             if action == "train":
                 train(source, range(100 * seed + step, 100 * seed + step + 1))
             elif action == "remove":
                 source.view("a").remove(torch.from_numpy(random.choice(tables.IDS, 5, replace=False)))
             elif action in ("full", "delta"):
-                save = Path(rst.Saver().save(source, path, incremental=action == "delta"))
-                written[save] = contents(source)
-                kinds.append(read_manifest(save).kind)
-                same(contents(as_it_was(save)), written[save])
+                folder = save(source, path, incremental=action == "delta")
+                then[folder] = contents(source)
+                kinds.append(read_manifest(folder).kind)
+                same(as_it_was(folder), then[folder])
             elif action == "lose" and one is not None and random.integers(2):
                 shutil.rmtree(one)
-                del written[one]
+                del then[one]
             elif action == "load" and one is not None:
                 source = as_it_was(one) or source
         assert {FULL, DELTA} <= set(kinds)
-        found = {save: as_it_was(save) for save in written}
-        for save, target in found.items():
+        found = {folder: as_it_was(folder) for folder in then}
+        for folder, target in found.items():
             if target is not None:
-                same(contents(target), written[save])
+                same(target, then[folder])
         assert any(target is not None for target in found.values())
+
+
+# ---- the moment of a save
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Saves whose manifests are read from now on."""
+    found: list[Path] = []
+
+    def read(save: Path) -> Manifest:
+        found.append(save)
+        return read_manifest(save)
+
+    monkeypatch.setattr(folders, "read_manifest", read)
+    return found
+
+
+def test_manifests_of_a_chain_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = counted(monkeypatch)
+    source, saves = chain(tmp_path)
+    assert not read  # this process wrote them
+    monkeypatch.setattr(folders, "_links", {})  # as in one that loaded them
+    assert [written(source, tmp_path).kind for _ in range(3)] == [DELTA] * 3
+    assert sorted(read) == saves
+
+
+def test_nobody_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _ = chain(tmp_path, 2)
+    calls: list[str] = []
+    monkeypatch.setattr(files, "before", lambda call, path: calls.append(call))
+    for incremental in (False, True):
+        job = SaveJob(source, tmp_path, incremental)
+        assert calls == ["mkdir"]
+        job.run()
+        calls.clear()
+
+
+def another(manifest: Path) -> None:
+    """Puts the manifest of another save in its place, of the same length."""
+    found = read_manifest(manifest.parent).id
+    manifest.write_text(manifest.read_text().replace(found, "f" * len(found)))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "removed": shutil.rmtree,
+    "without a manifest": lambda save: (save / MANIFEST).unlink(),
+    "damaged": lambda save: (save / MANIFEST).write_bytes((save / MANIFEST).read_bytes()[:-20]),
+    "another": lambda save: another(save / MANIFEST),
+    "twice": lambda save: shutil.copytree(save, save.parent / "20010101000000"),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_chain_that_is_not_whole_any_more(change: str, place: int, tmp_path: Path) -> None:
+    source, saves = chain(tmp_path, 3)
+    CHANGES[change](saves[place])
+    for step, kind in ((5, FULL), (6, DELTA)):
+        train(source, range(step, step + 1))
+        assert written(source, tmp_path).kind == kind
+    if change != "twice":  # which is refused, until one of them is removed
+        same(loaded(tmp_path), source)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tables
 import torch
-from tables import ADAGRAD, WINDOWS, contents, make, train
-from test_saver import refused, same
+from embeddings import SGD, embedding_of
+from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, refused, same, save, train, trained, written
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Age, Rows
@@ -21,11 +21,7 @@ from rec_sdk_torch.saves.format.manifest import CACHED, DELTA, FULL, REMOVED, RO
 from rec_sdk_torch.saves.format.tensors import TensorReader
 from rec_sdk_torch.saves.save.marks import marks_of
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
-
-
-def save(source: Any, path: Path) -> Path:
-    return Path(rst.Saver().save(source, path, incremental=True))
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife
 
 
 def ids_in(folder: Path, table: str, role: str) -> list[int]:
@@ -34,12 +30,6 @@ def ids_in(folder: Path, table: str, role: str) -> list[int]:
         with TensorReader(folder / file.path) as reader:
             found += reader.read("ids").tolist()
     return sorted(found)
-
-
-def loaded(path: Path, optimizer: Any = ADAGRAD, **options: Any) -> Any:
-    target = make(optimizer, **options)
-    rst.Saver().load(target, path)
-    return target
 
 
 @pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=str)
@@ -60,35 +50,31 @@ def test_random_lives(optimizer: Any, cache: int, tmp_path: Path, device: Any, r
             elif action == "remove" and not source.layout.window_open():
                 table.remove(ids)
             elif action == "write":
-                table.write(
-                    ids,
-                    {"weight": torch.full((5, table.config.embedding_dim), float(step)).to(table.config.weight_dtype)},
-                )
+                weights = torch.full((5, table.config.embedding_dim), float(step)).to(table.config.weight_dtype)
+                table.write(ids, {"weight": weights})
             elif action == "save":
-                folder = save(source, path)
-                snapshots[folder] = contents(source)
+                snapshots[delta(source, path)] = contents(source)
         kinds = [read_manifest(folder).kind for folder in snapshots]
         assert kinds == [FULL, *[DELTA] * (len(kinds) - 1)]
         assert len(kinds) > 2
         for folder, expected in snapshots.items():
-            same(contents(loaded(folder, optimizer, cache=29, device=device)), expected)
+            same(loaded(folder, optimizer=optimizer, cache=29, device=device), expected)
 
 
 def test_a_delta_has_what_changed(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(6))
-    save(source, tmp_path)
+    source = trained(6)
+    delta(source, tmp_path)
     source(torch.tensor([3, 3, 4, 5, 6, 6, 7, 8]), torch.arange(9)[[0, 2, 4, 6, 8]]).sum().backward()
     removed = int(source.view("a").ids()[0])
     source.view("a").remove(torch.tensor([removed]))
-    delta = save(source, tmp_path)
-    assert ids_in(delta, "a", ROWS) == sorted({3} - {removed})
-    assert ids_in(delta, "a", REMOVED) == [removed]
-    assert ids_in(delta, "b", ROWS) == [4, 5]
-    assert ids_in(delta, "d", ROWS) == [7, 8]
-    nothing = save(source, tmp_path)
+    changed = delta(source, tmp_path)
+    assert ids_in(changed, "a", ROWS) == sorted({3} - {removed})
+    assert ids_in(changed, "a", REMOVED) == [removed]
+    assert ids_in(changed, "b", ROWS) == [4, 5]
+    assert ids_in(changed, "d", ROWS) == [7, 8]
+    nothing = delta(source, tmp_path)
     assert not [name for name in "abcd" if ids_in(nothing, name, ROWS) or ids_in(nothing, name, REMOVED)]
-    same(contents(loaded(tmp_path)), contents(source))
+    same(loaded(tmp_path), source)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -96,14 +82,9 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
     """A delta of 60,000 rows reads the versions of those that changed; one that is asked for while batches are in
     flight, also of those that changed before the save that it follows."""
     rows = 60_000
-
-    def embedding() -> TableBatchedEmbedding:
-        tables = [
-            TableConfig(name, rows, 4, pooling=Pooling.SUM, hashed=name == "a", track_changes=True) for name in "ab"
-        ]
-        return TableBatchedEmbedding(tables, optimizer=TableOptimizer.create(*ADAGRAD), cache=1000)
-
-    source = embedding()
+    fields: dict[str, Any] = {"pooling": Pooling.SUM, "track_changes": True}
+    configs = [TableConfig(name, rows, 4, hashed=name == "a", **fields) for name in "ab"]
+    source = embedding_of(*configs, cache=1000)
     for name in "ab":
         source.view(name).write(torch.arange(rows), {"weight": torch.zeros(rows, 4)})
     group, _ = source.layout.find_table("a")
@@ -115,7 +96,7 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
     step(before).sum().backward()
     if in_flight:
         waiting = step(before)
-    save(source, tmp_path)
+    delta(source, tmp_path)
     mark = marks_of(source)[0]
     if waiting is not None:
         waiting.sum().backward()
@@ -125,125 +106,106 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
         ids, looked_at = group.engine.saves.changed_ids(table_number, mark.versions[0])
         assert ids.tolist() == expected
         assert looked_at == len(expected)
-    assert ids_in(save(source, tmp_path), "a", ROWS) == expected
-    target = embedding()
-    rst.Saver().load(target, tmp_path)
-    same(contents(target), contents(source))
+    assert ids_in(delta(source, tmp_path), "a", ROWS) == expected
+    same(loaded(tmp_path, embedding_of(*configs, cache=1000)), source)
 
 
 def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(4))
-    save(source, tmp_path)
-    ids = source.view("a").ids()[:3]
-    source.view("a").remove(ids)
-    first = save(source, tmp_path)
-    assert ids_in(first, "a", REMOVED) == sorted(ids.tolist())
-    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
-    second = save(source, tmp_path)
-    assert ids_in(second, "a", REMOVED) == []
-    source.view("a").remove(ids[:1])
-    source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
-    third = save(source, tmp_path)
+    source = trained(4)
+    delta(source, tmp_path)
+    view = source.view("a")
+    ids, weight = view.ids()[:3], {"weight": torch.ones(1, 4)}
+    view.remove(ids)
+    assert ids_in(delta(source, tmp_path), "a", REMOVED) == sorted(ids.tolist())
+    view.write(ids[:1], weight)
+    assert ids_in(delta(source, tmp_path), "a", REMOVED) == []
+    view.remove(ids[:1])
+    view.write(ids[:1], weight)
+    third = delta(source, tmp_path)
     assert ids_in(third, "a", REMOVED) == ids[:1].tolist() == ids_in(third, "a", ROWS)
-    same(contents(loaded(tmp_path)), contents(source))
+    same(loaded(tmp_path), source)
 
 
 def aging() -> TableBatchedEmbedding:
     life = TableLife(eviction=Age(20), bound=Rows(100))
-    table = TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, life=life)
-    return TableBatchedEmbedding([table], optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.1}), cache=50)
+    return embedding_of(
+        TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, life=life), optimizer=SGD, cache=50
+    )
 
 
-def columns_after_a_delta(source: TableBatchedEmbedding, path: Path) -> dict[str, list[int]]:
-    """The columns of the rows that a load has after a delta of `source`."""
-    assert read_manifest(save(source, path)).kind == DELTA
-    target = aging()
-    rst.Saver().load(target, path)
-    columns = target.view("t").row_columns(torch.arange(10))
-    return {name: values.tolist() for name, values in columns.items()}
-
-
-def test_columns_that_a_user_wrote_are_in_the_next_delta(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("column", "expected"), [("count", [7, 8, 9] + [1] * 7), ("timestamp", [0, 1, 2, 3] + [4] * 6)]
+)
+def test_columns_that_change_between_batches_are_in_the_next_delta(
+    column: str, expected: list[int], tmp_path: Path
+) -> None:
+    """Counts that a user writes; and timestamps of an eviction after the clock was set back: later rows are of then."""
     source, ids = aging(), torch.arange(10)
     source(ids, torch.arange(11), timestamps=ids).sum().backward()
-    save(source, tmp_path)
-    source.view("t").write_row_columns(ids[:3], {"count": torch.tensor([7, 8, 9])})
-    assert columns_after_a_delta(source, tmp_path)["count"] == [7, 8, 9] + [1] * 7
-
-
-def test_timestamps_that_begin_with_an_eviction_are_in_the_next_delta(tmp_path: Path) -> None:
-    """The clock was set back: rows of a later time are of the time of the eviction, after a load too."""
-    source, ids = aging(), torch.arange(10)
-    source(ids, torch.arange(11), timestamps=ids).sum().backward()
-    save(source, tmp_path)
-    source.view("t").set_clocks({"timestamp": 4})
-    assert source.view("t").evict() == 0
-    source.view("t").set_clocks({"timestamp": 8})
-    assert columns_after_a_delta(source, tmp_path)["timestamp"] == [0, 1, 2, 3] + [4] * 6
+    delta(source, tmp_path)
+    view = source.view("t")
+    if column == "count":
+        view.write_row_columns(ids[:3], {"count": torch.tensor([7, 8, 9])})
+    else:
+        view.set_clocks({"timestamp": 4})
+        assert view.evict() == 0
+        view.set_clocks({"timestamp": 8})
+    assert written(source, tmp_path).kind == DELTA
+    assert loaded(tmp_path, aging()).view("t").row_columns(ids)[column].tolist() == expected
 
 
 def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
     """A mark of another folder keeps the log of removed ids, which the next delta must not read from its start."""
-    source = make()
-    train(source, range(4))
+    source = trained(4)
     for folder in ("one", "other"):
-        save(source, tmp_path / folder)
+        delta(source, tmp_path / folder)
     ids = source.view("a").ids()[:3]
     source.view("a").remove(ids)
     source.view("a").write(ids[:1], {"weight": torch.ones(1, 4)})
-    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == sorted(ids.tolist())
-    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == []
+    assert ids_in(delta(source, tmp_path / "one"), "a", REMOVED) == sorted(ids.tolist())
+    assert ids_in(delta(source, tmp_path / "one"), "a", REMOVED) == []
     for folder in ("one", "other"):
-        save(source, tmp_path / folder)
-        same(contents(loaded(tmp_path / folder)), contents(source))
+        delta(source, tmp_path / folder)
+        same(loaded(tmp_path / folder), source)
 
 
 def test_batches_in_flight_are_in_the_next_delta(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(2))
+    source = trained(2)
     output = source(*tables.batch(7))
-    save(source, tmp_path)
+    delta(source, tmp_path)
     output.square().sum().backward()
-    save(source, tmp_path)
-    same(contents(loaded(tmp_path)), contents(source))
+    delta(source, tmp_path)
+    same(loaded(tmp_path), source)
 
 
 def test_a_chain_goes_on_after_a_load(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(3))
-    save(source, tmp_path)
-    train(source, range(3, 4))
-    save(source, tmp_path)
+    tables.chain(tmp_path, 2)
     resumed = loaded(tmp_path, cache=9)
     train(resumed, range(4, 5))
-    delta = read_manifest(save(resumed, tmp_path))
-    assert (delta.kind, delta.sequence) == (DELTA, 2)
-    assert sum(file.rows for file in delta.files if file.role != CACHED) <= 32
-    same(contents(loaded(tmp_path)), contents(resumed))
+    third = written(resumed, tmp_path)
+    assert (third.kind, third.sequence) == (DELTA, 2)
+    assert sum(file.rows for file in third.files if file.role != CACHED) <= 32
+    same(loaded(tmp_path), resumed)
 
 
 def test_what_a_delta_cannot_follow_is_saved_in_full(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(3))
+    source = trained()
 
     def kind(where: str = "a") -> str:
-        return read_manifest(save(source, tmp_path / where)).kind
+        return written(source, tmp_path / where).kind
 
     assert [kind(), kind()] == [FULL, DELTA]
     assert [kind("b"), kind("b"), kind()] == [DELTA, DELTA, DELTA]  # a mark for each folder
     source.load_state_dict(make().state_dict())  # all ids left at once
     assert [kind(), kind()] == [FULL, DELTA]
-    rst.Saver().save(source, tmp_path / "a")
+    save(source, tmp_path / "a")
     assert kind() == DELTA  # of that full save
-    with pytest.warns(UserWarning, match="only their weights"):
-        rst.Saver().load(make((torch.optim.SGD, {"lr": 0.1})), tmp_path / "a")
     for folder in ("a", "b"):
         shutil.rmtree(tmp_path / folder)
     assert kind() == FULL  # its save is not there any more
     for number in range(5):
-        rst.Saver().save(source, tmp_path / f"c{number}")
-    assert read_manifest(save(source, tmp_path / "a")).folders == ["../c4"]  # too many folders
+        save(source, tmp_path / f"c{number}")
+    assert written(source, tmp_path / "a").folders == ["../c4"]  # too many folders
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -251,34 +213,25 @@ def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path
     source, target = (torch.nn.ModuleList([make(seed=1), make(seed=2)]) for _ in range(2))
     for each in source:
         train(each, range(3))
-    kinds = [read_manifest(save(source, tmp_path)).kind for _ in range(2)]
+    kinds = [written(source, tmp_path).kind for _ in range(2)]
     source[place].load_state_dict(make().state_dict())  # all ids left at once
-    kinds += [read_manifest(save(source, tmp_path)).kind for _ in range(2)]
+    kinds += [written(source, tmp_path).kind for _ in range(2)]
     assert kinds == [FULL, DELTA, FULL, DELTA]
-    rst.Saver().load(target, tmp_path)
+    loaded(tmp_path, target)
     for each, its in zip(source, target, strict=True):
-        same(contents(its), contents(each))
+        same(its, each)
 
 
 def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
     source = make(track_changes=False)
     with pytest.raises(ValueError, match=r"tables \['a', 'b', 'c', 'd'\] do not keep.*is_incremental=True"):
-        save(source, tmp_path)
+        delta(source, tmp_path)
     assert not os.listdir(tmp_path)
 
 
-def chain(tmp_path: Path) -> tuple[Any, list[Path]]:
-    source, folders = make(), []
-    for step in range(4):
-        train(source, range(step, step + 1))
-        folders.append(save(source, tmp_path))
-    return source, folders
-
-
 def test_chains_with_a_save_missing_or_twice(tmp_path: Path) -> None:
-    source, folders = chain(tmp_path / "saves")
-    target = make()
-    train(target, range(70, 72))
+    source, folders = tables.chain(tmp_path / "saves")
+    target = trained(range(70, 72))
     for folder in folders[:3]:
         folder.rename(tmp_path / "away")
         refused(target, tmp_path / "saves", "which is not in")
@@ -290,18 +243,7 @@ def test_chains_with_a_save_missing_or_twice(tmp_path: Path) -> None:
     shutil.copytree(folders[0], tmp_path / "other" / folders[0].name)
     shutil.copytree(folders[3], tmp_path / "other" / folders[3].name)
     refused(target, tmp_path / "other", "a delta of the save")
-    rst.Saver().load(target, tmp_path / "saves")
-    same(contents(target), contents(source))
-
-
-def test_the_log_of_removed_ids_does_not_grow(tmp_path: Path) -> None:
-    source = make()
-    group, table = source.layout.find_table("a")
-    for step in range(3):
-        train(source, range(step, step + 1))
-        source.view("a").remove(source.view("a").ids()[:2])
-        save(source, tmp_path)
-        assert len(group.engine.saves.removed_ids(table, 0)[0]) == 0
+    same(loaded(tmp_path / "saves", target), source)
 
 
 def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
@@ -315,7 +257,7 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
             view.remove(ids)
 
     for folder in ("other", "one"):  # of the first one ids that left before the second are kept
-        save(source, tmp_path / folder)
+        delta(source, tmp_path / folder)
         come_and_leave(1, ids)
     come_and_leave(10, ids[:400])
     before = view.memory()["column_bytes"]
@@ -323,10 +265,13 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
     assert view.memory()["column_bytes"] == before
     view.write(ids[:5], {"weight": torch.zeros(5, 4)})
     for folder in ("one", "other"):
-        assert ids_in(save(source, tmp_path / folder), "a", REMOVED) == list(range(405))
+        assert ids_in(delta(source, tmp_path / folder), "a", REMOVED) == list(range(405))
     view.remove(ids[:1])
-    assert ids_in(save(source, tmp_path / "one"), "a", REMOVED) == [0]
+    assert ids_in(delta(source, tmp_path / "one"), "a", REMOVED) == [0]
     assert view.memory()["column_bytes"] <= before - 3 * 16 * 400
+    delta(source, tmp_path / "other")
+    group, table = source.layout.find_table("a")
+    assert len(group.engine.saves.removed_ids(table, 0)[0]) == 0
 
 
 def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
@@ -337,25 +282,21 @@ def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
     source, target = models
     for ids in ([[1], [2, 5]], [[3, 1], [7]]):
         source(jagged.jagged({"f0": ids})).values().sum().backward()
-        save(source, tmp_path)
-    rst.Saver().load(target, tmp_path)
-    same(contents(target.embedding), contents(source.embedding))
+        delta(source, tmp_path)
+    loaded(tmp_path, target)
+    same(target.embedding, source.embedding)
 
 
 @pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)
 def test_a_delta_follows_no_save_of_other_tables(change: dict[str, Any], tmp_path: Path) -> None:
     """Tables that load a save into another data type, or as hash tables, begin a chain of their own."""
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     config = TableConfig("t", 60, 4, hashed=False, track_changes=True)
-    source, target = (
-        TableBatchedEmbedding([each], optimizer=optimizer, cache=60) for each in (config, replace(config, **change))
-    )
+    source, target = (embedding_of(each, optimizer=SGD, cache=60) for each in (config, replace(config, **change)))
     source.view("t").write(torch.arange(60), {"weight": torch.rand(60, 4)})
-    save(source, tmp_path)
-    rst.Saver().load(target, tmp_path)
-    target.view("t").write(torch.arange(5), {"weight": torch.ones(5, 4)})
-    assert read_manifest(save(target, tmp_path)).kind == FULL
-    target.view("t").write(torch.arange(5), {"weight": torch.zeros(5, 4)})
-    assert read_manifest(save(target, tmp_path)).kind == DELTA
+    delta(source, tmp_path)
+    loaded(tmp_path, target)
+    for kind, value in ((FULL, 1.0), (DELTA, 0.0)):
+        target.view("t").write(torch.arange(5), {"weight": torch.full((5, 4), value)})
+        assert written(target, tmp_path).kind == kind
     weights = target.view("t").read(torch.arange(60)).parts["weight"]
     assert torch.equal(TableReader(tmp_path, "t").lookup(torch.arange(60)), weights)

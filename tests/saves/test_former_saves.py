@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from former_saves import MODELS, SAVES, plain
+from former_saves import EXPECTED, MODELS, SAVES, plain
+from tables import loaded, written
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.saves.format.manifest import read_manifest
 
 VERSIONS = sorted(folder.name for folder in SAVES.iterdir())
-SAVED = [(version, name) for version in VERSIONS for name in MODELS if (SAVES / version / f"{name}.json").exists()]
+SAVED = [(version, name) for version in VERSIONS for name in MODELS if (SAVES / version / f"{name}.zip").exists()]
 
 
 def test_there_are_saves_of_this_version() -> None:
@@ -46,9 +47,9 @@ def assert_same_options(found: Any, expected: Any) -> None:
 def test_they_load(version: str, name: str, tmp_path: Path) -> None:
     """And are followed by a delta of this version."""
     shutil.unpack_archive(SAVES / version / f"{name}.zip", tmp_path)
-    expected, path = json.loads((SAVES / version / f"{name}.json").read_text()), tmp_path / MODELS[name].place
+    expected, path = json.loads((tmp_path / EXPECTED).read_text()), tmp_path / MODELS[name].place
     model = MODELS[name].make()
-    rst.Saver().load(model, path)
+    loaded(path, model)
     found = plain(MODELS[name].contents(model))
     assert found.keys() == expected.keys()
     for part in expected:
@@ -58,6 +59,6 @@ def test_they_load(version: str, name: str, tmp_path: Path) -> None:
             assert found[part] == expected[part], part
     assert main(["verify", str(path)]) == 0
     tracked = name != "sharded"  # whose tables do not keep what changed
-    last = read_manifest(Path(rst.Saver().get_latest_load_path(str(path))))
-    now = read_manifest(Path(rst.Saver().save(model, str(path), incremental=tracked)))
+    last = read_manifest(Path(rst.Saver().get_latest_load_path(path)))
+    now = written(model, path, incremental=tracked)
     assert now.previous == (last.id if tracked else None)

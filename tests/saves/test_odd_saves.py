@@ -1,4 +1,7 @@
-"""Saves with right checksums and odd contents: a `CheckpointError`, and the model as it was, or what was saved."""
+"""Saves with right checksums and odd contents: a `CheckpointError`, and the model as it was, or what was saved.
+
+Keys and paths that lead out of the folder are refused, and nothing is read or written there.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +9,32 @@ import copy
 import itertools
 import json
 import random
+import shutil
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import odd_saves
 import pytest
-from odd_saves import (
-    LIFE,
-    SKETCH,
-    Header,
-    body_of,
-    change_file,
-    files_of,
-    get,
-    make,
-    places,
-    put,
-    state_of,
-    train,
-    write_manifest,
-)
-from test_saver import same
+from odd_saves import LIFE, SKETCH, Header, body_of, change_file, files_of, make, state_of, train, write_manifest
+from tables import refused, same
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.saves.format.errors import CheckpointError
+from rec_sdk_torch.saves.format.index import index_path
 from rec_sdk_torch.saves.format.manifest import MANIFEST
 from rec_sdk_torch.saves.format.tensors import TensorReader
+from rec_sdk_torch.saves.serve.export import export
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import TableLife
 
 DEEP: Any = json.loads("[" * 40 + "]" * 40)
-ODD = [
-    None,
-    -1,
-    -3,
-    "3",
-    "",
-    1.5,
-    True,
-    [],
-    {},
-    [None],
-    {"x": 1},
-    10**15,
-    10**30,
-    float("nan"),
-    float("inf"),
-    DEEP,
-    "/../../../x",
-]
+NUMBERS = (-1, -3, 1.5, True, 10**15, 10**30, float("nan"), float("inf"))
+ODD = [None, "3", "", [], {}, [None], {"x": 1}, DEEP, "/../../../x", *NUMBERS]
 NAMES = {
     name: [f"{name}/{other}" for other in ("..", "../x", "\0", "é")]
     for name in ("key", "path", "table", "role", "id", "name")
@@ -87,7 +62,7 @@ def load(target: Any, save: Path) -> list[str]:
 
 def odd_values(path: tuple[Any, ...], whole: Any, few: int) -> list[Any]:
     """Some of those that a place is tried with, or all: `few` 0."""
-    found = [odd for odd in [*ODD, *NAMES.get(str(path[-1]), ())] if odd != get(whole, path)]
+    found = [odd for odd in [*ODD, *NAMES.get(str(path[-1]), ())] if odd != odd_saves.get(whole, path)]
     return found if not few else random.Random(f"{few} {path}").sample(found, 1)
 
 
@@ -99,10 +74,10 @@ def tried(save: Path, saved: Any, target: Any, few: int) -> int:
     whole, refused = body_of(save), 0
     original, before = (save / MANIFEST).read_bytes(), state_of(target)
     del whole["checksum"]
-    for path in places(whole):
+    for path in odd_saves.places(whole):
         for odd in odd_values(path, whole, few):
             body = copy.deepcopy(whole)
-            put(body, path, odd)
+            odd_saves.put(body, path, odd)
             write_manifest(save, body)
             where = f"{path} = {str(odd)[:40]}"
             try:
@@ -125,7 +100,7 @@ def test_every_value_of_a_manifest(
     life: TableLife, least: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     saves = odd_saves.saved(tmp_path, life)
-    target = make(life=life)
+    target = make(life)
     train(target, range(50, 53))
     full, day = map(request.config.getoption, ("--full", "--day"))
     refused = [tried(save, saved, target, 0 if full else 1 + day) for save, saved in saves]
@@ -186,61 +161,48 @@ def twice(header: Header, data: dict[str, np.ndarray]) -> None:
     ids[0] = ids[1]
 
 
-FILES: dict[str, tuple[str, str, Any, str]] = {
-    "no state": ("a", "rows", drop("state.sum"), r"has no tensor 'state\.sum'"),
-    "no weight": ("b", "rows", drop("weight"), "has no tensor 'weight'"),
-    "no ids": ("a", "rows", drop("ids"), "has no tensor 'ids'"),
-    "no column": ("a", "rows", drop("column.count"), r"has no tensor 'column\.count'"),
-    "a column more": ("a", "rows", more("column.age", "I64", 8), r"has tensors \['column\.age'\]"),
-    "a weight of three dimensions": (
-        "a",
-        "rows",
-        typed("weight", "F32", 4, 2, 2),
-        r"weight is torch\.float32 .*, 2, 2",
-    ),
-    "a weight of int64": ("a", "rows", typed("weight", "I64", 8, 4), r"weight is torch\.int64"),
-    "a weight of another type": ("a", "rows", typed("weight", "F16", 2, 4), r"weight is torch\.float16"),
-    "a complex weight": ("a", "rows", typed("weight", "C64", 8, 4), "dtype is 'C64'"),
-    "ids of float64": ("a", "rows", typed("ids", "F64", 8), r"ids is torch\.float64"),
-    "ids of two dimensions": ("a", "rows", typed("ids", "I64", 8, 1), "ids is torch.int64 .*, 1"),
-    "a column of two dimensions": ("a", "rows", typed("column.count", "I64", 8, 1), r"column\.count is torch\.int64 "),
-    "a count of float64": ("a", "rows", typed("column.count", "F64", 8), r"column\.count is torch\.float64"),
-    "a score of int64": ("a", "rows", typed("column.score", "I64", 8), r"column\.score is torch\.int64"),
-    "a state of int64": ("b", "rows", typed("state.sum", "I64", 8, 4), r"state\.sum is torch\.int64"),
-    "a negative count": ("a", "rows", value("column.count", -1), r"column\.count has the value -1"),
-    "a count beyond": ("a", "rows", value("column.clicks", 2**32), r"column\.clicks has the value 4294967296"),
-    "a score of nan": ("a", "rows", value("column.score", float("nan")), r"column\.score has the value nan"),
-    "ids twice": ("a", "rows", twice, "are there twice in the layer"),
-    "ids of an index table twice": ("b", "rows", twice, "are there twice in the layer"),
-    "an id beyond an index table": (
-        "b",
-        "rows",
-        value("ids", 12),
-        r"\(such as 12\) are no rows of the index table 'b'",
-    ),
-    "an id before an index table": (
-        "b",
-        "rows",
-        value("ids", -1),
-        r"\(such as -1\) are no rows of the index table 'b'",
-    ),
-    "another id": ("a", "rows", value("ids", 99), "had [0-9]+ rows when|has gradients and no row"),
-    "the file of another table": ("a", "rows", about(table="b"), "'table': 'b'"),
-    "the file of another save": ("a", "rows", about(save="0" * 32), "'save': '0000"),
-    "removed ids of float64": ("a", "removed", typed("ids", "F64", 8), r"ids is torch\.float64"),
-    "a removed id less": ("a", "removed", value("ids", 99), "had [0-9]+ rows when it was saved, its files have"),
-    "a candidate twice": ("a", "candidates", twice, "are there twice in the layer"),
-    "a candidate without a count": ("a", "candidates", drop("column.count"), r"has no tensor 'column\.count'"),
-    "a candidate never seen": ("a", "candidates", value("column.count", 0), r"column\.count has the value 0"),
-    "a candidate of a negative count": ("a", "candidates", value("column.count", -5), "has the value -5"),
-    "candidates of float64": ("a", "candidates", typed("ids", "F64", 8), r"ids is torch\.float64"),
-    "a row that left for no reason": ("a", "evicted", value("reason", 7), "reason has the value 7, which cannot be"),
-    "a row that left of a negative count": ("a", "evicted", value("column.count", -1), "has the value -1"),
-    "rows that left without states": ("a", "evicted", drop("state.sum"), r"has no tensor 'state\.sum'"),
-    "sums of another width": ("a", "window", typed("sums", "F32", 4, 4), r"sums is torch\.float32 "),
-    "sums of float64": ("b", "window", typed("sums", "F64", 8, 8), r"sums is torch\.float64 "),
-    "a gradient of no row": ("a", "window", value("ids", 99), "id 99 of table 'a' has gradients and no row"),
-    "a gradient twice": ("a", "window", twice, "are there twice in the layer"),
+A, B, REMOVED = ("a", "rows"), ("b", "rows"), ("a", "removed")
+CANDIDATES, EVICTED, WINDOW = ("a", "candidates"), ("a", "evicted"), ("a", "window")
+FILES: dict[str, tuple[tuple[str, str], Any, str]] = {
+    "no state": (A, drop("state.sum"), r"has no tensor 'state\.sum'"),
+    "no weight": (B, drop("weight"), "has no tensor 'weight'"),
+    "no ids": (A, drop("ids"), "has no tensor 'ids'"),
+    "no column": (A, drop("column.count"), r"has no tensor 'column\.count'"),
+    "a column more": (A, more("column.age", "I64", 8), r"has tensors \['column\.age'\]"),
+    "a weight of three dimensions": (A, typed("weight", "F32", 4, 2, 2), r"weight is torch\.float32 .*, 2, 2"),
+    "a weight of int64": (A, typed("weight", "I64", 8, 4), r"weight is torch\.int64"),
+    "a weight of another type": (A, typed("weight", "F16", 2, 4), r"weight is torch\.float16"),
+    "a complex weight": (A, typed("weight", "C64", 8, 4), "dtype is 'C64'"),
+    "ids of float64": (A, typed("ids", "F64", 8), r"ids is torch\.float64"),
+    "ids of two dimensions": (A, typed("ids", "I64", 8, 1), "ids is torch.int64 .*, 1"),
+    "a column of two dimensions": (A, typed("column.count", "I64", 8, 1), r"column\.count is torch\.int64 "),
+    "a count of float64": (A, typed("column.count", "F64", 8), r"column\.count is torch\.float64"),
+    "a score of int64": (A, typed("column.score", "I64", 8), r"column\.score is torch\.int64"),
+    "a state of int64": (B, typed("state.sum", "I64", 8, 4), r"state\.sum is torch\.int64"),
+    "a negative count": (A, value("column.count", -1), r"column\.count has the value -1"),
+    "a count beyond": (A, value("column.clicks", 2**32), r"column\.clicks has the value 4294967296"),
+    "a score of nan": (A, value("column.score", float("nan")), r"column\.score has the value nan"),
+    "ids twice": (A, twice, "are there twice in the layer"),
+    "ids of an index table twice": (B, twice, "are there twice in the layer"),
+    "an id beyond an index table": (B, value("ids", 12), r"\(such as 12\) are no rows of the index table 'b'"),
+    "an id before an index table": (B, value("ids", -1), r"\(such as -1\) are no rows of the index table 'b'"),
+    "another id": (A, value("ids", 99), "had [0-9]+ rows when|has gradients and no row"),
+    "the file of another table": (A, about(table="b"), "'table': 'b'"),
+    "the file of another save": (A, about(save="0" * 32), "'save': '0000"),
+    "removed ids of float64": (REMOVED, typed("ids", "F64", 8), r"ids is torch\.float64"),
+    "a removed id less": (REMOVED, value("ids", 99), "had [0-9]+ rows when it was saved, its files have"),
+    "a candidate twice": (CANDIDATES, twice, "are there twice in the layer"),
+    "a candidate without a count": (CANDIDATES, drop("column.count"), r"has no tensor 'column\.count'"),
+    "a candidate never seen": (CANDIDATES, value("column.count", 0), r"column\.count has the value 0"),
+    "a candidate of a negative count": (CANDIDATES, value("column.count", -5), "has the value -5"),
+    "candidates of float64": (CANDIDATES, typed("ids", "F64", 8), r"ids is torch\.float64"),
+    "a row that left for no reason": (EVICTED, value("reason", 7), "reason has the value 7, which cannot be"),
+    "a row that left of a negative count": (EVICTED, value("column.count", -1), "has the value -1"),
+    "rows that left without states": (EVICTED, drop("state.sum"), r"has no tensor 'state\.sum'"),
+    "sums of another width": (WINDOW, typed("sums", "F32", 4, 4), r"sums is torch\.float32 "),
+    "sums of float64": (("b", "window"), typed("sums", "F64", 8, 8), r"sums is torch\.float64 "),
+    "a gradient of no row": (WINDOW, value("ids", 99), "id 99 of table 'a' has gradients and no row"),
+    "a gradient twice": (WINDOW, twice, "are there twice in the layer"),
 }
 
 
@@ -255,7 +217,7 @@ class Changed:
 
     def __init__(self, path: Path, life: TableLife = LIFE) -> None:
         self.save, self.saved = odd_saves.saved(path, life)[-1]
-        self.target = make(life=life)
+        self.target = make(life)
         train(self.target, range(50, 53))
         self._before = state_of(self.target)
         self._files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
@@ -288,7 +250,7 @@ def odd(saves: Changed) -> Iterator[Changed]:
 
 @pytest.mark.parametrize("case", FILES)
 def test_what_files_hold(case: str, odd: Changed) -> None:
-    table, role, change, message = FILES[case]
+    (table, role), change, message = FILES[case]
     change_file(odd.save, table, role, change)
     odd.refused(message)
     assert main(["verify", str(odd.save)]) == 1
@@ -343,12 +305,19 @@ def test_json_that_is_nested_deeply(place: str, odd: Changed) -> None:
 
 # ---- sketches
 
-NUMBERS = sorted({*range(-4, 6), 16, 17, 2**31, 2**53, 2**53 + 1, 2**62, -(2**63), 2**63 - 1})
+OF_SKETCHES = sorted({*range(-4, 6), 16, 17, 2**31, 2**53, 2**53 + 1, 2**62, -(2**63), 2**63 - 1})
+"""Numbers that are tried in the place of each number of a sketch."""
+
+
+@pytest.fixture(scope="module")
+def sketches(tmp_path_factory: pytest.TempPathFactory) -> Changed:
+    return Changed(tmp_path_factory.mktemp("sketches"), SKETCH)
 
 
 @pytest.fixture
-def sketched(tmp_path: Path) -> Changed:
-    return Changed(tmp_path, SKETCH)
+def sketched(sketches: Changed) -> Iterator[Changed]:
+    yield sketches
+    sketches.restore()
 
 
 def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
@@ -366,9 +335,9 @@ def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
 
 def test_every_number_of_a_sketch(sketched: Changed) -> None:
     """Each is refused, but for those that can be: the sketch is then that of the file."""
-    refused, target = 0, make(life=SKETCH)
+    refused, target = 0, make(SKETCH)
     can_be = {0: range(-2, 1), 7: range(2**53 + 1)}  # homes of one rank, counts of lookups
-    for place, number in itertools.product(range(8), NUMBERS):
+    for place, number in itertools.product(range(8), OF_SKETCHES):
         before, state = set_number(sketched.save, place, number)
         if number == before or number in can_be.get(place, ()):
             load(target, sketched.save)
@@ -389,3 +358,108 @@ def test_a_sketch_of_another_size(size: int, sketched: Changed) -> None:
     change_file(sketched.save, "a", "sketch", change)
     sketched.refused("the sketch of table 'a' has")
     assert main(["verify", str(sketched.save)]) == 1
+
+
+# ---- strangers
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return odd_saves.saved(tmp_path_factory.mktemp("saves"))[0][0]
+
+
+@pytest.fixture
+def strangers(full: Path, tmp_path: Path) -> Path:
+    """A save deep enough for what leads out of it, without indexes, with folders that make `..` behind a key work."""
+    save = tmp_path / "above" / "saves" / full.name
+    shutil.copytree(full, save)
+    for key in "ab":
+        index_path(save, key).unlink()
+    for name in ("index-", "index-a", "index-.."):
+        (save / name).mkdir()
+    return save
+
+
+def everything(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() if file.is_file() else b"" for file in path.rglob("*")}
+
+
+def nothing_is_taken(save: Path, table: str, tmp_path: Path, message: str) -> None:
+    (tmp_path / "out").mkdir()
+    before = everything(tmp_path)
+    attempts: list[Callable[[], Any]] = [
+        lambda: TableReader(save, table),
+        lambda: TableReader(save.parent, table, follow=100.0),
+        lambda: export(save, tmp_path / "out", "npz"),
+        lambda: export(save, tmp_path / "out", tables=[table]),
+    ]
+    for attempt in attempts:
+        with pytest.raises(CheckpointError, match=message):
+            attempt()
+    for command in ("show", "verify"):
+        assert main([command, str(save)]) == 1
+    assert main(["export", str(save), str(tmp_path / "out")]) == 1
+    refused(make(), save, message)
+    assert everything(tmp_path) == before
+
+
+KEYS = ("/../../../x", "/../../a", "../x", "a/b", "a/../../x", "..", ".", "", "a.0", "a.01", "a b", "a\n", "x" * 300)
+PATHS = (
+    "{outside}",
+    "../../outside/rows",
+    "a/../../../outside/rows",
+    "..",
+    "",
+    ".",
+    "./a",
+    "a//b",
+    "a/",
+    "a/.",
+    "\0",
+    "é",
+)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_keys(key: str, strangers: Path, tmp_path: Path) -> None:
+    body = body_of(strangers)
+    for table in body["tables"]:
+        table["key"] = key if table["key"] == "a" else table["key"]
+    for file in body["files"]:
+        file["table"] = key if file["table"] == "a" else file["table"]
+    write_manifest(strangers, body)
+    nothing_is_taken(strangers, key, tmp_path, r"damaged: tables\[0\]\.key is .*, expected the name of a table")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths(path: str, strangers: Path, tmp_path: Path) -> None:
+    """The paths lead to what is right, so that reading it would do."""
+    body = body_of(strangers)
+    (file,) = files_of(body, "a", "rows")
+    outside = tmp_path / "above" / "outside" / "rows"
+    outside.parent.mkdir()
+    shutil.copyfile(strangers / file["path"], outside)
+    file["path"] = path.format(outside=outside)
+    write_manifest(strangers, body)
+    nothing_is_taken(strangers, "a", tmp_path, r"damaged: files\[[0-9]+\]\.path is .*, expected the path of a file in")
+
+
+def test_an_export_through_a_link(full: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.npz").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "nowhere")
+    for kind in ("npz", "safetensors"):
+        with pytest.raises(FileExistsError):
+            export(full, tmp_path, kind)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_rows_that_an_index_could_not_have(tmp_path: Path) -> None:
+    """The file has few rows; the index is made with room for all of them."""
+    delta = odd_saves.saved(tmp_path)[1][0]
+    index_path(delta, "a").unlink()
+    body = body_of(delta)
+    (file,) = files_of(body, "a", "removed")
+    file["rows"] = 2**63 - 1
+    write_manifest(delta, body)
+    with pytest.raises(CheckpointError, match=r"ids is torch\.int64 .*, expected"):
+        TableReader(delta, "a")

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import tables
 import torch
-from tables import contents, make, train
-from test_saver import refused, same
+from embeddings import ADAM, embedding_of
+from tables import contents, loaded, make, refused, same, train
+from tables import trained as trained_tables
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.tbe import TableOptimizer
 
-ADAM = (torch.optim.Adam, {"lr": 0.01})
 STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -44,9 +43,7 @@ def save(source: Any, path: Path, ranks: int, names: tuple[str, ...] = STATES, l
 
 
 def trained(seeds: range = range(4)) -> Any:
-    source = make(ADAM)
-    train(source, seeds)
-    return source
+    return trained_tables(seeds, ADAM)
 
 
 def without_steps(embedding: Any) -> dict[str, Any]:
@@ -55,14 +52,12 @@ def without_steps(embedding: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 def test_rows_and_states(ranks: int, tmp_path: Path) -> None:
+    """They are those of the latest save, or in the layout without ranks of the folder itself."""
     source, target = trained(), trained(range(50, 53))
-    folder = tmp_path / "20250101120000" if ranks else tmp_path
     save(trained(range(1)), tmp_path / "20240101120000", ranks or 1)
-    if ranks == 0:
-        folder = tmp_path / "merged"
+    folder = tmp_path / ("20250101120000" if ranks else "merged")
     save(source, folder, ranks)
-    found = rst.Saver().load(target, tmp_path if ranks else folder)
-    assert found == str(folder)
+    assert rst.Saver().load(target, tmp_path if ranks else folder) == str(folder)
     same(without_steps(target), without_steps(source))
     for embedding in (source, target):
         embedding.optimizers[0].step = 4  # which Rec SDK does not save
@@ -79,10 +74,7 @@ def test_an_incremental_save_is_written_over_the_tables(tmp_path: Path) -> None:
     now, wanted = without_steps(target), without_steps(source)
     for name in "abcd":
         last = source.view(name).ids()[-3:].tolist()
-        assert {i: row for i, row in now[name].items() if i not in last} == {
-            i: row for i, row in before[name].items() if i not in last
-        }
-        assert [now[name][i] for i in last] == [wanted[name][i] for i in last]
+        assert now[name] == before[name] | {i: wanted[name][i] for i in last}
 
 
 LIFE = {"life": rst.TableLife(admission=rst.rules.Count(2), eviction=rst.rules.Age(50), bound=rst.rules.Rows(1000))}
@@ -94,10 +86,8 @@ def seen(target: Any, ids: torch.Tensor, times: torch.Tensor) -> None:
     target(twice, torch.arange(len(twice) + 1), timestamps=stamps).sum().backward()
 
 
-def alive(**options: Any) -> Any:
-    config = rst.TableConfig("a", 60, 4, **LIFE, **options)
-    adagrad = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-    return rst.TableBatchedEmbedding([config], optimizer=adagrad, cache=20)
+def alive() -> Any:
+    return embedding_of(rst.TableConfig("a", 60, 4, **LIFE), cache=20)
 
 
 def counted(path: Path, ranks: int, source: Any, seen_by: list[tuple[list[int], list[int]]]) -> None:
@@ -125,7 +115,7 @@ def test_counts_and_timestamps(ranks: int, tmp_path: Path) -> None:
     ids = torch.tensor([1, 2, 3, 4, 5])
     seen(source, ids, torch.full((5,), 7))
     counted(tmp_path / "save", ranks, source, SEEN)
-    rst.Saver().load(target, tmp_path / "save")
+    loaded(tmp_path / "save", target)
     view = target.view("a")
     columns = view.row_columns(ids)
     assert columns["count"].tolist() == [101, 102, 0, 104, 105]
@@ -153,9 +143,9 @@ def test_rules_that_need_neither_counts_nor_timestamps(tmp_path: Path) -> None:
     source = alive()
     seen(source, torch.arange(5), torch.full((5,), 7))
     counted(tmp_path / "save", 0, source, SEEN)
-    plain = rst.TableBatchedEmbedding([rst.TableConfig("a", 60, 4)], cache=20)
+    plain = embedding_of(rst.TableConfig("a", 60, 4), optimizer=None, cache=20)
     with pytest.warns(UserWarning, match="1 optimizer states"):
-        rst.Saver().load(plain, tmp_path / "save")
+        loaded(tmp_path / "save", plain)
     assert plain.view("a").row_columns(torch.arange(5)) == {}
 
 
@@ -163,27 +153,19 @@ def test_damaged_counts_and_timestamps(tmp_path: Path) -> None:
     source, target = alive(), alive()
     seen(source, torch.arange(5), torch.full((5,), 7))
     counted(tmp_path / "save", 0, source, SEEN)
-    rst.Saver().load(target, tmp_path / "save")
-    for name in (
-        "admit_count/slice.data",
-        "evict_timestamp/slice_evict_key.data",
-        "evict_timestamp/slice_evict_ts.data",
-    ):
-        file = tmp_path / "save" / "a" / name
+    loaded(tmp_path / "save", target)
+    wrong = r"has 6 counts, 5 ids|and 6 timestamps|has 7 ids and 6|has 6 ids and 7"
+    for name in ("admit_count/slice", "evict_timestamp/slice_evict_key", "evict_timestamp/slice_evict_ts"):
+        file = tmp_path / "save" / "a" / f"{name}.data"
         raw = file.read_bytes()
-        file.write_bytes(raw[:-4])
-        with pytest.raises(rst.CheckpointError, match=f"{file.name}: damaged"):
-            rst.Saver().load(target, tmp_path / "save")
-        file.write_bytes(raw + raw[:8])
-        with pytest.raises(
-            rst.CheckpointError, match=r"has 6 counts, 5 ids|and 6 timestamps|has 7 ids and 6|has 6 ids and 7"
-        ):
-            rst.Saver().load(target, tmp_path / "save")
+        for bad, message in ((raw[:-4], f"{file.name}: damaged"), (raw + raw[:8], wrong)):
+            file.write_bytes(bad)
+            refused(target, tmp_path / "save", message)
         file.write_bytes(raw)
     counts = tmp_path / "save" / "a" / "admit_count" / "slice.data"
     counts.write_bytes(counts.read_bytes()[:-8])
     with pytest.warns(UserWarning, match="has counts of 4 of 5 ids"):
-        rst.Saver().load(target, tmp_path / "save")
+        loaded(tmp_path / "save", target)
     assert target.view("a").row_columns(torch.arange(5))["count"].tolist() == [0] * 5
     assert target.view("a").row_columns(torch.tensor([2]))["timestamp"].tolist() == [510]
 
@@ -192,7 +174,7 @@ def test_another_optimizer_gets_weights_alone(tmp_path: Path) -> None:
     source, target = trained(), make((torch.optim.Adagrad, {"lr": 0.1}))
     save(source, tmp_path, 2)
     with pytest.warns(UserWarning, match="has 2 optimizer states, table 'a' 1: only its weights"):
-        rst.Saver().load(target, tmp_path)
+        loaded(tmp_path, target)
     ids = source.view("a").ids()
     assert torch.equal(target.view("a").read(ids).parts["weight"], source.view("a").read(ids).parts["weight"])
 
@@ -210,17 +192,19 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "c").rename(tmp_path / "x")
     refused(target, tmp_path, "has no table 'c'")
     (tmp_path / "x").rename(tmp_path / "c")
-    key = tmp_path / "a/rank0/key/slice.data"
-    ids = np.fromfile(key, np.int64)
-    np.where(np.arange(len(ids)) == 0, ids[1], ids).tofile(key)
-    refused(target, tmp_path, "some of its ids are there twice")
-    ids.tofile(key)
-    key = tmp_path / "d/rank1/key/slice.data"  # of the last table, an index table
-    ids = np.fromfile(key, np.int64)
-    for outside in (-1, tables.IDS):
-        np.where(np.arange(len(ids)) == 0, outside, ids).tofile(key)
-        refused(target, tmp_path, "the index table 'd' has num_embeddings 60")
-    ids.tofile(key)
-    wider = rst.TableBatchedEmbedding([rst.TableConfig("a", 9, 8)], cache=4)
+    outside = "the index table 'd' has num_embeddings 60"
+    for rank, first, message in (
+        ("a/rank0", None, "some of its ids are there twice"),
+        ("d/rank1", -1, outside),  # of the last table, an index table
+        ("d/rank1", tables.IDS, outside),
+    ):
+        file = tmp_path / rank / "key" / "slice.data"
+        raw = np.fromfile(file, np.int64)
+        ids = raw.copy()
+        ids[0] = ids[1] if first is None else first
+        ids.tofile(file)
+        refused(target, tmp_path, message)
+        raw.tofile(file)
+    wider = embedding_of(rst.TableConfig("a", 9, 8), optimizer=None, cache=4)
     refused(wider, tmp_path, "rows have 4 elements, the model's 8")
-    rst.Saver().load(target, tmp_path)
+    loaded(tmp_path, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,24 @@ import numpy as np
 import odd_saves
 import pytest
 import torch
+from embeddings import ADAGRAD, ADAM, embedding_of
+from tables import delta, loaded, refused, save
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.rules import Idle, Rows
 from rec_sdk_torch.saves.format.manifest import EVICTED, read_manifest
 from rec_sdk_torch.saves.save import job, saving
-from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLife
 
 LIFE = TableLife(eviction=Idle(4), every=3, bound=Rows(20), keep_evicted=True)
-ADAGRAD = (torch.optim.Adagrad, {"lr": 0.1})
 
 
 def make(
     life: TableLife = LIFE, optimizer: Any = ADAGRAD, device: Any = "cpu", cache: int = 16, **fields: Any
 ) -> TableBatchedEmbedding:
     tables = [TableConfig(name, 60, 4, pooling=Pooling.NONE, track_changes=True, life=life, **fields) for name in "ab"]
-    return TableBatchedEmbedding(
-        tables, optimizer=TableOptimizer.create(*optimizer), cache=cache, seed=1, device=device
-    )
+    return embedding_of(*tables, optimizer=optimizer, cache=cache, device=device)
 
 
 def train(embedding: TableBatchedEmbedding, steps: range) -> None:
@@ -37,6 +35,12 @@ def train(embedding: TableBatchedEmbedding, steps: range) -> None:
         embedding(ids, torch.arange(0, 17, 8)).square().sum().backward()
         if step % 4 == 3:
             embedding.view("b").remove(ids[8:11])
+
+
+def trained(steps: range = range(9), **options: Any) -> TableBatchedEmbedding:
+    embedding = make(**options)
+    train(embedding, steps)
+    return embedding
 
 
 def waiting(embedding: TableBatchedEmbedding) -> dict[str, Any]:
@@ -63,17 +67,15 @@ def taken(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 def test_a_load_has_the_rows_that_were_not_taken(
     incremental: bool, dtype: torch.dtype, device: torch.device, tmp_path: Path
 ) -> None:
-    source, saver = make(device=device, weight_dtype=dtype), rst.Saver()
-    train(source, range(5))
+    source = trained(range(5), device=device, weight_dtype=dtype)
     before = taken(source)
     assert all(before.values())
     for begin in (5, 9, 13):
         train(source, range(begin, begin + 4))
         source.view("a").take_evicted(1)
-        saver.save(source, tmp_path, incremental=incremental)
-    target = make(device=device, cache=40, weight_dtype=dtype)
-    train(target, range(50, 60))  # what waits there is of rows that are no more
-    saver.load(target, tmp_path)
+        save(source, tmp_path, incremental)
+    # what waits there is of rows that are no more
+    target = loaded(tmp_path, trained(range(50, 60), device=device, cache=40, weight_dtype=dtype))
     assert all(waiting(source).values())
     assert waiting(target) == waiting(source)
     for embedding in (source, target):
@@ -91,7 +93,7 @@ def rows_in(folder: Path, table: str) -> int:
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp_path: Path) -> None:
     """Others are in the saves before, whose first ones may have been taken meanwhile, or all of them."""
-    source, saver, random = make(), rst.Saver(), np.random.default_rng(5)
+    source, random = make(), np.random.default_rng(5)
     written: list[tuple[Path, dict[str, Any]]] = []
     for step, at_most in enumerate([0, 0, 3, 1, 10_000, 0, 5]):
         before = {name: source.cache_stats(name)["evicted_waiting"] for name in "ab"}
@@ -99,32 +101,27 @@ def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp
         left = {name: source.cache_stats(name)["evicted_waiting"] - before[name] for name in "ab"}
         for name in "ab":
             source.view(name).take_evicted(at_most)
-        folder = Path(saver.save(source, tmp_path, incremental=True))
+        folder = delta(source, tmp_path)
         kept = waiting(source)
         new = {name: rows_in(folder, name) for name in "ab"}
         assert new == {name: min(left[name], len(kept[name])) for name in "ab"}
         written.append((folder, kept))
         if resumed and random.random() < 0.5:
-            source = make(cache=30)
-            saver.load(source, tmp_path)
-    idle = Path(saver.save(source, tmp_path, incremental=True))
+            source = loaded(tmp_path, make(cache=30))
+    idle = delta(source, tmp_path)
     assert (rows_in(idle, "a"), rows_in(idle, "b")) == (0, 0)
     assert all(waiting(source).values())
     for folder, expected in [*written, (idle, waiting(source))]:
-        target = make()
-        saver.load(target, folder)
-        assert waiting(target) == expected
+        assert waiting(loaded(folder, make())) == expected
         assert main(["verify", str(folder)]) == 0
 
 
 def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
-    source, saver = make(), rst.Saver()
-    train(source, range(9))
-    saver.save(source, tmp_path, incremental=True)
+    source = trained()
+    delta(source, tmp_path)
     train(source, range(9, 10))
-    folder = Path(saver.save(source, tmp_path, incremental=True))
-    target = make()
-    train(target, range(20, 30))
+    folder = delta(source, tmp_path)
+    target = trained(range(20, 30))
     then, body = waiting(target), odd_saves.body_of(folder)
     table = next(table for table in body["tables"] if table["name"] == "a")
     right = table["evicted_before"]
@@ -136,44 +133,35 @@ def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
     ):
         table["evicted_before"] = wrong
         odd_saves.write_manifest(folder, body | {"version": version})
-        with pytest.raises(rst.CheckpointError, match=message):
-            rst.Saver().load(target, tmp_path)
+        refused(target, tmp_path, message)
         assert main(["verify", str(tmp_path)]) == 1
     assert waiting(target) == then
 
 
 def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:
-    source, saver = make(), rst.Saver()
-    train(source, range(9))
-    saver.save(source, tmp_path, incremental=True)
+    source = trained()
+    delta(source, tmp_path)
     view = source.view("a")
     rows = view.take_evicted(3)
     view.put_back(rows)
-    saver.save(source, tmp_path, incremental=True)
-    target = make()
-    saver.load(target, tmp_path)
-    loaded = target.view("a")
-    assert bool(loaded.knows(rows.ids).all())
-    assert torch.equal(loaded.read(rows.ids).parts["weight"], rows.weight)
-    assert loaded.row_columns(rows.ids)["count"].tolist() == rows.columns["count"].tolist()
+    delta(source, tmp_path)
+    target = loaded(tmp_path, make())
+    its = target.view("a")
+    assert bool(its.knows(rows.ids).all())
+    assert torch.equal(its.read(rows.ids).parts["weight"], rows.weight)
+    assert its.row_columns(rows.ids)["count"].tolist() == rows.columns["count"].tolist()
     assert waiting(target) == waiting(source)
 
 
 def test_nothing_waits_and_no_file_has_it(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(9))
+    source = trained()
     taken(source)
-    folder = Path(rst.Saver().save(source, tmp_path))
-    assert EVICTED not in {file.role for file in read_manifest(folder).files}
-    target = make()
-    train(target, range(9))
-    rst.Saver().load(target, tmp_path)
-    assert waiting(target) == {"a": [], "b": []}
+    assert EVICTED not in {file.role for file in read_manifest(save(source, tmp_path)).files}
+    assert waiting(loaded(tmp_path, trained())) == {"a": [], "b": []}
 
 
 def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = make()
-    train(source, range(9))
+    source = trained()
     taken(source)
     source.view("a").remove(source.view("a").ids()[:5])  # one removal's rows
     then = waiting(source)
@@ -187,30 +175,24 @@ def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, mo
         return written(moment)
 
     monkeypatch.setattr(job, "write", later)
-    rst.Saver().save(source, tmp_path)
-    target = make()
-    rst.Saver().load(target, tmp_path)
-    assert waiting(target) == then
+    save(source, tmp_path)
+    assert waiting(loaded(tmp_path, make())) == then
 
 
 def test_a_table_that_keeps_none_leaves_them_out(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(9))
-    rst.Saver().save(source, tmp_path)
-    target = make(TableLife(bound=Rows(20)))
+    source, target = trained(), make(TableLife(bound=Rows(20)))
+    save(source, tmp_path)
     rows = len(waiting(source)["a"])
     with pytest.warns(UserWarning, match=f"{rows} rows had left table 'a' and were not taken: they are left out"):
-        rst.Saver().load(target, tmp_path)
+        loaded(tmp_path, target)
     assert target.view("a").count() == source.view("a").count()
 
 
 def test_another_optimizer_has_states_of_new_rows(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(9))
-    rst.Saver().save(source, tmp_path)
-    target = make(optimizer=(torch.optim.Adam, {"lr": 0.1}), life=TableLife(eviction=Idle(5), keep_evicted=True))
+    source, target = trained(), make(TableLife(eviction=Idle(5), keep_evicted=True), ADAM)
+    save(source, tmp_path)
     with pytest.warns(UserWarning, match="only their weights are loaded"):
-        rst.Saver().load(target, tmp_path)
+        loaded(tmp_path, target)
     theirs, ours = source.view("a").take_evicted(), target.view("a").take_evicted()
     assert torch.equal(ours.ids, theirs.ids)
     assert torch.equal(ours.weight, theirs.weight)
@@ -221,29 +203,20 @@ def test_another_optimizer_has_states_of_new_rows(tmp_path: Path) -> None:
 
 
 def test_a_load_that_fails_keeps_what_waits(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(9))
-    folder = Path(rst.Saver().save(source, tmp_path))
-    target = make()
-    train(target, range(20, 30))
+    folder, target = save(trained(), tmp_path), trained(range(20, 30))
     then = waiting(target)
     file = next(file for file in read_manifest(folder).files if file.role == EVICTED)
     raw = bytearray((folder / file.path).read_bytes())
     raw[-1] ^= 1
     (folder / file.path).write_bytes(bytes(raw))
-    with pytest.raises(rst.CheckpointError, match="evicted"):
-        rst.Saver().load(target, tmp_path)
+    refused(target, tmp_path, "evicted")
     assert waiting(target) == then
-    shutil.rmtree(tmp_path)
 
 
 def test_rows_of_a_collection_begin_anew_without_being_handed_out(device: torch.device) -> None:
+    rules = rst.AdmitAndEvictConfig(keep_evicted=True)
     config = rst.EmbCacheEmbeddingConfig(
-        name="t0",
-        feature_names=["f0"],
-        num_embeddings=60,
-        embedding_dim=4,
-        admit_and_evict_config=rst.AdmitAndEvictConfig(keep_evicted=True),
+        name="t0", feature_names=["f0"], num_embeddings=60, embedding_dim=4, admit_and_evict_config=rules
     )
     collection = rst.EmbCacheEmbeddingCollection([config], cache=8, device=device)
     rst.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})

@@ -9,12 +9,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from tables import contents
-from test_saver import same
+from embeddings import embedding_of
+from tables import loaded, refused, same, save
 
-import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Age, Count, Idle, Probability, Rows, Score, Share, Sketch
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tbe.config.life import TableLife
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
@@ -32,23 +31,17 @@ LIVES = [
 
 
 def make(life: TableLife, cache: int = 40) -> TableBatchedEmbedding:
-    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
     tables = [TableConfig(name, 60, 4, track_changes=True, life=life) for name in "ab"]
-    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=cache, seed=1)
+    return embedding_of(*tables, cache=cache)
 
 
 def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
-    outputs = []
+    outputs, life = [], embedding.tables[0].life
     for seed in seeds:
         random = np.random.default_rng(seed)
-        ids = torch.from_numpy(random.integers(0, 60, 24))
-        clicks, when = (
-            torch.from_numpy(random.integers(0, 2, 24)),
-            torch.from_numpy(10 * seed + random.integers(0, 10, 24)),
-        )
-        needs = embedding.tables[0].life
-        seen = {"clicks": clicks} if needs.needs_clicks else {}
-        seen |= {"timestamps": when} if "timestamp" in needs.columns() else {}
+        ids, clicks, times = (torch.from_numpy(random.integers(0, most, 24)) for most in (60, 2, 10))
+        seen = {"clicks": clicks} if life.needs_clicks else {}
+        seen |= {"timestamps": 10 * seed + times} if "timestamp" in life.columns() else {}
         output = embedding(ids, torch.arange(0, 25, 4), **seen)
         output.square().sum().backward()
         outputs.append(output.detach())
@@ -74,17 +67,17 @@ def lives(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 @pytest.mark.parametrize("life", LIVES, ids=range(len(LIVES)))
 def test_life_goes_on_after_a_load(life: TableLife, incremental: bool, tmp_path: Path) -> None:
     source, target = make(life), make(life, cache=50)
+    train(target, range(100, 103))
     for begin in (0, 5, 9):
         train(source, range(begin, begin + 4))
-        rst.Saver().save(source, tmp_path, incremental=incremental)
-    train(target, range(100, 103))
-    rst.Saver().load(target, tmp_path)
+        save(source, tmp_path, incremental)
+    loaded(tmp_path, target)
     assert lives(target) == lives(source)
     assert any(lives(source)[name].get(kept) for name in "ab" for kept in ("columns", "candidates", "sketch"))
     for a, b in zip(train(source, range(13, 25)), train(target, range(13, 25)), strict=True):
         assert torch.equal(a, b)
     assert lives(target) == lives(source)
-    same(contents(target), contents(source))
+    same(target, source)
 
 
 COUNTERS = TableLife(admission=Count(3))
@@ -92,7 +85,7 @@ SKETCH = TableLife(admission=Sketch(3, bytes=4000))
 
 
 @pytest.mark.parametrize(
-    ("saved", "loaded", "knows"),
+    ("saved", "other", "knows"),
     [
         (COUNTERS, SKETCH, True),
         (SKETCH, COUNTERS, False),  # ids cannot be read from a sketch
@@ -101,12 +94,12 @@ SKETCH = TableLife(admission=Sketch(3, bytes=4000))
     ],
     ids=["into a sketch", "into counters", "into chance", "into another sketch"],
 )
-def test_counts_go_on_in_another_way(saved: TableLife, loaded: TableLife, knows: bool, tmp_path: Path) -> None:
-    source, target = make(saved), make(loaded)
+def test_counts_go_on_in_another_way(saved: TableLife, other: TableLife, knows: bool, tmp_path: Path) -> None:
+    source, target = make(saved), make(other)
     train(source, range(5))
     waiting = set(range(60)) - set(source.view("a").ids().tolist())
-    rst.Saver().save(source, tmp_path)
-    rst.Saver().load(target, tmp_path)
+    save(source, tmp_path)
+    loaded(tmp_path, target)
     assert target.view("a").ids().sort().values.tolist() == source.view("a").ids().sort().values.tolist()
     again = []
     for embedding in (source, target):
@@ -121,19 +114,16 @@ def test_the_state_of_a_sketch_that_is_damaged(tmp_path: Path) -> None:
     source = make(SKETCH)
     train(source, range(5))
     with mock.patch.object(TableView, "sketch", return_value=torch.zeros(99, dtype=torch.uint8)):
-        rst.Saver().save(source, tmp_path)
+        save(source, tmp_path)
     target = make(SKETCH)
     train(target, range(20, 23))
     before = lives(target)
-    with pytest.raises(rst.CheckpointError, match="the sketch of table 'a' has cell_bytes 0"):
-        rst.Saver().load(target, tmp_path)
+    refused(target, tmp_path, "the sketch of table 'a' has cell_bytes 0")
     assert lives(target) == before
 
 
 def test_a_table_that_admits_every_id_loads_the_rows(tmp_path: Path) -> None:
     source = make(LIVES[1])
     train(source, range(6))
-    rst.Saver().save(source, tmp_path)
-    target = make(TableLife())
-    rst.Saver().load(target, tmp_path)
-    assert target.view("a").count() == source.view("a").count() > 0
+    save(source, tmp_path)
+    assert loaded(tmp_path, make(TableLife())).view("a").count() == source.view("a").count() > 0

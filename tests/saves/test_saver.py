@@ -1,4 +1,4 @@
-"""Full saves of unsharded tables, and what they load into."""
+"""Full saves of unsharded tables, and what they load into; torch's own ways to save tables."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ import numpy as np
 import pytest
 import tables
 import torch
+import torch.distributed.checkpoint as dcp
+import torchrec
+from embeddings import ADAM, SGD, embedding_of
+from jagged import apply, bag_config, bags_collection
 from optimizer_table import BY_NAME, ROWS, Row
-from tables import ADAGRAD, WINDOWS, contents, make, train
+from tables import ADAGRAD, WINDOWS, contents, loaded, make, refused, same, save, train, trained
+from torch.distributed.checkpoint.api import CheckpointException
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.saves.format import manifest as manifests
-from rec_sdk_torch.saves.format.tensors import TensorReader
-
-ADAM = (torch.optim.Adam, {"lr": 0.01})
-
-
-def same(a: Any, b: Any) -> None:
-    """Dicts of dicts, compared so that a failure says where."""
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name] == b[name], name
+from rec_sdk_torch.saves.format.manifest import MANIFEST, read_manifest
+from rec_sdk_torch.saves.format.manifest import ROWS as ROWS_ROLE
 
 
 def of_row(row: Row, window: int) -> tuple[type, dict[str, Any]]:
@@ -48,34 +44,31 @@ def of_row(row: Row, window: int) -> tuple[type, dict[str, Any]]:
 )
 def test_a_load_has_the_bits_and_goes_on_alike(row: Row, window: int, cache: int, tmp_path: Path, device: Any) -> None:
     optimizer = of_row(row, window)
-    source = make(optimizer, cache=cache, device=device)
-    train(source, range(5))  # with a window of three passes: two of an open one
+    source = trained(5, optimizer, cache=cache, device=device)  # with a window of three passes: two of an open one
     folder = rst.Saver().save(source, tmp_path)
     assert folder == rst.Saver.get_latest_load_path(tmp_path)
     assert rst.Saver.is_timestamp_format(Path(folder).name)
-    target = make(optimizer, cache=29 if cache == 9 else 9, device=device)
-    train(target, range(100, 103))  # other rows, and another window, which go
+    # other rows, and another window, which go
+    target = trained(range(100, 103), optimizer, cache=29 if cache == 9 else 9, device=device)
     assert rst.Saver().load(target, tmp_path) == folder
-    same(contents(target), contents(source))
-    for a, b in zip(train(source, range(5, 12)), train(target, range(5, 12)), strict=True):
+    same(target, source)
+    for a, b in zip(train(source, range(5, 9)), train(target, range(5, 9)), strict=True):
         assert torch.equal(a, b)
-    same(contents(target), contents(source))
+    same(target, source)
 
 
 @pytest.mark.parametrize("saved", [torch.float32, torch.float16], ids=str)
 def test_optimizer_states_of_other_data_types_are_converted(saved: torch.dtype, tmp_path: Path) -> None:
     cls, options = ADAGRAD
-    source = make((cls, options | {"state_dtypes": {"sum": saved}}))
-    train(source, range(5))
-    rst.Saver().save(source, tmp_path)
+    source = trained(5, (cls, options | {"state_dtypes": {"sum": saved}}))
+    save(source, tmp_path)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        target = make((cls, options | {"state_dtypes": {"sum": dtype}}), cache=9)
-        rst.Saver().load(target, tmp_path)
+        target = loaded(tmp_path, optimizer=(cls, options | {"state_dtypes": {"sum": dtype}}), cache=9)
         if dtype is saved:
-            same(contents(target), contents(source))
-        for config in source.tables:
-            ids = source.view(config.name).ids()
-            its, ours = (each.view(config.name).read(ids).parts for each in (target, source))
+            same(target, source)
+        for name in "abcd":
+            ids = source.view(name).ids()
+            its, ours = (each.view(name).read(ids).parts for each in (target, source))
             assert torch.equal(its["weight"], ours["weight"])
             assert torch.equal(its["sum"], ours["sum"].to(dtype))
             assert its["sum"].dtype == dtype
@@ -84,46 +77,41 @@ def test_optimizer_states_of_other_data_types_are_converted(saved: torch.dtype, 
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.float32, float])
 def test_options_of_optimizers_are_loaded(tmp_path: Path, kind: Any) -> None:
-    source, target = make(), make()
-    train(source, range(2))
+    source = trained(2)
     source.optimizers[0].options["lr"] = kind(0.25)
-    rst.Saver().save(source, tmp_path)
-    rst.Saver().load(target, tmp_path)
-    assert target.optimizers[0].options["lr"] == 0.25
-    assert target.optimizers[0].step == 2
+    save(source, tmp_path)
+    (optimizer, *_) = loaded(tmp_path).optimizers
+    assert (optimizer.options["lr"], optimizer.step) == (0.25, 2)
 
 
-def test_other_data_types_are_converted(tmp_path: Path) -> None:
-    source = make()
-    train(source, range(3))
-    rst.Saver().save(source, tmp_path)
-    other = rst.TableBatchedEmbedding(
-        [rst.TableConfig(t.name, t.num_embeddings, t.embedding_dim, hashed=t.hashed) for t in source.tables], cache=9
-    )
-    with pytest.warns(UserWarning, match="another optimizer than the save: only their weights"):
-        rst.Saver().load(other, tmp_path)
-    for config in source.tables:
-        ours, its = source.view(config.name), other.view(config.name)
-        assert its.count() == ours.count()
-        weights = its.read(ours.ids(), ["weight"]).parts["weight"]
-        assert weights.dtype == torch.float32
-        assert torch.equal(weights, ours.read(ours.ids(), ["weight"]).parts["weight"].float())
-
-
-def test_states_that_a_save_lacks_begin_anew(tmp_path: Path) -> None:
-    """They have their first values, which are not 0, in rows that are loaded."""
-    source = tables.make((torch.optim.SGD, {"lr": 0.1}))
-    tables.train(source, range(3))
-    rst.Saver().save(source, tmp_path)
-    target = tables.make((torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}))
-    with pytest.warns(UserWarning, match="only their weights"):
+@pytest.mark.parametrize(
+    ("saved", "other", "state"),
+    [
+        (ADAGRAD, SGD, 0.0),
+        (ADAGRAD, ADAM, 0.0),
+        (ADAGRAD, None, 0.0),
+        (SGD, (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}), 0.5),
+    ],
+    ids=str,
+)
+def test_another_optimizer_gets_weights_alone(saved: Any, other: Any, state: float, tmp_path: Path) -> None:
+    """Its states have their first values; weights are converted where the model's have another data type."""
+    source, target = trained(3, saved), make(other)
+    if other is None:
+        configs = [rst.TableConfig(t.name, t.num_embeddings, t.embedding_dim, hashed=t.hashed) for t in source.tables]
+        target = embedding_of(*configs, optimizer=None, cache=9)
+    save(source, tmp_path)
+    with pytest.warns(UserWarning, match=r"tables \['a', 'b', 'c', 'd'\] have another optimizer than the save: only"):
         rst.Saver().load(target, tmp_path)
+    assert other is None or target.optimizers[0].step == 0
     for name in "abcd":
-        view = target.view(name)
-        chunk = view.read(view.ids())
-        assert torch.equal(chunk.parts["weight"], source.view(name).read(chunk.ids).parts["weight"])
-        assert bool((chunk.parts["sum"] == 0.5).all())
-        assert len(chunk.ids) > 10
+        ids, view = source.view(name).ids(), target.view(name)
+        assert view.count() == len(ids) > 10
+        parts, dtype = view.read(ids).parts, torch.float32 if other is None else source.view(name).config.weight_dtype
+        weights = parts.pop("weight")
+        assert torch.equal(weights, source.view(name).read(ids).parts["weight"].to(dtype))
+        assert weights.dtype == dtype
+        assert all(bool((part == state).all()) for part in parts.values())
 
 
 DECAYING = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adam)
@@ -131,7 +119,7 @@ _PLAIN, _DECAYED = {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("saved", "loaded"),
+    ("saved", "other"),
     [
         *(((cls, one), (cls, other)) for cls in DECAYING for one, other in ((_PLAIN, _DECAYED), (_DECAYED, _PLAIN))),
         ((torch.optim.AdamW, _PLAIN), (torch.optim.Adam, _DECAYED)),
@@ -140,79 +128,56 @@ _PLAIN, _DECAYED = {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.5}
     ids=str,
 )
 @pytest.mark.filterwarnings("error:.*another optimizer")
-def test_states_are_loaded_by_an_optimizer_with_other_decay(saved: Any, loaded: Any, tmp_path: Path) -> None:
+def test_states_are_loaded_by_an_optimizer_with_other_decay(saved: Any, other: Any, tmp_path: Path) -> None:
     """The model keeps its decay, which may be of another kind than that of the save."""
-    source, target = make(saved), make(loaded)
-    train(source, range(3))
+    source, target = trained(3, saved), make(other)
     source.optimizers[0].options["lr"] = 0.25
     decay = target.optimizers[0].options.get("weight_decay")
-    rst.Saver().save(source, tmp_path)
-    rst.Saver().load(target, tmp_path)
+    save(source, tmp_path)
+    loaded(tmp_path, target)
     assert target.optimizers[0].step == 3
     assert target.optimizers[0].options["lr"] == 0.25
     assert target.optimizers[0].options.get("weight_decay") == decay
     for name in "abcd":
-        view = target.view(name)
-        chunk = view.read(source.view(name).ids())
+        chunk = target.view(name).read(source.view(name).ids())
         ours = source.view(name).read(chunk.ids).parts
         assert all(torch.equal(part, ours[which]) for which, part in chunk.parts.items())
         assert all(part.any() for part in chunk.parts.values())
     train(target, range(2))
 
 
-@pytest.mark.parametrize("optimizer", [(torch.optim.SGD, {"lr": 0.1}), ADAM], ids=str)
-def test_another_optimizer_gets_weights_alone(optimizer: Any, tmp_path: Path) -> None:
-    source, target = make(), make(optimizer)
-    train(source, range(3))
-    rst.Saver().save(source, tmp_path)
-    with pytest.warns(UserWarning, match=r"tables \['a', 'b', 'c', 'd'\] have another optimizer than the save"):
-        rst.Saver().load(target, tmp_path)
-    assert target.optimizers[0].step == 0
-    for name in "abcd":
-        view = target.view(name)
-        chunk = view.read(source.view(name).ids())
-        assert torch.equal(chunk.parts["weight"], source.view(name).read(chunk.ids).parts["weight"])
-        assert all(not part.any() for part in [p for n, p in chunk.parts.items() if n != "weight"])
-
-
 def test_a_window_that_the_model_cannot_go_on_with_is_said(tmp_path: Path) -> None:
-    source, target = make(WINDOWS), make((WINDOWS[0], {**WINDOWS[1], "accumulate_step": 2}))
-    train(source, range(2))
-    rst.Saver().save(source, tmp_path)
+    save(trained(2, WINDOWS), tmp_path)
+    target = make((WINDOWS[0], {**WINDOWS[1], "accumulate_step": 2}))
     with pytest.warns(UserWarning, match="open accumulation window"):
-        rst.Saver().load(target, tmp_path)
+        loaded(tmp_path, target)
     assert not target.layout.window_open()
 
 
 def test_a_save_with_batches_in_flight_and_prefetched(tmp_path: Path) -> None:
-    source, twin = make(), make()
-    train(source, range(3))
-    train(twin, range(3))
+    source, twin = trained(), trained()
     ahead = [tables.batch(seed) for seed in (3, 4)]
     for each in ahead:
         source.prefetch(*each)
-    in_flight = source(*ahead[0])
-    rst.Saver().save(source, tmp_path)
-    twin_out = twin(*ahead[0])
-    saved = contents(twin)
-    for each in (in_flight, twin_out):
-        each.square().sum().backward()
-    train(source, range(4, 6))
-    train(twin, range(4, 6))
-    same(contents(source), contents(twin))
-    target = make()
-    rst.Saver().load(target, tmp_path)
-    same(contents(target), saved)
+    outputs = [source(*ahead[0])]
+    save(source, tmp_path)
+    outputs.append(twin(*ahead[0]))
+    then = contents(twin)
+    for output in outputs:
+        output.square().sum().backward()
+    for each in (source, twin):
+        train(each, range(4, 6))
+    same(source, twin)
+    same(loaded(tmp_path), then)
 
 
 def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
     """Each step adds the same to all rows of one-row tables: of one moment, their weights are alike."""
     config = {"hashed": True, "initializer_type": rst.InitializerType.UNIFORM, "init_min": 0.0, "init_max": 0.0}
     names = [f"t{i}" for i in range(4)]
+    configs = [rst.TableConfig(name, 10, 4, **config) for name in names]
     optimizer = rst.TableOptimizer.create(torch.optim.SGD, {"lr": 1.0})
-    source = rst.TableBatchedEmbedding(
-        [rst.TableConfig(name, 10, 4, **config) for name in names], optimizer=optimizer, cache=4
-    )
+    source = rst.TableBatchedEmbedding(configs, optimizer=optimizer, cache=4)
     ids, offsets = torch.zeros(4, dtype=torch.int64), torch.arange(5)
     source(ids, offsets).sum().backward()
     stop = threading.Event()
@@ -226,115 +191,62 @@ def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
     try:
         folders = []
         for _ in range(5):
-            folders.append(rst.Saver().save(source, tmp_path))
+            folders.append(save(source, tmp_path))
             step = optimizer.step
             while optimizer.step == step:  # the lock is not fair: the other thread must have been in between
                 time.sleep(0.001)
     finally:
         stop.set()
         thread.join()
-    seen = set()
-    for folder in folders:
-        target = rst.TableBatchedEmbedding(source.tables, optimizer=optimizer, cache=4)
-        step = manifests.read_manifest(Path(folder)).optimizers[0].step
-        rst.Saver().load(target, folder)
-        for name in names:
-            assert torch.equal(
-                target.view(name).read(torch.tensor([0])).parts["weight"], torch.full((1, 4), -1.0 * step)
-            )
-        seen.add(step)
-    assert len(seen) > 1
+    steps = [read_manifest(folder).optimizers[0].step for folder in folders]
+    for folder, step in zip(folders, steps, strict=True):
+        target = loaded(folder, rst.TableBatchedEmbedding(configs, optimizer=optimizer, cache=4))
+        weights = [target.view(name).read(torch.tensor([0])).parts["weight"] for name in names]
+        assert torch.equal(torch.cat(weights), torch.full((4, 4), -1.0 * step))
+    assert len(set(steps)) > 1
 
 
 # ---- what is refused, with the model as it was
 
 
-def refused(target: Any, path: Path, message: str, error: type[Exception] = rst.CheckpointError) -> None:
-    before = contents(target)
-    with pytest.raises(error, match=message):
-        rst.Saver().load(target, path)
-    same(contents(target), before)
-
-
-def saved(tmp_path: Path) -> tuple[Any, Path]:
-    source = make()
-    train(source, range(3))
-    return source, Path(rst.Saver().save(source, tmp_path))
+def other(name: str, *fields: int, **options: Any) -> rst.TableBatchedEmbedding:
+    """Returns a model of one table that is not as the save has it."""
+    return embedding_of(rst.TableConfig(name, *fields, **options), optimizer=None, cache=2)
 
 
 def test_loads_that_are_refused(tmp_path: Path) -> None:
-    _, folder = saved(tmp_path / "saves")
-    target = make()
-    train(target, range(50, 52))
-    refused(target, tmp_path / "nothing", "nothing: there is no such folder")
+    source, target = trained(), trained(range(50, 52))
+    folder, rows = save(source, tmp_path / "saves"), source.view("a").count()
     (tmp_path / "empty").mkdir()
+    refused(target, tmp_path / "nothing", "nothing: there is no such folder")
     refused(target, tmp_path / "empty", "empty: holds no save")
-    other = rst.TableBatchedEmbedding([rst.TableConfig("x", 10, 4)], cache=4)
-    refused(other, folder, "has no table 'x'")
-    other = rst.TableBatchedEmbedding([rst.TableConfig("a", 10, 8)], cache=4)
-    refused(other, folder, "'a' has embedding_dim 4, the model's 8")
-    other = rst.TableBatchedEmbedding([rst.TableConfig("a", 2, 4, hashed=False)], cache=2)
-    refused(other, folder, "are no rows of the index table 'a'")
-    other = rst.TableBatchedEmbedding([rst.TableConfig("a", 4, 4, capacity=4)], cache=4)
-    refused(other, folder, "its capacity here is 4", rst.CapacityError)
+    refused(other("x", 10, 4), folder, "has no table 'x'")
+    refused(other("a", 10, 8), folder, "'a' has embedding_dim 4, the model's 8")
+    refused(other("a", 2, 4, hashed=False), folder, "are no rows of the index table 'a'")
+    refused(other("a", 60, 4, capacity=rows - 1), folder, f"its capacity here is {rows - 1}", rst.CapacityError)
     output = target(*tables.batch(1))
     refused(target, folder, "batches are in flight", RuntimeError)
     del output
-    rst.Saver().load(target, folder)
-
-
-def test_a_save_that_just_fits(tmp_path: Path) -> None:
-    source, folder = saved(tmp_path)
-    ids = source.view("a").ids()
-    target = rst.TableBatchedEmbedding([rst.TableConfig("a", 60, 4, capacity=len(ids))], cache=4)
+    loaded(folder, target)
+    fits = other("a", 60, 4, capacity=rows)
     with pytest.warns(UserWarning, match="only their weights"):
-        rst.Saver().load(target, folder)
-    assert torch.equal(target.view("a").read(ids).parts["weight"], source.view("a").read(ids).parts["weight"])
-    less = rst.TableBatchedEmbedding([rst.TableConfig("a", 60, 4, capacity=len(ids) - 1)], cache=4)
-    refused(less, folder, f"its capacity here is {len(ids) - 1}", rst.CapacityError)
-
-
-@pytest.mark.parametrize("what", ["missing", "truncated", "flipped", "longer"])
-def test_damaged_files_are_named(what: str, tmp_path: Path) -> None:
-    _, folder = saved(tmp_path)
-    target = make()
-    train(target, range(50, 52))
-    for file in sorted(each for each in folder.rglob("*") if each.is_file() and not each.name.startswith("index")):
-        raw = file.read_bytes()
-        if what == "missing":
-            file.unlink()
-        elif what == "truncated":
-            file.write_bytes(raw[:-1])
-        elif what == "longer":
-            file.write_bytes(raw + b"x")
-        else:
-            file.write_bytes(raw[:-9] + bytes([raw[-9] ^ 4]) + raw[-8:])
-        refused(target, folder if what != "missing" or file.name != manifests.MANIFEST else tmp_path, file.name)
-        file.write_bytes(raw)
-    rst.Saver().load(target, folder)
-
-
-def test_foreign_and_later_manifests(tmp_path: Path) -> None:
-    _, folder = saved(tmp_path)
-    path = folder / manifests.MANIFEST
-    body = json.loads(path.read_text())
-    for change, message in (({"format": "x"}, "not of a save"), ({"version": 6}, "format version 6")):
-        path.write_text(json.dumps({**body, **change}))
-        refused(make(), folder, message)
+        loaded(folder, fits)
+    assert fits.view("a").count() == rows
 
 
 def test_what_is_wrong_with_a_save_is_a_value_error_and_a_runtime_error(tmp_path: Path) -> None:
     for error in (ValueError, RuntimeError):
         with pytest.raises(error, match="there is no such folder"):
-            rst.Saver().load(make(), tmp_path / "nowhere")
+            loaded(tmp_path / "nowhere")
         with pytest.raises(error, match="holds no save"):
             rst.Saver.get_latest_load_path(tmp_path)
-    _, folder = saved(tmp_path)
-    path = folder / manifests.MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": "x"}))
-    with pytest.raises(rst.CheckpointError) as caught:
-        rst.Saver().load(make(), folder)
-    assert str(caught.value).count(str(path)) == 1  # it is told once
+    path = save(trained(), tmp_path) / MANIFEST
+    body = json.loads(path.read_text())
+    for change, message in (({"format": "x"}, "not of a save"), ({"version": 6}, "format version 6")):
+        path.write_text(json.dumps({**body, **change}))
+        with pytest.raises(rst.CheckpointError, match=message) as caught:
+            loaded(path.parent)
+        assert str(caught.value).count(str(path)) == 1, "it is told once"
 
 
 def test_arguments() -> None:
@@ -348,36 +260,17 @@ def test_arguments() -> None:
             call(3, "x")
     with pytest.raises(ValueError, match="has no embedding tables"):
         rst.Saver().save(torch.nn.Linear(1, 1), "x")
-    assert not any(
-        rst.Saver.is_timestamp_format(name) for name in ("2026", "20261341000000", "latest", "2026112310450x")
-    )
 
 
 # ---- files
 
 
-def test_others_can_read_the_files(tmp_path: Path) -> None:
-    source, folder = saved(tmp_path)
-    manifest = manifests.read_manifest(folder)
-    (file,) = manifest.files_of("a", manifests.ROWS)
-    raw = (folder / file.path).read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + length])
-    begin, end = header["weight"]["data_offsets"]
-    weight = torch.frombuffer(bytearray(raw[8 + length + begin : 8 + length + end]), dtype=torch.float32).reshape(-1, 4)
-    with TensorReader(folder / file.path) as reader:
-        assert torch.equal(reader.read("weight"), weight)
-        assert torch.equal(source.view("a").read(reader.read("ids")).parts["weight"], weight)
-
-
 def test_rows_are_divided_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rec_sdk_torch.saves.save.writing.MOST_BYTES", 300)
     monkeypatch.setattr("rec_sdk_torch.tbe.rows.pieces.PIECE_BYTES", 160)
-    source, folder = saved(tmp_path)
-    assert len(manifests.read_manifest(folder).files_of("b", manifests.ROWS)) == 15
-    target = make()
-    rst.Saver().load(target, folder)
-    same(contents(target), contents(source))
+    source = trained()
+    assert len(read_manifest(save(source, tmp_path)).files_of("b", ROWS_ROLE)) == 15
+    same(loaded(tmp_path), source)
 
 
 def test_saves_in_the_same_second_have_names_in_order(tmp_path: Path) -> None:
@@ -389,8 +282,63 @@ def test_saves_in_the_same_second_have_names_in_order(tmp_path: Path) -> None:
 
 
 def test_no_warning_where_nothing_is_lost(tmp_path: Path) -> None:
-    source, folder = saved(tmp_path)
+    source = trained()
+    save(source, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rst.Saver().load(make(), folder)
-        rst.Saver().load(source, folder)
+        for target in (make(), source):
+            loaded(tmp_path, target)
+
+
+# ---- torch's own ways
+
+
+def test_a_pickle_says_what_to_do_instead(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"rec_sdk_torch\.Saver\(\)\.save.*state_dict\(\)"):
+        torch.save(torch.nn.Sequential(make()), tmp_path / "model.pt")
+
+
+def read_back(path: Path) -> dict[str, torch.Tensor]:
+    """`load` fills the tensors it is given, so those of hash tables come with the sizes of the save."""
+    reader = dcp.FileSystemReader(path)
+    sizes = reader.read_metadata().state_dict_metadata
+    state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in sizes.items()}
+    dcp.load(state, storage_reader=reader)
+    return state
+
+
+def test_torch_distributed_checkpoint(tmp_path: Path) -> None:
+    """It saves and loads index and hash tables."""
+    source, target = trained(5), make()
+    dcp.save(source.state_dict(), checkpoint_id=tmp_path)
+    target.load_state_dict(read_back(tmp_path))
+    for name in "abcd":
+        ids = source.view(name).ids().sort().values
+        assert torch.equal(target.view(name).ids(), ids)
+        assert torch.equal(target.view(name).read(ids).parts["weight"], source.view(name).read(ids).parts["weight"])
+    assert contents(target).keys() == contents(source).keys()
+
+
+def collection() -> torch.nn.Module:
+    fields = {"num_embeddings": 40, "embedding_dim": 8}
+    index = torchrec.EmbeddingBagConfig(name="index", feature_names=["f1"], **fields)
+    model = torch.nn.ModuleDict({"tables": bags_collection(None, bag_config("hash", **fields), index, cache=10)})
+    apply(model["tables"], torch.optim.Adagrad, lr=0.1)
+    return model
+
+
+def test_torch_distributed_checkpoint_of_collections(tmp_path: Path) -> None:
+    source, target = collection(), collection()
+    for step in range(5):
+        ids = torch.from_numpy(np.random.default_rng(step).integers(0, 40, 12))
+        batch = torchrec.KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.ones(12, dtype=torch.int32))
+        source["tables"](batch).values().square().sum().backward()
+    saved = source.state_dict()
+    dcp.save(saved, checkpoint_id=tmp_path)
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        dcp.load(target.state_dict(), checkpoint_id=tmp_path)
+    target.load_state_dict(read_back(tmp_path))
+    found = target.state_dict()
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[key], value) for key, value in saved.items())
+    assert len(saved["tables.embedding_bags.hash.ids"]) > 10

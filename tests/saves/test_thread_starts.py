@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import contents, make, train
+from tables import loaded, same, save, train, trained
 
 from rec_sdk_torch import Saver
 from rec_sdk_torch.runtime.exits import OwnThread, _own
@@ -75,22 +75,16 @@ def test_a_thread_that_cannot_begin(no_threads: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_a_save_whose_threads_cannot_begin(background: bool, tmp_path: Path, no_threads: pytest.MonkeyPatch) -> None:
     """It raises, and leaves no lock: the model goes on to train, and is saved when there is memory."""
-    source, saver = make(), Saver()
-    train(source, range(2))
-    save = functools.partial(saver.save, source, tmp_path, background=background)
-    assert isinstance(within(30, save), MemoryError)
+    source, saver = trained(2), Saver()
+    assert isinstance(within(30, partial(saver.save, source, tmp_path, background=background)), MemoryError)
     no_threads.undo()
     train(source, range(2, 4))
-    assert isinstance(within(60, functools.partial(saver.save, source, tmp_path)), str)
-    target = make()
-    saver.load(target, tmp_path)
-    assert contents(target) == contents(source)
+    assert isinstance(within(60, partial(saver.save, source, tmp_path)), str)
+    same(loaded(tmp_path), source)
 
 
 def test_checksums_whose_threads_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = make()
-    train(source, range(2))
-    folder = Path(Saver().save(source, tmp_path))
+    folder = save(trained(2), tmp_path)
     monkeypatch.setattr(tensors, "_PIECE", 16)
     monkeypatch.setattr(tensors, "_ONE_READER", 16)
     monkeypatch.setattr(threading, START, start_and_end)
