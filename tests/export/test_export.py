@@ -8,30 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jagged import POOLED, SEQUENCE, apply, bag_config, bags_collection, index_bag_config
 from safetensors.torch import load_file
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from variable_batches import variable_batch
 
-import rec_sdk_torch as rst
 from rec_sdk_torch import export
 
 KEYS = ["f0", "f1", "f2"]
 
 
 def collection(pooled: bool, dim: int = 8) -> Any:
-    ours: Any = rst.EmbCacheEmbeddingBagConfig if pooled else rst.EmbCacheEmbeddingConfig
-    stock: Any = EmbeddingBagConfig if pooled else EmbeddingConfig
-    more = {"pooling": PoolingType.MEAN} if pooled else {}
+    kind, more = (POOLED, {"pooling": PoolingType.MEAN}) if pooled else (SEQUENCE, {})
     tables = [
-        ours(name="t0", num_embeddings=100, embedding_dim=dim, feature_names=["f0"]),
-        ours(name="t1", num_embeddings=100, embedding_dim=dim, feature_names=["f1"], **more),
-        stock(name="t2", num_embeddings=50, embedding_dim=dim, feature_names=["f2"]),
+        kind.config("t0", ["f0"], num_embeddings=100, embedding_dim=dim),
+        kind.config("t1", ["f1"], num_embeddings=100, embedding_dim=dim, **more),
+        kind.index("t2", ["f2"], num_embeddings=50, embedding_dim=dim),
     ]
-    cls: Any = rst.EmbCacheEmbeddingBagCollection if pooled else rst.EmbCacheEmbeddingCollection
-    result = cls(tables, cache=40, seed=1)
-    rst.apply_optimizer_in_backward(torch.optim.Adagrad, result.parameters(), {"lr": 0.1})
-    return result
+    return apply(kind.collection(None, *tables, cache=40, seed=1), torch.optim.Adagrad, lr=0.1)
 
 
 def batch(seed: int) -> KeyedJaggedTensor:
@@ -118,11 +113,8 @@ def test_keys_with_batch_sizes_of_their_own(pooled: bool, form: str, inverse: bo
 
 
 def test_weights_of_samples_that_share_a_bag() -> None:
-    tables = [
-        rst.EmbCacheEmbeddingBagConfig(name="t0", num_embeddings=100, embedding_dim=8, feature_names=["f0", "f1"])
-    ]
-    live = rst.EmbCacheEmbeddingBagCollection(tables, cache=40, is_weighted=True, seed=1)
-    rst.apply_optimizer_in_backward(torch.optim.SGD, live.parameters(), {"lr": 0.1})
+    config = bag_config("t0", ["f0", "f1"], num_embeddings=100, embedding_dim=8)
+    live = apply(bags_collection(None, config, cache=40, is_weighted=True, seed=1), lr=0.1)
     exported = export.to_torchrec(trained_on_all(live, ["f0", "f1"]))
     features = variable_batch(np.random.default_rng(0), ["x", "f1", "f0"], 40, weighted=True)
     torch.testing.assert_close(exported(features).values(), live(features).values(), rtol=1e-6, atol=1e-7)
@@ -140,10 +132,8 @@ def test_weights_of_samples_that_share_a_bag() -> None:
 
 def test_a_weighted_mean_is_refused() -> None:
     """torch's EmbeddingBag, and TorchRec's collection of it, have no such bags."""
-    config = EmbeddingBagConfig(
-        name="t0", num_embeddings=100, embedding_dim=8, feature_names=["f0"], pooling=PoolingType.MEAN
-    )
-    live = rst.EmbCacheEmbeddingBagCollection([config], cache=40, is_weighted=True)
+    config = index_bag_config(embedding_dim=8, pooling=PoolingType.MEAN)
+    live = bags_collection(None, config, cache=40, is_weighted=True)
     for call in export.to_torchrec, export.to_embedding_bags:
         with pytest.raises(ValueError, match="table 't0': a MEAN with weights per sample cannot be exported"):
             call(live)
@@ -169,8 +159,7 @@ def test_quantized_outputs_are_bounded(pooled: bool, dtype: torch.dtype) -> None
 @pytest.mark.parametrize(("dtype", "codes"), [(torch.qint8, 255), (torch.quint4x2, 15)])
 @pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-3, 100.0), (1e-5, 0.0), (1e-8, 0.0), (1e-6, 0.5)])
 def test_quantized_rows_lose_what_the_docs_say(scale: float, offset: float, dtype: torch.dtype, codes: int) -> None:
-    config = EmbeddingBagConfig(name="t0", num_embeddings=64, embedding_dim=8, feature_names=["f0"])
-    tables = rst.EmbCacheEmbeddingBagCollection([config], cache=64).eval()
+    tables = bags_collection(None, index_bag_config(num_embeddings=64, embedding_dim=8), cache=64).eval()
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1)) * scale + offset
     tables.load_state_dict({"embedding_bags.t0.weight": rows})
     small = export.quantized(export.to_torchrec(tables), dtype)
@@ -207,9 +196,8 @@ def test_widths_that_cannot_be_quantized_are_named(pooled: bool, dtype: torch.dt
     for dim in range(1, 10):
         exported = export.to_torchrec(collection(pooled, dim))
         if dim % width:
-            with pytest.raises(
-                ValueError, match=rf"multiple of {width}: tables {{'t0': {dim}, 't1': {dim}, 't2': {dim}}}"
-            ):
+            message = rf"multiple of {width}: tables {{'t0': {dim}, 't1': {dim}, 't2': {dim}}}"
+            with pytest.raises(ValueError, match=message):
                 export.quantized(exported, dtype)
             assert not hasattr(exported.collection, "qconfig")
         else:

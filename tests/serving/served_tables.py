@@ -1,34 +1,52 @@
-"""The tables of the tests of serving, of each data type of weights."""
+"""The tables of the tests of serving, of each data type of weights, and saves of them."""
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import Any
 
-from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+import torch
+from embeddings import embedding_of
+
+from rec_sdk_torch.saves.saver import Saver
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig
 
 DTYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16}
 
 
 def make() -> TableBatchedEmbedding:
+    """Returns an embedding of two hash tables and an index table, of a thousand ids."""
+    fields: dict[str, Any] = {"initializer_type": InitializerType.UNIFORM, "track_changes": True}
     tables = [
-        TableConfig(
-            name,
-            1000,
-            5,
-            pooling=Pooling.SUM,
-            hashed=name != "c",
-            weight_dtype=dtype,
-            initializer_type=InitializerType.UNIFORM,
-            track_changes=True,
-        )
+        TableConfig(name, 1000, 5, pooling=Pooling.SUM, hashed=name != "c", weight_dtype=dtype, **fields)
         for name, dtype in DTYPES.items()
     ]
-    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=200, seed=2)
+    return embedding_of(*tables, cache=200, seed=2)
 
 
 def train(embedding: TableBatchedEmbedding, ids: range) -> None:
+    """Trains on the ids in each table, fifty a step."""
     embedding.train()
     for begin in range(ids.start, ids.stop, 50):
         some = torch.arange(begin, min(begin + 50, ids.stop)).repeat(len(DTYPES))
         embedding(some, torch.arange(len(some) + 1)).square().sum().backward()
+
+
+def save(embedding: TableBatchedEmbedding, path: Path, incremental: bool = False) -> Path:
+    """Saves a model; returns the folder of the save."""
+    return Path(Saver().save(embedding, path, incremental=incremental))
+
+
+def saved(path: Path, ids: range = range(300)) -> TableBatchedEmbedding:
+    """Returns an embedding that was trained on the ids and saved."""
+    embedding = make()
+    train(embedding, ids)
+    save(embedding, path)
+    return embedding
+
+
+def only_save(path: Path) -> Path:
+    """Returns the folder of the only save in `path`, which `saved` makes."""
+    saved(path)
+    (folder,) = path.iterdir()
+    return folder

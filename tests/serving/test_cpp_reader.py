@@ -1,27 +1,35 @@
-"""The reader of saves for C++ servers: built by CMake with its example, whose answers are those of Python's reader."""
+"""The reader of saves for C++ servers: its answers and refusals are those of Python's reader.
+
+It is built by CMake with its example, once more under sanitizers for saves with impossible contents.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cmake
+import numpy as np
 import pytest
 import torch
 from cpp_server import EXAMPLE, TREE, Server, check, refused, rewritten
 from cpp_units import TESTS, Tree
-from served_tables import DTYPES, make, train
+from embeddings import SGD, embedding_of
+from served_tables import DTYPES, make, only_save, save, saved, train
 
 from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.saves.format.errors import CheckpointError
 from rec_sdk_torch.saves.format.index import index_path
 from rec_sdk_torch.saves.format.manifest import MANIFEST, read_manifest
-from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableConfig
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +51,7 @@ def servers(program: Path) -> Iterator[list[Server]]:
 def test_it_answers_as_pythons_reader(tmp_path: Path, program: Path, servers: list[Server], bits: int | None) -> None:
     saves = tmp_path / "saves"
     folder = tmp_path / "small" if bits else saves
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, saves)
+    embedding = saved(saves)
     if bits:
         quantize_save(saves, folder, bits)
     servers += [Server(program, table, folder) for table in DTYPES]
@@ -56,7 +62,7 @@ def test_it_answers_as_pythons_reader(tmp_path: Path, program: Path, servers: li
         train(embedding, range(200 + step, 450))
         for table in ("a", "b"):
             embedding.view(table).remove(torch.arange(100, 250) + step)
-        Saver().save(embedding, saves, incremental=True)
+        save(embedding, saves, incremental=True)
         if bits:
             quantize_save(saves, folder, bits)
         for server, reader in zip(servers, readers, strict=True):
@@ -69,16 +75,14 @@ def test_it_answers_as_pythons_reader(tmp_path: Path, program: Path, servers: li
 def test_saves_without_indexes_and_in_packs(tmp_path: Path, program: Path, servers: list[Server]) -> None:
     """Small tables of a save of many tables have no index, and share files."""
     tables = [TableConfig(f"t{n}", 500, 5, init_min=-0.5, track_changes=True) for n in range(20)]
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache=50)
+    embedding = embedding_of(*tables, cache=50)
     for step in range(2):
         for n in (0, 7, 19):
-            embedding.view(f"t{n}").write(
-                torch.arange(step, 300, n + 1), {"weight": torch.randn(len(range(step, 300, n + 1)), 5)}
-            )
+            ids = torch.arange(step, 300, n + 1)
+            embedding.view(f"t{n}").write(ids, {"weight": torch.randn(len(ids), 5)})
             if step > 0:
                 embedding.view(f"t{n}").remove(torch.arange(0, 100, n + 1))
-        Saver().save(embedding, tmp_path, incremental=step > 0)
+        save(embedding, tmp_path, incremental=step > 0)
     for n in (0, 7, 19):
         assert not index_path(next(tmp_path.iterdir()), f"t{n}").exists()
         servers.append(Server(program, f"t{n}", tmp_path))
@@ -86,25 +90,28 @@ def test_saves_without_indexes_and_in_packs(tmp_path: Path, program: Path, serve
 
 
 def test_chains_in_several_folders(tmp_path: Path, program: Path, servers: list[Server]) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path / "base")
+    embedding = saved(tmp_path / "base")
     train(embedding, range(100, 400))
-    Saver().save(embedding, tmp_path / "deltas", incremental=True)
+    save(embedding, tmp_path / "deltas", incremental=True)
     assert read_manifest(next((tmp_path / "deltas").iterdir())).folders == ["../base"]
     for folders in ([tmp_path / "deltas"], [tmp_path / "base", tmp_path / "deltas"]):
         servers.append(Server(program, "a", *folders))
         check(servers[-1], TableReader(folders, "a"))
 
 
+def refused_by_both(program: Path, folder: Path, table: str = "a", **variables: str) -> str:
+    """Returns the error of the C++ reader; Python's raises one too."""
+    with pytest.raises(CheckpointError):
+        TableReader(folder, table)
+    return refused(program, table, folder, **variables)
+
+
 def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    save = Path(Saver().save(embedding, tmp_path))
-    assert "no table absent" in refused(program, "absent", tmp_path)
-    assert "there is no such folder" in refused(program, "a", tmp_path / "absent")
+    save = only_save(tmp_path)
+    assert "no table absent" in refused_by_both(program, tmp_path, "absent")
+    assert "there is no such folder" in refused_by_both(program, tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    assert "holds no save" in refused(program, "a", tmp_path / "empty")
+    assert "holds no save" in refused_by_both(program, tmp_path / "empty")
     manifest = save / MANIFEST
     good = manifest.read_bytes()
     body, delta = json.loads(good), {"kind": "delta", "sequence": 1, "base": "0" * 32, "previous": "0" * 32}
@@ -125,13 +132,18 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
     ]
     for text, message in wrong:
         manifest.write_bytes(text)
-        said = refused(program, "a", tmp_path)
+        said = refused_by_both(program, tmp_path)
         assert message in said
         assert str(save) in said
     manifest.write_bytes(good)
     index = index_path(save, "a")
-    index.write_bytes(b"x" + index.read_bytes()[1:])
-    assert f"{index}: no index, or damaged" in refused(program, "a", tmp_path)
+    good = index.read_bytes()
+    wrong_count, of_another = good[:24] + b"\xff" * 8 + good[32:], good[:32] + b"0" * 32 + good[64:]
+    for bad in (b"", good[:-16], b"x" + good[1:], wrong_count, of_another):
+        index.write_bytes(bad)
+        with pytest.raises(CheckpointError, match=index.name):
+            TableReader(tmp_path, "a")
+        assert f"{index}: " in refused(program, "a", tmp_path)
     index.unlink()
     aside = tmp_path / "aside"  # of indexes that a reader makes
     aside.mkdir()
@@ -140,35 +152,34 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
     good = rows.read_bytes()
     for bad in (good[:-1], good.replace(b"ids", b"idz", 1), b"\xff" * 8 + good[8:]):
         rows.write_bytes(bad)
-        assert f"{rows}: damaged" in refused(program, "a", tmp_path, TMPDIR=str(aside))
+        assert f"{rows}: damaged" in refused_by_both(program, tmp_path, TMPDIR=str(aside))
     rows.unlink()
-    assert str(rows) in refused(program, "a", tmp_path)
+    assert str(rows) in refused_by_both(program, tmp_path)
     (tmp_path / "elsewhere").write_bytes(good)
     rows.symlink_to(tmp_path / "elsewhere")
-    assert "a link, which is not followed" in refused(program, "a", tmp_path)
+    assert "a link, which is not followed" in refused_by_both(program, tmp_path)
     assert not list(aside.iterdir())
 
 
-def test_a_bad_delta_leaves_it_where_it_was(tmp_path: Path, program: Path, servers: list[Server]) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path)
+def test_a_bad_delta_leaves_readers_where_they_were(tmp_path: Path, program: Path, servers: list[Server]) -> None:
+    embedding = saved(tmp_path)
     servers.append(Server(program, "a", tmp_path))
     reader = TableReader(tmp_path, "a")
-    check(servers[0], reader)
+    expected = reader.lookup(torch.arange(400))
     train(embedding, range(400))
-    first = Path(Saver().save(embedding, tmp_path, incremental=True))
-    Saver().save(embedding, tmp_path, incremental=True)
+    first = save(embedding, tmp_path, incremental=True)
+    save(embedding, tmp_path, incremental=True)
     shutil.rmtree(first)
     assert servers[0].ask("refresh")[0].startswith("error: ")
+    with pytest.raises(CheckpointError):
+        reader.refresh()
+    assert torch.equal(reader.lookup(torch.arange(400)), expected)
     check(servers[0], reader)
     assert servers[0].ask("nonsense")[0].startswith("error: expected find")
 
 
 def test_folders_of_other_names_are_no_saves(tmp_path: Path, program: Path, servers: list[Server]) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    save = Path(Saver().save(embedding, tmp_path))
+    save = only_save(tmp_path)
     for name in ("20990229000000", "20991301000000", "20990101240000", "20990101006000", "2099010100000x", "2099"):
         (tmp_path / name).mkdir()
         (tmp_path / name / MANIFEST).write_text("{}")
@@ -183,28 +194,24 @@ def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list
     """However many saves follow each other; a refresh reads the new one."""
     embedding, size = make(), 1 << 18
 
-    def save() -> None:
-        folder = Path(Saver().save(embedding, tmp_path, incremental=True))
-        text = rewritten((folder / MANIFEST).read_bytes(), {"padding": "x" * size})
-        (folder / MANIFEST).write_bytes(text)
+    def grow() -> None:
+        manifest = save(embedding, tmp_path, incremental=True) / MANIFEST
+        manifest.write_bytes(rewritten(manifest.read_bytes(), {"padding": "x" * size}))
         embedding.view("a").write(torch.arange(9), {"weight": torch.randn(9, 5)})
 
     for _ in range(8):
-        save()
+        grow()
     servers.append(Server(program, "a", tmp_path))
     servers[0].ask("find 1")
     opened = servers[0].bytes_read()
     assert 8 <= opened / size < 9
-    save()
+    grow()
     assert servers[0].ask("refresh") == ["later"]
     assert 1 <= (servers[0].bytes_read() - opened) / size < 2
 
 
 def test_where_a_temporary_index_cannot_be(tmp_path: Path, program: Path) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    save = Path(Saver().save(embedding, tmp_path))
-    index_path(save, "a").unlink()
+    index_path(only_save(tmp_path), "a").unlink()
     (tmp_path / "file").touch()
     for absent in (tmp_path / "absent", tmp_path / "file"):
         said = refused(program, "a", tmp_path, TMPDIR=str(absent))
@@ -214,10 +221,7 @@ def test_where_a_temporary_index_cannot_be(tmp_path: Path, program: Path) -> Non
 
 def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) -> None:
     """Files of another user, of the names that processes to come might use, are not in the way."""
-    embedding = make()
-    train(embedding, range(300))
-    save = Path(Saver().save(embedding, tmp_path / "saves"))
-    index_path(save, "a").unlink()
+    index_path(only_save(tmp_path / "saves"), "a").unlink()
     last = subprocess.Popen(["true"])
     last.wait()
     aside = tmp_path / "aside"
@@ -237,17 +241,158 @@ def test_it_is_found_where_it_is_installed(tmp_path: Path) -> None:
     library = Tree("cpp-serving", TESTS.parent / "torch_npu_ext" / "serving", ["-DBUILD_SHARED_LIBS=ON"])
     library.build()
     where = tmp_path / "installed"
-    subprocess.run(
-        [Path(cmake.CMAKE_BIN_DIR) / "cmake", "--install", library.folder, "--prefix", where],
-        check=True,
-        capture_output=True,
-    )
+    install = [Path(cmake.CMAKE_BIN_DIR) / "cmake", "--install", library.folder, "--prefix", where]
+    subprocess.run(install, check=True, capture_output=True)
     server = Tree("cpp-installed", tmp_path / "server", [f"-Drec_sdk_serving_ROOT={where}"])
     shutil.rmtree(server.folder, ignore_errors=True)  # it is configured for another folder each time
     server.build()
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path / "saves")
+    saved(tmp_path / "saves")
     asked = Server(server.folder / "cpp_server", "b", tmp_path / "saves")
     check(asked, TableReader(tmp_path / "saves", "b"))
     asked.close()
+
+
+# ---- impossible contents with right checksums
+
+
+SANITIZED = Tree(
+    "cpp-server-sanitized",
+    EXAMPLE,
+    ["-DCMAKE_CXX_FLAGS=-fsanitize=address,undefined -fno-sanitize-recover=all -O1", "-DCMAKE_BUILD_TYPE=None"],
+)
+NUMBERS = [-1, 0, 1, 3, 8, 61, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), 2**63, 10**400, 1.5]
+TEXTS = ["", "x", "../a", "a/", "delta", "full", "F16", "U8", "Q8", "rows", "removed", "0" * 32]
+VALUES = [*NUMBERS, *TEXTS, None, True, [], {}, "drop", "twice"]
+EDGES = [-(2**63), -1, 0, 3, 480, 2**63 - 1]
+IGNORED = {
+    *("created", "world_size", "optimizers", "windows", "folders", "version", "checksums", "rank", "role"),
+    *("num_embeddings", "capacity", "pooling", "seed", "optimizer", "parts", "columns", "clocks", "hashed", "module"),
+}
+"""Fields that decide on no row, which the C++ reader does not check, or not as Python's does."""
+
+STRICTER = {"bytes", "checksums"}
+"""Fields that Python's reader leaves to `verify`."""
+
+
+def fields(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in JSON."""
+    if path:
+        yield path
+    named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in named:
+        yield from fields(each, (*path, name))
+
+
+def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of JSON in which one value is another, is missing, or is there twice in its list."""
+    parent = body = copy.deepcopy(body)
+    for name in path[:-1]:
+        parent = parent[name]
+    if value == "drop":
+        del parent[path[-1]]
+    elif value == "twice" and isinstance(parent, list):
+        parent.append(parent[path[-1]])
+    else:
+        parent[path[-1]] = value
+    return body
+
+
+class Chain:
+    """A full save and a delta of one table. Its files may be changed one by one, and are put back."""
+
+    def __init__(self, folder: Path) -> None:
+        embedding = embedding_of(TableConfig("a", 1000, 2, track_changes=True), optimizer=SGD, cache=100)
+        embedding.view("a").write(torch.arange(60), {"weight": torch.randn(60, 2)})
+        self.saves = [save(embedding, folder)]
+        embedding.view("a").write(torch.arange(20), {"weight": torch.randn(20, 2)})
+        embedding.view("a").remove(torch.arange(50, 55))
+        self.saves.append(save(embedding, folder, incremental=True))
+        self.manifests = [(each / MANIFEST).read_bytes() for each in self.saves]
+        for each in self.saves:
+            index_path(each, "a").unlink()
+        self._turn = 0
+
+    def body(self, place: int) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self.manifests[place])
+        return body
+
+    def header(self, place: int) -> tuple[Path, bytes, int]:
+        """Returns the path of a save's file of rows, its bytes, and the end of its header."""
+        (file,) = (file for file in self.body(place)["files"] if file["role"] == "rows")
+        raw = (self.saves[place] / file["path"]).read_bytes()
+        return Path(file["path"]), raw, 8 + int.from_bytes(raw[:8], "little")
+
+    def change_manifest(self, place: int, body: dict[str, Any]) -> None:
+        (self.saves[place] / MANIFEST).write_bytes(rewritten(self.manifests[place], body))
+
+    def change_header(self, place: int, header: Any) -> None:
+        """Replaces the header of a save's file of rows; length and checksum fit."""
+        path, raw, end = self.header(place)
+        text = json.dumps(header).encode()
+        start = len(text).to_bytes(8, "little") + text
+        (self.saves[place] / path).write_bytes(start + raw[end:])
+        body = self.body(place)
+        (file,) = (file for file in body["files"] if file["role"] == "rows")
+        file["bytes"] = len(start) + len(raw) - end
+        file["checksums"]["header"] = zlib.crc32(start)
+        self.change_manifest(place, body)
+
+    def rename(self) -> None:
+        """Gives the delta a later name, so that readers open it, and drops indexes that Python made."""
+        self._turn += 1
+        later = self.saves[1].with_name(f"20990101010101.{self._turn:06d}")
+        self.saves[1] = self.saves[1].rename(later)
+        for folder in self.saves:
+            index_path(folder, "a").unlink(missing_ok=True)
+
+
+def difference(server: Server, folder: Path, field: tuple[Any, ...]) -> str:
+    """Returns the error of the reader that refuses the latest save while the other reads it; "" if they agree.
+
+    Compares the rows that both read.
+    """
+    (answer,) = server.ask("refresh")
+    assert answer == "later" or answer.startswith("error: /"), f"{field}: {answer or server.errors()}"
+    try:
+        reader = TableReader(folder, "a")
+    except CheckpointError as error:
+        return f"{error}" if answer == "later" and not IGNORED & set(field) else ""
+    if answer == "later":
+        check(server, reader)
+        return ""
+    return "" if STRICTER & set(field) else answer
+
+
+def impossible(rng: np.random.Generator, field: tuple[Any, ...], tries: int) -> list[Any]:
+    """Values for a field: some of all, and all those that its arithmetic may not be made for."""
+    values: list[Any] = [VALUES[number] for number in rng.choice(len(VALUES), tries, replace=False)]
+    if field[-1] == "data_offsets":
+        values += [[begin, end] for begin in EDGES for end in EDGES]
+    return values + (NUMBERS if field[-1] in ("sequence", "rows", "embedding_dim") else [])
+
+
+def test_impossible_contents(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    SANITIZED.build()
+    chain = Chain(tmp_path)
+    server = Server(SANITIZED.folder / "cpp_server", "a", tmp_path, log=tmp_path / "log")
+    check(server, TableReader(tmp_path, "a"))
+    rng = np.random.default_rng(pytestconfig.getoption("--day"))
+    tries = len(VALUES) if pytestconfig.getoption("--full") else 2
+    different = []
+    for place in range(2):
+        path, raw, end = chain.header(place)
+        documents = (chain.body(place), chain.change_manifest), (json.loads(raw[8:end]), chain.change_header)
+        for document, change in documents:
+            for field in (each for each in fields(document) if each[0] not in ("checksum", "__metadata__")):
+                for value in impossible(rng, field, tries):
+                    change(place, changed(document, field, value))
+                    chain.rename()
+                    if said := difference(server, tmp_path, field):
+                        different.append((place, field, value, said))
+                    (chain.saves[place] / MANIFEST).write_bytes(chain.manifests[place])
+                    (chain.saves[place] / path).write_bytes(raw)
+    chain.rename()
+    assert server.ask("refresh") == ["later"]
+    check(server, TableReader(tmp_path, "a"))
+    server.close()
+    assert different == [], "\n".join(map(str, different))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served_tables import DTYPES, make, train
+from embeddings import embedding_of
+from served_tables import DTYPES, make, save, saved, train
 
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.export import quantize_save
@@ -18,7 +19,7 @@ from rec_sdk_torch.saves.format.quantized import dequantize, quantize
 from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.saves.serve import quantize as quantize_module
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import TableConfig, TableLife
 
 UNPACK = {8: "embedding_bag_byte_unpack", 4: "embedding_bag_4bit_unpack"}
 
@@ -81,15 +82,13 @@ def test_a_range_that_float32_has_is_served_as_finite_numbers() -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_reader_follows_quantized_saves(tmp_path: Path, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantize_module, "_PIECE", 64)
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path / "saves")
+    embedding = saved(tmp_path / "saves")
     first = quantize_save(tmp_path / "saves", tmp_path / "small", bits)
     assert [table.rows for table in first.tables] == [300, 300, 1000]
     assert all(0 < table.relative_error < 1 / 2**bits for table in first.tables)
     readers = [TableReader(tmp_path / "small", name, default=0.1) for name in DTYPES]
     whole = [TableReader(tmp_path / "saves", name, default=0.1) for name in DTYPES]
-    ids = torch.cat([torch.arange(1000), torch.tensor([-5, 10**12])])
+    ids, errors = torch.cat([torch.arange(1000), torch.tensor([-5, 10**12])]), []
     for _ in range(3):
         for reader, plain in zip(readers, whole, strict=True):
             weights, found = reader.find(ids)
@@ -98,40 +97,25 @@ def test_a_reader_follows_quantized_saves(tmp_path: Path, bits: int, monkeypatch
             assert reader.bits == bits
             assert reader.dtype == weights.dtype == torch.float32
             assert torch.equal(found, known)
-            assert torch.equal(
-                weights[known], torch.from_numpy(dequantize(quantize(expected[known].numpy(), bits), bits, 5))
-            )
+            rows = expected[known].numpy()
+            served = dequantize(quantize(rows, bits), bits, 5)
+            errors.append(float(np.abs(served - rows.astype(np.float64)).max()))
+            assert torch.equal(weights[known], torch.from_numpy(served))
             assert torch.equal(weights[~known], expected[~known])
             assert len(reader) == len(plain)
         train(embedding, range(200, 400))
         embedding.view("a").remove(torch.arange(100, 150))
-        Saver().save(embedding, tmp_path / "saves", incremental=True)
+        save(embedding, tmp_path / "saves", incremental=True)
         assert not readers[0].refresh(), "a copy is not there yet"
         again = quantize_save(tmp_path / "saves", tmp_path / "small", bits)
         assert len(again.written) == 1
         assert not quantize_save(tmp_path / "saves", tmp_path / "small", bits).written
         assert all(reader.refresh() for reader in [*readers, *whole])
-    largest = max(table.max_error for table in first.tables)
-    assert largest == max(
-        float((quantized_error(embedding_rows, bits)).max())
-        for embedding_rows in [first_rows(tmp_path, n) for n in DTYPES]
-    )
-
-
-def first_rows(folder: Path, name: str) -> np.ndarray:
-    save = min(path for path in (folder / "saves").iterdir() if path.name[0].isdigit())
-    weights, found = TableReader(save, name).find(np.arange(1000))
-    return weights[found].astype(np.float32)
-
-
-def quantized_error(rows: np.ndarray, bits: int) -> np.ndarray:
-    return np.abs(dequantize(quantize(rows, bits), bits, rows.shape[1]) - rows.astype(np.float64))
+    assert max(table.max_error for table in first.tables) == max(errors[: len(DTYPES)])
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path / "saves")
+    saved(tmp_path / "saves")
     paths = [str(tmp_path / "saves"), str(tmp_path / "small")]
     assert main(["quantize", *paths, "--bits", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -158,27 +142,23 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_other_bits_never_follow(tmp_path: Path) -> None:
     """A delta of plain rows, or of other bits, that lies beside quantized saves."""
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path / "saves")
+    embedding = saved(tmp_path / "saves")
     quantize_save(tmp_path / "saves", tmp_path / "small", 8)
     train(embedding, range(100))
-    delta = Path(Saver().save(embedding, tmp_path / "saves", incremental=True))
-    (delta).rename(tmp_path / "small" / delta.name)
-    reader_of = TableReader
+    delta = save(embedding, tmp_path / "saves", incremental=True)
+    delta.rename(tmp_path / "small" / delta.name)
     with pytest.raises(CheckpointError, match="a delta of the save"):
-        reader_of(tmp_path / "small", "a")
+        TableReader(tmp_path / "small", "a")
 
 
 def test_a_delta_after_evicted_rows_that_wait(tmp_path: Path) -> None:
     """The plain delta counts evicted rows of the save before, of which a copy has none."""
     table = TableConfig("t", 100, 4, track_changes=True, life=TableLife(keep_evicted=True))
-    sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    embedding = TableBatchedEmbedding([table], optimizer=sgd, cache=50)
+    embedding = embedding_of(table, cache=50)
     for removed in (range(3), range(3, 5)):
         embedding(torch.arange(20), torch.arange(21)).sum().backward()
         embedding.view("t").remove(torch.tensor(removed))
-        plain = Path(Saver().save(embedding, tmp_path / "saves", incremental=True))
+        plain = save(embedding, tmp_path / "saves", incremental=True)
     assert read_manifest(plain).tables[0].evicted_before == [3]
     quantize_save(tmp_path / "saves", tmp_path / "small", 8)
     reader = TableReader(tmp_path / "small", "t")
@@ -189,7 +169,7 @@ def test_a_delta_after_evicted_rows_that_wait(tmp_path: Path) -> None:
 def test_a_call_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = make()
     embedding.view("a").write(torch.arange(3), {"weight": torch.full((3, 5), torch.inf)})
-    Saver().save(embedding, tmp_path / "saves")
+    save(embedding, tmp_path / "saves")
     with pytest.raises(CheckpointError, match=r"rows 0 to 2: .* not finite"):
         quantize_save(tmp_path / "saves", tmp_path / "small")
     assert not list((tmp_path / "small").iterdir())

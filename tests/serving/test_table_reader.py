@@ -1,9 +1,8 @@
-"""TableReader against the live table that was saved: full saves, deltas, removed ids, damage."""
+"""TableReader against the live table that was saved: saves, deltas, removed ids, layers, pooled lookups."""
 
 from __future__ import annotations
 
 import gc
-import shutil
 import threading
 import time
 import weakref
@@ -12,17 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served_tables import DTYPES, make, train
+from embeddings import embedding_of
+from layered_saves import write_layered
+from served_tables import DTYPES, make, only_save, save, saved, train
+from threads import threads
 
+import rec_sdk_torch  # noqa: F401  # its operators
 from rec_sdk_torch._engine import IndexWriter, same_index
-from rec_sdk_torch.saves.format import index
+from rec_sdk_torch.checkpoint.__main__ import main
+from rec_sdk_torch.export import quantize_save
+from rec_sdk_torch.saves.format import index, manifest
 from rec_sdk_torch.saves.format.errors import CheckpointError
-from rec_sdk_torch.saves.format.index import index_path
+from rec_sdk_torch.saves.format.index import index_path, write_index
 from rec_sdk_torch.saves.format.manifest import read_manifest
+from rec_sdk_torch.saves.format.quantized import dequantize, quantize
 from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.saves.serve import table_reader
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import TableBatchedEmbedding
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 
 
 def check(reader: TableReader, embedding: TableBatchedEmbedding) -> None:
@@ -45,33 +51,29 @@ def check(reader: TableReader, embedding: TableBatchedEmbedding) -> None:
 
 @pytest.mark.parametrize("table", DTYPES)
 def test_rows_of_full_saves_and_deltas(tmp_path: Path, table: str) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path)
+    embedding = saved(tmp_path)
     reader = TableReader(tmp_path, table, default=0.5)
     check(reader, embedding)
     train(embedding, range(200, 500))
     if table != "c":
         embedding.view(table).remove(torch.arange(100, 250))
     assert not reader.refresh(), "no later save"
-    Saver().save(embedding, tmp_path, incremental=True)
+    save(embedding, tmp_path, incremental=True)
     assert reader.refresh()
     check(reader, embedding)
     train(embedding, range(100, 120))  # removed ids come back
-    Saver().save(embedding, tmp_path, incremental=True)
+    save(embedding, tmp_path, incremental=True)
     assert reader.refresh()
     check(reader, embedding)
     check(TableReader(tmp_path, table, default=0.5), embedding)
-    Saver().save(embedding, tmp_path)
+    save(embedding, tmp_path)
     assert reader.refresh()
     check(reader, embedding)
     assert reader.save == max(path for path in tmp_path.iterdir() if path.name[0].isdigit())
 
 
 def test_shapes_and_types(tmp_path: Path) -> None:
-    embedding = make()
-    train(embedding, range(50))
-    Saver().save(embedding, tmp_path)
+    saved(tmp_path, range(50))
     reader = TableReader(tmp_path, "a")
     ids = torch.arange(6).view(2, 3)
     assert reader.lookup(ids).shape == (2, 3, 5)
@@ -86,21 +88,18 @@ def test_shapes_and_types(tmp_path: Path) -> None:
 
 
 def test_a_save_without_index_gets_one(tmp_path: Path) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    save = Path(Saver().save(embedding, tmp_path))
-    made = index_path(save, "a").read_bytes()
-    index_path(save, "a").unlink()
+    embedding = saved(tmp_path)
+    index = index_path(next(tmp_path.iterdir()), "a")
+    made = index.read_bytes()
+    index.unlink()
     check(TableReader(tmp_path, "a", default=0.5), embedding)
-    assert index_path(save, "a").read_bytes() == made
+    assert index.read_bytes() == made
 
 
 def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "_PIECE", 7)
     monkeypatch.setattr(index, "_WINDOW", 64)
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path)
+    embedding = saved(tmp_path)
     for table in DTYPES:
         check(TableReader(tmp_path, table, default=0.5), embedding)
 
@@ -158,50 +157,6 @@ def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
     assert not same_index(str(whole), str(parts), SAVE)
 
 
-def test_what_is_damaged_is_named(tmp_path: Path) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    save = Path(Saver().save(embedding, tmp_path))
-    with pytest.raises(CheckpointError, match="no table 'absent', only"):
-        TableReader(tmp_path, "absent")
-    with pytest.raises(CheckpointError):
-        TableReader(tmp_path / "absent", "a")
-    index = index_path(save, "a")
-    good = index.read_bytes()
-    wrong_count, of_another = good[:24] + b"\xff" * 8 + good[32:], good[:32] + b"0" * 32 + good[64:]
-    for bad in (b"", good[:-16], b"x" + good[1:], wrong_count, of_another):
-        index.unlink()
-        index.write_bytes(bad)
-        with pytest.raises(CheckpointError, match=index.name):
-            TableReader(tmp_path, "a")
-    entries = np.frombuffer(good, np.uint32).copy()
-    entries[16 + 3 :: 4] = 10**9  # rows that are not there
-    index.unlink()
-    index.write_bytes(entries.tobytes())
-    with pytest.raises(CheckpointError, match=index.name):
-        TableReader(tmp_path, "a").lookup(torch.arange(300))
-    index.write_bytes(good)
-    rows = save / next(file.path for file in read_manifest(save).files if file.table == "a" and file.role == "rows")
-    rows.write_bytes(rows.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=rows.name):
-        TableReader(tmp_path, "a")
-
-
-def test_a_bad_delta_leaves_the_reader_where_it_was(tmp_path: Path) -> None:
-    embedding = make()
-    train(embedding, range(300))
-    Saver().save(embedding, tmp_path)
-    reader = TableReader(tmp_path, "a", default=0.5)
-    expected = reader.lookup(torch.arange(400))
-    train(embedding, range(400))
-    first = Path(Saver().save(embedding, tmp_path, incremental=True))
-    Saver().save(embedding, tmp_path, incremental=True)
-    shutil.rmtree(first)
-    with pytest.raises(CheckpointError):
-        reader.refresh()
-    assert torch.equal(reader.lookup(torch.arange(400)), expected)
-
-
 def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
     """All rows of a save have the number of that save: a lookup never sees two."""
     ids = torch.arange(1000)
@@ -211,7 +166,7 @@ def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
         embedding.view("a").write(ids, {"weight": torch.full((1000, 5), number)})
 
     set_all(0.0)
-    Saver().save(embedding, tmp_path)
+    save(embedding, tmp_path)
     seen: set[float] = set()
     wrong: list[torch.Tensor] = []
     stop = threading.Event()
@@ -228,7 +183,7 @@ def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
         thread.start()
         for number in range(1, 6):
             set_all(float(number))
-            Saver().save(embedding, tmp_path, incremental=True)
+            save(embedding, tmp_path, incremental=True)
             deadline = time.monotonic() + 10
             while number not in seen and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -241,7 +196,7 @@ def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
 def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Saver().save(make(), tmp_path)
+    save(make(), tmp_path)
     asked: list[tuple[Path, ...]] = []
 
     def away_once(paths: tuple[Path, ...]) -> Path:
@@ -259,7 +214,7 @@ def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
 
 
 def test_a_reader_that_is_dropped_does_not_follow(tmp_path: Path) -> None:
-    Saver().save(make(), tmp_path)
+    save(make(), tmp_path)
     reader = TableReader(tmp_path, "a", follow=1000.0)
     thread, dropped = reader._thread, weakref.ref(reader)
     assert thread is not None
@@ -268,3 +223,178 @@ def test_a_reader_that_is_dropped_does_not_follow(tmp_path: Path) -> None:
     assert dropped() is None
     thread.join(60)
     assert not thread.is_alive()
+
+
+# ---- several files of rows in one pack, as a writer that lets training go on may leave them
+
+
+IDS = torch.arange(1000)
+
+
+def weights_of(embedding: TableBatchedEmbedding, table: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of the rows of a table, float32, and which of `IDS` they are."""
+    view = embedding.view(table)
+    known = view.knows(IDS) if view.config.hashed else torch.ones(len(IDS), dtype=torch.bool)
+    return view.read(IDS[known], ["weight"]).parts["weight"].float(), known
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> TableBatchedEmbedding:
+    """Saved in `tmp_path / "saves"`: a full save and two deltas, with removed ids of which some came back."""
+    embedding = saved(tmp_path / "saves")
+    for step in range(2):
+        train(embedding, range(150 + step, 400))
+        for table in ("a", "b"):
+            embedding.view(table).remove(torch.arange(100, 200) + step)
+        save(embedding, tmp_path / "saves", incremental=True)
+    return embedding
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_loads_and_readers_have_the_same_rows(tmp_path: Path, source: TableBatchedEmbedding, packed: bool) -> None:
+    folder = write_layered(tmp_path / "saves", tmp_path / "layered", packed=packed)
+    files = [file for file in read_manifest(folder).files if (file.table, file.role) == ("a", "rows")]
+    assert [file.layer for file in files] == [0, 1, 2]
+    assert len({file.path for file in files}) == (1 if packed else 3)
+    loaded = make()
+    Saver().load(loaded, folder)
+    for table in DTYPES:
+        expected, known = weights_of(source, table)
+        reader = TableReader(folder, table)
+        assert torch.equal(reader.find(IDS)[1], known)
+        assert torch.equal(reader.lookup(IDS[known]).float(), expected)
+        assert torch.equal(weights_of(loaded, table)[0], expected)
+    assert main(["verify", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_copy_of_layers(
+    tmp_path: Path, source: TableBatchedEmbedding, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "MANY_TABLES", 1)  # its copy has packs
+    monkeypatch.setattr(index, "SMALL_ROWS", 0)  # and indexes
+    folder = write_layered(tmp_path / "saves", tmp_path / "layered", packed=True)
+    copy = quantize_save(folder, tmp_path / "small", bits).save
+    assert {file.path for file in read_manifest(copy).files} == {"pack-00000-00000"}
+    assert index_path(copy, "a").exists()
+    for table in DTYPES:
+        rows, known = weights_of(source, table)
+        reader = TableReader(copy, table)
+        assert torch.equal(reader.find(IDS)[1], known)
+        assert np.array_equal(reader.lookup(IDS[known]).numpy(), dequantize(quantize(rows.numpy(), bits), bits, 5))
+    assert main(["verify", str(copy)]) == 0
+
+
+add = IndexWriter.add
+
+
+@pytest.mark.parametrize("wrong", ["files", "rows", "removed"])
+def test_verify_finds_what_each_new_index_repeats(
+    tmp_path: Path,
+    source: TableBatchedEmbedding,
+    wrong: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The code that makes indexes has a fault, so the stored index equals the new one that it is compared with."""
+    folder = write_layered(tmp_path / "saves", tmp_path / "layered", packed=True)
+    saved = read_manifest(folder)
+    with monkeypatch.context() as patch:
+        if wrong == "removed":
+            patch.setattr(IndexWriter, "remove", lambda writer, ids: add(writer, ids, 0, 0))
+        else:
+            files, more = (lambda file: 0, 0) if wrong == "files" else (lambda file: file, 1)
+            patch.setattr(IndexWriter, "add", lambda writer, ids, file, row: add(writer, ids, files(file), row + more))
+        write_index(folder, saved, "a")
+        assert main(["verify", str(folder)]) == 1
+    assert f"{index_path(folder, 'a')}: damaged" in capsys.readouterr().err
+    index_path(folder, "a").unlink()
+    expected, known = weights_of(source, "a")
+    assert torch.equal(TableReader(folder, "a").lookup(IDS[known]).float(), expected)
+    assert main(["verify", str(folder)]) == 0
+
+
+# ---- pooled lookups: the bits of the operator on rows that `lookup` gives, for any number of threads
+
+
+BAGS = 3000
+
+
+def pooled(rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, mean: bool) -> torch.Tensor:
+    """The operator, of rows of which each is looked up once."""
+    dim = rows.shape[1]
+    out = torch.full((len(offsets) - 1, dim), torch.nan)
+    slots = torch.arange(len(rows), dtype=torch.int32)
+    columns, means = torch.zeros(1, dtype=torch.int64), torch.tensor([mean])
+    torch.ops.rec_sdk.lookup_pooled(rows, slots, offsets, weights, columns, means, 0, out)
+    return out
+
+
+def bags(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, some of which are no rows, offsets and weights: empty bags, short ones and two long ones."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 7, (BAGS,), generator=draw)
+    lengths[:3] = lengths[-2:] = 0
+    lengths[100], lengths[2000] = 5000, 777
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    count = int(offsets[-1])
+    return torch.randint(-20, 400, (count,), generator=draw), offsets, torch.rand(count, generator=draw)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("dim", [5, 64, 200])
+def test_bags_have_the_bits_of_the_operator(tmp_path: Path, bits: int | None, dim: int) -> None:
+    tables = [TableConfig(name, 1000, dim, weight_dtype=dtype, init_min=-0.1) for name, dtype in DTYPES.items()]
+    embedding = embedding_of(*tables, cache=200)
+    for name, dtype in DTYPES.items():
+        embedding.view(name).write(torch.arange(300), {"weight": torch.randn(300, dim).to(dtype)})
+    folder = tmp_path / "saves"
+    save(embedding, folder)
+    if bits is not None:
+        folder = quantize_save(folder, tmp_path / "small", bits).save
+    ids, offsets, weights = bags(dim)
+    for name in DTYPES:
+        reader = TableReader(folder, name, default=0.1)
+        rows = reader.lookup(ids)
+        for pooling in ("sum", "mean"):
+            for factors in (None, weights):
+                expected = pooled(rows, offsets, factors, pooling == "mean")
+                for count in (1, 3):
+                    with threads(count):
+                        assert torch.equal(reader.lookup_pooled(ids, offsets, factors, pooling), expected)
+        array = reader.lookup_pooled(ids.numpy(), offsets.int().numpy(), weights.numpy(), pooling="mean")
+        assert isinstance(array, np.ndarray)
+        assert np.array_equal(array, expected.numpy())
+        assert reader.lookup_pooled(ids[:0], torch.zeros(3, dtype=torch.int64)).tolist() == [[0.0] * dim] * 2
+        assert reader.lookup_pooled(ids[:0], torch.zeros(1, dtype=torch.int64)).shape == (0, dim)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    save(make(), tmp_path)
+    reader = TableReader(tmp_path, "c")
+    ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
+    for wrong in ([0, 1], [1, 3], [0, 2, 1, 3], []):
+        with pytest.raises(ValueError, match="ascend from 0 to the number of ids, 3"):
+            reader.lookup_pooled(ids, torch.tensor(wrong, dtype=torch.int64))
+    with pytest.raises(ValueError, match="expected 'sum' or 'mean'"):
+        reader.lookup_pooled(ids, offsets, pooling="max")
+    with pytest.raises(ValueError, match=r"expected floats \[3\]"):
+        reader.lookup_pooled(ids, offsets, torch.ones(2))
+    with pytest.raises(ValueError, match="one dimension"):
+        reader.lookup_pooled(ids[None], offsets)
+    with pytest.raises(TypeError, match="offsets are"):
+        reader.lookup_pooled(ids, offsets.float())
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_damaged_index_is_named_by_every_thread(tmp_path: Path, count: int) -> None:
+    index = index_path(only_save(tmp_path), "a")
+    entries = np.frombuffer(index.read_bytes(), np.uint32).copy()
+    entries[16 + 3 :: 4] = 10**9  # rows that are not there
+    index.write_bytes(entries.tobytes())
+    ids, offsets, _ = bags(1)
+    reader = TableReader(tmp_path, "a")
+    with threads(count), pytest.raises(CheckpointError, match=index.name):
+        reader.lookup_pooled(ids, offsets)
+    with pytest.raises(CheckpointError, match=index.name):
+        reader.lookup(torch.arange(300))
