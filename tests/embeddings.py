@@ -7,10 +7,12 @@ trains it on two batches. The same for collections is in jagged.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 
+import rec_sdk_torch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
 
 Optimizer = tuple[type, Mapping[str, Any]]
@@ -34,6 +36,31 @@ def embedding_of(
     return TableBatchedEmbedding(list(tables), optimizer=made, seed=seed, **options)
 
 
+def one_table(
+    device: torch.device | None, *, rows: int = 100, dim: int = 4, optimizer: Optimizer | None = SGD, **options: Any
+) -> TableBatchedEmbedding:
+    """An embedding of one hash table "t" of which 50 rows are cached.
+
+    Args:
+        device: of the cache.
+        rows: `num_embeddings` of the table.
+        dim: its `embedding_dim`.
+        optimizer: a class and its keywords; None: of none yet.
+        options: further fields of the table's config, and options of the embedding.
+    """
+    names = options.keys() & {field.name for field in fields(TableConfig)}
+    table = TableConfig("t", rows, dim, **{name: options.pop(name) for name in names})
+    return embedding_of(table, optimizer=optimizer, device=device, **{"cache": 50, **options})
+
+
+def windowed(optimizer: str, window: int, **options: Any) -> Optimizer:
+    """A class of `torch.optim`, or the class `Accumulate*` for a window of several backward passes, and its keywords."""
+    if window == 1:
+        return getattr(torch.optim, optimizer), options
+    options |= {"use_accumulate": True, "accumulate_step": window}
+    return getattr(rec_sdk_torch, f"Accumulate{optimizer}"), options
+
+
 def train(
     embedding: Any, *batches: Iterable[int] | torch.Tensor, bag: int = 0, square: bool = False, **signals: torch.Tensor
 ) -> list[torch.Tensor]:
@@ -54,6 +81,11 @@ def train(
         (output.square() if square else output).sum().backward()
         outputs.append(output.detach().cpu())
     return outputs
+
+
+def ids_of(embedding: TableBatchedEmbedding, table: str = "t") -> list[int]:
+    """The ids that a hash table knows, in order."""
+    return sorted(embedding.view(table).ids().tolist())
 
 
 def weights_of(embedding: TableBatchedEmbedding, ids: Iterable[int], table: str = "t") -> torch.Tensor:

@@ -7,20 +7,15 @@ import re
 
 import pytest
 import torch
+from embeddings import SGD, one_table, train
 
 from rec_sdk_torch._engine import cache_policies
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableOptimizer
 
 
 def embedding(device: torch.device, policy: str, late: bool = False) -> TableBatchedEmbedding:
-    optimizer = None if late else TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    config = TableConfig("a", 50, 4, pooling=Pooling.NONE)
-    return TableBatchedEmbedding([config], optimizer=optimizer, cache=3, device=device, seed=3, cache_policy=policy)
-
-
-def train(tables: TableBatchedEmbedding, *batches: list[int]) -> None:
-    for ids in batches:
-        tables(torch.tensor(ids), torch.tensor([0, len(ids)])).sum().backward()
+    options = {"pooling": Pooling.NONE, "cache": 3, "cache_policy": policy}
+    return one_table(device, rows=50, optimizer=None if late else SGD, **options)
 
 
 def misses(tables: TableBatchedEmbedding, ids: list[int]) -> int:
@@ -41,9 +36,7 @@ def test_the_policy_decides_what_leaves(device: torch.device, policy: str, again
         train(tables, [7])
         tables = copy.deepcopy(tables)
     if how == "other optimizer":
-        tables.eval()
-        train_free = tables(torch.tensor([1]), torch.tensor([0, 1]))
-        assert train_free.shape == (1, 4)
+        assert tables.eval()(torch.tensor([1]), torch.tensor([0, 1])).shape == (1, 4)
         tables.train()
         tables.set_optimizers({0: TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})})
     train(tables, [5, 6, 9], [6])  # so that rows leave, and uses are counted, from the first of HOT on

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import embeddings
 import pytest
 import torch
+from embeddings import ids_of, one_table
 
 from rec_sdk_torch.rules import Age, Count, Rows, Share
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableLife
 
 NOW = 1_700_000_000
 AGE = 3600
@@ -18,18 +20,11 @@ AGE = 3600
 
 def make(device: torch.device, **rules: Any) -> TableBatchedEmbedding:
     life = TableLife(**{"eviction": Age(AGE), "every": 2} | rules)
-    table = TableConfig("t", 100, 4, pooling=Pooling.NONE, hashed=True, life=life)
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    return TableBatchedEmbedding([table], optimizer=optimizer, cache=50, device=device)
+    return one_table(device, pooling=Pooling.NONE, life=life)
 
 
 def train(embedding: TableBatchedEmbedding, ids: list[int], timestamps: list[int]) -> None:
-    offsets = torch.tensor([0, len(ids)])
-    embedding(torch.tensor(ids), offsets, timestamps=torch.tensor(timestamps)).sum().backward()
-
-
-def rows(embedding: TableBatchedEmbedding) -> list[int]:
-    return sorted(embedding.view("t").ids().tolist())
+    embeddings.train(embedding, ids, timestamps=torch.tensor(timestamps))
 
 
 def stamps(embedding: TableBatchedEmbedding, *ids: int) -> list[int]:
@@ -56,10 +51,10 @@ def test_a_timestamp_in_other_units_is_set_aside(device: torch.device, wrong: in
     assert stamps(embedding, 3, 7, 4) == [NOW + 3, NOW + 4, NOW + 4]
     for step in range(4):
         train(embedding, [5], [NOW + step])
-    assert rows(embedding) == [3, 4, 5, 7] if first else [1, 2, 3, 4, 5, 7]
+    assert ids_of(embedding) == [3, 4, 5, 7] if first else [1, 2, 3, 4, 5, 7]
     train(embedding, [5, 6], [NOW + AGE + 5] * 2)
     train(embedding, [5, 6], [NOW + AGE + 5] * 2)
-    assert rows(embedding) == [5, 6], "and 7 leaves in time"
+    assert ids_of(embedding) == [5, 6], "and 7 leaves in time"
 
 
 def test_a_whole_batch_in_other_units_is_set_aside(device: torch.device) -> None:
@@ -67,7 +62,7 @@ def test_a_whole_batch_in_other_units_is_set_aside(device: torch.device) -> None
     train(embedding, [1, 2, 3], [NOW] * 3)
     with pytest.warns(UserWarning, match="2 timestamps .* .id 8 came with"):
         train(embedding, [8, 9], [NOW * 1000, NOW * 1000 + 1])
-    assert (rows(embedding), stamps(embedding, 8)) == ([1, 2, 3, 8, 9], [NOW])
+    assert (ids_of(embedding), stamps(embedding, 8)) == ([1, 2, 3, 8, 9], [NOW])
 
 
 def test_candidates_are_set_aside_too(device: torch.device) -> None:
@@ -119,7 +114,7 @@ def test_an_eviction_of_more_than_half_is_said(device: torch.device, call: str) 
         train(embedding, [4], [NOW + AGE + 1])
         with pytest.warns(UserWarning, match=message):
             assert embedding.view("t").evict() == 3
-    assert rows(embedding) == [4]
+    assert ids_of(embedding) == [4]
 
 
 @pytest.mark.usefixtures("_warnings_are_errors")
@@ -128,7 +123,7 @@ def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device
     embedding = make(device, **rules)
     train(embedding, [1, 2], [NOW] * 2)
     train(embedding, [3, 4], [NOW + AGE + 1] * 2)
-    assert len(rows(embedding)) < 4
+    assert len(ids_of(embedding)) < 4
     train(embedding, list(range(5, 15)), [NOW + AGE + 1] * 10)  # of which a bound takes most
 
 
@@ -145,7 +140,7 @@ def test_the_clock_can_be_repaired(device: torch.device) -> None:
     train(embedding, [5, 5], [NOW + AGE + 1] * 2)
     with pytest.warns(UserWarning, match="3 of its 4"):
         assert view.evict() == 3
-    assert (rows(embedding), view.candidates()[0].tolist()) == ([5], [])
+    assert (ids_of(embedding), view.candidates()[0].tolist()) == ([5], [])
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 1.5, "7", True])

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from embeddings import ADAM, SGD, embedding_of, windowed
 
-from rec_sdk_torch.tbe import BatchHint, InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import BatchHint, Pooling, TableConfig, TableOptimizer
 
 
-def sgd(lr: float = 0.1) -> TableOptimizer:
-    return TableOptimizer.create(torch.optim.SGD, {"lr": lr})
+def sgd() -> TableOptimizer:
+    return TableOptimizer.create(*SGD)
 
 
 def table(name: str, dim: int = 4, **fields: object) -> TableConfig:
@@ -28,7 +28,7 @@ OFFSETS = torch.tensor([0, 2, 3, 5, 6])  # two features, two samples
 
 
 def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> None:
-    embedding = TableBatchedEmbedding([table("a"), table("b")], cache=10, device=device, seed=3)
+    embedding = embedding_of(table("a"), table("b"), optimizer=None, cache=10, device=device, seed=3)
     embedding.eval()
     before = embedding(IDS, OFFSETS)
     embedding.view("a").write(torch.tensor([5]), {"weight": torch.full((1, 4), 7.0)})
@@ -44,7 +44,7 @@ def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> N
 def test_an_optimizer_whose_states_have_no_room_is_not_taken(device: torch.device) -> None:
     """The cache has to hold two batches of 25 samples, which it does without states."""
     tables, hint = [table("a"), table("b")], BatchHint(batch_size=25)
-    embedding = TableBatchedEmbedding(tables, cache=f"{2 * 50 * 16}B", batch_hint=hint, device=device, seed=3)
+    embedding = embedding_of(*tables, optimizer=None, cache=f"{2 * 50 * 16}B", batch_hint=hint, device=device, seed=3)
     before = embedding.eval()(IDS, OFFSETS)
     with pytest.raises(ValueError, match="two batches of the 2 tables need 3200"):
         embedding.set_optimizers(dict.fromkeys((0, 1), TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})))
@@ -53,7 +53,7 @@ def test_an_optimizer_whose_states_have_no_room_is_not_taken(device: torch.devic
 
 
 def test_training_without_optimizer_names_the_call(device: torch.device) -> None:
-    embedding = TableBatchedEmbedding([table("a"), table("b")], cache=10, device=device)
+    embedding = embedding_of(table("a"), table("b"), optimizer=None, cache=10, device=device)
     embedding.set_optimizers({0: sgd()})
     with pytest.raises(RuntimeError, match=r"\['b'\].*apply_optimizer_in_backward"):
         embedding(IDS, OFFSETS)
@@ -61,7 +61,7 @@ def test_training_without_optimizer_names_the_call(device: torch.device) -> None
 
 def test_the_first_batches_of_two_threads(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both train, though the second thread comes while the first makes the leaf that backward passes look for."""
-    embedding = TableBatchedEmbedding([table("a")], optimizer=sgd(), cache=10, device=device)
+    embedding = embedding_of(table("a"), optimizer=SGD, cache=10, device=device)
     before = embedding.eval()(IDS[:2], torch.tensor([0, 1, 2]))
     embedding.train()
     make, made, second, outputs = embedding.layout.edges.anchor, [], threading.Event(), []
@@ -103,7 +103,7 @@ def test_offsets_that_cannot_be_are_named(
     offsets: list[int], problem: str, weighted: bool, device: torch.device
 ) -> None:
     configs = [table("a", 4), table("b", 8)]  # of two groups, which take their weights out of the batch's
-    embedding = TableBatchedEmbedding(configs, optimizer=sgd(), cache=10, device=device)
+    embedding = embedding_of(*configs, optimizer=SGD, cache=10, device=device)
     weights = torch.ones(6, device=device) if weighted else None
     with pytest.raises(ValueError, match=problem):
         embedding(IDS, torch.tensor(offsets), weights)
@@ -111,7 +111,7 @@ def test_offsets_that_cannot_be_are_named(
 
 def test_sequence_tables_of_several_dims_have_no_joined_output(device: torch.device) -> None:
     configs = [table("a", 4, pooling=Pooling.NONE), table("b", 8, pooling=Pooling.NONE)]
-    embedding = TableBatchedEmbedding(configs, optimizer=sgd(), cache=10, device=device)
+    embedding = embedding_of(*configs, optimizer=SGD, cache=10, device=device)
     with pytest.raises(ValueError, match=r"dims \[4, 8\] cannot be joined"):
         embedding(IDS, OFFSETS)
     assert embedding.view("a").count() == 0, "refused before any id came in"
@@ -125,7 +125,7 @@ def test_init_fn_of_a_hash_table_fills_new_rows_once(device: torch.device) -> No
         calls.append(len(weight))
 
     config = table("a", pooling=Pooling.NONE, init_fn=numbered)
-    embedding = TableBatchedEmbedding([config], optimizer=sgd(0.0), cache=2, device=device)
+    embedding = embedding_of(config, optimizer=(torch.optim.SGD, {"lr": 0.0}), cache=2, device=device)
     first = embedding(torch.tensor([1, 2]), torch.tensor([0, 2]))
     first.sum().backward()
     assert first[:, 0].tolist() == [0.0, 1.0]
@@ -145,7 +145,7 @@ def test_init_fn_of_an_index_table_gets_the_whole_weight(device: torch.device) -
         return torch.arange(weight.numel(), dtype=torch.float32).view_as(weight)
 
     config = table("a", hashed=False, init_fn=fill, pooling=Pooling.NONE)
-    embedding = TableBatchedEmbedding([config], optimizer=sgd(), cache=5, device=device)
+    embedding = embedding_of(config, optimizer=SGD, cache=5, device=device)
     rows = embedding(torch.tensor([49, 0]), torch.tensor([0, 2]))
     assert shapes == [(50, 4)]
     assert rows[0].tolist() == [196.0, 197.0, 198.0, 199.0]
@@ -155,13 +155,13 @@ def test_init_fn_of_an_index_table_gets_the_whole_weight(device: torch.device) -
 def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device) -> None:
     fast = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
     tables = [table(name, pooling=Pooling.NONE) for name in ("a", "b", "c")]
-    embedding = TableBatchedEmbedding(tables, cache=10, device=device, seed=1)
+    embedding = embedding_of(*tables, optimizer=None, cache=10, device=device, seed=1)
     embedding.set_optimizers(dict(enumerate((sgd(), fast, sgd()))))
     ids, offsets = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 1, 2, 3, 3, 4, 5])
     rows = embedding(ids, offsets)
     assert len(embedding.groups) == 2
     for index, name in enumerate("abc"):
-        single = TableBatchedEmbedding([tables[index]], cache=10, device=device, seed=1).eval()
+        single = embedding_of(tables[index], optimizer=None, cache=10, device=device, seed=1).eval()
         begin, end = int(offsets[2 * index]), int(offsets[2 * index + 2])
         expected = single(ids[begin:end], offsets[2 * index : 2 * index + 3] - begin)
         assert torch.equal(rows[begin:end], expected), name
@@ -171,7 +171,7 @@ def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device)
 def test_gradient_that_is_not_finite_names_the_tables_of_the_output(device: torch.device, optimizers: int) -> None:
     """Rows of all features are one output, or one of each group."""
     tables = [table(name, pooling=Pooling.NONE) for name in "ab"]
-    embedding = TableBatchedEmbedding(tables, device=device, cache=10, check_finite="raise")
+    embedding = embedding_of(*tables, optimizer=None, device=device, cache=10, check_finite="raise")
     embedding.set_optimizers(dict(enumerate([sgd(), sgd()] if optimizers == 2 else [sgd()] * 2)))
     rows = embedding(IDS, OFFSETS)
     grad = torch.ones_like(rows)
@@ -183,7 +183,7 @@ def test_gradient_that_is_not_finite_names_the_tables_of_the_output(device: torc
 
 def test_compiled_model_trains_the_same(device: torch.device) -> None:
     model = torch.nn.Module()
-    model.embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=sgd(), cache=10, device=device, seed=4)
+    model.embedding = embedding_of(table("a"), table("b"), optimizer=SGD, cache=10, device=device, seed=4)
     model.dense = torch.nn.Linear(8, 1, device=device)
     model.forward = lambda: model.dense(torch.relu(model.embedding(IDS, OFFSETS))).sum()  # type: ignore[method-assign]
     twin = torch.nn.Module()
@@ -199,7 +199,7 @@ def test_compiled_model_trains_the_same(device: torch.device) -> None:
 
 def test_second_derivatives_are_refused(device: torch.device) -> None:
     """A backward that records itself trains as any other, and says no when it is differentiated."""
-    embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=sgd(), cache=10, device=device)
+    embedding = embedding_of(table("a"), table("b"), optimizer=SGD, cache=10, device=device)
     twin = copy.deepcopy(embedding)
     weights = torch.rand(len(IDS)).to(device).requires_grad_()
     loss = embedding(IDS, OFFSETS, weights).pow(2).sum()
@@ -212,8 +212,7 @@ def test_second_derivatives_are_refused(device: torch.device) -> None:
 
 
 def test_copy_trains_alike_and_apart(device: torch.device) -> None:
-    optimizer = TableOptimizer.create(torch.optim.Adam, {"lr": 0.1})
-    embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=optimizer, cache=4, device=device)
+    embedding = embedding_of(table("a"), table("b"), optimizer=ADAM, cache=4, device=device)
     embedding(IDS, OFFSETS).sum().backward()
     twin = copy.deepcopy(embedding)
     assert twin.optimizers[0] is twin.optimizers[1], "one optimizer for both tables, as before"
@@ -227,34 +226,12 @@ def test_copy_trains_alike_and_apart(device: torch.device) -> None:
 
 
 def test_open_window_refuses_copies(device: torch.device) -> None:
-    from rec_sdk_torch import AccumulateSGD
-
-    optimizer = TableOptimizer.create(AccumulateSGD, {"lr": 0.1, "use_accumulate": True, "accumulate_step": 2})
-    embedding = TableBatchedEmbedding([table("a"), table("b")], optimizer=optimizer, cache=10, device=device)
+    embedding = embedding_of(table("a"), table("b"), optimizer=windowed("SGD", 2, lr=0.1), cache=10, device=device)
     embedding(IDS, OFFSETS).sum().backward()
     with pytest.raises(RuntimeError, match="accumulation window is open"):
         copy.deepcopy(embedding)
     embedding(IDS, OFFSETS).sum().backward()
     copy.deepcopy(embedding)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_weights_train_with_the_same_bits_at_every_cache_size(device: torch.device, dtype: torch.dtype) -> None:
-    config = table("a", 20, weight_dtype=dtype, initializer_type=InitializerType.UNIFORM)
-    rng = np.random.default_rng(0)
-    batches = [torch.from_numpy(rng.integers(-20, 20, 6)) for _ in range(15)]
-    results = []
-    for cache in (6, 40):
-        optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-        embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=cache, device=device, seed=0)
-        start = embedding.eval()(batches[0], torch.arange(7))
-        embedding.train()
-        for ids in batches:
-            embedding(ids, torch.arange(7)).pow(2).sum().backward()
-        results.append(embedding.eval()(torch.cat(batches), torch.arange(91)))
-        assert not torch.equal(start, results[-1][:6])
-        assert torch.equal(results[-1], results[-1].to(dtype).float()), "weights are stored in the table's dtype"
-    assert torch.equal(*results)
 
 
 class AfterCall:
@@ -281,7 +258,7 @@ def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The update of another batch comes when this one has been planned, as that of another thread may, or later."""
-    embedding = TableBatchedEmbedding([table("a")], optimizer=sgd(), cache=10, device=device, seed=3)
+    embedding = embedding_of(table("a"), optimizer=SGD, cache=10, device=device, seed=3)
     ids, offsets = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
     for planned_first in (True, False):
         weights = torch.ones(2, device=device, requires_grad=True)

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import embeddings
 import numpy as np
 import pytest
 import torch
+from embeddings import embedding_of
 
 from rec_sdk_torch.rules import Age, Count, Share
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife
 
 LIFE = TableLife(admission=Count(3), eviction=[Age(100), Share(0.1)])
-ADAGRAD = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
 
 
 def make(device: torch.device | None = None) -> TableBatchedEmbedding:
     tables = [TableConfig("h", 20, 4), TableConfig("i", 6, 4, hashed=False)]
-    embedding = TableBatchedEmbedding(tables, optimizer=ADAGRAD, cache=6, device=device, seed=1)
+    embedding = embedding_of(*tables, cache=6, device=device)
     train(embedding)
     return embedding
 
 
 def train(embedding: TableBatchedEmbedding) -> None:
-    ids = torch.tensor([1, 2, 3, 2, 5, 0])
-    embedding(ids, torch.arange(0, 7, 3)).square().sum().backward()
+    embeddings.train(embedding, [1, 2, 3, 2, 5, 0], square=True)
 
 
 def everything(embedding: TableBatchedEmbedding) -> list[Any]:
@@ -110,7 +110,7 @@ def test_ids(case: str, table: str) -> None:
 
 def living() -> TableBatchedEmbedding:
     """A table with rows 1 to 4 and candidates."""
-    embedding = TableBatchedEmbedding([TableConfig("h", 20, 4, life=LIFE)], optimizer=ADAGRAD, cache=6)
+    embedding = embedding_of(TableConfig("h", 20, 4, life=LIFE), cache=6)
     embedding.view("h").write(torch.arange(1, 5), {"weight": torch.ones(4, 4)})
     return embedding
 

@@ -9,23 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embeddings import embedding_of, ids_of, one_table, weights_of
 
-import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Norm
-from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLife
 from rec_sdk_torch.tbe.cache.leaving import norms
 
 DIM, RATE = 3, 0.25
 NORM = 0.75
+STEPS_OF = (torch.optim.SGD, {"lr": RATE})
 
 
 def table(device: torch.device, cache: int = 50, dtype: torch.dtype = torch.float32, **rules: Any) -> Any:
     life = TableLife(**{"eviction": Norm(NORM), "every": 2, **rules})
-    config = TableConfig(
-        "t", 100, DIM, life=life, weight_dtype=dtype, initializer_type=InitializerType.UNIFORM, init_min=-1, init_max=1
-    )
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": RATE})
-    return TableBatchedEmbedding([config], optimizer=optimizer, cache=cache, device=device, seed=1)
+    initial = {"initializer_type": InitializerType.UNIFORM, "init_min": -1, "init_max": 1}
+    return one_table(device, dim=DIM, optimizer=STEPS_OF, life=life, weight_dtype=dtype, cache=cache, **initial)
 
 
 def given(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,9 +36,8 @@ def gradient(step: int) -> torch.Tensor:
 
 
 def known(embedding: TableBatchedEmbedding) -> dict[int, list[float]]:
-    view = embedding.view("t")
-    ids = view.ids().sort().values
-    return dict(zip(ids.tolist(), view.read(ids).parts["weight"].float().tolist(), strict=True))
+    ids = ids_of(embedding)
+    return dict(zip(ids, weights_of(embedding, ids).float().tolist(), strict=True))
 
 
 def run(embedding: TableBatchedEmbedding, depth: int, steps: int = 30) -> list[dict[int, list[float]]]:
@@ -74,8 +71,7 @@ def expected(embedding: TableBatchedEmbedding, steps: int = 30) -> tuple[list[di
     return seen, left
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("cache", [8, 30, 100])
+@pytest.mark.parametrize(("cache", "depth"), [(8, 0), (30, 2), (100, 0)])
 def test_rows_leave_by_the_weights_that_they_have_now(device: torch.device, cache: int, depth: int) -> None:
     embedding = table(device, cache + 8 * depth)
     right, left = expected(table(device))
@@ -102,9 +98,8 @@ def test_rows_in_flight_stay(device: torch.device) -> None:
 
 def test_a_frozen_table_keeps_its_rows(device: torch.device) -> None:
     life = TableLife(eviction=Norm(100), every=2)
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": RATE})
     tables = [TableConfig(name, 100, DIM, life=life) for name in "tu"]
-    embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache=50, device=device)
+    embedding = embedding_of(*tables, cache=50, device=device)
     both = torch.tensor([1, 2]), torch.arange(3)
     embedding(*both).sum().backward()
     embedding.freeze("t")
@@ -129,16 +124,3 @@ def test_norms_add_in_order() -> None:
     assert norms(torch.zeros(0, 4)).tolist() == []
     big = torch.full((1, 4), torch.finfo(torch.float32).max)
     assert np.isfinite(norms(big)).all()
-
-
-def test_bounds_that_cannot_be() -> None:
-    for least in (-1.0, 0.0, math.nan):
-        with pytest.raises(ValueError, match=f"Norm: least is {least}, must be finite and in"):
-            Norm(least)
-    with pytest.raises(TypeError, match="Norm: least is 'a', expected a number"):
-        Norm("a")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="evict_norm is -1"):
-        rst.AdmitAndEvictConfig(evict_norm=-1)
-    rules = rst.AdmitAndEvictConfig(evict_norm=2, evict_step_interval=7).table_life()
-    assert rules is not None
-    assert rules == TableLife(eviction=Norm(2), every=7)

@@ -8,86 +8,53 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embeddings import embedding_of, ids_of, one_table, weights_of
 from reference_rounding import random_bits, rounded, row_numbers
 
-from rec_sdk_torch.optim.accumulate import AccumulateSGD
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableConfig
 from rec_sdk_torch.tbe.cache.update_numbers import rounding_seeds
 
 DTYPES = [torch.bfloat16, torch.float16]
 DIM, STEPS, BAGS, LOOKUPS = 20, 12, 8, 3
 SEED = 5
+SGD = torch.optim.SGD, {"lr": 0.01}
 
 
-def tables(dtype: torch.dtype, pooling: Pooling = Pooling.SUM, **fields: Any) -> list[TableConfig]:
-    common = {"pooling": pooling, "weight_dtype": dtype, "stochastic_rounding": True, **fields}
+def tables() -> list[TableConfig]:
+    common: dict[str, Any] = {"weight_dtype": torch.bfloat16, "stochastic_rounding": True}
     return [
         TableConfig("hashed", 100, DIM, **common),
         TableConfig("indexed", 60, DIM, num_features=2, hashed=False, **common),
     ]
 
 
-def optimizer(window: int = 1, lr: float = 0.01) -> TableOptimizer:
-    if window == 1:
-        return TableOptimizer.create(torch.optim.SGD, {"lr": lr})
-    return TableOptimizer.create(AccumulateSGD, {"lr": lr, "use_accumulate": True, "accumulate_step": window})
-
-
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     offsets = torch.arange(0, 3 * BAGS * LOOKUPS + 1, LOOKUPS)
-    count = BAGS * LOOKUPS
-    draws = []
+    count, draws = BAGS * LOOKUPS, []
     for _ in range(STEPS):
         hashed = torch.randint(50, (count,), generator=generator) * 1_000_000_007 - 20_000_000_000
         draws.append((torch.cat([hashed, torch.randint(60, (2 * count,), generator=generator)]), offsets))
     return draws
 
 
-def trained(
-    configs: list[TableConfig], device: torch.device, cache: int, window: int = 1, **options: Any
-) -> dict[str, torch.Tensor]:
+def trained(configs: list[TableConfig], device: torch.device, cache: int) -> dict[str, torch.Tensor]:
     """The rows of each table by id, after STEPS updates by gradients of the step's number."""
-    embedding = TableBatchedEmbedding(
-        configs, optimizer=optimizer(window), cache=cache, device=device, seed=SEED, **options
-    )
+    embedding = embedding_of(*configs, optimizer=SGD, cache=cache, device=device, seed=SEED)
     for step, (ids, offsets) in enumerate(batches()):
         out = embedding(ids, offsets)
         grad = torch.linspace(-1, 1, out.numel()).view_as(out) * (step + 1)
         out.backward(grad.to(out.device))
-    rows = {}
-    for config in configs:
-        ids, parts = [], []
-        for chunk in embedding.view(config.name).chunks():
-            ids.append(chunk.ids)
-            parts.append(chunk.parts["weight"])
-        order = torch.cat(ids).argsort()
-        rows[config.name] = torch.cat(parts)[order].cpu()
-    return rows
+    return {name: weights_of(embedding, ids_of(embedding, name), name) for name in ("hashed", "indexed")}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name].view(torch.int16), b[name].view(torch.int16)) for name in a)
 
 
-@pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.NONE], ids=str)
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bits_are_equal_at_every_cache_size(
-    dtype: torch.dtype, window: int, pooling: Pooling, device: torch.device
-) -> None:
-    """Also in windows, whose rows leave the cache before they are updated."""
-    configs = tables(dtype, pooling)
-    whole = trained(configs, device, 1000, window)
-    assert same(trained(configs, device, 48, window), whole)
-    assert same(trained(configs, device, 48, window, cache_policy="lru"), whole)
-    nearest = trained([replace(config, stochastic_rounding=False) for config in configs], device, 1000, window)
-    assert not same(nearest, whole)
-
-
 def test_bits_are_equal_on_any_number_of_threads(device: torch.device) -> None:
     before = torch.get_num_threads()
-    configs = tables(torch.bfloat16)
+    configs = tables()
     try:
         torch.set_num_threads(1)
         alone = trained(configs, device, 48)
@@ -100,8 +67,8 @@ def test_bits_are_equal_on_any_number_of_threads(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sgd_is_the_reference(dtype: torch.dtype, device: torch.device) -> None:
     """Every id once in a batch, so that sums are exact: float32 arithmetic, then what the seed of the step draws."""
-    config = TableConfig("t", 100, DIM, pooling=Pooling.NONE, weight_dtype=dtype, stochastic_rounding=True)
-    embedding = TableBatchedEmbedding([config], optimizer=optimizer(), cache=10, device=device, seed=SEED)
+    options = {"pooling": Pooling.NONE, "weight_dtype": dtype, "stochastic_rounding": True}
+    embedding = one_table(device, dim=DIM, optimizer=SGD, cache=10, seed=SEED, **options)
     generator = torch.Generator().manual_seed(3)
     ids = torch.arange(30)[:, None] * 7_000_000_001 - 90_000_000_000
     weights: dict[int, torch.Tensor] = {}
@@ -123,17 +90,10 @@ def test_small_steps_are_not_lost(device: torch.device) -> None:
     ids, offsets = torch.arange(200), torch.tensor([0, 200])
     moved = []
     for stochastic in (False, True):
-        config = TableConfig(
-            "t",
-            200,
-            DIM,
-            pooling=Pooling.NONE,
-            weight_dtype=torch.bfloat16,
-            stochastic_rounding=stochastic,
-            init_min=1.0,
-            init_max=1.0,
-        )
-        embedding = TableBatchedEmbedding([config], optimizer=optimizer(lr=1e-4), cache=200, device=device, seed=SEED)
+        ones = {"weight_dtype": torch.bfloat16, "init_min": 1.0, "init_max": 1.0, "pooling": Pooling.NONE}
+        sgd = torch.optim.SGD, {"lr": 1e-4}
+        options = {"cache": 200, "seed": SEED, "stochastic_rounding": stochastic, **ones}
+        embedding = one_table(device, rows=200, dim=DIM, optimizer=sgd, **options)
         for _ in range(100):
             embedding(ids, offsets).sum().backward()
         embedding.eval()
@@ -180,13 +140,11 @@ def test_seeds() -> None:
 
 def test_tables_that_round_differently_are_apart(device: torch.device) -> None:
     """One of them rounding to nearest changes nothing of the other, and no ids go to the device for it."""
-    both = tables(torch.bfloat16)
+    both = tables()
     mixed = [both[0], replace(both[1], stochastic_rounding=False)]
     rows = trained(mixed, device, 1000)
     assert torch.equal(rows["hashed"], trained(both, device, 1000)["hashed"])
-    embedding = TableBatchedEmbedding(mixed, optimizer=optimizer(), cache=1000, device=device)
-    keys = embedding.num_features
-    assert keys == 3
+    embedding = embedding_of(*mixed, optimizer=SGD, cache=1000, device=device)
     assert [group._rounds for group in embedding.groups] == [True, False]
     ids, offsets = batches()[0]
     batch = embedding.queue.batch(ids, ids, offsets, BAGS, np.arange(3), None)

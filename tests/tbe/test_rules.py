@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rec_sdk_torch as rst
 from rec_sdk_torch import TableLife, rules
@@ -105,6 +106,23 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a share": (lambda: Share(1.5), ValueError, r"share is 1.5, must be finite and in \(0, 1\]"),
     "infinity": (lambda: ShowClick(2, alpha=float("inf")), ValueError, "alpha is inf, must be finite"),
     "no seconds": (lambda: Age(0), ValueError, "Age: seconds is 0, must be at least 1"),
+    **{
+        f"a chance of {chance}": (lambda c=chance: Probability(c), ValueError, r"must be finite and in \(0, 1\]")
+        for chance in (0.0, -0.5, 1.5, float("nan"))
+    },
+    **{
+        f"{given!r} for {rule.__name__}": (
+            lambda r=rule, g=given: r(g),
+            TypeError,
+            f"{rule.__name__}: .* expected a number",
+        )
+        for rule in (Probability, Count, Norm)
+        for given in ("a", True, [0.5], torch.ones(2))
+    },
+    **{
+        f"a norm of {least}": (lambda n=least: Norm(n), ValueError, f"Norm: least is {least}, must be finite and in")
+        for least in (-1.0, 0.0, float("nan"))
+    },
 }
 
 
@@ -113,6 +131,63 @@ def test_rules_that_do_not_fit(kind: str) -> None:
     make, error, message = WRONG[kind]
     with pytest.raises(error, match=message):
         make()
+
+
+# ---- Rec SDK's config
+
+SHOWCLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
+CLICKS = rst.ShowClickParams(1, 1, admit_threshold=3)
+COUNTS: Any = int(rst.AdmitAndEvictPolicyType.POLICY_COUNT.value)
+CONFIGS: list[tuple[dict[str, Any], TableLife]] = [
+    ({"score_half_life": 3, "max_rows": 9}, TableLife(bound=Rows(9), score=Score(half_life=3))),
+    (
+        {"sketch_bytes": 99, "sketch_depth": 3, "sketch_halve_after": 7, "admit_threshold": 3},
+        TableLife(admission=Sketch(3, bytes=99, depth=3, halve_after=7)),
+    ),
+    (
+        {"admit_probability": 0.5, "evict_threshold": 9, "policy_type": COUNTS},
+        TableLife(admission=Probability(0.5), eviction=Age(9)),
+    ),
+    ({"evict_norm": 2, "evict_step_interval": 7}, TableLife(eviction=Norm(2), every=7)),
+]
+
+
+@pytest.mark.parametrize(("given", "life"), CONFIGS, ids=[" ".join(given) for given, _ in CONFIGS])
+def test_a_config_means_rules(given: dict[str, Any], life: TableLife) -> None:
+    assert rst.AdmitAndEvictConfig(**given).table_life() == life
+
+
+CONFIGS_WRONG: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"score_half_life": 3, **more}, "score_half_life is 3, and no rule goes by scores")
+        for more in ({}, {"admit_threshold": 2}, {"keep_evicted": True})
+    ),
+    (
+        {"score_half_life": 3, "keep_evicted": True, "policy_type": rst.AdmitAndEvictPolicyType.NONE},
+        "policy_type is NONE.*'score_half_life': 3",
+    ),
+    ({"sketch_bytes": 99}, "sketch_bytes is 99 without an admit_threshold"),
+    ({"sketch_halve_after": 99, "admit_threshold": 3}, "sketch_halve_after is 99 without sketch_bytes"),
+    ({"sketch_depth": 8, "admit_threshold": 3}, "sketch_depth is 8 without sketch_bytes"),
+    (
+        {
+            "sketch_bytes": 99,
+            "showclick_params": rst.ShowClickParams(1, 1, admit_threshold=3),
+            "policy_type": SHOWCLICK,
+        },
+        "a sketch counts lookups alone",
+    ),
+    ({"admit_probability": 0.5, "admit_threshold": 2}, "ids are admitted by chance or by counts"),
+    ({"admit_probability": 0.0}, r"admit_probability is 0\.0, must be finite and in"),
+    ({"admit_probability": 0.5, "policy_type": SHOWCLICK}, "is a way of POLICY_COUNT"),
+    ({"evict_norm": -1}, "evict_norm is -1"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), CONFIGS_WRONG)
+def test_configs_that_do_not_fit(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rst.AdmitAndEvictConfig(**given).table_life()
 
 
 # ---- the fields of former versions

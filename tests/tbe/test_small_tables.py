@@ -6,11 +6,13 @@ import mmap
 import re
 from pathlib import Path
 
+import embeddings
 import pytest
 import torch
+from embeddings import embedding_of
 
 from rec_sdk_torch.rules import Idle, Rows
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife
 
 PAGE = mmap.PAGESIZE
 DIM = 4
@@ -29,12 +31,11 @@ def make(
         TableConfig(f"t{t}", rows, DIM, pooling=Pooling.NONE, hashed=hashed, track_changes=columns, life=life)
         for t in range(tables)
     ]
-    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-    return TableBatchedEmbedding(configs, optimizer=optimizer, cache=cache, device=device)
+    return embedding_of(*configs, cache=cache, device=device)
 
 
 def train(embedding: TableBatchedEmbedding, tables: int, ids: torch.Tensor) -> None:
-    embedding(ids.repeat(tables), torch.arange(tables * len(ids) + 1)).sum().backward()
+    embeddings.train(embedding, ids.repeat(tables), bag=1)
 
 
 def store_all(embedding: TableBatchedEmbedding, tables: int, ids: torch.Tensor, cache: int) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import embeddings
 import numpy as np
 import pytest
 import torch
+from embeddings import embedding_of, windowed
 
-from rec_sdk_torch import AccumulateSGD
-from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig
 
 IDS = 20
 
@@ -34,24 +35,12 @@ def tables(pooled: bool) -> list[TableConfig]:
 
 
 def make(device: torch.device, pooled: bool, seed: int = 0, cache: int = 5, **options: Any) -> TableBatchedEmbedding:
-    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-    return TableBatchedEmbedding(
-        tables(pooled), **{"optimizer": optimizer, "cache": cache, "device": device, "seed": seed, **options}
-    )
-
-
-def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.from_numpy(np.random.default_rng(seed).integers(0, IDS, 16))
-    return ids, torch.arange(0, 17, 2)
+    return embedding_of(*tables(pooled), cache=cache, device=device, seed=seed, **options)
 
 
 def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
-    outputs = []
-    for seed in seeds:
-        out = embedding(*batch(seed))
-        out.square().sum().backward()
-        outputs.append(out.detach())
-    return outputs
+    batches = (torch.from_numpy(np.random.default_rng(seed).integers(0, IDS, 16)) for seed in seeds)
+    return embeddings.train(embedding, *batches, bag=2, square=True)
 
 
 def read(embedding: TableBatchedEmbedding) -> torch.Tensor:
@@ -180,10 +169,8 @@ def test_wrong_shapes(device: torch.device, pooled: bool) -> None:
 @KINDS
 def test_training_goes_on(device: torch.device, pooled: bool) -> None:
     """With SGD, which has no states, as if the reader had trained itself; an open window is dropped."""
-    options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": 2}
-    source, target = (
-        make(device, pooled, cache=cache, optimizer=TableOptimizer.create(AccumulateSGD, options)) for cache in (6, 9)
-    )
+    optimizer = windowed("SGD", 2, lr=0.1)
+    source, target = (make(device, pooled, cache=cache, optimizer=optimizer) for cache in (6, 9))
     train(source, range(4))
     train(target, range(20, 23))
     target.load_state_dict(source.state_dict())
