@@ -54,7 +54,7 @@ def one_table(
 
 
 def windowed(optimizer: str, window: int, **options: Any) -> Optimizer:
-    """A class of `torch.optim`, or the class `Accumulate*` for a window of several backward passes, and its keywords."""
+    """A class of `torch.optim`, or for a window of several backward passes its class `Accumulate*`, and keywords."""
     if window == 1:
         return getattr(torch.optim, optimizer), options
     options |= {"use_accumulate": True, "accumulate_step": window}

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embeddings import embedding_of, windowed
 
-from rec_sdk_torch import AccumulateAdagrad
 from rec_sdk_torch.operators.devices import cuda
 from rec_sdk_torch.operators.devices.backends import backend_for, parse_device
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
 
 @pytest.fixture
@@ -27,10 +27,8 @@ def other(device: torch.device) -> torch.device:
 
 def train(device: torch.device) -> list[torch.Tensor]:
     """Outputs, gradients and weights of a training with swaps and open windows."""
-    options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": 2}
-    optimizer = TableOptimizer.create(AccumulateAdagrad, options)
     tables = [TableConfig(name, 50, 4, pooling=Pooling.MEAN) for name in "ab"]
-    embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache=4, device=device, seed=0)
+    embedding = embedding_of(*tables, optimizer=windowed("Adagrad", 2, lr=0.1), cache=4, device=device)
     results = []
     for step in range(6):
         weights = torch.rand(8, generator=torch.Generator().manual_seed(step)).to(device).requires_grad_()

@@ -10,9 +10,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from embeddings import SGD, embedding_of, one_table, weights_of, windowed
 from torchrec.optim import RowWiseAdagrad
 
-from rec_sdk_torch import AccumulateSGD
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache import accumulation, device_cache
 from rec_sdk_torch.tbe.cache.swap import Swap
@@ -23,20 +23,9 @@ IDS = 500
 DIM = 4
 
 
-def sgd(window: int = 1) -> TableOptimizer:
-    if window == 1:
-        return TableOptimizer.create(torch.optim.SGD, {"lr": 1.0})
-    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": window}
-    return TableOptimizer.create(AccumulateSGD, options)
-
-
-def zeros(weight: torch.Tensor) -> None:
-    weight.zero_()
-
-
 def make(window: int, cache: int, device: torch.device) -> TableBatchedEmbedding:
-    config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False, init_fn=zeros)
-    return TableBatchedEmbedding([config], optimizer=sgd(window), cache=cache, device=device)
+    options = {"pooling": Pooling.NONE, "hashed": False, "init_fn": torch.nn.init.zeros_, "cache": cache}
+    return one_table(device, rows=IDS, dim=DIM, optimizer=windowed("SGD", window, lr=1.0), **options)
 
 
 def step(embedding: TableBatchedEmbedding, ids: list[int]) -> None:
@@ -114,10 +103,12 @@ def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: in
 def test_an_error_in_the_second_groups_update_loses_nothing(device: torch.device, window: int) -> None:
     """The next call makes what is left: no row of the first group is updated twice, none of the second left out."""
     configs = [
-        TableConfig(name, IDS, DIM, pooling=Pooling.NONE, hashed=False, weight_dtype=dtype, init_fn=zeros)
+        TableConfig(
+            name, IDS, DIM, pooling=Pooling.NONE, hashed=False, weight_dtype=dtype, init_fn=torch.nn.init.zeros_
+        )
         for name, dtype in (("a", torch.float32), ("b", torch.float16))
     ]
-    embedding = TableBatchedEmbedding(configs, optimizer=sgd(window), cache=60, device=device)
+    embedding = embedding_of(*configs, optimizer=windowed("SGD", window, lr=1.0), cache=60, device=device)
     place, name = (device_cache, "update_rows") if window == 1 else (accumulation, "accumulate_rows")
     original, made = getattr(place, name), [0]
 
@@ -137,7 +128,7 @@ def test_an_error_in_the_second_groups_update_loses_nothing(device: torch.device
         for _ in range(2 * window - 1):
             step()
     for name in "ab":
-        found = embedding.view(name).read(torch.arange(4), ["weight"]).parts["weight"][:, 0].tolist()
+        found = weights_of(embedding, range(4), name)[:, 0].tolist()
         assert found == [0.0, -2.0 * window, -2.0 * window, 0.0], name
 
 
@@ -146,10 +137,8 @@ def test_an_interrupt_between_two_updates_does_nothing_twice(device: torch.devic
     """Averages are taken after each update, and replace the weights after the third; the next call ends the work."""
     options = {"lr": 0.5, "step_ema": 1, "step_start": 0, "step_swap": 4, "step_ema_coef": 0.5}
     config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False)
-    optimizers = (TableOptimizer.create(RowWiseAdagrad, options) for _ in range(2))
     plain, struck = (
-        TableBatchedEmbedding([config], optimizer=optimizer, cache=60, device=device, seed=0)
-        for optimizer in optimizers
+        embedding_of(config, optimizer=(RowWiseAdagrad, options), device=device, cache=60) for _ in range(2)
     )
     for embedding in (plain, struck):
         step(embedding, [1, 2])
@@ -167,24 +156,14 @@ def test_an_interrupt_between_two_updates_does_nothing_twice(device: torch.devic
     assert weights(struck) == weights(plain)
 
 
-def test_a_numpy_learning_rate(device: torch.device) -> None:
-    embedding = make(1, 10, device)
-    optimizer = embedding.optimizers[0]
-    assert optimizer is not None
-    for lr in (np.float64(0.5), np.float32(0.25), torch.tensor(0.25)):
-        optimizer.options["lr"] = lr
-        step(embedding, [3])
-    assert weights(embedding)[3] == -1.0
-
-
 def test_reading_first_moves_only_rows_that_changed(device: torch.device) -> None:
-    config = TableConfig("t", 2_000_000, DIM, pooling=Pooling.NONE, hashed=False)
-    embedding = TableBatchedEmbedding([config], cache=100, device=device, seed=0).eval()
+    options = {"pooling": Pooling.NONE, "hashed": False, "cache": 100}
+    embedding = one_table(device, rows=2_000_000, dim=DIM, optimizer=None, **options).eval()
     before = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
     view = embedding.view("t")
     view.write(torch.tensor([9]), {"weight": torch.ones(1, DIM)})
     assert [chunk.ids.tolist() for chunk in view.chunks(kept=True)] == [[9]]
-    embedding.set_optimizers({0: sgd()})
+    embedding.set_optimizers({0: TableOptimizer.create(*SGD)})
     assert [chunk.ids.tolist() for chunk in view.chunks(kept=True)] == [[9]]
     after = embedding(torch.tensor([7, 9]), torch.tensor([0, 2]))
     assert torch.equal(after[0], before[0])

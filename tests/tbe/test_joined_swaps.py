@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from embeddings import ADAGRAD, one_table
 
 from rec_sdk_torch import ops as ops_module
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling
 from rec_sdk_torch.tbe.cache import device_cache, swap
 
 ROWS = 8
@@ -41,11 +42,13 @@ def calls(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counter[str]
     return counted
 
 
-def embedding(pooling: Pooling, device: torch.device, batches: float = 2.5, hashed: bool = True) -> Any:
-    """A table whose cache holds so many batches."""
-    config = TableConfig("t", 200, 4, pooling=pooling, hashed=hashed)
-    optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})
-    return TableBatchedEmbedding([config], optimizer=optimizer, cache=int(ROWS * batches), device=device, seed=3)
+def pair(pooling: Pooling, device: torch.device, batches: float = 2.5, trained: Sequence[int] = ()) -> tuple[Any, Any]:
+    """Two equal tables that trained some batches: of one the cache holds so many batches, of the other all rows."""
+    made = [one_table(device, rows=200, pooling=pooling, optimizer=ADAGRAD, cache=int(ROWS * n)) for n in (batches, 25)]
+    for each in made:
+        for number in trained:
+            train(each, pooling, number)
+    return made[0], made[1]
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,7 +74,7 @@ def train(tables: Any, pooling: Pooling, number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("pooling", OF_LOOKUP)
 def test_every_step_that_swaps_makes_one_call(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
-    tables, resident = embedding(pooling, device), embedding(pooling, device, batches=25)
+    tables, resident = pair(pooling, device)
     swaps = 0
     for number in range(20):
         before = tables.cache_stats()["rows_in"]
@@ -90,10 +93,7 @@ def test_rows_that_another_call_has_brought_in_are_looked_up_alone(
     pooling: Pooling, device: torch.device, calls: Counter[str]
 ) -> None:
     """The plan of a batch, made ahead, is applied before its own forward comes, as on the way to a later one."""
-    tables, resident = embedding(pooling, device), embedding(pooling, device, batches=25)
-    for each in (tables, resident):
-        train(each, pooling, 0)
-        train(each, pooling, 3)
+    tables, resident = pair(pooling, device, trained=(0, 3))
     ids, bags = batch(5)[0], offsets(pooling, 5)
     tables.prefetch(ids, bags)
     tables.queue.wait()
@@ -111,10 +111,7 @@ def test_rows_that_another_call_has_brought_in_are_looked_up_alone(
 @pytest.mark.parametrize("pooling", OF_LOOKUP)
 def test_late_rows_are_looked_up_alone(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
     """Rows that left with the batch before, which was made ahead too, are no part of what was read ahead."""
-    tables, resident = embedding(pooling, device, batches=2), embedding(pooling, device, batches=25)
-    for each in (tables, resident):
-        train(each, pooling, 0)
-        train(each, pooling, 4)
+    tables, resident = pair(pooling, device, 2, trained=(0, 4))
     # The first takes the oldest rows out, and the second wants them back.
     coming = [(batch(number)[0], offsets(pooling, number)) for number in (6, 0)]
     for ids, bags in coming:
@@ -138,10 +135,7 @@ def test_a_swap_that_was_interrupted_is_looked_up_alone(
     pooling: Pooling, device: torch.device, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the way to a later plan; its own forward finds the rows in the cache, and not the result of a lookup."""
-    tables, resident = embedding(pooling, device), embedding(pooling, device, batches=25)
-    for number in (0, 3):
-        train(tables, pooling, number)
-        train(resident, pooling, number)
+    tables, resident = pair(pooling, device, trained=(0, 3))
     ids, bags = batch(5)[0], offsets(pooling, 5)
     tables.prefetch(ids, bags)
     tables.queue.wait()

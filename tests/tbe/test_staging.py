@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 import torch
+from embeddings import embedding_of, windowed
 
-from rec_sdk_torch import AccumulateSGD
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tbe.step import step as training_step
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
@@ -70,30 +70,27 @@ class Staged:
 def make(device: torch.device, window: int = 1) -> TableBatchedEmbedding:
     """Two groups."""
     tables = [TableConfig(f"t{dim}", 1000, dim, pooling=Pooling.SUM) for dim in (4, 8)]
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    if window > 1:
-        options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": window}
-        optimizer = TableOptimizer.create(AccumulateSGD, options)
-    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=6 * SIZE, device=device)
+    return embedding_of(*tables, optimizer=windowed("SGD", window, lr=0.1), cache=6 * SIZE, device=device)
 
 
 def batch(number: int, count: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(2 * count) + 100 * number, torch.arange(2 * count + 1)
 
 
-def train(embedding: TableBatchedEmbedding, number: int) -> None:
-    embedding(*batch(number)).sum().backward()
+def train(embedding: TableBatchedEmbedding, *numbers: int) -> None:
+    for number in numbers:
+        embedding(*batch(number)).sum().backward()
 
 
+def land(embedding: TableBatchedEmbedding) -> None:
+    """Rows that have left are on their way, too."""
+    embedding.view("t4").count(), embedding.view("t8").count()
+
+
+@torch.no_grad()
 def read(embedding: TableBatchedEmbedding) -> None:
-    with torch.no_grad():
-        for number in (1, 2):
-            embedding(*batch(number))
-
-
-def evaluate(embedding: TableBatchedEmbedding) -> None:
-    embedding.eval()
-    read(embedding)
+    for number in (1, 2):
+        embedding(*batch(number))
 
 
 def train_another(embedding: TableBatchedEmbedding) -> None:
@@ -103,47 +100,27 @@ def train_another(embedding: TableBatchedEmbedding) -> None:
 
 
 def train_both(embedding: TableBatchedEmbedding) -> None:
-    for number in (1, 2):
-        train(embedding, number)
+    train(embedding, 1, 2)
     land(embedding)
 
 
-def leave_outputs(embedding: TableBatchedEmbedding) -> None:
-    for number in (1, 2):
-        embedding(*batch(number))
-    land(embedding)
-
-
-def keep_outputs(embedding: TableBatchedEmbedding) -> list[torch.Tensor]:
+def outputs_of(embedding: TableBatchedEmbedding) -> list[torch.Tensor]:
     outputs = [embedding(*batch(number)) for number in (1, 2)]
     land(embedding)
     return outputs
 
 
-def land(embedding: TableBatchedEmbedding) -> None:
-    """Rows that have left are on their way, too."""
-    embedding.view("t4").count(), embedding.view("t8").count()
-
-
-def failing(embedding: TableBatchedEmbedding, what: type[BaseException], **place: Any) -> BaseException:
-    """The error of a forward that `place` fails; the batch after it is forgotten. The caller keeps the error."""
-    with mock.patch.object(place["of"], place["name"], side_effect=what), pytest.raises(what) as raised:
+def failing(embedding: TableBatchedEmbedding, what: type[BaseException], of: Any, name: str) -> BaseException:
+    """The error of a forward in which `name` fails; the batch after it is forgotten. The caller keeps the error."""
+    with mock.patch.object(of, name, side_effect=what), pytest.raises(what) as raised:
         embedding(*batch(1))
     embedding.forget()
     return raised.value
 
 
-def fails_to_stage(embedding: TableBatchedEmbedding) -> BaseException:
-    return failing(embedding, OSError, of=embedding.groups[1], name="bring_in")
-
-
-def is_interrupted_before_it_begins(embedding: TableBatchedEmbedding) -> BaseException:
-    return failing(embedding, KeyboardInterrupt, of=training_step._engine, name="begin")
-
-
 def fails_to_be_planned(embedding: TableBatchedEmbedding) -> BaseException:
     embedding.forget()
-    return failing(embedding, KeyboardInterrupt, of=embedding.groups[1], name="plan")
+    return failing(embedding, KeyboardInterrupt, embedding.groups[1], "plan")
 
 
 def is_too_large(embedding: TableBatchedEmbedding) -> None:
@@ -160,19 +137,19 @@ def are_let_go_oldest_first(embedding: TableBatchedEmbedding) -> None:
 
 WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "read": read,
-    "evaluate": evaluate,
+    "evaluate": lambda embedding: read(embedding.eval()),
     "forget": lambda embedding: embedding.forget(),
     "forget one by one": lambda embedding: [embedding.forget(one) for one in tuple(embedding.queue._coming)],
     "another batch": train_another,
     "trained": train_both,
-    "outputs dropped": leave_outputs,
-    "outputs kept": keep_outputs,
+    "outputs dropped": lambda embedding: len(outputs_of(embedding)),
+    "outputs kept": outputs_of,
     "a whole table": land,
     "state_dict": lambda embedding: embedding.state_dict(),
     "load": lambda embedding: embedding.load_state_dict(embedding.state_dict()),
     "exclusive": lambda embedding: embedding.exclusive().__enter__(),
-    "fails to stage": fails_to_stage,
-    "interrupted": is_interrupted_before_it_begins,
+    "fails to stage": lambda embedding: failing(embedding, OSError, embedding.groups[1], "bring_in"),
+    "interrupted": lambda embedding: failing(embedding, KeyboardInterrupt, training_step._engine, "begin"),
     "planning interrupted": fails_to_be_planned,
     "too large": is_too_large,
     "let go": are_let_go_oldest_first,

@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from embeddings import embedding_of, one_table, weights_of, windowed
 
-from rec_sdk_torch import AccumulateSGD, _engine
+from rec_sdk_torch import _engine
 from rec_sdk_torch.operators.devices import backends
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tbe.cache.batch import Batch
 
 DIM = 4
@@ -29,17 +30,11 @@ def way(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytes
 
 
 def make(
-    device: torch.device, window: int = 1, fill: Callable[[torch.Tensor], None] | None = None
+    device: torch.device, window: int = 1, fill: Callable[[torch.Tensor], None] = torch.nn.init.zeros_
 ) -> TableBatchedEmbedding:
     """A hash table with two rows in the cache, whose rows begin at 0 and lose 1 at every update."""
-    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": window} if window > 1 else {"lr": 1.0}
-    optimizer = TableOptimizer.create(AccumulateSGD if window > 1 else torch.optim.SGD, options)
-    config = TableConfig("t", 50, DIM, pooling=Pooling.NONE, init_fn=fill or zeros)
-    return TableBatchedEmbedding([config], optimizer=optimizer, cache=2, device=device)
-
-
-def zeros(weight: torch.Tensor) -> None:
-    weight.zero_()
+    options = {"optimizer": windowed("SGD", window, lr=1.0), "pooling": Pooling.NONE, "init_fn": fill, "cache": 2}
+    return one_table(device, rows=50, dim=DIM, **options)
 
 
 def step(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
@@ -65,7 +60,7 @@ def copied(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
 
 
 def single(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
-    return embedding.view("t").read(torch.tensor(ids)).parts["weight"][:, 0].tolist()
+    return weights_of(embedding, ids)[:, 0].tolist()
 
 
 def relaid(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
@@ -155,10 +150,9 @@ def test_a_window_ends_for_rows_that_left_in_it(device: torch.device, chunk: int
 
 
 def test_sums_come_back_beside_a_row_that_evicts_none(device: torch.device) -> None:
-    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": 3}
-    optimizer = TableOptimizer.create(AccumulateSGD, options)
-    tables = [TableConfig(name, 50, DIM, pooling=Pooling.NONE, init_fn=zeros) for name in "ab"]
-    embedding = TableBatchedEmbedding(tables, optimizer=optimizer, cache={"a": 4, "b": 2}, device=device)
+    tables = [TableConfig(name, 50, DIM, pooling=Pooling.NONE, init_fn=torch.nn.init.zeros_) for name in "ab"]
+    optimizer = windowed("SGD", 3, lr=1.0)
+    embedding = embedding_of(*tables, optimizer=optimizer, cache={"a": 4, "b": 2}, device=device)
     for ids in ((1, 11, 12), (1, 13, 14), (2, 11, 15)):
         rows = embedding(torch.tensor(ids), torch.tensor([0, 1, 3]))
         rows.backward(torch.ones_like(rows))

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embeddings import one_table, windowed
 from gate import Gate
 
-from rec_sdk_torch import AccumulateSGD, emulate
+from rec_sdk_torch import emulate
 from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.operators.devices.backends import backend_for
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling
 from rec_sdk_torch.tbe.cache.transfers import Transfers, _streams
 
-ROWS, DIM, CACHE = 400, 8, 60
+ROWS, DIM, CACHE = 200, 8, 60
 PATIENCE = 20.0
 """Seconds until a step that waits is let go; a machine that needs longer for a step fails the test."""
 
@@ -34,10 +35,6 @@ def accelerator(device: torch.device) -> torch.device:
 
 def current_stream(device: torch.device) -> Any:
     return torch.get_device_module(device).current_stream(device)
-
-
-def zeros(weight: torch.Tensor) -> None:
-    weight.zero_()
 
 
 @dataclass
@@ -54,13 +51,9 @@ class Training:
 
     def __init__(self, device: torch.device, kind: Kind) -> None:
         self.device, self.kind, self.steps = device, kind, 0
-        options: dict[str, Any] = {"lr": 1.0}
-        optimizer = TableOptimizer.create(torch.optim.SGD, options)
-        if kind.window > 1:
-            options |= {"use_accumulate": True, "accumulate_step": kind.window}
-            optimizer = TableOptimizer.create(AccumulateSGD, options)
-        config = TableConfig("t", ROWS, DIM, pooling=kind.pooling, hashed=False, init_fn=zeros)
-        self.embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=CACHE, device=device)
+        options = {"pooling": kind.pooling, "hashed": False, "init_fn": torch.nn.init.zeros_, "cache": CACHE}
+        optimizer = windowed("SGD", kind.window, lr=1.0)
+        self.embedding = one_table(device, rows=ROWS, dim=DIM, optimizer=optimizer, **options)
         self.offsets = torch.arange(51) if kind.pooling is not Pooling.NONE else torch.tensor([0, 50])
         self.grad = torch.ones(50, DIM, device=device)
         self.weights = torch.ones(50, device=device, requires_grad=True) if kind.weighted else None
@@ -106,7 +99,7 @@ def test_a_training_step_waits_for_nothing(accelerator: torch.device, name: str)
     if emulate.active() and (kind.weighted or kind.window > 1):
         pytest.skip("uses operators of ATen, for which the emulated NPU's host waits")
     training = Training(accelerator, kind)
-    for _ in range(9):  # more than the whole table: rows come back; step 11 is not the end of a window
+    for _ in range(5):  # more than the whole table: rows come back; step 7 is not the end of a window
         training.step()
     stream = current_stream(accelerator)
     goes_through(stream, training.step)  # allocators learn what a step needs whose memory is still in use
@@ -120,13 +113,13 @@ def test_a_wait_is_seen(accelerator: torch.device, wait: str) -> None:
     training.step()
     stream = current_stream(accelerator)
     action = stream.synchronize if wait == "a synchronisation" else lambda: training.step().cpu()
-    assert not goes_through(stream, action, patience=0.5)
+    assert not goes_through(stream, action, patience=0.2)
 
 
 def test_rows_that_come_are_waited_for(accelerator: torch.device) -> None:
     """By the stream of the lookup, not by the host."""
     training = Training(accelerator, Kind())
-    for _ in range(9):
+    for _ in range(5):
         training.step()
     inward, _ = _streams(accelerator)
     expected = training.expected()
@@ -143,7 +136,7 @@ def test_rows_that_come_are_waited_for(accelerator: torch.device) -> None:
 def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
     """By the host, when one of these rows is wanted; not by the lookup, not before, and not for other rows."""
     training = Training(accelerator, Kind())
-    for _ in range(9):
+    for _ in range(5):
         training.step()
     _, outward = _streams(accelerator)
     with Gate(outward, PATIENCE) as gate:
@@ -152,7 +145,7 @@ def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
         training.embedding.cache_stats()
         training.step()
         assert gate.closed
-    with Gate(outward, 0.5) as gate:
+    with Gate(outward, 0.2) as gate:
         training.step()
         training.steps -= 2  # rows that have just left
         training.step()
@@ -161,9 +154,8 @@ def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
 
 
 def test_an_update_on_another_stream_comes_before_its_row_leaves(accelerator: torch.device) -> None:
-    config = TableConfig("t", 50, DIM, pooling=Pooling.NONE, init_fn=zeros)
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 1.0})
-    embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2, device=accelerator)
+    options = {"pooling": Pooling.NONE, "init_fn": torch.nn.init.zeros_, "cache": 2}
+    embedding = one_table(accelerator, rows=50, dim=DIM, optimizer=windowed("SGD", 1, lr=1.0), **options)
     module = torch.get_device_module(accelerator)
 
     def step(*ids: int) -> torch.Tensor:
