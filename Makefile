@@ -185,25 +185,25 @@ wheel: build
 	@ls -l dist
 
 bench: build
-	$(PY) -m benchmarks.cpu $(BENCH_ARGS)
+	$(PY) -m benchmarks cpu $(BENCH_ARGS)
 
 bench-fbgemm: build
-	$(PY) -m benchmarks.fbgemm $(BENCH_ARGS)
+	$(PY) -m benchmarks fbgemm $(BENCH_ARGS)
 
 bench-prefetch: build
-	$(PY) -m benchmarks.prefetch $(BENCH_ARGS)
+	$(PY) -m benchmarks prefetch $(BENCH_ARGS)
 
 bench-sharding: build
-	$(PY) -m benchmarks.sharding $(BENCH_ARGS)
+	$(PY) -m benchmarks sharding $(BENCH_ARGS)
 
 bench-checkpoint: build
-	$(PY) -m benchmarks.checkpoint $(BENCH_ARGS)
+	$(PY) -m benchmarks checkpoint $(BENCH_ARGS)
 
 bench-background-saves: build
-	$(PY) -m benchmarks.background_saves $(BENCH_ARGS)
+	$(PY) -m benchmarks background_saves $(BENCH_ARGS)
 
 bench-cuda: build-cuda
-	$(CUDA_PY) -m benchmarks.cuda $(BENCH_ARGS)
+	$(CUDA_PY) -m benchmarks cuda $(BENCH_ARGS)
 
 # From scratch each time: an incremental build reads only pages that have changed, and would not see what others link to.
 docs: $(DOCS_VENV)/.installed build

@@ -1,8 +1,4 @@
-"""Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec.
-
-As it is: D = 64, 4x100k and three samples, two distributions, 7 rounds; under two minutes. With --full most of an hour
-for each number of threads.
-"""
+"""Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec."""
 
 from __future__ import annotations
 
@@ -17,11 +13,10 @@ from rec_sdk_torch._engine import cache_policies
 
 from .bounds import Machine
 from .ids import Distribution
-from .planning import run_growth, run_plans
-from .plot import case_name, draw
+from .planning import run_plans
 from .policy import run_policies
 from .rivals import RIVALS
-from .runner import Benchmark, Option, Row, fraction, say
+from .runner import Option, Row, benchmark, fraction, say
 from .step import StepBench
 from .tables import NotAvailableError
 from .targets import cpu_targets
@@ -82,30 +77,11 @@ def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
             continue
         for distribution in options.distributions:
             found.append((workload, bench.run(distribution, machine)))
-            say(case_name(found[-1][1]))
+            say(" ".join(str(found[-1][1][name]) for name in ("tables", "form", "optimizer", "distribution", "dim")))
         del bench
     yield from machine.rows()
     for workload, case in found:
         yield {**case, **machine.bounds(case, workload)}
-
-
-def run(options: argparse.Namespace) -> Iterator[Row]:
-    """All chosen sections."""
-    # The most skewed first: a small cache that a batch does not fit in stays out from then on.
-    options.distributions.sort(key=lambda distribution: -distribution.alpha)
-    if "step" in options.sections:
-        cases = list(itertools.chain.from_iterable(_steps(options, threads) for threads in options.threads))
-        yield from cases
-        reasons = [f"{name}: {reason}" for case in cases for name, reason in case.get("skipped", {}).items()]
-        for reason in dict.fromkeys(reasons):
-            yield {"table": "left out", "contender": reason, "cases": reasons.count(reason)}
-    torch.set_num_threads(1)
-    if "plan" in options.sections:
-        yield from run_plans(options)
-    if "policy" in options.sections:
-        yield from run_policies(options)
-    if "growth" in options.sections:
-        yield from run_growth(options)
 
 
 def _problem(options: argparse.Namespace) -> str | None:
@@ -121,12 +97,12 @@ def _tables(*texts: str) -> list[TableSet]:
     return [TableSet.parse(text) for text in texts]
 
 
-SECTIONS = ("step", "plan", "policy", "growth")
+SECTIONS = ("step", "plan", "policy")
 _SINGLE = Sample.parse("1x100k:sequence:sgd")
 _SAMPLES = [_SINGLE, *map(Sample.parse, ("1x4m:sequence:adagrad", "criteo:pooled:adagrad"))]
 _ALPHAS = [Distribution(alpha) for alpha in (1.05, 0.0)]
 OPTIONS = {
-    "sections": Option(list(SECTIONS[:3]), full=list(SECTIONS), choices=SECTIONS),
+    "sections": Option(list(SECTIONS), choices=SECTIONS),
     "tables": Option(
         _tables("4x100k"), "4x100k, criteo", _tables("2x500"), _tables("4x100k", "1x4m", "criteo"), TableSet.parse
     ),
@@ -159,10 +135,27 @@ OPTIONS = {
     "policy_steps": Option(40, "batches counted", quick=5),
     "policies": Option(list(cache_policies()), "of the engine"),
     "movielens": Option(help="folder of MovieLens-100K: its items in time order, as one more trace"),
-    "growth_rows": Option([0][:0], full=[10**6, 10**7, 10**8], kind=int),
     "seed": Option(0, kind=int),
 }
-BENCHMARK = Benchmark(run, OPTIONS, cpu_targets, check=_problem, draw=draw)
 
-if __name__ == "__main__":
-    BENCHMARK.start()
+
+@benchmark(OPTIONS, cpu_targets, check=_problem)
+def cpu(options: argparse.Namespace) -> Iterator[Row]:
+    """Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec.
+
+    As it is: D = 64, 4x100k and three samples, two distributions, 7 rounds; under two minutes. With --full most of an
+    hour for each number of threads.
+    """
+    # The most skewed first: a small cache that a batch does not fit in stays out from then on.
+    options.distributions.sort(key=lambda distribution: -distribution.alpha)
+    if "step" in options.sections:
+        cases = list(itertools.chain.from_iterable(_steps(options, threads) for threads in options.threads))
+        yield from cases
+        reasons = [f"{name}: {reason}" for case in cases for name, reason in case.get("skipped", {}).items()]
+        for reason in dict.fromkeys(reasons):
+            yield {"table": "left out", "contender": reason, "cases": reasons.count(reason)}
+    torch.set_num_threads(1)
+    if "plan" in options.sections:
+        yield from run_plans(options)
+    if "policy" in options.sections:
+        yield from run_policies(options)

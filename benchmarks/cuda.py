@@ -1,13 +1,11 @@
-"""Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM: the shape of dynamicemb's TestCaching.
-
-The exit status is 1 when results differ, and 2 when it cannot run. --device cpu tries the benchmark itself.
-"""
+"""Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM."""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -17,11 +15,10 @@ from rec_sdk_torch.operators.devices.backends import backend_for
 from .ceilings import Ceilings, needs, rate
 from .ids import Distribution
 from .phases import PHASES
-from .plot import draw_phases
 from .pool import DIM, ID_RANGES, LOOKUPS, Need, Pool, draw_pool, free_memory, need_of_ours, shortage
 from .pool_step import run_case
 from .rivals import POOL_RIVALS
-from .runner import Benchmark, CannotRunError, Option, Row, fraction, say
+from .runner import CannotRunError, Option, Row, benchmark, fraction, say
 from .targets import GPU_TARGETS, PUBLISHED, STEP
 from .workload import TableSet, Workload
 
@@ -147,11 +144,35 @@ def operator_lines(
         yield from ((f"published: {name}, H100, not measured", first, second) for name, first, second in PUBLISHED)
 
 
-def run(options: argparse.Namespace) -> Iterator[Row]:
-    """The device, its ceilings, then every case.
+def _range(text: str, quick: str, name: str) -> Option:
+    return Option(ID_RANGES[name], text, TableSet.parse(quick), kind=TableSet.parse)
 
-    Raises:
-        CannotRunError: there is no device, or too little memory.
+
+@benchmark(
+    {
+        "device": Option("cuda", choices=("cuda", "cpu"), kind=str),
+        "distributions": Option([Distribution(1.05), Distribution(0.0)], kind=Distribution.parse),
+        "optimizers": Option(["adam", "sgd"], choices=("adam", "sgd")),
+        "ratios": Option([1.0, 0.8, 0.5, 0.2], "of cache to footprint", kind=fraction),
+        "uniform_ratios": Option([1.0], "each more takes long", kind=fraction),
+        "rivals": Option(list(POOL_RIVALS), choices=POOL_RIVALS),
+        "tables": _range("COUNTxIDS of power laws", "2x5000", "power law"),
+        "uniform_tables": _range("COUNTxIDS", "2x400", "uniform"),
+        "dim": Option(DIM, quick=8),
+        "lookups": Option(LOOKUPS, "per step, of all tables", quick=200),
+        "batches": Option(20, "drawn, and timed rounds", quick=8),
+        "copy_mib": Option(1024, "of a measured copy", quick=1),
+        "host_rows": Option(8_000_000, "that the host gathers from", quick=5000),
+        "swap_rows": Option(262_144, "of a measured gather or swap", quick=512),
+        "seed": Option(0, kind=int),
+    },
+    GPU_TARGETS,
+    threads=None,
+)
+def cuda(options: argparse.Namespace) -> Iterator[Row]:
+    """Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM: the shape of dynamicemb's TestCaching.
+
+    The exit status is 1 when results differ, and 2 when it cannot run. --device cpu tries the benchmark itself.
     """
     device = find_device(options.device)
     pools = _pools(options)
@@ -180,33 +201,5 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
             yield from case_rows(case, ceilings, None if device.type == "cpu" else described["name"])
 
 
-def _range(text: str, quick: str, name: str) -> Option:
-    return Option(ID_RANGES[name], text, TableSet.parse(quick), kind=TableSet.parse)
-
-
-BENCHMARK = Benchmark(
-    run,
-    {
-        "device": Option("cuda", choices=("cuda", "cpu"), kind=str),
-        "distributions": Option([Distribution(1.05), Distribution(0.0)], kind=Distribution.parse),
-        "optimizers": Option(["adam", "sgd"], choices=("adam", "sgd")),
-        "ratios": Option([1.0, 0.8, 0.5, 0.2], "of cache to footprint", kind=fraction),
-        "uniform_ratios": Option([1.0], "each more takes long", kind=fraction),
-        "rivals": Option(list(POOL_RIVALS), choices=POOL_RIVALS),
-        "tables": _range("COUNTxIDS of power laws", "2x5000", "power law"),
-        "uniform_tables": _range("COUNTxIDS", "2x400", "uniform"),
-        "dim": Option(DIM, quick=8),
-        "lookups": Option(LOOKUPS, "per step, of all tables", quick=200),
-        "batches": Option(20, "drawn, and timed rounds", quick=8),
-        "copy_mib": Option(1024, "of a measured copy", quick=1),
-        "host_rows": Option(8_000_000, "that the host gathers from", quick=5000),
-        "swap_rows": Option(262_144, "of a measured gather or swap", quick=512),
-        "seed": Option(0, kind=int),
-    },
-    GPU_TARGETS,
-    threads=None,
-    draw=draw_phases,
-)
-
 if __name__ == "__main__":
-    BENCHMARK.start()
+    cuda.start(sys.argv[1:])

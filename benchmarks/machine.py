@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from rec_sdk_torch.operators.schemas import cpu_isa
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
-def with_malloc_settings(module: str) -> None:
-    """Starts `python -m module` anew with glibc's malloc set to keep freed blocks, unless it is already set."""
+def with_malloc_settings(command: Sequence[str]) -> None:
+    """Replaces this process by `python *command` with glibc's malloc set to keep freed blocks, unless it is already."""
     if all(name in os.environ for name in _MALLOC) or not sys.platform.startswith("linux"):
         return
     environment = {**_MALLOC, **os.environ}
-    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
+    os.execve(sys.executable, [sys.executable, *command], environment)
 
 
 def _read(path: Path) -> str:

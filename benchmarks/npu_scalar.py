@@ -1,7 +1,5 @@
 """How many instructions the scalar unit of each vector core issues for the AscendC kernels. Counted, not measured.
 
-    python -m benchmarks.npu_scalar --compiler "clang++ --target=aarch64-linux-gnu" --run qemu-aarch64
-
 A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The
 kernels are compiled for x86-64 or 64-bit Arm with the instructions that CANN's headers issue for each call
 (`scalar_unit/kernel_operator.h`), a counter is put into every basic block of the assembler's text, and the kernels run,
@@ -29,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .ids import Distribution
-from .runner import Benchmark, CannotRunError, Option, Row
+from .runner import CannotRunError, Option, Row, benchmark
 
 ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = Path(__file__).resolve().parent / "scalar_unit"
@@ -149,7 +147,7 @@ def _machine_of(compiler: Sequence[str]) -> str:
 class ScalarUnits:
     """The kernels of every operator, compiled to count."""
 
-    def __init__(self, folder: Path, compiler: str | None = None, run: str = "") -> None:
+    def __init__(self, folder: Path, compiler: str | None = None, run: str = "", every: bool = True) -> None:
         """Compiles, unless that is done; `CountingError` where it fails, the compiler is for no machine of `MACHINES`,
         or there is no program `run`.
 
@@ -157,6 +155,7 @@ class ScalarUnits:
             folder: for batches; exists.
             compiler: a C++ compiler and its options, default `$CXX` or `c++`.
             run: a program that runs what it compiles for another machine than this one, such as `qemu-aarch64`.
+            every: each operator with every data type, and updates of every form of a record.
         """
         command = shlex.split(compiler or os.environ.get("CXX", "c++"))
         self.machine = _machine_of(command)
@@ -167,6 +166,7 @@ class ScalarUnits:
         self._folder = folder
         version = _run([*command, "--version"])
         flags = [*_FLAGS, *machine.flags, f"-I{_SOURCES}", f"-I{ROOT}"]
+        flags += ["-DREC_SDK_EVERY"] if every else []
         if self.machine == "x86_64" and "clang" not in version:
             flags.append(_GCC_ON_X86)
         linked = ["-static"] if run else []
@@ -216,6 +216,7 @@ def _run(command: Sequence[str]) -> str:
 OPTIONS = {
     "compiler": Option(None, "a C++ compiler for x86-64 or 64-bit Arm, with its options; else $CXX or c++", kind=str),
     "run": Option("", "runs what the compiler makes for another machine: qemu-aarch64"),
+    "every": Option(True, "each operator with every data type, and every form of a record", quick=False),
 }
 """The arguments of `ScalarUnits`."""
 
@@ -241,21 +242,18 @@ class Budget(NamedTuple):
 
 def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
     """The cost of one more lookup or row: the difference of two batches, over the difference of their sizes."""
-
-    def total(rows: int, lookups: int) -> dict[str, int]:
-        """Instructions of each operator, on all cores, with every row looked up so many times."""
-        slots = np.random.default_rng(0).permutation(np.repeat(np.arange(rows), lookups))
-        return {name: sum(kernels[name.split()[0]]) for name, kernels in units.count(slots, rows, dim, cores).items()}
-
     few, many = 1024, 3072
-    rows = many - few
-    one, one_less = total(many, 1), total(few, 1)
-    each = {name: (one[name] - one_less[name]) / rows for name in one}
 
-    def of_row(lookups: int) -> float:
-        name = "update_rows adam"
-        return (total(many // lookups, lookups)[name] - total(few // lookups, lookups)[name]) / (rows // lookups)
+    def of_row(lookups: int) -> dict[str, float]:
+        """Instructions of each operator for one more row, all of which have so many lookups."""
+        of_sizes = []
+        for rows in (few // lookups, many // lookups):
+            slots = np.random.default_rng(0).permutation(np.repeat(np.arange(rows), lookups))
+            of_sizes.append(units.count(slots, rows, dim, cores))
+        less, more = ({name: sum(each[name.split()[0]]) for name, each in counts.items()} for counts in of_sizes)
+        return {name: (more[name] - less[name]) * lookups / (many - few) for name in more}
 
+    each, second, last = of_row(1), of_row(2), of_row(32)
     row = each["update_rows adam"]
     return Budget(
         each["lookup_sequence float32"],
@@ -263,19 +261,24 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
         each["gather_rows"],
         each["swap_rows"],
         row,
-        of_row(2) - row,
-        (of_row(32) - row) / 31,
+        second["update_rows adam"] - row,
+        (last["update_rows adam"] - row) / 31,
     )
 
 
-def run(options: argparse.Namespace) -> Iterator[Row]:
-    """The budget, and each operator's busiest core on uniform lookups.
+@benchmark(
+    {"rows": Option(100_000, quick=1000), "lookups": Option(65_536, "uniform", quick=1000), **OPTIONS},
+    threads=None,
+    malloc=False,
+)
+def npu_scalar(options: argparse.Namespace) -> Iterator[Row]:
+    """Scalar instructions of one more lookup or row, and of each operator's busiest core on uniform lookups.
 
     Raises:
         CountingError: the kernels cannot be compiled to count, or the program of them cannot run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        units = ScalarUnits(Path(folder), options.compiler, options.run)
+        units = ScalarUnits(Path(folder), options.compiler, options.run, options.every)
         table = f"scalar instructions, counted in code for {units.machine}, D = 128"
         for name, value in budget(units)._asdict().items():
             yield {"table": table, "one more": name, "instructions": value}
@@ -283,14 +286,3 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
         for operator, kernels in units.count(slots, options.rows, 128).items():
             for kernel, cores in kernels.items():
                 yield {"table": "busiest of 48 cores", "operator": operator, "kernel": kernel, "scalar": max(cores)}
-
-
-BENCHMARK = Benchmark(
-    run,
-    {"rows": Option(100_000, quick=1000), "lookups": Option(65_536, "uniform", quick=1000), **OPTIONS},
-    threads=None,
-    malloc=False,
-)
-
-if __name__ == "__main__":
-    BENCHMARK.start()

@@ -14,15 +14,12 @@ import torch
 
 from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, begin
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
-from rec_sdk_torch.tbe import CacheTooSmallError
 from rec_sdk_torch.tbe.config.life import TableLife
 
-from .contenders import Ours
 from .ids import Distribution, Int64Array
 from .machine import resident_memory
-from .runner import Benchmark, Option, Row, Target, say
-from .timing import Samples, no_collection, seconds_of
-from .workload import TableSet, make_workload
+from .runner import Option, Row, Target, benchmark, say
+from .timing import Samples, seconds_of, take_turns
 
 _FEATURES = np.zeros(1, np.int64)
 BYTES_PER_ROW = 64
@@ -84,15 +81,19 @@ class Planner:
             self.engine.land(plan, self._records[:leaving])
         return spent + seconds_of(plan.release, self._clock)
 
+    def turns(self, batches: Iterator[Int64Array]) -> Callable[[], float]:
+        """Returns a call that plans the next batch."""
+        return lambda: self.plan(next(batches))
+
     def fill(self, rows: int, batch: int) -> None:
         """Makes ids 0 .. rows resident."""
         for first in range(0, rows, batch):
             self.plan(np.arange(first, min(first + batch, rows), dtype=np.int64))
 
 
-def shortage_of(rows: int, record_bytes: int = 0) -> str | None:
+def shortage_of(rows: int) -> str | None:
     """Why a table of `rows` cannot be planned for here; None if it can."""
-    need, free = rows * (BYTES_PER_ROW + record_bytes), available_memory()
+    need, free = rows * BYTES_PER_ROW, available_memory()
     if need <= free:
         return None
     return f"{rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free; left out"
@@ -113,25 +114,24 @@ def _new(options: argparse.Namespace) -> Iterator[Int64Array]:
 
 def _plans(key: Row, planner: Planner, batches: Iterator[Int64Array], warm: int, rounds: int) -> Row:
     """Plans of so many batches, beside torch.unique of the same ids."""
-    ours, unique = Samples(), Samples()
     for _ in range(warm):
         planner.plan(next(batches))
     planner.engine.tables.reset_stats()
-    with no_collection():
-        for _ in range(rounds):
-            ids = next(batches)
-            ours.seconds.append(planner.plan(ids))
-            unique.seconds.append(seconds_of(partial(torch.unique, torch.from_numpy(ids), return_inverse=True)))
+    ours, unique = itertools.tee(itertools.islice(batches, rounds))
+    calls = {
+        "ours": planner.turns(ours),
+        "unique": lambda: seconds_of(partial(torch.unique, torch.from_numpy(next(unique)), return_inverse=True)),
+    }
+    samples = take_turns(calls, rounds, warm=0)
     counters = planner.engine.tables.stats()
     lookups = counters["lookups"] / counters["batches"]
     return {
         "table": "plan",
         **key,
-        "M ids/s": lookups / ours.median / 1e6,
-        "torch.unique": lookups / unique.median / 1e6,
-        "slowest_batch_ms": max(ours.seconds) * 1e3,
-        "new_rows": counters["new_rows"],
-        "rows_out": counters["rows_out"],
+        "M ids/s": lookups / samples["ours"].median / 1e6,
+        "torch.unique": lookups / samples["unique"].median / 1e6,
+        "slowest_batch_ms": max(samples["ours"].seconds) * 1e3,
+        **{name: counters[name] for name in ("new_rows", "rows_out")},
         "counters": counters,
     }
 
@@ -183,53 +183,6 @@ def run_plans(options: argparse.Namespace) -> Iterator[Row]:
     yield from _changes(options)
 
 
-# ---- a table that grows
-
-GROWTH_DIM = 8
-
-
-def run_growth(options: argparse.Namespace) -> Iterator[Row]:
-    """Builds a table of each size row by row, so that its store holds all of them, and trains it in a small cache."""
-    for rows in options.growth_rows:
-        problem = shortage_of(rows, 4 * GROWTH_DIM)
-        try:
-            if problem is None:
-                yield _growth(rows, options)
-        except CacheTooSmallError as error:
-            problem = f"{rows:,} rows left out: {error}"
-        if problem:
-            say(f"growth: {problem}")
-
-
-def _growth(rows: int, options: argparse.Namespace) -> Row:
-    workload = make_workload(TableSet(1, rows), GROWTH_DIM, False, "sgd", options.lookups, 16)
-    before = resident_memory()
-    ours = Ours(workload, cache=min(1.0, 2 * options.lookups / rows), seed=options.seed)
-    built = time.perf_counter()
-    for first in range(0, rows, workload.lookups):
-        ids = torch.arange(first, min(first + workload.lookups, rows))
-        ours.module(ids, torch.tensor([0, len(ids)]))
-    built, grown = time.perf_counter() - built, resident_memory() - before
-    rng, samples = np.random.default_rng(options.seed), Samples()
-    ours.reset_counters()
-    with no_collection():
-        for _ in range(options.rounds):
-            samples.seconds.append(seconds_of(partial(ours.step, workload.draw(Distribution(1.05), rng))))
-    (group,) = ours.module.groups
-    memory, counters = group.engine.tables.memory(), ours.counters()
-    beyond = (memory["id_map_bytes"] + memory["store_bytes"]) / rows - workload.record_bytes
-    return {
-        **{
-            "table": "growing table",
-            "rows": rows,
-            "record_bytes": workload.record_bytes,
-            "step_ms": samples.median * 1e3,
-        },
-        **{"build_seconds": built, "map_bytes_per_row": beyond, "process_bytes_per_row": grown / rows},
-        **{"miss_rate": counters["unique_misses"] / counters["unique_rows"], "memory": memory, "counters": counters},
-    }
-
-
 # ---- admission and eviction
 
 RULES = {
@@ -248,43 +201,28 @@ RULES = {
     ),
     "score_half_life, max_rows": TableLife(bound=Rows(2**30), score=Score(half_life=100)),
 }
-"""The rules that `run_life` measures. None of them evicts there: an eviction is no part of a plan."""
+"""The rules that `planning` measures. None of them evicts there: an eviction is no part of a plan."""
 
 
-def run(options: argparse.Namespace) -> Iterator[Row]:
-    """Plans with rules on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups.
+def _time_life(life: TableLife, fresh: int, options: argparse.Namespace) -> dict[str, Samples]:
+    """Plans with a rule and without, in turn; `fresh` ids of each batch are new."""
+    rows = options.plan_rows
 
-    By the time of the processor, on one thread: the ratio of the shortest plans.
-    """
-    for rule, life in RULES.items():
-        row: Row = {"rule": rule, "kind": "admission" if life.admits and "," not in rule else "eviction"}
-        for name, fresh in (("all known", 0), ("a tenth new", options.plan_batch // 10)):
-            with_rule, without = _time_life(life, fresh, options)
-            yield {
-                **row,
-                "lookups": name,
-                "M ids/s": options.plan_batch / with_rule.median / 1e6,
-                "ratio": with_rule.best / without.best,
-            }
-
-
-def _time_life(life: TableLife, fresh: int, options: argparse.Namespace) -> tuple[Samples, Samples]:
-    rows, batch = options.plan_rows, options.plan_batch
-    on, off = (Planner(make_engine(rows, 2 * rows, life=rule), rule, time.thread_time) for rule in (life, None))
-    for planner in (off, on, on):  # the second time admits the ids
-        planner.fill(rows, batch)
-    with_rule, without = Samples(), Samples()
-    with no_collection():
-        for number, ids in zip(range(options.rounds), drawn(1.05, rows, options), strict=False):
+    def batches() -> Iterator[Int64Array]:
+        for number, ids in enumerate(drawn(1.05, rows, options)):
             ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + rows * (number + 2)
-            order = [(off, without), (on, with_rule)]
-            for planner, samples in order if number % 2 else reversed(order):
-                samples.seconds.append(planner.plan(ids))
-    return with_rule, without
+            yield ids
+
+    calls: dict[str, Callable[[], float]] = {}
+    for name, rule in (("off", None), ("on", life)):
+        planner = Planner(make_engine(rows, 2 * rows, life=rule), rule, time.thread_time)
+        for _ in range(2 if rule else 1):  # the second time admits the ids
+            planner.fill(rows, options.plan_batch)
+        calls[name] = planner.turns(batches())
+    return take_turns(calls, options.rounds, warm=0)
 
 
-BENCHMARK = Benchmark(
-    run,
+@benchmark(
     {
         "plan_batch": Option(65536, "ids", quick=500),
         "plan_rows": Option(1_000_000, quick=1000),
@@ -297,6 +235,14 @@ BENCHMARK = Benchmark(
     ],
     malloc=False,
 )
+def planning(options: argparse.Namespace) -> Iterator[Row]:
+    """Plans with rules on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups.
 
-if __name__ == "__main__":
-    BENCHMARK.start()
+    By the time of the processor, on one thread: the ratio of the shortest plans.
+    """
+    for rule, life in RULES.items():
+        row: Row = {"rule": rule, "kind": "admission" if life.admits and "," not in rule else "eviction"}
+        for name, fresh in (("all known", 0), ("a tenth new", options.plan_batch // 10)):
+            samples = _time_life(life, fresh, options)
+            rate = options.plan_batch / samples["on"].median / 1e6
+            yield {**row, "lookups": name, "M ids/s": rate, "ratio": samples["on"].best / samples["off"].best}

@@ -1,8 +1,4 @@
-"""Training steps of tables and dense layers behind prefetch(), by depth, on the CPU.
-
-Models whose caches differ train on the same batches, at depths that take turns. One thread trains and one plans: two
-idle cores are needed.
-"""
+"""Training steps of tables and dense layers behind prefetch(), by depth, on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +18,7 @@ from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 from .contenders import Collection
 from .ids import Distribution
-from .runner import Benchmark, Option, Row, Target, fraction
+from .runner import Option, Row, Target, benchmark, fraction
 from .timing import best_of, no_collection
 from .workload import LEARNING_RATE, OPTIMIZERS, TableSet, Workload, make_workload
 
@@ -120,32 +116,22 @@ class Trainer:
         return Segment((end - begin) / steps, planned, counters, [float(loss) for loss in losses], waited)
 
 
-@dataclass
-class _Case:
-    """Segments of one cache at one depth."""
-
-    segments: list[Segment] = field(default_factory=list)
-
-    @property
-    def fastest(self) -> Segment:
-        return min(self.segments, key=lambda segment: segment.seconds)
-
-    def describe(self, workload: Workload) -> Row:
-        fastest = self.fastest
-        seconds = [segment.seconds for segment in self.segments]
-        counters = {name: sum(s.counters[name] for s in self.segments) for name in fastest.counters}
-        counted = counters["lookups"] // workload.lookups
-        plan_us = [s.counters["plan_us"] / (s.counters["lookups"] // workload.lookups) for s in self.segments]
-        return {
-            **{"ms": min(seconds) * 1e3, "median_ms": statistics.median(seconds) * 1e3, "rounds": len(seconds)},
-            "wait_share": fastest.waited,
-            "median_wait_share": statistics.median(segment.waited for segment in self.segments),
-            "plan_ms": min(plan_us) / 1e3,
-            "depth_reached": max(segment.counters["depth_reached"] for segment in self.segments),
-            "planned_at_start": min(segment.planned for segment in self.segments),
-            "missed_rows_per_batch": counters["unique_misses"] / counted,
-            **{"counted_batches": counted, "counters": counters},
-        }
+def describe(segments: Sequence[Segment], lookups: int) -> Row:
+    """The figures of one cache at one depth."""
+    fastest = min(segments, key=lambda segment: segment.seconds)
+    seconds = [segment.seconds for segment in segments]
+    counters = {name: sum(s.counters[name] for s in segments) for name in fastest.counters}
+    counted = counters["lookups"] // lookups
+    return {
+        **{"ms": min(seconds) * 1e3, "median_ms": statistics.median(seconds) * 1e3, "rounds": len(seconds)},
+        "wait_share": fastest.waited,
+        "median_wait_share": statistics.median(segment.waited for segment in segments),
+        "plan_ms": min(s.counters["plan_us"] / (s.counters["lookups"] // lookups) for s in segments) / 1e3,
+        "depth_reached": max(segment.counters["depth_reached"] for segment in segments),
+        "planned_at_start": min(segment.planned for segment in segments),
+        "missed_rows_per_batch": counters["unique_misses"] / counted,
+        **{"counted_batches": counted, "counters": counters},
+    }
 
 
 def _batches(trainer: Trainer, options: argparse.Namespace) -> Iterator[Any]:
@@ -166,7 +152,7 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
     for batch in itertools.islice(stream, options.settle):
         for trainer in trainers:
             trainer.collection.forward(batch)
-    cases = {(trainer.cache, depth): _Case() for trainer in trainers for depth in options.depths}
+    cases: dict[tuple[float, int], list[Segment]] = {}
     rng = np.random.default_rng(options.seed)
     dense, correct = float("inf"), True
     for _ in range(options.rounds):
@@ -179,14 +165,14 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
                 trainer = trainers[index]
                 depth = int(orders[trainer.cache][place])
                 segment = trainer.run(batches, depth, options.warm, options.steps)
-                cases[trainer.cache, depth].segments.append(segment)
+                cases.setdefault((trainer.cache, depth), []).append(segment)
                 losses.append(segment.losses)
             correct &= all(other == losses[0] for other in losses)
         # All have the weights of one model: a step of the dense layers alone changes them, so the others take the same.
         dense = min(dense, *(trainer.dense_seconds(3) for trainer in trainers))
-    described = {key: case.describe(workload) for key, case in cases.items()}
-    for (cache, depth), case in described.items():
-        resident = described[RESIDENT, depth]
+    described = {key: describe(segments, workload.lookups) for key, segments in cases.items()}
+    for cache, depth in itertools.product([trainer.cache for trainer in trainers], options.depths):
+        case, resident = described[cache, depth], described[RESIDENT, depth]
         named = {"hidden": hidden, "dense_ms": dense * 1e3, "cache": cache, "depth": depth}
         hides = {"hides a plan": dense * 1e3 > case["plan_ms"]}
         ratios = {f"{name}_over_resident": case[name] / resident[name] for name in ("ms", "median_ms")}
@@ -201,15 +187,7 @@ def depth(text: str) -> int:
     return value
 
 
-def run(options: argparse.Namespace) -> Iterator[Row]:
-    """A row for each width, cache and depth. Losses that differ between caches or depths make it not correct."""
-    workload = make_workload(options.tables, options.dim, True, options.optimizer, options.lookups, options.bag)
-    for hidden in options.hidden:
-        yield from run_hidden(workload, options, hidden)
-
-
-BENCHMARK = Benchmark(
-    run,
+@benchmark(
     {
         "tables": Option(TableSet(4, 400_000), "such as 4x400k", TableSet(2, 10_000), kind=TableSet.parse),
         "dim": Option(64, quick=8),
@@ -243,6 +221,12 @@ BENCHMARK = Benchmark(
         ),
     ],
 )
+def prefetch(options: argparse.Namespace) -> Iterator[Row]:
+    """Training steps of tables and dense layers that `prefetch` feeds, by depth, on the CPU.
 
-if __name__ == "__main__":
-    BENCHMARK.start()
+    Models whose caches differ train on the same batches, at depths that take turns. One thread trains and one plans:
+    two idle cores are needed. Losses that differ between caches or depths make a row not correct.
+    """
+    workload = make_workload(options.tables, options.dim, True, options.optimizer, options.lookups, options.bag)
+    for hidden in options.hidden:
+        yield from run_hidden(workload, options, hidden)

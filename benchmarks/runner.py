@@ -26,6 +26,7 @@ from .machine import describe, load_average, with_malloc_settings
 
 Row = dict[str, Any]
 Results = dict[str, Any]
+Run = Callable[[argparse.Namespace], Iterable[Row]]
 
 
 class CannotRunError(Exception):
@@ -226,7 +227,7 @@ def _right(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A command: `python -m benchmarks.NAME`, by the name of the file that has `run`.
+    """A command: `python -m benchmarks NAME`, by the name of `run`, whose docstring --help shows.
 
     Attributes:
         run: yields rows.
@@ -234,27 +235,25 @@ class Benchmark:
         threads: of torch; None: as many as there are.
         malloc: starts anew with glibc's malloc set to keep freed blocks.
         check: what is wrong with the options, or None.
-        draw: draws the results into a file, for --plot; returns why there is no picture, or None.
     """
 
-    run: Callable[[argparse.Namespace], Iterable[Row]]
+    run: Run
     options: Mapping[str, Option]
     targets: Sequence[Target] | Callable[[Sequence[Row]], Sequence[Target]] = ()
     threads: int | None = 1
     malloc: bool = True
     check: Callable[[argparse.Namespace], str | None] = lambda options: None
-    draw: Callable[[Results, Path], str | None] | None = None
 
     @property
     def name(self) -> str:
         """The last word of the command."""
-        return Path(inspect.getfile(self.run)).stem
+        return str(getattr(self.run, "__name__", "benchmark"))
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Returns the options; an option that is not named has the default of the mode."""
         parser = argparse.ArgumentParser(
-            prog=f"python -m benchmarks.{self.name}",
-            description=inspect.getdoc(inspect.getmodule(self.run)),
+            prog=f"python -m benchmarks {self.name}",
+            description=inspect.getdoc(self.run),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -264,13 +263,11 @@ class Benchmark:
             modes.add_argument("--full", dest="mode", action="store_const", const="full", help="every workload")
         for name, option in self.options.items():
             option.add_to(parser, name)
-        files = ["json", *(["plot"] if self.draw else [])]
-        for name in files:
-            parser.add_argument(f"--{name}", type=Path, metavar="FILE")
+        parser.add_argument("--json", type=Path, metavar="FILE")
         options = parser.parse_args(arguments)
-        for path in filter(None, (getattr(options, name) for name in files)):
-            if path.is_dir() or not path.parent.is_dir():
-                parser.error(f"cannot write {path}: it is a folder, or its folder does not exist")
+        path = options.json
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            parser.error(f"cannot write {path}: it is a folder, or its folder does not exist")
         for name, option in self.options.items():
             if getattr(options, name) is None:
                 value = getattr(option, options.mode) if options.mode else None
@@ -324,13 +321,19 @@ class Benchmark:
         if results["targets"]:
             parts.append(table(results["targets"]))
         print("\n\n".join(parts), f"took {results['seconds']:.0f} s", sep="\n\n", flush=True)
-        problem = self.draw(results, options.plot) if self.draw and options.plot else None
-        if problem:
-            print(problem)
         return 0 if all(map(_right, results["rows"])) else 1
 
-    def start(self) -> None:
+    def start(self, arguments: Sequence[str]) -> None:
         """Runs as a program."""
         if self.malloc:
-            with_malloc_settings(f"benchmarks.{self.name}")
-        sys.exit(self.main())
+            with_malloc_settings(["-m", "benchmarks", self.name, *arguments])
+        sys.exit(self.main(arguments))
+
+
+def benchmark(
+    options: Mapping[str, Option],
+    targets: Sequence[Target] | Callable[[Sequence[Row]], Sequence[Target]] = (),
+    **settings: Any,
+) -> Callable[[Run], Benchmark]:
+    """Makes a benchmark of a function that yields rows; `settings` are further attributes of `Benchmark`."""
+    return lambda run: Benchmark(run, options, targets, **settings)

@@ -1,4 +1,4 @@
-"""Bytes that sharded tables exchange, counted; steps of processes on one machine; a model of more."""
+"""Bytes that sharded tables exchange between ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import multiprocessing
-from torch.multiprocessing.spawn import spawn
 
 from .ids import Distribution
-from .runner import Benchmark, Option, Row, say
+from .runner import Option, Row, benchmark, say
 from .tables import configs, make_collection
+from .timing import in_processes
 from .workload import TableSet, Workload, make_workload
 
 MODELLED_DEVICES = ((8, 1), (1024, 1), (1024, 8), (1024, 16), (1024, 32))
@@ -87,9 +86,10 @@ def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distr
     return {name: after[name] - before[name] for name in after}, seconds
 
 
-def _start(rank: int, results: Any, *arguments: Any) -> None:
-    results.put(_train(rank, *arguments))
+def _rank(rank: int, *arguments: Any) -> Any:
+    found = _train(rank, *arguments)
     gc.collect()  # models, which hold the group and so its threads: none may live while the interpreter ends
+    return found
 
 
 def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int, steps: int) -> Row:
@@ -97,12 +97,7 @@ def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int,
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    results = multiprocessing.get_context("spawn").SimpleQueue()
-    arguments = (results, world_size, port, workload, ids, (warm, steps))
-    context = spawn(_start, arguments, world_size, join=False)
-    while not context.join():
-        pass
-    found = [results.get() for _ in range(world_size)]
+    found = in_processes(world_size, _rank, world_size, port, workload, ids, (warm, steps))
     counted = {name: sum(stats[name] for stats, _ in found) / (world_size * steps) for name in found[0][0]}
     exchanged = counted["id_bytes"] + counted["row_bytes"] + counted["grad_bytes"]
     least = least_bytes(workload, counted["unique_ids"], world_size)
@@ -146,22 +141,7 @@ ASSUMED = (
 )
 
 
-def run(options: argparse.Namespace) -> Iterator[Row]:
-    """All cases; the model is of the counts of the first number of ranks."""
-    workload = make_workload(options.tables, options.dim, True, "sgd", options.lookups, options.bag)
-    alone = []
-    for ids in options.ids:
-        for world_size in options.ranks:
-            say(f"{ids.name}, {world_size} ranks")
-            case = run_ranks(workload, ids, world_size, options.warm, options.steps)
-            alone += [case] if world_size == options.ranks[0] else []
-            yield case
-    for case in alone:
-        yield from (model_devices(workload, case, *each) for each in MODELLED_DEVICES)
-
-
-BENCHMARK = Benchmark(
-    run,
+@benchmark(
     {
         "tables": Option(TableSet(4, 100_000), "such as 4x100k", TableSet(2, 1_000), kind=TableSet.parse),
         "dim": Option(64, quick=8),
@@ -173,6 +153,18 @@ BENCHMARK = Benchmark(
         "warm": Option(4, "steps before the clock starts", quick=1),
     },
 )
+def sharding(options: argparse.Namespace) -> Iterator[Row]:
+    """Bytes that sharded tables exchange, counted; steps of processes on one machine; a model of more.
 
-if __name__ == "__main__":
-    BENCHMARK.start()
+    The model is of the counts of the first number of ranks.
+    """
+    workload = make_workload(options.tables, options.dim, True, "sgd", options.lookups, options.bag)
+    alone = []
+    for ids in options.ids:
+        for world_size in options.ranks:
+            say(f"{ids.name}, {world_size} ranks")
+            case = run_ranks(workload, ids, world_size, options.warm, options.steps)
+            alone += [case] if world_size == options.ranks[0] else []
+            yield case
+    for case in alone:
+        yield from (model_devices(workload, case, *each) for each in MODELLED_DEVICES)

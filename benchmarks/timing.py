@@ -1,13 +1,16 @@
-"""Clocks."""
+"""Clocks, and what runs contenders turn by turn or in processes of their own."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,21 +76,40 @@ def best_of(call: Callable[[], object], repeats: int) -> float:
     return min(seconds_of(call) for _ in range(repeats))
 
 
+def timed(call: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> Callable[[], float]:
+    """Returns a call that gives the seconds of `call`."""
+    return partial(seconds_of, call, clock)
+
+
 def take_turns(
-    calls: Mapping[str, Callable[[], object]],
-    rounds: int,
-    warm: int = 3,
-    clock: Callable[[], float] = time.thread_time,
+    calls: Mapping[str, Callable[[], float]], rounds: int, warm: int = 3, repeats: int = 1
 ) -> dict[str, Samples]:
-    """Times every call once a round, in an order that every round reverses; the first `warm` rounds do not count."""
+    """Runs every contender once a round, in an order that every round reverses, and collects the seconds it returns.
+
+    Args:
+        calls: by name, each returns its own seconds, as `timed` does.
+        rounds: that count.
+        warm: rounds before them, which do not count.
+        repeats: calls of a contender in a row in each round.
+    """
     samples = {name: Samples() for name in calls}
     with no_collection():
         for number in range(warm + rounds):
             for name in list(calls) if number % 2 else reversed(list(calls)):
-                seconds = seconds_of(calls[name], clock)
-                if number >= warm:
-                    samples[name].seconds.append(seconds)
+                seconds = [calls[name]() for _ in range(repeats)]
+                samples[name].seconds += seconds if number >= warm else []
+            gc.collect(0)
     return samples
+
+
+def in_processes(count: int, call: Callable[..., Any], *arguments: object) -> list[Any]:
+    """Returns the results of `call(rank, *arguments)` for ranks 0 to `count`, each in a process of its own."""
+    with ProcessPoolExecutor(count, mp_context=CONTEXT) as pool:
+        return [each.result() for each in [pool.submit(call, rank, *arguments) for rank in range(count)]]
+
+
+CONTEXT: Any = multiprocessing.get_context("spawn")
+"""How `in_processes` starts them."""
 
 
 @contextmanager

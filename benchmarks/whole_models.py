@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import random
 import resource
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +34,9 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 import rec_sdk_torch as rst
 
 from .rivals import fbgemm_module
+from .runner import Option, Row, benchmark, say
 from .tables import make_collection
+from .timing import in_processes
 from .workload import CRITEO_SIZES
 
 DENSE = 13
@@ -206,8 +211,7 @@ CONTENDERS: dict[str, Make] = {
 }
 """Ours with a cache of 10% of the rows and with all rows resident, and the rivals."""
 
-
-Run = dict[str, Any]
+OURS = ("cached", "resident")
 WARM_STEPS = 5
 """Steps at the start that are not timed: memory is touched for the first time there."""
 
@@ -217,8 +221,9 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def train_one(options: argparse.Namespace, model: str, batch_size: int, contender: str) -> Run:
+def train_one(rank: int, options: argparse.Namespace, model: str, batch_size: int, contender: str) -> Row:
     """Trains one contender in this process, at most `options.seconds` long."""
+    torch.set_num_threads(options.threads)
     problem = PROBLEMS[model](options.samples, options.seed, options.most_rows)
     torch.manual_seed(options.seed)
     before = _peak()
@@ -236,15 +241,71 @@ def train_one(options: argparse.Namespace, model: str, batch_size: int, contende
         trained += batch.labels.numel()
         if time.perf_counter() - begin > options.seconds:
             break
-    quality = evaluate(whole, problem.data.select(split.test), batch_size)
     return {
-        "model": model,
-        "batch": batch_size,
         "contender": contender,
         "samples_per_second": timed / seconds if seconds else None,
         "trained": trained,
         "whole": trained == split.train.numel(),
-        "auc": quality.auc,
+        "auc": evaluate(whole, problem.data.select(split.test), batch_size).auc,
         "table_bytes": _peak() - before,
         "cache": tables.stats() if tables.stats else None,
     }
+
+
+def summary(runs: Sequence[Row]) -> list[Row]:
+    """For each contender the median of its rounds, and of the rounds' ratios of `cached` and `resident` to it."""
+    of_contenders: dict[str, list[Row]] = {}
+    for run in runs:
+        of_contenders.setdefault(run["contender"], []).append(run)
+    result = []
+    for contender, rounds in of_contenders.items():
+        line: Row = {"contender": contender}
+        for name in ("samples_per_second", "auc", "table_bytes", "trained"):
+            line[name] = statistics.median(run[name] for run in rounds)
+        line["whole"] = all(run["whole"] for run in rounds)
+        for ours in OURS:
+            rates = {run["round"]: run["samples_per_second"] for run in of_contenders.get(ours, [])}
+            shared = [rates[run["round"]] / run["samples_per_second"] for run in rounds if run["round"] in rates]
+            line[f"{ours}_over"] = statistics.median(shared) if shared else None
+        result.append({**line, "runs": rounds})
+    return sorted(result, key=lambda line: list(CONTENDERS).index(line["contender"]))
+
+
+@benchmark(
+    {
+        "models": Option(list(PROBLEMS), choices=list(PROBLEMS)),
+        "batch_sizes": Option([2048, 128], quick=[64]),
+        "contenders": Option(list(CONTENDERS), choices=list(CONTENDERS)),
+        "rounds": Option(3, quick=1),
+        "samples": Option(400_000, "8 of 10 are trained, 1 is tested", quick=1_000),
+        "seconds": Option(30.0, "no contender trains longer"),
+        "most_rows": Option(2**40, "of a table; larger ones are cut to it", quick=2_000),
+        "dim": Option(16),
+        "optimizer": Option("adagrad", "of the tables", choices=("sgd", "adagrad")),
+        "threads": Option(1, "of torch"),
+        "seed": Option(0, kind=int),
+    },
+)
+def end_to_end(options: argparse.Namespace) -> Iterator[Row]:
+    """Whole models end to end: samples per second, AUC and peak memory of ours and of rivals.
+
+    About half an hour, 8 GiB of memory, an idle core. The models are those of examples/train_dlrm.py, on generated
+    clicks with 26 tables of the sizes of the Criteo Kaggle data (33.8 million rows), and of examples/train_sequence.py.
+    A round trains every contender once, each in a process of its own, in an order drawn anew. The time of forward,
+    backward and update counts, for all but the first steps.
+    """
+    for model, batch_size in itertools.product(options.models, options.batch_sizes):
+        order, runs = random.Random(options.seed), []
+        for number in range(options.rounds):
+            for contender in order.sample(options.contenders, len(options.contenders)):
+                try:
+                    (run,) = in_processes(1, train_one, options, model, batch_size, contender)
+                    runs.append({"round": number, **run})
+                except Exception as error:  # a rival that cannot run, or whose process ended
+                    say(f"{contender} took no part: {error!r}")
+        yield from (
+            {"table": f"{model}, batches of {batch_size}, {options.optimizer}", **line} for line in summary(runs)
+        )
+        missing = options.rounds * len(options.contenders) - len(runs)
+        if missing:
+            yield {"table": "took no part", "model": model, "batch": batch_size, "runs": missing, "correct": False}

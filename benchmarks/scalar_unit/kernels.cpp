@@ -143,15 +143,6 @@ void count_update(Report* report, const Batch& batch, DType dtype, const std::st
   });
 }
 
-// One optimizer for each form of a record: compiling all of them would take minutes.
-template <class Weights>
-void count_updates(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
-  count_update<REC_SDK_ISA::Sgd, Weights>(report, batch, dtype, suffix);
-  count_update<REC_SDK_ISA::Adagrad, Weights>(report, batch, dtype, suffix);
-  count_update<REC_SDK_ISA::RowWiseAdagrad, Weights>(report, batch, dtype, suffix);
-  count_update<REC_SDK_ISA::Adam, Weights>(report, batch, dtype, suffix);
-}
-
 void count_accumulate(Report* report, const Batch& batch) {
   report->begin("accumulate_rows");
   std::vector<float> pending(static_cast<size_t>(batch.rows * 2 * batch.dim));
@@ -165,8 +156,33 @@ void count_accumulate(Report* report, const Batch& batch) {
   });
 }
 
+// Bags of 8, all summed.
+struct EveryBag {
+  static constexpr int64_t kLookups = 8;
+  std::vector<int64_t> offsets;
+  int64_t bags, columns[1] = {0};
+  bool mean[1] = {false};
+
+  explicit EveryBag(const Batch& batch) : bags(batch.count() / kLookups) {
+    for (int64_t first = 0; first <= batch.count(); first += kLookups) offsets.push_back(first);
+  }
+  LookupPooled lookup(const Batch& batch, const Weights& weights, float* out) const {
+    const Bags all{offsets.data(), bags, 0, bags, columns, mean, 1};
+    return {weights, batch.slots.data(), nullptr, all, out, batch.dim, batch.dim, bags * kLookups};
+  }
+};
+
+// lookup_pooled() of one stored type, without sample weights: all six that it chooses from take a compiler
+// minutes.
+template <class Stored, class Source>
+__aicore__ inline void sum_bags(const Source& weights, const LookupPooled& a) {
+  TPipe pipe;
+  PooledLookup<RowTiles<Stored, Source>, false> lookup;
+  lookup.run(&pipe, weights, a);
+}
+
+template <class Stored>
 void count_lookups(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
-  constexpr int64_t kBag = 8;
   const RecordLayout layout = layout_of<REC_SDK_ISA::Adagrad>(batch.dim, dtype);
   const std::vector<uint8_t> cache = records_of(batch, layout);
   const Weights weights{cache.data(), layout.bytes, batch.rows, batch.dim, dtype};
@@ -175,21 +191,21 @@ void count_lookups(Report* report, const Batch& batch, DType dtype, const std::s
   report->begin("lookup_sequence " + suffix);
   report->launch("lookup_sequence", blocks_of(sequence, report->cores()), [&] { lookup_sequence(sequence); });
 
-  std::vector<int64_t> offsets;
-  for (int64_t first = 0; first <= batch.count(); first += kBag) offsets.push_back(first);
-  const int64_t columns[1] = {0}, bags = batch.count() / kBag;
-  const bool mean[1] = {false};
-  const Bags all{offsets.data(), bags, 0, bags, columns, mean, 1};
-  const LookupPooled pooled{weights,    batch.slots.data(), nullptr,   all,
-                            out.data(), batch.dim,          batch.dim, bags * kBag};
+  const EveryBag every(batch);
+  const LookupPooled pooled = every.lookup(batch, weights, out.data());
   report->begin("lookup_pooled " + suffix);
-  report->launch("lookup_pooled", blocks_of(pooled, report->cores()), [&] { lookup_pooled(pooled); });
+  report->launch("lookup_pooled", blocks_of(pooled, report->cores()),
+                 [&] { sum_bags<Stored>(pooled.weights, pooled); });
 
   std::vector<float> weights_grad(static_cast<size_t>(batch.count()));
-  const PooledWeightsGrad grad{weights,   batch.slots.data(),  all,       batch.grad.data(),
-                               batch.dim, weights_grad.data(), batch.dim, bags * kBag};
+  const PooledWeightsGrad grad{weights,   batch.slots.data(),  pooled.bags, batch.grad.data(),
+                               batch.dim, weights_grad.data(), batch.dim,   pooled.lookups};
   report->begin("pooled_weights_grad " + suffix);
-  report->launch("pooled_weights_grad", blocks_of(grad, report->cores()), [&] { pooled_weights_grad(grad); });
+  report->launch("pooled_weights_grad", blocks_of(grad, report->cores()), [&] {
+    TPipe pipe;
+    WeightsGradient<Stored> gradient;
+    gradient.run(&pipe, grad);
+  });
 }
 
 void count_copies(Report* report, const Batch& batch) {
@@ -214,8 +230,8 @@ void count_copies(Report* report, const Batch& batch) {
 }
 
 // Every other row comes, and one leaves for it, as in operator_cases.py.
+template <class Stored>
 void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
-  constexpr int64_t kBag = 8;
   const RecordLayout layout = layout_of<REC_SDK_ISA::Adagrad>(batch.dim, dtype);
   std::vector<uint8_t> cache = records_of(batch, layout);
   std::vector<int32_t> coming, places, of_row(static_cast<size_t>(batch.rows)), origins;
@@ -238,18 +254,15 @@ void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const s
   report->launch("swap_lookup_sequence", blocks_of(sequence, report->cores()),
                  [&] { swap_lookup_sequence(sequence); });
 
-  std::vector<int64_t> offsets;
-  for (int64_t first = 0; first <= batch.count(); first += kBag) offsets.push_back(first);
-  const int64_t columns[1] = {0}, bags = batch.count() / kBag;
-  const bool mean[1] = {false};
-  const Bags all{offsets.data(), bags, 0, bags, columns, mean, 1};
-  const SwapLookupPooled pooled{
-      swap,
-      {weights, batch.slots.data(), nullptr, all, out.data(), batch.dim, batch.dim, bags * kBag},
-      origins.data()};
+  const EveryBag every(batch);
+  const SwapLookupPooled pooled{swap, every.lookup(batch, weights, out.data()), origins.data()};
   report->begin("swap_lookup_pooled " + suffix);
-  report->launch("swap_lookup_pooled", blocks_of(pooled, report->cores()),
-                 [&] { swap_lookup_pooled(pooled); });
+  report->launch("swap_lookup_pooled", blocks_of(pooled, report->cores()), [&] {
+    bring_in(pooled.swap);
+    LookupPooled lookup = pooled.lookup;
+    lookup.slots = pooled.origins;
+    sum_bags<Stored>(with_arrivals(lookup.weights, pooled.swap), lookup);
+  });
 }
 
 }  // namespace
@@ -258,13 +271,21 @@ void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const s
 int main(int, char** arguments) {
   const Batch batch(arguments[1], std::stoll(arguments[2]), std::stoll(arguments[3]));
   Report report(std::stoll(arguments[4]));
-  count_lookups(&report, batch, DType::kFloat32, "float32");
-  count_lookups(&report, batch, DType::kBFloat16, "bfloat16");
+  count_lookups<float>(&report, batch, DType::kFloat32, "float32");
+  count_lookups<BFloat16>(&report, batch, DType::kBFloat16, "bfloat16");
   count_copies(&report, batch);
-  count_swap_lookups(&report, batch, DType::kFloat32, "float32");
-  count_swap_lookups(&report, batch, DType::kBFloat16, "bfloat16");
-  count_updates<FloatWeights>(&report, batch, DType::kFloat32, "");
-  count_updates<BFloat16Weights>(&report, batch, DType::kBFloat16, " bfloat16");
+  count_swap_lookups<float>(&report, batch, DType::kFloat32, "float32");
+  count_update<REC_SDK_ISA::Sgd, FloatWeights>(&report, batch, DType::kFloat32, "");
+  count_update<REC_SDK_ISA::RowWiseAdagrad, FloatWeights>(&report, batch, DType::kFloat32, "");
+  count_update<REC_SDK_ISA::Adam, FloatWeights>(&report, batch, DType::kFloat32, "");
+  count_update<REC_SDK_ISA::RowWiseAdagrad, BFloat16Weights>(&report, batch, DType::kBFloat16, " bfloat16");
+#ifdef REC_SDK_EVERY  // each optimizer's form of a record with each data type: twice as long to compile
+  count_swap_lookups<BFloat16>(&report, batch, DType::kBFloat16, "bfloat16");
+  count_update<REC_SDK_ISA::Adagrad, FloatWeights>(&report, batch, DType::kFloat32, "");
+  count_update<REC_SDK_ISA::Sgd, BFloat16Weights>(&report, batch, DType::kBFloat16, " bfloat16");
+  count_update<REC_SDK_ISA::Adagrad, BFloat16Weights>(&report, batch, DType::kBFloat16, " bfloat16");
+  count_update<REC_SDK_ISA::Adam, BFloat16Weights>(&report, batch, DType::kBFloat16, " bfloat16");
+#endif
   count_accumulate(&report, batch);
   report.end();
 }

@@ -1,35 +1,30 @@
-"""The suite in seconds: what it counts and compares, never how long anything took."""
+"""The CPU benchmark: its workloads and their bytes, what it counts and compares, its targets, plans and policies."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from counts import sums
 from threads import threads
 
 pytest.importorskip("torchrec", reason="tables are collections")
 pytest.importorskip("fbgemm_gpu", reason="it is a rival")
 
-from quick_runs import quick
-
-from benchmarks import cpu, policy, rivals, targets
+from benchmarks import policy, rivals, targets
 from benchmarks.bounds import Machine, step_bytes
 from benchmarks.contenders import Collection, Ours
-from benchmarks.cpu import Sample
+from benchmarks.cpu import Sample, cpu
 from benchmarks.ids import STREAMS, Distribution, power_law_ranks, scatter, stream
 from benchmarks.planning import Planner, make_engine, run_plans, shortage_of
 from benchmarks.policy import Optimum, RoundRobin, movielens_items, run_policies
 from benchmarks.runner import Row
-from benchmarks.step import PHASES, StepBench
+from benchmarks.step import StepBench
 from benchmarks.tables import NotAvailableError
 from benchmarks.workload import OPTIMIZERS, TableSet, Workload, make_workload
 
@@ -40,7 +35,7 @@ def _workload(optimizer: str = "adagrad", pooled: bool = False, lookups: int = 2
 
 def _options(**changes: Any) -> argparse.Namespace:
     """Options as --quick has them, changed."""
-    return argparse.Namespace(**{**vars(cpu.BENCHMARK.parse(["--quick"])), **changes})
+    return argparse.Namespace(**{**vars(cpu.parse(["--quick"])), **changes})
 
 
 def _bench(workload: Workload, *names: str, **changes: Any) -> StepBench:
@@ -49,81 +44,6 @@ def _bench(workload: Workload, *names: str, **changes: Any) -> StepBench:
 
 def _machine() -> Machine:
     return Machine(1, 1 << 20, 1)
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return quick("cpu")["rows"]
-
-
-@pytest.fixture(scope="module")
-def steps(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["table"] == targets.STEP]
-
-
-def test_every_workload_is_there(steps: list[Row]) -> None:
-    axes = itertools.product(("sequence", "pooled"), OPTIMIZERS, ("power law 1.05", "uniform"))
-    assert [(case["form"], case["optimizer"], case["distribution"]) for case in steps] == list(axes)
-    for case in steps:
-        assert case["hit_rate"] == 1.0
-        assert all(case["correct"].values())
-        assert set(case["ratios"]) == set(case["times"]) - {"collection"}
-        for phases in case["times"].values():
-            assert {name: phase["rounds"] for name, phase in phases.items()} == dict.fromkeys(PHASES, 2)
-        for key in ("copy_bound_ms", "random_bound_ms", "over_copy_bound", "over_random_bound"):
-            assert case[key] > 0
-
-
-def test_contenders_stand_where_they_can(steps: list[Row]) -> None:
-    for case in steps:
-        assert ("torch" in case["times"]) is (case["optimizer"] != "rowwise_adagrad")
-        assert {"collection", "ours", "collection-index", "collection@0.5"} <= set(case["times"])
-        for name in ("torch", "fbgemm", "torchrec"):
-            assert (name in case["times"]) is not (name in case["skipped"])
-
-
-def test_counters_of_a_step(steps: list[Row]) -> None:
-    for case in steps:
-        full, half = case["counters"]["collection"], case["counters"]["collection@0.5"]
-        assert (full["batches"], full["lookups"]) == (2, 2 * 256)
-        assert full["unique_rows"] == 2 * case["unique_rows"] == 2 * sum(case["unique_rows_of_tables"])
-        assert full["rows_in"] == full["unique_misses"] == full["rows_out"] == 0
-        assert sums(case["counters"]["ours"]) == sums(full)
-        assert half["unique_rows"] == full["unique_rows"]
-        assert half["rows_in"] == half["unique_misses"] > 0
-        workload = _workload(case["optimizer"])
-        assert half["bytes_in"] == half["rows_in"] * workload.record_bytes
-        assert half["bytes_out"] == half["rows_out"] * workload.record_bytes
-
-
-def test_plans_policies_and_growth(rows: list[Row]) -> None:
-    plans = [row for row in rows if row["table"] == "plan"]
-    by_kind = {plan["what"]: plan for plan in plans}
-    assert set(by_kind) == {"hits", "insert", "growth", "eviction"}
-    for plan in plans:
-        assert plan["counters"]["lookups"] == 2 * 2000
-        if plan["what"] == "hits":
-            assert plan["new_rows"] == plan["counters"]["unique_misses"] == 0
-    assert by_kind["insert"]["new_rows"] == by_kind["growth"]["new_rows"] == 2 * 2000
-    assert by_kind["eviction"]["rows_out"] > 0
-    assert by_kind["hits"]["kind"] == "index"
-    assert all(row["rows_in"] == row["unique_misses"] for row in rows if "policy" in row)
-    growing = [row for row in rows if row["table"] == "growing table"]
-    assert [(row["rows"], row["memory"]["rows"], row["record_bytes"]) for row in growing] == [
-        (size, size, 32) for size in (2000, 4000)
-    ]
-    assert all(row["counters"]["lookups"] == 2 * 256 for row in growing)
-
-
-def test_targets_are_listed() -> None:
-    results = quick("cpu")
-    found = {target["target"].rpartition(",")[0]: target for target in results["targets"]}
-    (copy,) = (row for row in results["rows"] if row["table"] == "copy")
-    cores = "20 GB/s or more" if copy["copy_bytes_per_second"] >= 20e9 else "below 20 GB/s"
-    counts = [target["rows"] for name, target in found.items() if cores in name]
-    assert counts == [4, 4, 4], "torch's, by the bandwidth that was measured"
-    assert (found["FBGEMM, sgd"]["rows"], found["collection over table-batched embedding"]["rows"]) == (4, 16)
-    assert found["plan, hash, 100 million rows, M ids/s"]["met"] is None
 
 
 def _case(**changes: Any) -> Row:
@@ -141,14 +61,14 @@ def _compare(cases: list[Row], bandwidth: float = 30e9) -> Row:
 
 def test_targets_of_torch_follow_the_copy_bandwidth() -> None:
     cases = [_case(ratios={"torch": ratio}) for ratio in (1.9, 1.3, 2.6)]
-    slow, fast = (_compare(cases, bandwidth)["torch sparse, sgd"] for bandwidth in (19.9e9, 20e9))
-    assert "below 20 GB/s" in slow["target"]
-    assert "20 GB/s or more" in fast["target"]
-    assert [(each["median"], each["worst"]) for each in (slow, fast)] == [(1.9, 1.3)] * 2
-    assert [(each["wanted median"], each["wanted worst"], each["met"]) for each in (slow, fast)] == [
-        (1.5, 1.2, True),
-        (2.5, 1.7, False),
-    ]
+    for bandwidth, cores, wanted, met in (
+        (19.9e9, "below 20", (1.5, 1.2), True),
+        (20e9, "20 GB/s or", (2.5, 1.7), False),
+    ):
+        judged = _compare(cases, bandwidth)["torch sparse, sgd"]
+        assert cores in judged["target"]
+        assert (judged["median"], judged["worst"], judged["rows"]) == (1.9, 1.3, 3)
+        assert (judged["wanted median"], judged["wanted worst"], judged["met"]) == (*wanted, met)
 
 
 def test_the_worst_workload_is_judged_as_well() -> None:
@@ -174,7 +94,7 @@ def test_targets_take_their_own_cases_only() -> None:
     assert reached["copy bound, D = 64, pooled"] == (1.7, 1.7, 1)
     assert reached["cache of 10% over all rows resident, power law 1.05, no prefetch"] == (1.9, 1.9, 1)
     assert reached["FBGEMM, sgd"][0] == 1.8
-    assert found["torch sparse, sgd"]["met"] is None
+    assert found["torch sparse, sgd"]["met"] is found["plan, hash, 100 million rows, M ids/s"]["met"] is None
     assert reached["collection over table-batched embedding"][2] == 0
 
 
@@ -184,21 +104,17 @@ def test_plans_of_two_threads_are_judged_by_those_of_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(Planner, "plan", lambda self, ids: (used.append(torch.get_num_threads()), plan(self, ids))[1])
     with threads(torch.get_num_threads()):
         sizes = {"plan_batch": 500, "plan_rows": 1000, "large_rows": 0, "rounds": 1, "threads": [1, 2]}
-        plans = list(run_plans(_options(**sizes)))
+        hits = [row for row in run_plans(_options(**sizes)) if row["what"] == "hits"]
         assert torch.get_num_threads() == 1
     assert used.count(2) == 8, "a warm batch and a timed one, of two kinds of table and two distributions"
-    hits = [plan for plan in plans if plan["what"] == "hits"]
-    assert [(plan["kind"], plan["threads"]) for plan in hits] == [
-        (kind, count) for kind in ("hash", "index") for count in (1, 1, 2, 2)
-    ]
-    alone = {(plan["kind"], plan["ids"]): plan["M ids/s"] for plan in hits if plan["threads"] == 1}
-    for plan in hits[2:4]:
-        assert plan["two threads over one"] == plan["M ids/s"] / alone[plan["kind"], plan["ids"]]
-    found = _compare([{**plan, "rows": 1_000_000, "M ids/s": 40.0, "two threads over one": 1.5} for plan in hits])
-    assert (found["plan, hash, 1 million rows, M ids/s"]["worst"], found["plan, index table, M ids/s"]["rows"]) == (
-        40,
-        2,
-    )
+    kinds = [(kind, count) for kind in ("hash", "index") for count in (1, 1, 2, 2)]
+    assert [(row["kind"], row["threads"]) for row in hits] == kinds
+    alone = {(row["kind"], row["ids"]): row["M ids/s"] for row in hits if row["threads"] == 1}
+    for row in hits[2:4]:
+        assert row["two threads over one"] == row["M ids/s"] / alone[row["kind"], row["ids"]]
+    found = _compare([{**row, "rows": 1_000_000, "M ids/s": 40.0, "two threads over one": 1.5} for row in hits])
+    assert found["plan, hash, 1 million rows, M ids/s"]["worst"] == 40
+    assert found["plan, index table, M ids/s"]["rows"] == 2
     speedup = found["plan, hash, 1 million rows, two threads over one"]
     assert (speedup["worst"], speedup["rows"], speedup["met"]) == (1.5, 2, False)
 
@@ -259,7 +175,7 @@ def test_weights_are_those_of_the_table(kind: type[Ours], pooled: bool) -> None:
 def test_samples() -> None:
     samples = ["--samples", "1x300:pooled:adam", "criteo@300:pooled:sgd"]
     words = ["--quick", "--sections", "step", *samples, "--optimizers", "sgd", "--forms", "sequence"]
-    found = cpu.BENCHMARK.measure(cpu.BENCHMARK.parse(words))
+    found = cpu.measure(cpu.parse(words))
     sampled = [case for case in found["rows"] if case["table"] == targets.STEP and case["tables"] != "2x500"]
     cases = itertools.product((("1x300", "adam"), ("criteo@300", "sgd")), ("power law 1.05", "uniform"))
     assert [((case["tables"], case["optimizer"]), case["distribution"]) for case in sampled] == list(cases)
@@ -267,27 +183,12 @@ def test_samples() -> None:
     assert "collection-index" not in sampled[0]["times"]
 
 
-@pytest.mark.parametrize("file", ["plot.png", None])
-def test_plots(file: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cpu", "cuda"):
-        draw = importlib.import_module(f"benchmarks.{name}").BENCHMARK.draw
-        path = tmp_path / f"{name}.png"
-        if file is None:
-            monkeypatch.setitem(sys.modules, "matplotlib", None)
-            assert "no plot: " in draw(quick(name), path)
-            assert not path.exists()
-        else:
-            pytest.importorskip("matplotlib")
-            assert draw(quick(name), path) is None
-            assert path.stat().st_size > 1000
-
-
 def test_the_single_feature_is_part_of_every_run() -> None:
     for arguments in ([], ["--full"]):
-        options = cpu.BENCHMARK.parse(arguments)
+        options = cpu.parse(arguments)
         assert Sample(TableSet(1, 100_000), "sequence", "sgd") in options.samples
         assert (options.lookups, options.dims[0] if not arguments else 64) == (65536, 64)
-    assert cpu.BENCHMARK.parse(["--tables", "2x500"]).samples == []
+    assert cpu.parse(["--tables", "2x500"]).samples == []
 
 
 @pytest.mark.parametrize(
@@ -301,7 +202,7 @@ def test_bad_samples(text: str) -> None:
 
 def test_a_sequence_of_criteo_is_refused() -> None:
     with pytest.raises(SystemExit):
-        cpu.BENCHMARK.parse(["--tables", "criteo", "--forms", "sequence"])
+        cpu.parse(["--tables", "criteo", "--forms", "sequence"])
     with pytest.raises(ValueError, match="one dim"):
         make_workload(TableSet.parse("criteo"), 64, False, "sgd", 65536, 16)
 
@@ -392,18 +293,9 @@ def test_a_cache_that_a_batch_does_not_fit_in() -> None:
 
 
 def test_fbgemm_forms_agree() -> None:
-    pytest.importorskip("fbgemm_gpu")
-    workload = _workload("adagrad")
-    ours = Ours(workload)
-    ours.fill()
-    ids = workload.draw(Distribution(1.05), np.random.default_rng(0))
-    both = [rivals.make_rival(name, workload, 0) for name in ("fbgemm", "fbgemm-none", "fbgemm-ours")]
-    for table, begin, rows in ours.chunks():
-        for rival in both:
-            rival.tables()[table][begin : begin + len(rows)].data.copy_(rows)
-    expected = ours.step(ids).detach()
-    for rival in both:
-        torch.testing.assert_close(rival.output(rival.step(ids)).detach(), expected)
+    bench = _bench(_workload("adagrad"), "fbgemm", "fbgemm-none", "fbgemm-ours")
+    case = bench.run(Distribution(1.05), _machine())
+    assert case["correct"] == dict.fromkeys(("ours", "fbgemm", "fbgemm-none", "fbgemm-ours"), True)
 
 
 def test_power_law_has_its_probabilities() -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Iterator
 
 import pytest
 import torch
-from counts import sums
-from quick_runs import quick
 from threads import threads
 
 from benchmarks import cuda, pool_step, rivals
@@ -25,7 +22,6 @@ from benchmarks.targets import GPU_TARGETS, STEP
 from benchmarks.workload import TableSet, Workload
 
 BATCHES, PER_TABLE = 8, 100
-NEEDS_STREAMS = {"pinned H2D", "pinned D2H", "duplex, both at once"}
 TINY = ["--quick", "--device", "cpu"]
 
 
@@ -36,18 +32,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run(*arguments: str) -> list[Row]:
-    rows: list[Row] = cuda.BENCHMARK.measure(cuda.BENCHMARK.parse([*TINY, *arguments]))["rows"]
+    rows: list[Row] = cuda.cuda.measure(cuda.cuda.parse([*TINY, *arguments]))["rows"]
     return rows
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return quick("cuda")["rows"]
-
-
-@pytest.fixture(scope="module")
-def cases(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["table"] == STEP]
 
 
 def _pool(alpha: float = 1.05, lookups: int = 2 * PER_TABLE) -> Pool:
@@ -61,15 +47,6 @@ def _case(optimizer: str = "sgd", ratio: float = 1.0, rivals: tuple[str, ...] = 
 
 
 # ---- the workload
-
-
-def test_the_full_scale_is_that_of_testcaching() -> None:
-    assert (LOOKUPS, DIM) == (10 * (2**20 // 10), 128) == (1_048_570, 128)
-    options = cuda.BENCHMARK.parse([])
-    assert (options.tables, options.uniform_tables) == (TableSet(10, 26_843_545), TableSet(10, 1_677_721))
-    assert (options.lookups, options.dim, options.ratios) == (LOOKUPS, DIM, [1.0, 0.8, 0.5, 0.2])
-    assert (options.optimizers, options.batches) == (["adam", "sgd"], 20)
-    assert [d.alpha for d in options.distributions] == [1.05, 0.0]
 
 
 @pytest.mark.parametrize("alpha", [1.05, 0.0])
@@ -94,84 +71,14 @@ def test_bytes_of_the_operators() -> None:
     }
 
 
-# ---- a run
-
-
-def test_device_and_rows_are_named(rows: list[Row]) -> None:
-    assert rows[0]["type"] == "cpu"
-    pools = [row for row in rows if row["table"] == "pools of batches"]
-    assert [(pool["distribution"], pool["id_range"]) for pool in pools] == [("power law 1.05", 5000), ("uniform", 400)]
-    for pool in pools:
-        assert (pool["batches"], pool["lookups"]) == (BATCHES, 2 * PER_TABLE)
-        assert 0 < pool["rows"] <= pool["id_range"]
-        assert min(pool["device_bytes"], pool["host_bytes"]) > 0
-
-
-def test_ceilings_that_need_cuda_are_absent(rows: list[Row]) -> None:
-    ceilings = {row["name"]: row for row in rows if row["table"] == "ceilings, best"}
-    swaps = {name for name in ceilings if name.endswith((", staged", ", direct"))}
-    assert len(swaps) == 4
-    for name, ceiling in ceilings.items():
-        absent = name in NEEDS_STREAMS | swaps
-        assert ceiling.get("absent") == ("needs CUDA" if absent else None)
-        assert ("GB/s" in ceiling) is not absent
-        assert ceiling.get("correct") is not False
-    assert ceilings["device copy, read + written"]["moved_bytes"] == 2 << 20
-    assert ceilings["host gather of 512-byte rows, 1 thread"]["moved_bytes"] == 512 * 512
-    assert ceilings["host gather of 512-byte rows, 1 thread"]["correct"]
-
-
-def test_every_case_is_there_and_right(cases: list[Row]) -> None:
-    assert [(c["alpha"], c["optimizer"], c["ratio"]) for c in cases] == [
-        *((1.05, optimizer, ratio) for optimizer in ("adam", "sgd") for ratio in (1.0, 0.8, 0.5)),
-        *((0.0, optimizer, 1.0) for optimizer in ("adam", "sgd")),
-    ]
-    for case in cases:
-        assert ("operators" in case["correct"]) is (case["operators"] is not None) is (case["ratio"] == 1.0)
-        for flags in case["correct"].values():
-            assert flags == {"lookup": True, "update": True}
-        assert case["skipped"]["fbgemm"] == case["skipped"]["fbgemm-cached"] == "needs CUDA"
-        assert ("index_add" in case["times"]) is (case["optimizer"] == "sgd")
-        assert "torch sparse" in case["times"]
-        collection = f"collection{case['ours'].removeprefix('ours')}"
-        assert (collection in case["times"]) is not ("collection" in case["skipped"])
-        for name, times in case["times"].items():
-            measured = {"end to end", "in a row", "lookup in a row", "update in a row", "together in a row"}
-            if name in case["counters"]:
-                measured |= {"plan", "swap", "lookup", "update", "other", "plans ready"}
-                assert min(times[phase]["min_ms"] for phase in ("plan", "lookup", "update")) > 0, "a phase is not seen"
-            assert set(times) == measured
-            assert times["end to end"]["rounds"] == times["lookup in a row"]["rounds"] == BATCHES
-        if case["operators"]:
-            assert {times["rounds"] for times in case["operators"].values()} == {BATCHES}
-
-
-def test_counters(rows: list[Row], cases: list[Row]) -> None:
-    pools = {row["distribution"]: row for row in rows if row["table"] == "pools of batches"}
-    for case in cases:
-        pool = pools[case["distribution"]]
-        assert case["slots"] == 2 * math.ceil(case["ratio"] * pool["rows"])
-        assert case["record_bytes"] == {"adam": 96, "sgd": 32}[case["optimizer"]]
-        assert case["unique_rows"] == pool["unique_rows"]
-        for counted in case["counters"].values():
-            assert (counted["batches"], counted["lookups"]) == (BATCHES, BATCHES * 2 * PER_TABLE)
-            assert counted["unique_rows"] == BATCHES * pool["unique_rows"]
-            assert counted["new_rows"] == 0
-            assert counted["rows_in"] == counted["rows_out"] == counted["unique_misses"]
-            assert counted["bytes_in"] == counted["bytes_out"] == counted["rows_in"] * case["record_bytes"]
-            assert (counted["rows_in"] == 0) is (case["ratio"] == 1.0)
-        assert len({tuple(sums(counted).items()) for counted in case["counters"].values()}) == 1
-        hits = 1 - case["counters"][case["ours"]]["unique_misses"] / (BATCHES * pool["unique_rows"])
-        assert case["hit_rate"] == pytest.approx(hits)
-    halves = [case["hit_rate"] for case in cases if case["optimizer"] == "adam" and case["alpha"]]
-    assert halves == sorted(halves, reverse=True), "a smaller cache hits less"
-
-
 # ---- results that differ, or do not fit
 
 
-def test_targets_count_right_results_of_the_full_shape_on_a_gpu_only(cases: list[Row]) -> None:
-    case = {name: value for name, value in cases[0].items() if name not in ("table", "published shape")}
+def test_targets_count_right_results_of_the_full_shape_on_a_gpu_only() -> None:
+    pool = _pool()
+    workload = pool.workload(8, "adam")
+    case = pool_step.run_case(workload, pool, 1.0, ["torch"], workload.gradient(0), 0)
+    assert (LOOKUPS, DIM) == (1_048_570, 128), "the shape of TestCaching"
     full = {**case, "dim": DIM, "lookups": LOOKUPS}
     wrong = {**full, "correct": {"torch sparse": {"lookup": True, "update": False}}}
 
@@ -194,7 +101,7 @@ def test_targets_count_right_results_of_the_full_shape_on_a_gpu_only(cases: list
 def test_a_wrong_update_is_marked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(rivals, "LEARNING_RATE", 0.015)
     chosen = ["--distributions", "1.05", "--optimizers", "sgd", "--ratios", "0.5", "--rivals", "index-add"]
-    assert cuda.BENCHMARK.main([*TINY, *chosen]) == 1
+    assert cuda.cuda.main([*TINY, *chosen]) == 1
     assert re.search(r"index_add .* NO\n", capsys.readouterr().out)
     (case,) = (row for row in _run(*chosen) if row["table"] == STEP)
     assert case["correct"] == {"index_add": {"lookup": True, "update": False}}
@@ -247,20 +154,19 @@ def test_too_little_memory_ends_the_run_early(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cuda, "free_memory", lambda device: Need(0, 0))
-    assert cuda.BENCHMARK.main(TINY) == 2
+    assert cuda.cuda.main(TINY) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "device memory: needs" in said.err
     assert "fewer --batches" in said.err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cuda.BENCHMARK.main([]) == 2
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cuda.cuda.main([]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert len(said.err.splitlines()) == 1
-    assert said.err.startswith("--device cuda: torch ")
+    assert re.fullmatch("--device cuda: torch .*\n", said.err)
 
 
 # ---- parts
