@@ -1,4 +1,4 @@
-"""What the rows of a benchmark count, by benchmark."""
+"""Checks of the rows of quick runs, by benchmark: their counts are exact, and contenders agree."""
 
 from __future__ import annotations
 
