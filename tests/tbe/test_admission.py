@@ -17,7 +17,7 @@ from coin_reference import Coin, philox
 from embeddings import ids_of, one_table
 from sketch_reference import Sketch as PlainSketch
 
-from rec_sdk_torch.rules import Count, Probability, Sketch
+from rec_sdk_torch.rules import Age, Count, Probability, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
 
 THRESHOLD = 4
@@ -217,6 +217,13 @@ def test_copies_and_loads_of_rows_keep_the_sketch(device: torch.device) -> None:
         assert torch.equal(each.view("t").sketch(), before)
         look_up(each, np.array([2]))
         assert admitted(each) == {1, 2}
+
+
+def test_a_row_has_the_timestamp_of_its_last_lookup(device: torch.device) -> None:
+    embedding = table(device, admission=Sketch(3, bytes=4000), eviction=Age(10))
+    for stamps in (3, 4), (9, 7):
+        embedding(torch.tensor([5, 5]), torch.tensor([0, 2]), timestamps=torch.tensor(stamps))
+    assert embedding.view("t").row_columns(torch.tensor([5]))["timestamp"].tolist() == [7]
 
 
 # ---- by chance
