@@ -158,7 +158,8 @@ def error_of(call: Callable[[], object]) -> str:
 def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Makes a test of a function that each of so many ranks calls; all have to return the same.
 
-    The function has `rank` and `world_size` where it names them; its other parameters are the test's.
+    The function has `rank` and `world_size` where it names them; its other parameters are the test's. Without numbers
+    here, `world_size` is one of those that the test is parametrized by.
     """
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
@@ -171,7 +172,7 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..
         given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("ranks_of", "world_size")]
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
         test.__signature__ = inspect.Signature([*given, *own])  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("world_size", world_sizes)(test)
+        return pytest.mark.parametrize("world_size", world_sizes)(test) if world_sizes else test
 
     return decorate
 

@@ -82,36 +82,29 @@ FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
 
 def configs(scenario: Scenario) -> list[Any]:
     """A hash table, an index table, and a hash table that shares a feature."""
-    d0, d1, d2 = scenario.dims
-    typed = {"data_type": scenario.dtype}
-    index = {"name": "t1", "num_embeddings": scenario.index_rows, "embedding_dim": d1, **typed}
-    index["init_fn"] = scenario.init_fn
-    uniform = {"initializer_type": rst.InitializerType.UNIFORM, **typed}
+    pooled = scenario.kind != "sequences"
+    uniform: dict[str, Any] = {"initializer_type": rst.InitializerType.UNIFORM, "data_type": scenario.dtype}
     if scenario.tracked:
         uniform["is_incremental"] = True
     if scenario.admit or scenario.rules:
         chosen = scenario.rules or {"admit_threshold": scenario.admit}
         uniform["admit_and_evict_config"] = rst.AdmitAndEvictConfig(not_admitted_default_value=0.25, **chosen)
-    if scenario.kind == "sequences":
-        return [
-            sequence_config("t0", FEATURES[0], embedding_dim=d0, **uniform),
-            EmbeddingConfig(feature_names=FEATURES[1], **index),
-            sequence_config("t2", FEATURES[2], embedding_dim=d2, **uniform),
-        ]
-    mean, plain = {"pooling": PoolingType.MEAN}, {"pooling": PoolingType.SUM}
-    if scenario.kind == "hash":
-        hashed = [
-            rst.HashEmbeddingBagConfig(
-                name=f"t{i}", num_embeddings=100, embedding_dim=dim, feature_names=names, **uniform, **pooling
-            )
-            for i, (dim, names, pooling) in enumerate(zip(scenario.dims, FEATURES, (plain, mean, plain), strict=True))
-        ]
-        return hashed
-    return [
-        bag_config("t0", FEATURES[0], embedding_dim=d0, **uniform, **plain),
-        EmbeddingBagConfig(feature_names=FEATURES[1], **mean, **index),
-        bag_config("t2", FEATURES[2], embedding_dim=d2, **uniform, **mean),
+    kinds = PoolingType.SUM, PoolingType.MEAN, PoolingType.SUM if scenario.kind == "hash" else PoolingType.MEAN
+    pooling: list[dict[str, Any]] = [{"pooling": kind} if pooled else {} for kind in kinds]
+    make: Any = {"bags": bag_config, "sequences": sequence_config, "hash": _capacity_config}[scenario.kind]
+    found = [
+        make(f"t{i}", names, embedding_dim=dim, **uniform, **how)
+        for i, (names, dim, how) in enumerate(zip(FEATURES, scenario.dims, pooling, strict=True))
     ]
+    if scenario.kind != "hash":
+        index: Any = EmbeddingBagConfig if pooled else EmbeddingConfig
+        shape = {"num_embeddings": scenario.index_rows, "embedding_dim": scenario.dims[1], "data_type": scenario.dtype}
+        found[1] = index(name="t1", feature_names=FEATURES[1], init_fn=scenario.init_fn, **shape, **pooling[1])
+    return found
+
+
+def _capacity_config(name: str, features: list[str], **options: Any) -> Any:
+    return rst.HashEmbeddingBagConfig(name=name, feature_names=features, num_embeddings=100, **options)
 
 
 PLACE = object()
@@ -127,17 +120,14 @@ class Model(torch.nn.Module):
         options: dict[str, Any] = {"device": Place.device if device is PLACE else device, "home": homes}
         options["update"] = scenario.update
         options["padding_idx"] = scenario.padding_idx
+        if scenario.kind != "sequences":
+            options["is_weighted"] = scenario.weighted
         if scenario.kind == "hash":
             torch.manual_seed(seed)
-            self.sparse = rst.HashEmbeddingBagCollection(configs(scenario), is_weighted=scenario.weighted, **options)
         else:
             options |= {"cache": scenario.cache if cache is None else cache, "seed": seed}
-            if scenario.kind == "sequences":
-                self.sparse = rst.EmbCacheEmbeddingCollection(configs(scenario), **options)
-            else:
-                self.sparse = rst.EmbCacheEmbeddingBagCollection(
-                    configs(scenario), is_weighted=scenario.weighted, **options
-                )
+        kinds: dict[str, Any] = {"sequences": rst.EmbCacheEmbeddingCollection, "hash": rst.HashEmbeddingBagCollection}
+        self.sparse = kinds.get(scenario.kind, rst.EmbCacheEmbeddingBagCollection)(configs(scenario), **options)
         self.pooled = scenario.kind != "sequences"
         self.scale = torch.nn.Parameter(torch.full((1,), 0.7, device=Place.device))
         # Sharded tables have TorchRec's `eps` of Adagrad where none is given, those of one process have torch's.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from jagged import apply, bag_config, bags_collection, jagged, sequences_collection
-from ranks import Place, Start, error_of, on_ranks
+from ranks import Place, error_of, on_ranks
 from sharded_model import Model, Scenario, assert_same, batch_of, batches_of, rows, shard, shard_tables, sharded
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
@@ -345,20 +345,17 @@ def test_one_rank_that_evaluates(rank: int, way: str, rules: dict[str, Any], aft
     return message
 
 
-def change_mode_together(rank: int, world_size: int, depth: int) -> Any:
-    """All ranks evaluate a batch in the middle, which was exchanged to be trained."""
-    scenario = Scenario(optimizer=ADAGRAD, rules={"admit_threshold": 2})
-    model = sharded(scenario)
-    outputs = []
-    for place, batch in enumerate(rst.prefetch(batches_of(scenario, 8), model, depth=depth)):
-        model.train(place % 3 != 2)
-        loss, output = model.module(batch)
-        outputs.append(output)
-        if model.training:
-            loss.backward()
-    return outputs, rows(model.module.sparse)
-
-
-def test_all_ranks_may_evaluate_what_was_prefetched(ranks_of: Start) -> None:
-    plain, ahead = (ranks_of(2).run(change_mode_together, depth) for depth in (0, 2))
-    assert_same(ahead, plain)
+@on_ranks(2)
+def test_all_ranks_may_evaluate_what_was_prefetched() -> None:
+    """They evaluate a batch in the middle, which was exchanged to be trained."""
+    scenario, found = Scenario(optimizer=ADAGRAD, rules={"admit_threshold": 2}), []
+    for depth in (0, 2):
+        model, outputs = sharded(scenario), []
+        for place, batch in enumerate(rst.prefetch(batches_of(scenario, 8), model, depth=depth)):
+            model.train(place % 3 != 2)
+            loss, output = model.module(batch)
+            outputs.append(output)
+            if model.training:
+                loss.backward()
+        found.append((outputs, rows(model.module.sparse)))
+    assert_same(*found)

@@ -1,4 +1,5 @@
-"""Faults of one rank: it dies, does not come, or has a batch or gradients that fail."""
+"""Ranks whose data ends at different steps end together; and faults of one rank: it dies, does not come, or has a batch
+or gradients that fail."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,19 @@ import torch
 from forking import fork
 from jagged import jagged, same_bits
 from ranks import Place, Ranks, Start, error_of, on_ranks
-from sharded_model import KEYS, Model, Scenario, assert_rows, batch_of, batches_of, rows, shard, sharded, train
+from sharded_model import (
+    KEYS,
+    Model,
+    Scenario,
+    assert_rows,
+    assert_same,
+    batch_of,
+    batches_of,
+    rows,
+    shard,
+    sharded,
+    train,
+)
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
@@ -27,14 +41,135 @@ TIMEOUT = 4
 """Seconds of the process group, of ranks that fail."""
 
 
-@pytest.fixture
-def doomed(device: torch.device) -> Any:
-    """Two ranks of their own, which may be killed."""
+def doomed_ranks(device: torch.device, count: int) -> Iterator[Ranks]:
+    """Ranks of their own, which may be killed."""
     if device.type != "cpu":
         pytest.skip("the timeouts of nccl and hccl are those of their libraries; ids go over gloo on every device")
-    ranks = Ranks(2, device.type, TIMEOUT)
+    ranks = Ranks(count, device.type, TIMEOUT)
     yield ranks
     ranks.kill()
+
+
+@pytest.fixture
+def doomed(device: torch.device) -> Iterator[Ranks]:
+    yield from doomed_ranks(device, 2)
+
+
+@pytest.fixture
+def four_doomed(device: torch.device) -> Iterator[Ranks]:
+    yield from doomed_ranks(device, 4)
+
+
+class Collections(torch.nn.Module):
+    """Each exchanges by itself."""
+
+    def __init__(self, count: int, scenario: Scenario = PLAIN) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(Model(scenario, seed) for seed in range(count))
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([part(batch)[0] for part in self.parts]).sum(), batch.values()
+
+
+# ---- data that ends at different steps: all train the batches that every rank has, then end together
+
+
+BATCHES = {2: (6, 4), 4: (5, 7, 3, 4)}
+EPOCHS = 2
+NAMED = {"one": (1,), "turned": (1, 0)}
+"""Collections whose ids a loop says to prefetch."""
+
+
+def pipelined(model: Any, dense: Any, kind: str, depth: int) -> Callable[[Iterator[Any]], int]:
+    if kind in ("loop", *NAMED):
+
+        def loop(batches: Iterator[Any]) -> int:
+            steps = 0
+            names = NAMED.get(kind)
+            features = None if names is None else lambda batch: {f"parts.{name}.sparse": batch for name in names}
+            for batch in rst.prefetch(batches, model.module, depth=depth, features=features):
+                dense.zero_grad()
+                model(batch)[0].backward()
+                dense.step()
+                steps += 1
+            return steps
+
+        return loop
+    if kind == "hybrid":
+        pipeline: Any = rst.HybridTrainPipelineSparseDist(model, dense, Place.device, pipe_n_batch=depth)
+    else:
+        pipeline = rst.EmbCacheTrainPipelineSparseDist(
+            model, dense, "cpu", Place.device, depth=depth, execute_all_batches=kind == "all"
+        )
+
+    def progress(batches: Iterator[Any]) -> int:
+        steps = 0
+        while True:
+            try:
+                pipeline.progress(batches)
+            except StopIteration:
+                return steps
+            steps += 1
+
+    return progress
+
+
+def train_epochs(rank: int, world_size: int, kind: str, depth: int, counts: tuple[int, ...]) -> Any:
+    """(steps of each epoch, rows)"""
+    scenario = Scenario(optimizer=torch.optim.Adagrad, rules={"admit_threshold": 2}, seed=51)
+    model: Any = shard(Collections(2, scenario), scenario)
+    parts = model.module.parts
+    epoch_of = pipelined(model, torch.optim.SGD([part.scale for part in parts], lr=0.05), kind, depth)
+    steps = [epoch_of(batch_of(scenario, 10 * epoch + i) for i in range(counts[rank])) for epoch in range(EPOCHS)]
+    return steps, [rows(part.sparse) for part in parts]
+
+
+def check(ranks: Ranks, kind: str, depth: int, counts: tuple[int, ...], even: Any = None) -> None:
+    """The ranks train what all have; with the rows of `even`, where every rank has as much."""
+    results = ranks.run(train_epochs, kind, depth, counts)
+    assert [steps for steps, _ in results] == [[min(counts)] * EPOCHS] * len(counts)
+    if even is not None:
+        assert_same([found for _, found in results], [found for _, found in even])
+
+
+@pytest.mark.parametrize("world_size", BATCHES)
+def test_all_ranks_train_what_all_have(ranks_of: Start, pytestconfig: pytest.Config, world_size: int) -> None:
+    """Two ranks have half of the pipelines and depths, and four a quarter, where the suite is not the full one."""
+    counts, ranks = BATCHES[world_size], ranks_of(world_size)
+    kinds = [*((kind, depth) for kind in ("all", "loop") for depth in range(4)), ("hybrid", 2)]
+    some = kinds if pytestconfig.getoption("--full") else {2: kinds[::2], 4: kinds[3::4]}[world_size]
+    even = ranks.run(train_epochs, "loop", 0, (min(counts),) * world_size)
+    for kind, depth in some:
+        check(ranks, kind, depth, counts, even)
+
+
+def test_some_collections_prefetch(ranks_of: Start) -> None:
+    even = ranks_of(2).run(train_epochs, "loop", 0, (4, 4))
+    for kind in NAMED:
+        check(ranks_of(2), kind, 2, (6, 4), even)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_without_the_batches_that_were_read_ahead(ranks_of: Start, depth: int) -> None:
+    for counts in ((6, 4), (4, 6), (4, 4)) if depth == 1 else ((6, 4),):
+        results = ranks_of(2).run(train_epochs, "ahead", depth, counts)
+        assert [steps for steps, _ in results] == [[4 - depth] * EPOCHS] * 2
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("counts", [(0, 3), (1, 0), (0, 0), (3, 1)])
+def test_fewer_batches_than_are_read_ahead(ranks_of: Start, counts: tuple[int, int], depth: int) -> None:
+    check(ranks_of(2), "all", depth, counts)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_that_is_not_trained_does_not_fail(rank: int, depth: int) -> None:
+    """Rank 1's third batch cannot be looked up; rank 0 has none in its place."""
+    model = sharded(Scenario())
+    dense = torch.optim.SGD([model.module.scale], lr=0.05)
+    good = list(batches_of(Scenario(), 2))
+    assert pipelined(model, dense, "all", depth)(iter([*good, jagged({"f0": [[1]]})] if rank else good)) == 2
 
 
 # ---- a process that a rank forks
@@ -66,10 +201,11 @@ def test_a_process_that_a_rank_forks_takes_no_part(ranks_of: Start, device: torc
 # ---- a rank that dies, or does not come
 
 
-def die_at(rank: int, world_size: int, stage: str) -> str:
-    scenario = Scenario(dims=(4, 8, 4))
+def die_at(rank: int, world_size: int, stage: str, local_size: int | None = None) -> str:
+    """The error of the others where the last rank dies."""
+    scenario = Scenario(dims=(4, 8, 4), local_size=local_size)
     model = train(sharded(scenario), scenario, range(1))
-    if rank == 1:
+    if rank == world_size - 1:
         if stage == "backward":
             model.module.scale.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
         else:
@@ -84,12 +220,19 @@ FULL = pytest.mark.full
 @pytest.mark.parametrize(
     "stage", [pytest.param("table", marks=FULL), "ask", pytest.param("most", marks=FULL), "backward"]
 )
-def test_a_rank_that_dies(doomed: Ranks, device: torch.device, stage: str) -> None:
-    message = doomed.run_survivors(die_at, stage, survivors=[0])[0]
+def test_a_rank_that_dies(doomed: Ranks, stage: str) -> None:
+    (message,) = doomed.run_survivors(die_at, stage, survivors=[0])
     if stage != "backward":  # there, it may be DistributedDataParallel's exchange that ends
         assert "rank 0 of 2 could not exchange" in message
         assert "another rank has ended" in message
     assert message.startswith("RuntimeError")  # a rank that hung would not come back: the harness ends it
+
+
+@FULL
+def test_a_rank_that_dies_is_known_on_all(four_doomed: Ranks) -> None:
+    """Rank 0 of two machines exchanges nothing with rank 3: it waits for those that do, no longer than the timeout."""
+    for rank, message in enumerate(four_doomed.run_survivors(die_at, "ask", 2, survivors=[0, 1, 2])):
+        assert f"rank {rank} of 4 could not exchange" in message
 
 
 def progress_until_error(pipeline: Any, batches: Any) -> tuple[int, str]:
@@ -123,17 +266,6 @@ def test_a_rank_whose_data_raises(doomed: Ranks) -> None:
     assert steps <= 4
     assert "rank 0 of 2 could not exchange" in message
     assert "has not come within the process group's timeout" in message
-
-
-class Collections(torch.nn.Module):
-    """Each exchanges by itself."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.parts = torch.nn.ModuleList(Model(Scenario(), seed) for seed in range(count))
-
-    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.stack([part(batch)[0] for part in self.parts]).sum(), batch.values()
 
 
 def uneven_in_torchrecs_pipeline(
@@ -213,8 +345,8 @@ WIDE = {key: [list(range(0, 200, 2))] for key in KEYS}
 """Too much for the cache of rank 0."""
 
 
-def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str) -> Any:
-    scenario = Scenario(optimizer=torch.optim.Adagrad, cache=40, seed=31)
+def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str, local_size: int | None) -> Any:
+    scenario = Scenario(optimizer=torch.optim.Adagrad, cache=20 * world_size, seed=31, local_size=local_size)
     model = sharded(scenario)
     pipeline = pipeline_of(model, depth)
 
@@ -235,16 +367,26 @@ def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str) -> Any
             seen.append((steps, f"{type(error).__name__}: {error}"))
 
 
-@pytest.mark.parametrize(("kind", "said"), [("lacking", "lacks features"), ("wide", "CacheTooSmallError")])
-def test_a_batch_that_fails_in_a_pipeline(ranks_of: Start, kind: str, said: str) -> None:
-    without = ranks_of(2).run(fail_in_the_middle, 0, "none")
-    for depth in (0, 1, 3):
-        first, second = ranks_of(2).run(fail_in_the_middle, depth, kind)
-        assert first[:2] == second[:2]
+@pytest.mark.parametrize(
+    ("kind", "said", "world_size", "local_size"),
+    [
+        ("lacking", "lacks features", 2, None),
+        ("wide", "CacheTooSmallError", 2, None),
+        ("lacking", "lacks features", 4, 2),
+    ],
+)
+def test_a_batch_that_fails_in_a_pipeline(
+    ranks_of: Start, kind: str, said: str, world_size: int, local_size: int | None
+) -> None:
+    ranks = ranks_of(world_size)
+    without = ranks.run(fail_in_the_middle, 0, "none", local_size)
+    for depth in (0, 1, 3) if local_size is None else (0, 2):
+        first, *others = found = ranks.run(fail_in_the_middle, depth, kind, local_size)
+        assert all(other[:2] == first[:2] for other in others)
         (((step, message),), steps, _) = first
         assert (step, steps) == (2, 5)
         assert said in message
-        for mine, its in zip((first, second), without, strict=True):
+        for mine, its in zip(found, without, strict=True):
             assert_rows(mine[2], its[2])
 
 

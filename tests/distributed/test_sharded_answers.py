@@ -4,7 +4,6 @@ that it was made of."""
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +101,7 @@ def test_sharded_tables_tell_what_unsharded_ones_do(ranks_of: Start, kind: str, 
 
 
 class FromTensors(torch.nn.Module):
-    """A module that torch.jit and ONNX can give a batch to."""
+    """A module that torch.jit can give a batch to."""
 
     def __init__(self, tables: Any) -> None:
         super().__init__()
@@ -116,11 +115,8 @@ class FromTensors(torch.nn.Module):
 TENSORS = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 1, 1, 1])
 TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
     "jit.trace": lambda model: torch.jit.trace(model, TENSORS),
-    "jit.script": torch.jit.script,
-    "ONNX": lambda model: torch.onnx.export(model, TENSORS, io.BytesIO(), dynamo=False),
     "make_fx": lambda model: make_fx(model)(*TENSORS),
     "export": lambda model: torch.export.export(model, TENSORS),
-    "strict export": lambda model: torch.export.export(model, TENSORS, strict=True),
     "fullgraph": lambda model: torch.compile(model, fullgraph=True, backend="eager")(*TENSORS),
 }
 

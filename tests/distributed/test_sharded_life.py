@@ -113,20 +113,6 @@ def held(view: Any) -> dict[str, Any]:
     }
 
 
-def train(rank: int, world_size: int, kind: str, depth: int) -> tuple[list[dict[str, Any]], dict[str, int], Any]:
-    model = divided(RULES[kind])
-    sparse = model.module.sparse
-    dense = torch.optim.SGD([model.module.scale], lr=0.0)
-    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=depth)
-    batches = (batch_of(step, rank, kind) for step in range(STEPS))
-    seen = []
-    for _ in range(STEPS):
-        pipeline.progress(batches)
-        seen.append(held(sparse.home.embedding.view("t0")))
-        assert sparse.clocks("t0") == seen[-1]["clocks"]
-    return seen, sparse.exchange_stats(), sparse.evict("t0")
-
-
 def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]], int]:
     """The state of the rank's home after each step, and how many ids leave when asked after the last."""
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
@@ -182,18 +168,21 @@ def lookups_of(step: int, rank: int, kind: str, feature: int) -> list[tuple[int,
     )
 
 
+@on_ranks()
 @pytest.mark.parametrize(("kind", "world_size"), [*((kind, 2) for kind in RULES), *((kind, 4) for kind in ON_FOUR)])
-def test_homes_decide_by_what_all_ranks_saw(ranks_of: Start, kind: str, world_size: int) -> None:
-    results = ranks_of(world_size).run(train, kind, world_size % 3)
-    for rank, (seen, _, asked) in enumerate(results):
-        steps, leave = expected(kind, rank, world_size)
-        for step, (found, right) in enumerate(zip(seen, steps, strict=True)):
-            for name, value in right.items():
-                mine = found[name]
-                if isinstance(mine, dict):
-                    mine = {each: mine[each] for each in value}
-                assert mine == value, f"rank {rank}, step {step}: {name}"
-        assert asked == leave, "evict(table) is about the rank's own ids"
+def test_homes_decide_by_what_all_ranks_saw(rank: int, kind: str, world_size: int) -> None:
+    model, (steps, leave) = divided(RULES[kind]), expected(kind, rank, world_size)
+    sparse, dense = model.module.sparse, torch.optim.SGD([model.module.scale], lr=0.0)
+    pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=world_size % 3)
+    batches = (batch_of(step, rank, kind) for step in range(STEPS))
+    for step, right in enumerate(steps):
+        pipeline.progress(batches)
+        found = held(sparse.home.embedding.view("t0"))
+        assert sparse.clocks("t0") == found["clocks"]
+        for name, value in right.items():
+            mine = {each: found[name][each] for each in value} if isinstance(value, dict) else found[name]
+            assert mine == value, f"step {step}: {name}"
+    assert sparse.evict("t0") == leave, "evict(table) is about the rank's own ids"
 
 
 def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
@@ -280,25 +269,6 @@ def test_a_batch_that_lacks_what_a_rule_needs_fails_on_all_ranks(
     assert len(model.module.sparse.home.table_ids("t0"))
 
 
-@on_ranks(2)
-def test_ids_are_counted_on_all_ranks_or_on_none(rank: int) -> None:
-    model, batch = divided({"admit_threshold": 2}), batch_of(3, 0, "age")
-    model.train(rank == 0)
-    text = "rank 0 trains batch 1 of collection 'sparse', rank 1 evaluates batch 1"
-    with pytest.raises(RuntimeError, match=text):
-        model(batch)
-    model.train()
-    model(batch)[0].backward()
-    sparse = model.module.sparse
-    model.eval()
-    ctx = sparse.create_context()
-    asked = sparse.input_dist(ctx, batch.features).wait().wait()
-    model.train()
-    text = "^a batch that was begun in evaluation mode is trained: its ids were not counted"
-    with pytest.raises(RuntimeError, match=text):
-        list(sparse.compute_and_output_dist(ctx, asked).wait())
-
-
 def evaluated_ahead(rank: int, world_size: int) -> int:
     """The ids with rows after a batch that was prefetched in one mode and comes in the other: it is begun anew."""
     model = divided({"admit_threshold": 2})
@@ -328,17 +298,6 @@ def test_a_bound_is_divided_among_the_homes() -> None:
     assert [(life.rule(Rows).most, life.rule(Bytes).most) for life in lives] == [(3, 500), (7, 1001)]
 
 
-def sharded_later(rank: int, world_size: int, kind: str, sharding: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ids of a collection that was trained alone, and those of this rank once it is divided."""
-    plain = Lookups(RULES[kind])
-    for step in range(STEPS):
-        batch = batch_of(step, 0, kind)
-        plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
-    before = held(plain.sparse.embedding.view("t0"))
-    model: Any = shard(plain, Scenario(sharding=(sharding,)))
-    return before, held(model.module.sparse.home.embedding.view("t0"))
-
-
 def at_home(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:
     found = {"clocks": known["clocks"]}
     for ids, columns in (("ids", "columns"), ("candidates", "counted")):
@@ -348,13 +307,23 @@ def at_home(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any
     return found
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("kind", ["age_of_candidates", "share", "sketch", "half_life"])
-def test_what_was_counted_goes_home_with_the_rows(ranks_of: Start, kind: str) -> None:
-    for rank, (before, after) in enumerate(ranks_of(2).run(sharded_later, kind, "row_wise")):
+def test_what_was_counted_goes_home_with_the_rows(rank: int, kind: str) -> None:
+    """The ids of a collection that was trained alone, beside the rank's once it is divided."""
+    for sharding in ("row_wise", "table_wise"):
+        plain = Lookups(RULES[kind])
+        for step in range(STEPS):
+            batch = batch_of(step, 0, kind)
+            plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
+        before = held(plain.sparse.embedding.view("t0"))
+        model: Any = shard(plain, Scenario(sharding=(sharding,)))
+        after = held(model.module.sparse.home.embedding.view("t0"))
         assert before["ids"]
-        assert at_home(after, lambda _: True) == at_home(before, lambda one, rank=rank: one % 2 == rank)
-    (before, after), _ = ranks_of(2).run(sharded_later, kind, "table_wise")
-    assert after == before, "rank 0 has all, and the same sketch"
+        if sharding == "row_wise":
+            assert at_home(after, lambda _: True) == at_home(before, lambda one: one % 2 == rank)
+        elif rank == 0:
+            assert after == before, "it has all, and the same sketch"
 
 
 # ---- sketches that are saved

@@ -73,11 +73,9 @@ CASES = {
     "replicas_init_fn": Scenario(sharding=(ROW, ALL, ALL), init_fn=NORMAL, seed=56),
     "planner": Scenario(sharding=(None, None, None), seed=3),
     "sequences": Scenario("sequences", optimizer=ADAGRAD, seed=4),
-    "sequences_dims": Scenario("sequences", (ROW, ROW, TABLE), dims=(4, 8, 4), seed=5),
     "dims": Scenario(dims=(4, 8, 3), optimizer=RowWiseAdagrad, options={"eps": 1e-8}, seed=6),
     "weighted": Scenario(weighted=True, optimizer=ADAM, dims=(4, 8, 4), seed=7),
     "hash": Scenario("hash", optimizer=ADAGRAD, seed=8),
-    "hash_table_wise": Scenario("hash", (TABLE, ROW, TABLE), seed=9),
     "uneven": Scenario(sizes=UNEVEN, optimizer=ADAGRAD, steps=6, seed=10),
     "swaps": Scenario(optimizer=ADAM, **SWAPS, seed=11),
     "admission": Scenario(admit=4, optimizer=ADAGRAD, sizes=((3, 1), (2, 5)), steps=8, seed=41),
@@ -91,7 +89,6 @@ CASES = {
     "init_fn_sequences": Scenario("sequences", (ROW, TABLE, ROW), init_fn=NORMAL, seed=48),
     "meta": Scenario(made_on="meta", init_fn=NORMAL, sharding=(ROW, TABLE, ROW), seed=49),
     "meta_sequences": Scenario("sequences", made_on="meta", optimizer=ADAM, seed=50),
-    "meta_hash": Scenario("hash", made_on="meta", optimizer=ADAGRAD, seed=51),
     "step": Scenario(update="step", optimizer=ADAM, sharding=(ROW, TABLE, ALL), dims=(4, 8, 4), seed=57),
     "step_sequences": Scenario("sequences", update="step", optimizer=ADAGRAD, **SWAPS, seed=58),
     "step_hash": Scenario("hash", update="step", weighted=True, sizes=UNEVEN, seed=59),
@@ -151,14 +148,6 @@ def test_cases_are_one_process(ranks_of: Start, device: torch.device, name: str,
     assert [result[5] for result in results] == places
     if CASES[name].cache == 40:
         assert any(result[4]["rows_out"] for result in results), "the cache swaps"
-
-
-@pytest.mark.parametrize("depth", [0, 3])
-def test_ids_are_counted_on_all_ranks(ranks_of: Start, depth: int) -> None:
-    """No rank sees an id often enough by itself, but all together do."""
-    results = check(ranks_of(2), 2, Scenario(admit=6, sizes=((1, 1),), ids=12, steps=8, seed=43), depth)
-    for name in ("admitted", "not_admitted_lookups"):
-        assert sum(result[4][name] for result in results) > 0
 
 
 @on_ranks(2)

@@ -295,21 +295,16 @@ def test_fused_and_combined_optimizer() -> None:
 BATCH = {"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}
 
 
-def count_bytes(rank: int, world_size: int) -> dict[str, int]:
-    model = sharded(PLAIN, 0)
-    model(jagged(BATCH))[0].backward()
-    stats: dict[str, int] = model.module.sparse.exchange_stats()
-    return stats
-
-
-def test_bytes_exchanged(ranks_of: Start) -> None:
+@on_ranks(2)
+def test_bytes_exchanged(rank: int) -> None:
     """t0 has f0 and f1: ids 1, 3, 2, -1 of 6 lookups; t1 5 of 2; t2 has f0: 1, 3 of 3. Only 2 lives on rank 0."""
-    for stats, of_others, duplicates in zip(ranks_of(2).run(count_bytes), (6, 1), (10, 1), strict=True):
-        assert stats["lookups"] == 11
-        assert stats["unique_ids"] == 7
-        sizes = {"id_bytes": 8, "row_bytes": 16, "grad_bytes": 16}
-        assert {name: stats[name] for name in sizes} == {name: of_others * size for name, size in sizes.items()}
-        assert stats["bytes_with_duplicates"] == duplicates * (8 + 16 + 16)
+    model, of_others, duplicates = sharded(PLAIN, 0), [6, 1][rank], [10, 1][rank]
+    model(jagged(BATCH))[0].backward()
+    stats = model.module.sparse.exchange_stats()
+    assert (stats["lookups"], stats["unique_ids"]) == (11, 7)
+    sizes = [stats[name] for name in ("id_bytes", "row_bytes", "grad_bytes")]
+    assert sizes == [of_others * 8, of_others * 16, of_others * 16]
+    assert stats["bytes_with_duplicates"] == duplicates * (8 + 16 + 16)
 
 
 class Scalars:

@@ -1,15 +1,17 @@
-"""TorchRec's own collections, modules of TorchRec's around collections of this package, and TorchRec's functions and
-pipelines over sharded tables."""
+"""TorchRec's own collections, TorchRec's modules around collections of this package, its functions and pipelines over
+sharded tables, and optimizers with the numbers of its sharded tables, which are FBGEMM's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jagged import bag_config, bags_collection, jagged, random_bags
+import torch.distributed.optim
+from jagged import apply, bag_config, bags_collection, jagged, random_bags, rows_of, train_step
 from ranks import Place, Start, on_ranks
 from sharded_model import Model, Scenario, assert_same, batches_of, optimizer_of, rows, shard, sharded, united, world
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,11 +23,13 @@ from torchrec import (
     KeyedJaggedTensor,
     PoolingType,
 )
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fp_embeddingbag import (
     FeatureProcessedEmbeddingBagCollectionSharder,
     ShardedFeatureProcessedEmbeddingBagCollection,
 )
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.shard import shard as torchrecs_shard
 from torchrec.distributed.shard import shard_modules
 from torchrec.distributed.sharding_plan import row_wise
@@ -42,6 +46,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.streamable import Pipelineable
 
@@ -70,14 +75,14 @@ class Stock(torch.nn.Module):
         return pooled.tanh().pow(2).sum() + seen.tanh().sum()
 
 
-def batch_of_ranks(step: int, ranks: list[int]) -> KeyedJaggedTensor:
+def batch_of_ranks(step: int, ranks: Sequence[int], keys: Sequence[str], ids: int) -> KeyedJaggedTensor:
     """The batch of these ranks, three samples each."""
-    parts = []
-    for rank in ranks:
-        generator = torch.Generator().manual_seed(100 * step + rank)
-        parts.append({key: torch.randint(0, 13, (3, 2), generator=generator) for key in ("user", "item", "seen")})
-    values = torch.cat([part[key].flatten() for key in ("user", "item", "seen") for part in parts])
-    return KeyedJaggedTensor(["user", "item", "seen"], values, lengths=torch.full((3 * 3 * len(ranks),), 2))
+    of_ranks = [random_bags(np.random.default_rng([step, rank]), keys, ids, batch_size=3) for rank in ranks]
+    return jagged({key: [bag for bags in of_ranks for bag in bags[key]] for key in keys})
+
+
+STOCK = ("user", "item", "seen"), 13
+"""Keys, and ids of each."""
 
 
 def sharded_stock(kinds: dict[str, str]) -> Any:
@@ -99,7 +104,7 @@ def train_stock(rank: int, world_size: int) -> Any:
     assert all(isinstance(part, ShardedCollection) for part in (model.module.bags, model.module.rows))
     losses = []
     for step in range(5):
-        loss = model(batch_of_ranks(step, [rank]))
+        loss = model(batch_of_ranks(step, [rank], *STOCK))
         loss.backward()
         losses.append(loss.item())
     state = {**model.module.bags.state_dict(), **model.module.rows.state_dict()}
@@ -117,7 +122,7 @@ def test_they_train_as_in_one_process(ranks_of: Start) -> None:
     optimizer = torch.optim.Adagrad(alone.parameters(), lr=0.1, eps=1e-8)
     for step in range(5):
         optimizer.zero_grad()
-        loss = alone(batch_of_ranks(step, [0, 1]))
+        loss = alone(batch_of_ranks(step, [0, 1], *STOCK))
         (loss / 2).backward()
         optimizer.step()
         losses.append(loss.item())
@@ -129,22 +134,18 @@ def test_they_train_as_in_one_process(ranks_of: Start) -> None:
         torch.testing.assert_close(whole, weight.detach(), rtol=1e-5, atol=1e-6, msg=name)
 
 
-def apart(rank: int, world_size: int) -> list[torch.Tensor]:
-    """Weights that each rank drew by itself, before a step: a replica has rank 0's."""
+@on_ranks(2)
+@pytest.mark.usefixtures("off_host")
+def test_replicas_begin_with_the_rows_of_the_first_rank(rank: int) -> Any:
+    """Each rank draws weights by itself, before a step."""
     with pytest.MonkeyPatch.context() as patch:
         seed = torch.manual_seed
         patch.setattr(torch, "manual_seed", lambda _: seed(7 + rank))
         model = sharded_stock(SHARDING)
     state = model.module.bags.state_dict()
     (key,) = [key for key in state if key.endswith(".t_user.weight")]
-    return [state[key].cpu(), Stock().bags.embedding_bags["t_user"].weight.detach()]
-
-
-@pytest.mark.usefixtures("off_host")
-def test_replicas_begin_with_the_rows_of_the_first_rank(ranks_of: Start) -> None:
-    (first, own), (second, _) = ranks_of(2).run(apart)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, own)
+    assert not torch.equal(state[key].cpu(), Stock().bags.embedding_bags["t_user"].weight)
+    return state[key].tolist()
 
 
 @on_ranks(2)
@@ -196,10 +197,9 @@ def train_processed(rank: int, world_size: int, kind: str | None = "alone") -> A
     weights = list(bags._feature_processors.parameters())
     dense = torch.optim.SGD(weights, lr=0.05)
     for step in range(3):
-        of_ranks = [random_bags(np.random.default_rng([step, each]), KEYS, 31, batch_size=3) for each in (0, 1)]
-        batch = {key: [bag for each in of_ranks for bag in each[key]] for key in KEYS} if alone else of_ranks[rank]
+        batch = batch_of_ranks(step, [0, 1] if alone else [rank], KEYS, 31).to(Place.device)  # where weights are made
         dense.zero_grad()
-        (run(jagged(batch).to(Place.device)) / (2 if alone else 1)).backward()  # weights are made on the device
+        (run(batch) / (2 if alone else 1)).backward()
         dense.step()
     state, found = bags._embedding_bag_collection.state_dict(), {}
     for name in ("hash", "index"):
@@ -354,3 +354,82 @@ def test_groups_of_ranks_and_other_plans_are_refused(rank: int, world_size: int)
         sharder.shard(model.sparse, {}, ShardingEnv2D(alone, group, group, mesh), Place.device)
     with pytest.raises(NotImplementedError, match=r"\['t0', 't1', 't2'\].* stay where their plan has put them"):
         sharded(SCENARIO).reshard({"sparse": (0.0, SimpleNamespace())}, "sparse")
+
+
+# ---- optimizers
+
+
+KEY = "embedding_bags.t0.weight"
+FACTORS = torch.tensor([1.0, -2.0, 3.0, 0.5])
+
+
+def updated(cls: type, options: dict[str, Any], scale: float = 1.0, ours: bool = True) -> torch.Tensor:
+    """How much two steps change the rows of a table whose weights were zeros."""
+    config = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t0", feature_names=["f0"])
+    config.init_fn = torch.nn.init.zeros_
+    device = Place.device
+    if ours:
+        tables = rst.EmbCacheEmbeddingBagCollection([config], device=device, cache=1.0)
+    else:
+        tables = EmbeddingBagCollection(tables=[config])
+    torch.distributed.optim._apply_optimizer_in_backward(cls, tables.parameters(), dict(options))
+    sharders = rst.get_default_hybrid_sharders() if ours else [EmbeddingBagCollectionSharder()]
+    constraints = {"t0": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])}
+    planner = EmbeddingShardingPlanner(Topology(1, "cpu"), constraints=constraints)
+    plan = planner.collective_plan(tables, sharders, torch.distributed.group.WORLD)
+    model = DistributedModelParallel(tables, world(), device if ours else torch.device("cpu"), plan, sharders)
+    for _ in range(2):
+        values = model(jagged({"f0": [[1], [2, 3]]})).values()
+        (values * scale * FACTORS.to(values.device)).sum().backward()
+    weight: Any = model.state_dict()[KEY]
+    return weight if ours else weight.local_shards()[0].tensor
+
+
+@on_ranks(1)
+@pytest.mark.parametrize("scale", [1e-8, 1.0])
+@pytest.mark.parametrize("options", [{}, {"lr": 0.5}, {"lr": 0.5, "eps": 1e-6}], ids=str)
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
+def test_updates_are_torchrecs(cls: type, options: dict[str, Any], scale: float) -> None:
+    options = {name: value for name, value in options.items() if cls is not torch.optim.SGD or name == "lr"}
+    found, expected = (updated(cls, options, scale, ours) for ours in (True, False))
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
+    assert expected[1:4].all()
+
+
+@on_ranks(1)
+def test_a_small_gradient_shows_eps() -> None:
+    """FBGEMM's eps is 1e-8: the first step of lr 0.9 at a gradient of 1e-8 is 0.45."""
+    found = updated(torch.optim.Adagrad, {"lr": 0.9}, 1e-8)
+    assert found[1, 0].item() == pytest.approx(-0.9 / 2 - 0.9 / (1 + 2**0.5))
+
+
+@on_ranks(1)
+def test_weight_decay_of_adam_is_decoupled() -> None:
+    """As FBGEMM's ADAM, which `tests/fbgemm` compares with AdamW's formula."""
+    options = {"lr": 0.5, "weight_decay": 0.1}
+    found = updated(torch.optim.Adam, options)
+    assert torch.equal(found, updated(torch.optim.AdamW, options))
+    assert not torch.equal(found, updated(torch.optim.Adam, {"lr": 0.5}))
+
+
+def test_weight_decay_of_adam_is_torchs_without_ranks(device: torch.device) -> None:
+    """It joins the gradient: with a gradient of 0, the first step has the length lr in the direction of the weight."""
+    collection = bags_collection(device, bag_config(weight_init_min=2.0, weight_init_max=2.0))
+    apply(collection, torch.optim.Adam, lr=0.25, weight_decay=0.1)
+    train_step(collection, jagged({"f0": [[1]]}), factor=0.0)
+    torch.testing.assert_close(rows_of(collection)[1], torch.full((4,), 2.0 - 0.25))
+
+
+@on_ranks(1)
+@pytest.mark.parametrize(("cls", "eps"), [(torch.optim.SGD, {}), (torch.optim.Adagrad, {"eps": 1e-3})])
+def test_weight_decay_that_torchrec_drops(cls: Any, eps: dict[str, float]) -> None:
+    """A table that is sharded decays as one that is not: by the gradient, where there is none of a loss."""
+    options = {"lr": 0.5, "weight_decay": 0.5, **eps}
+    decayed, rows = updated(cls, options), torch.nn.Parameter(torch.zeros(8, 4))
+    optimizer = cls([rows], **options)
+    for _ in range(2):
+        rows.grad = torch.zeros(8, 4)
+        rows.grad[1:4] = FACTORS
+        optimizer.step()
+    torch.testing.assert_close(decayed[1:4], rows.detach()[1:4])
+    assert not torch.equal(decayed, updated(cls, {"lr": 0.5, **eps}))

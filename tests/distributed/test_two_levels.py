@@ -1,27 +1,27 @@
-"""Exchanges by two levels, within machines and between them: every bit is that of one level, with fewer messages."""
+"""Exchanges by two levels, within machines and between them: every bit is that of one level, with fewer messages. And
+the way of one warm training batch through a sharded collection."""
 
 from __future__ import annotations
 
-import os
-import signal
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from jagged import jagged, sequence_config, sequences_collection
+from jagged import apply, bag_config, bags_collection, jagged, sequence_config, sequences_collection
 from ranks import Place as Device
-from ranks import Ranks, Start, error_of, on_ranks
+from ranks import Start, error_of, on_ranks
 from sharded_model import (
     Scenario,
     assert_same,
     batch_of,
-    batches_of,
     shard_tables,
     sharded,
     train,
     train_sharded,
 )
+from walks import Walk, walking
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.machines import Place, ranks_of_machine
@@ -43,33 +43,26 @@ CASES = {
 }
 
 
-def same(one_level: list[Any], two_levels: list[Any]) -> None:
-    """Outputs, rows with their states and the dense parameter have the same bits, and each rank's rows their order."""
-    for one, two in zip(one_level, two_levels, strict=True):
-        assert_same(two[:3], one[:3])
-        for table, expected in one[1].items():
-            assert list(two[1][table]) == list(expected), table
-        counted = {name: two[3][name] for name in one[3] if name not in ("messages", "bytes_within", "bytes_between")}
-        assert counted.items() <= one[3].items()
-        assert 0 < two[3]["messages"] < one[3]["messages"]
-
-
 DEPTHS = {"bags": (1, 3), "sequences": (0, 2), "hash": (2,), "replicas": (1,), "numbers": (0, 3), "swaps": (1,)}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_machines_of_two(ranks_of: Start, name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(
+    ("name", "world_size", "local_size", "depths"),
+    [*((name, 4, 2, DEPTHS.get(name, (0,))) for name in CASES), ("bags", 6, 3, (1,)), ("numbers", 6, 2, (2,))],
+)
+def test_bits_of_one_level(rank: int, world_size: int, name: str, local_size: int, depths: tuple[int, ...]) -> None:
+    """As many machines as ranks of one would hide a transposition."""
     scenario = CASES[name]
-    one = ranks_of(4).run(train_sharded, scenario)  # with the same bits at every depth
-    for depth in DEPTHS.get(name, (0,)):
-        same(one, ranks_of(4).run(train_sharded, replace(scenario, local_size=2), depth))
-
-
-@pytest.mark.parametrize(("name", "depth", "local_size"), [("bags", 1, 3), ("numbers", 2, 2)])
-def test_six_ranks(ranks_of: Start, name: str, depth: int, local_size: int) -> None:
-    """As many machines as ranks of one hide a transposition."""
-    one = ranks_of(6).run(train_sharded, CASES[name], depth)
-    same(one, ranks_of(6).run(train_sharded, replace(CASES[name], local_size=local_size), depth))
+    one = train_sharded(rank, world_size, scenario)  # with the same bits at every depth
+    for depth in depths:
+        two = train_sharded(rank, world_size, replace(scenario, local_size=local_size), depth)
+        assert_same(two[:3], one[:3])
+        for table, expected in one[1].items():
+            assert list(two[1][table]) == list(expected), "the rows of the rank have their order"
+        counted = {name: two[3][name] for name in one[3] if name not in ("messages", "bytes_within", "bytes_between")}
+        assert counted.items() <= one[3].items()
+        assert 0 < two[3]["messages"] < one[3]["messages"]
 
 
 # ---- what is sent
@@ -189,23 +182,7 @@ def test_machines_of_the_environment() -> None:
         ranks_of_machine("auto", [Place(2, 0), Place(2, None)])
 
 
-# ---- errors, and ranks that wait for nothing
-
-
-@on_ranks(4)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_of_one_rank_is_raised_on_all(rank: int, depth: int) -> list[str]:
-    """A batch of rank 1 lacks a feature; the next ones are trained."""
-    scenario = Scenario(local_size=2, sharding=MIXED)
-    model, batches = sharded(scenario), list(batches_of(scenario, 4))
-    if rank == 1:
-        batches[1] = jagged({"f0": [[1]]})
-    said = [
-        error_of(lambda batch=batch: model(batch)[0].backward()) for batch in rst.prefetch(batches, model, depth=depth)
-    ]
-    assert "f1" in said[1]
-    assert said == ["", said[1], "", ""]
-    return said
+# ---- ranks that wait for nothing
 
 
 @on_ranks(4)
@@ -220,22 +197,52 @@ def test_a_rank_that_leaves_its_output_holds_up_none(rank: int) -> None:
     torch.distributed.barrier()
 
 
-def die_before_ids(rank: int, world_size: int) -> str:
-    scenario = Scenario(local_size=2)
-    model = sharded(scenario)
-    if rank == 3:
-        model.module.sparse.exchange.of_ids.ask = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-    return error_of(lambda: train(model, scenario, range(1)))
+# ---- the way of a batch
 
 
-@pytest.mark.full
-def test_a_rank_that_dies_is_known_on_all(device: torch.device) -> None:
-    """Rank 0 exchanges nothing with rank 3: it waits for those that do, and no longer than the timeout."""
+ROWS = 16
+ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/two_levels.py"
+
+
+def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[Walk, int]:
+    """The walk of a batch of two tables in one group, and the rows that left the cache before its end."""
+    configs = (bag_config(f"t{table}", [f"f{table}"], num_embeddings=1000) for table in range(2))
+    with walking() as walk:
+        collection = bags_collection(
+            Device.device, *configs, cache=ROWS * 5 // 2
+        )  # two batches and a half on each rank
+        apply(collection, torch.optim.Adagrad, lr=0.1)
+        tables = shard_tables(collection, local_size=local_size)
+
+        def train(number: int) -> None:
+            ids = [[ROWS * (world_size * number + rank) + row] for row in range(ROWS)]
+            tables(jagged({"f0": ids, "f1": ids})).wait().values().sum().backward()
+
+        for number in range(4):
+            train(number)
+        walk.count(lambda: train(4))
+        return walk, tables.cache_stats()["rows_out"]
+
+
+@pytest.fixture
+def on_host(device: torch.device) -> None:
     if device.type != "cpu":
-        pytest.skip("the timeouts of nccl and hccl are those of their libraries; ids go over gloo on every device")
-    ranks = Ranks(4, device.type, timeout=4)
-    try:
-        for rank, message in enumerate(ranks.run_survivors(die_before_ids, survivors=[0, 1, 2])):
-            assert f"rank {rank} of 4 could not exchange" in message
-    finally:
-        ranks.kill()
+        pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
+
+
+@pytest.mark.usefixtures("on_host")
+def test_a_batch(ranks_of: Start) -> None:
+    walk, rows_out = ranks_of(2).run(walk_of_rank, None)[0]
+    assert rows_out >= ROWS, "rows leave in every batch"
+    walk.check(calls=126, classes=24, cache=5, step=3)
+    once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
+    assert +walk.engine == Counter(once)
+    assert walk.entries[ALL_TO_ALL] <= 6, "numbers of ids, ids, vote, rows, gradients"
+    assert not walk.entries[TWO_LEVELS]
+
+
+@pytest.mark.usefixtures("on_host")
+def test_a_batch_by_two_levels(ranks_of: Start) -> None:
+    walk, _ = ranks_of(4).run(walk_of_rank, 2)[0]
+    assert walk.entries[TWO_LEVELS] > 0
+    assert walk.calls <= 193

@@ -188,7 +188,8 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 ENSEMBLE = EnsembleModeDefinition(step_ema=2, step_swap=1000)
-EPS = {"eps": 1e-3}
+EPS: dict[str, Any] = {"eps": 1e-3}
+DECAY = EPS | {"weight_decay": 0.1}
 LARS = {"eta": 0.1, "momentum": 0.8, "weight_decay": 0.1}
 BETAS: tuple[dict[str, Any], dict[str, Any]] = (
     {"betas": (0.8, 0.95), "eps": 1e-2},
@@ -207,33 +208,24 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[st
     "EXACT_ROWWISE_ADAGRAD": (RowWiseAdagrad, EPS, EPS),
     "ENSEMBLE_ROWWISE_ADAGRAD": (
         BoundedRowWiseAdagrad,
-        {"eps": 1e-3, "weight_decay": 0.1, "max_norm": 0.6},
-        {"eps": 1e-3, "weight_decay": 0.1, "max_norm": 0.6, "weight_decay_mode": "L2", "ensemble_mode": ENSEMBLE},
+        DECAY | {"max_norm": 0.6},
+        DECAY | {"max_norm": 0.6, "weight_decay_mode": "L2", "ensemble_mode": ENSEMBLE},
     ),
     "EXACT_ROWWISE_ADAGRAD L2": (
         RowWiseAdagrad,
-        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "l2"},
-        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "L2"},
+        DECAY | {"weight_decay_mode": "l2"},
+        DECAY | {"weight_decay_mode": "L2"},
     ),
     "EXACT_ROWWISE_ADAGRAD DECOUPLE": (
         RowWiseAdagrad,
-        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
-        {"eps": 1e-3, "weight_decay": 0.1, "weight_decay_mode": "DECOUPLE"},
+        DECAY | {"weight_decay_mode": "decouple"},
+        DECAY | {"weight_decay_mode": "DECOUPLE"},
     ),
-    "EXACT_ROWWISE_ADAGRAD max_norm": (
-        BoundedRowWiseAdagrad,
-        {"eps": 1e-3, "max_norm": 0.6},
-        {"eps": 1e-3, "max_norm": 0.6},
-    ),
+    "EXACT_ROWWISE_ADAGRAD max_norm": (BoundedRowWiseAdagrad, EPS | {"max_norm": 0.6}, EPS | {"max_norm": 0.6}),
     "EXACT_ROWWISE_ADAGRAD DECOUPLE_GLOBAL": (
         GloballyDecayedRowWiseAdagrad,
-        {"eps": 1e-3, "weight_decay": 0.2, "gwd_start_iter": 2, "gwd_lower_bound": 0.5},
-        {
-            "eps": 1e-3,
-            "weight_decay": 0.2,
-            "weight_decay_mode": "DECOUPLE_GLOBAL",
-            "global_weight_decay": GlobalWeightDecayDefinition(2, 0.5),
-        },
+        DECAY | {"gwd_start_iter": 2, "gwd_lower_bound": 0.5},
+        DECAY | {"weight_decay_mode": "DECOUPLE_GLOBAL", "global_weight_decay": GlobalWeightDecayDefinition(2, 0.5)},
     ),
 }
 """By FBGEMM's name, and its mode: the reference's class and keywords, and FBGEMM's arguments."""
@@ -247,31 +239,23 @@ class Reference:
         self.weights = [torch.nn.Parameter(values.double().clone()) for values in weights]
         self.optimizers = [optimizer([weight], lr=LR, **options) for weight in self.weights]
 
-    def features(
-        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, bags: list[int]
-    ) -> list[torch.Tensor]:
-        """`[bags, D]` of each feature, or `[n, D]` without pooling."""
-        outputs, begin = [], 0
-        for table, size in zip(self.case.feature_table_map, bags, strict=True):
-            own = offsets[begin : begin + size + 1].long()
+    def __call__(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        outputs = []
+        for feature, table in enumerate(self.case.feature_table_map):
+            own = offsets[feature * BAGS : (feature + 1) * BAGS + 1].long()
             ids = indices[int(own[0]) : int(own[-1])].long()
             rows = torch.nn.functional.embedding(ids, self.weights[table], sparse=True)
             if self.case.pooling != "NONE":
                 if weights is not None:
                     rows = rows * weights[int(own[0]) : int(own[-1]), None].double()
                 lengths = own.diff()
-                bag = torch.arange(size).repeat_interleave(lengths)
-                rows = rows.new_zeros((size, rows.shape[1])).index_add(0, bag, rows)
+                bag = torch.arange(BAGS).repeat_interleave(lengths)
+                rows = rows.new_zeros((BAGS, rows.shape[1])).index_add(0, bag, rows)
                 if self.case.pooling == "MEAN":
                     rows = rows / lengths.clamp(min=1)[:, None]
             outputs.append(rows)
-            begin += size
-        return outputs
-
-    def __call__(
-        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        outputs = self.features(indices, offsets, weights, [BAGS] * len(self.case.feature_table_map))
         return torch.cat(outputs, dim=0 if self.case.pooling == "NONE" else 1)
 
     def step(self) -> None:
