@@ -14,7 +14,7 @@ pytest.importorskip("fbgemm_gpu", reason="it is a rival")
 
 from threads import threads
 
-from benchmarks import find, prefetch, timing, variants, whole_models
+from benchmarks import find, prefetch, recorded, timing, variants, whole_models
 from benchmarks.prefetch import Trainer
 from benchmarks.runner import Benchmark, Option, Target, table
 from benchmarks.whole_models import CONTENDERS, PROBLEMS, criteo_shape, train_one
@@ -213,3 +213,9 @@ def test_ratios_of_whole_models_are_of_rounds() -> None:
     assert cached["cached_over"] == 1
     assert (torchs["cached_over"], torchs["samples_per_second"], torchs["resident_over"]) == (2, 30, None)
     assert (torchrecs["cached_over"], torchrecs["whole"], torchrecs["trained"]) == (10, False, 64)
+
+
+def test_tables_of_the_page_are_the_recorded_ones() -> None:
+    text = recorded.PAGE.read_text()
+    assert recorded.page(text) == text, "python -m benchmarks.recorded writes them"
+    assert text.count("\n|---") == text.count("\nRecorded 20") == text.count("<!-- "), "a table of the page is by hand"

@@ -115,6 +115,6 @@ def test_a_quick_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_pages_have_options_that_exist(page: Path) -> None:
-    for name, line in re.findall(r"python -m benchmarks[ .]([a-z_]+)((?:[^\n`\\]|\\\n)*)", page.read_text()):
+    for name, line in re.findall(r"python -m benchmarks ([a-z_]+)((?:[^\n`\\]|\\\n)*)", page.read_text()):
         words = shlex.split(line.replace("\\\n", " ").partition("   ")[0], posix=True)
         find(name).parse([word for word in words if word != "..."])
