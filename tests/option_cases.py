@@ -6,7 +6,7 @@ An option that is added is missing here, and the tests that read these tables fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, TypeAlias
 
 import torch
@@ -14,9 +14,7 @@ from torchrec import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.fbgemm import (
-    BoundsCheckMode as FbgemmBoundsCheckMode,
-)
+from rec_sdk_torch.fbgemm import BoundsCheckMode as FbgemmBoundsCheckMode
 from rec_sdk_torch.fbgemm import (
     CacheAlgorithm,
     ComputeDevice,
@@ -94,30 +92,38 @@ class Given:
 Rows: TypeAlias = Shown | Not | Refused
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Option:
     """An option with a value that is not its default, and the answers.
 
     Attributes:
         value: the example.
-        beside: further fields of the table, which the value needs.
-        set_up: sets it on an embedding or a collection, where that is no argument of their constructors.
-        copy: of an embedding and of a collection.
-        state_dict, save: of an embedding.
-        shard: the tables on one of two ranks, divided row by row.
+        loaded: what state dicts and saves of an embedding make of it, or a pair.
         collection: the arguments that Rec SDK's users and ours write.
         fbgemm: the arguments that FBGEMM's users write.
+        shard: the tables on one of two ranks, divided row by row.
+        copy: of an embedding and of a collection.
+        beside: further fields of the table, which the value needs.
+        set_up: sets it on an embedding or a collection, where that is no argument of their constructors.
     """
 
     value: Any
-    beside: Mapping[str, Any] = field(default_factory=dict)
-    set_up: Callable[[Any], None] | None = None
-    copy: Becomes = KEPT
-    state_dict: Rows
-    save: Rows
-    shard: Becomes
+    loaded: Rows | tuple[Rows, Rows]
     collection: Given
     fbgemm: Given | Not
+    _: KW_ONLY
+    shard: Becomes = KEPT
+    copy: Becomes = KEPT
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    set_up: Callable[[Any], None] | None = None
+
+    @property
+    def state_dict(self) -> Rows:
+        return self.loaded[0] if isinstance(self.loaded, tuple) else self.loaded
+
+    @property
+    def save(self) -> Rows:
+        return self.loaded[1] if isinstance(self.loaded, tuple) else self.loaded
 
 
 def expected(option: Option, answer: Given | Becomes, rank: int = 0, device: torch.device | None = None) -> Any:
@@ -149,280 +155,157 @@ def of_collection(**arguments: Any) -> Given:
 
 TABLE: dict[str, Option] = {
     "name": Option(
-        value="other",
-        state_dict=Shown(lambda state: next(iter(state)).split(".")[0]),
-        save=Shown(lambda table: table.name),
-        shard=KEPT,
-        collection=of_table(name="other"),
-        fbgemm=Given({"table_names": ["other"]}),
+        "other",
+        (Shown(lambda state: next(iter(state)).split(".")[0]), Shown(lambda table: table.name)),
+        of_table(name="other"),
+        Given({"table_names": ["other"]}),
     ),
     "num_embeddings": Option(
-        value=60,
+        60,
+        (Shown(lambda state: len(state["t.weight"])), Shown(lambda table: table.num_embeddings)),
+        of_table(num_embeddings=60),
+        Given({"rows": 60}),
         beside={"hashed": False},
-        state_dict=Shown(lambda state: len(state["t.weight"])),
-        save=Shown(lambda table: table.num_embeddings),
         shard=Becomes(30),
-        collection=of_table(num_embeddings=60),
-        fbgemm=Given({"rows": 60}),
     ),
     "embedding_dim": Option(
-        value=8,
-        state_dict=Shown(lambda state: state["t.weight"].shape[1]),
-        save=Shown(lambda table: table.embedding_dim),
-        shard=KEPT,
-        collection=of_table(embedding_dim=8),
-        fbgemm=Given({"dim": 8}),
+        8,
+        (Shown(lambda state: state["t.weight"].shape[1]), Shown(lambda table: table.embedding_dim)),
+        of_table(embedding_dim=8),
+        Given({"dim": 8}),
     ),
+    # a feature for the ids of each rank
     "num_features": Option(
-        value=3,
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=Becomes(WORLD_SIZE),  # a feature for the ids of each rank
-        collection=of_table(feature_names=["a", "b", "c"]),
-        fbgemm=Given({"feature_table_map": [0, 0, 0]}),
+        3,
+        ROWS_ALONE,
+        of_table(feature_names=["a", "b", "c"]),
+        Given({"feature_table_map": [0, 0, 0]}),
+        shard=Becomes(WORLD_SIZE),
     ),
+    # rows are pooled on the rank that has the bag
     "pooling": Option(
-        value=Pooling.MEAN,
-        state_dict=ROWS_ALONE,
-        save=Shown(lambda table: Pooling(table.pooling)),
-        shard=Becomes(Pooling.NONE),  # rows are pooled on the rank that has the bag
-        collection=of_table(pooling=PoolingType.MEAN),
-        fbgemm=Given({"pooling_mode": PoolingMode.MEAN}),
+        Pooling.MEAN,
+        (ROWS_ALONE, Shown(lambda table: Pooling(table.pooling))),
+        of_table(pooling=PoolingType.MEAN),
+        Given({"pooling_mode": PoolingMode.MEAN}),
+        shard=Becomes(Pooling.NONE),
     ),
+    # ids of one rank are not its rows
     "hashed": Option(
-        value=False,
-        state_dict=Shown(lambda state: "t.ids" in state),
-        save=Shown(lambda table: table.hashed),
-        shard=Becomes(True),  # ids of one rank are not its rows
-        collection=Given(config="EmbeddingBagConfig"),
-        fbgemm=Given(),
+        False,
+        (Shown(lambda state: "t.ids" in state), Shown(lambda table: table.hashed)),
+        Given(config="EmbeddingBagConfig"),
+        Given(),
+        shard=Becomes(True),
     ),
     "capacity": Option(
-        value=50,
-        state_dict=ROWS_ALONE,
-        save=Shown(lambda table: table.capacity),
+        50,
+        (ROWS_ALONE, Shown(lambda table: table.capacity)),
+        Given(config="HashEmbeddingBagConfig", collection="HashEmbeddingBagCollection"),
+        Not("an index table has its number of rows"),
         shard=Becomes(25),
-        collection=Given(config="HashEmbeddingBagConfig", collection="HashEmbeddingBagCollection"),
-        fbgemm=Not("an index table has its number of rows"),
     ),
     "weight_dtype": Option(
-        value=torch.bfloat16,
-        state_dict=Shown(lambda state: state["t.weight"].dtype),
-        save=Shown(lambda table: {"BF16": torch.bfloat16}[table.weight_dtype]),
-        shard=KEPT,
-        collection=of_table(data_type=DataType.BF16),
-        fbgemm=Given({"weights_precision": SparseType.BF16}),
+        torch.bfloat16,
+        (
+            Shown(lambda state: state["t.weight"].dtype),
+            Shown(lambda table: {"BF16": torch.bfloat16}[table.weight_dtype]),
+        ),
+        of_table(data_type=DataType.BF16),
+        Given({"weights_precision": SparseType.BF16}),
     ),
     "initializer_type": Option(
-        value=InitializerType.TRUNCATED_NORMAL,
-        state_dict=DRAWN,
-        save=DRAWN,
-        shard=KEPT,
-        collection=of_table(initializer_type=InitializerType.TRUNCATED_NORMAL),
-        fbgemm=ZEROS,
+        InitializerType.TRUNCATED_NORMAL, DRAWN, of_table(initializer_type=InitializerType.TRUNCATED_NORMAL), ZEROS
     ),
-    "init_min": Option(
-        value=-0.5,
-        state_dict=DRAWN,
-        save=DRAWN,
-        shard=KEPT,
-        collection=of_table(weight_init_min=-0.5),
-        fbgemm=Given(value=0.0),
-    ),
-    "init_max": Option(
-        value=0.5,
-        state_dict=DRAWN,
-        save=DRAWN,
-        shard=KEPT,
-        collection=of_table(weight_init_max=0.5),
-        fbgemm=Given(value=0.0),
-    ),
-    "init_mean": Option(
-        value=0.25,
-        state_dict=DRAWN,
-        save=DRAWN,
-        shard=KEPT,
-        collection=of_table(weight_init_mean=0.25),
-        fbgemm=ZEROS,
-    ),
-    "init_stddev": Option(
-        value=0.5,
-        state_dict=DRAWN,
-        save=DRAWN,
-        shard=KEPT,
-        collection=of_table(weight_init_stddev=0.5),
-        fbgemm=ZEROS,
-    ),
-    "init_fn": Option(
-        value=ones,
-        state_dict=DRAWN,
-        save=DRAWN,
-        shard=KEPT,
-        collection=of_table(init_fn=ones),
-        fbgemm=ZEROS,
-    ),
-    "track_changes": Option(
-        value=True,
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_table(is_incremental=True),
-        fbgemm=Not("FBGEMM has no saves of changes"),
-    ),
+    "init_min": Option(-0.5, DRAWN, of_table(weight_init_min=-0.5), Given(value=0.0)),
+    "init_max": Option(0.5, DRAWN, of_table(weight_init_max=0.5), Given(value=0.0)),
+    "init_mean": Option(0.25, DRAWN, of_table(weight_init_mean=0.25), ZEROS),
+    "init_stddev": Option(0.5, DRAWN, of_table(weight_init_stddev=0.5), ZEROS),
+    "init_fn": Option(ones, DRAWN, of_table(init_fn=ones), ZEROS),
+    "track_changes": Option(True, ROWS_ALONE, of_table(is_incremental=True), Not("FBGEMM has no saves of changes")),
     "stochastic_rounding": Option(
-        value=True,
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_collection(stochastic_rounding=True),
-        fbgemm=Given({"stochastic_rounding": True}),
+        True, ROWS_ALONE, of_collection(stochastic_rounding=True), Given({"stochastic_rounding": True})
     ),
-    "padding_idx": Option(
-        value=-1,
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_collection(padding_idx=-1),
-        fbgemm=Not("FBGEMM's tables have a row for each id"),
-    ),
+    "padding_idx": Option(-1, ROWS_ALONE, of_collection(padding_idx=-1), Not("FBGEMM's tables have a row for each id")),
     "cache_dtype": Option(
-        value=torch.bfloat16,
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_collection(cache_dtype=torch.bfloat16),
-        fbgemm=Given({"cache_precision": SparseType.BF16}),
+        torch.bfloat16,
+        ROWS_ALONE,
+        of_collection(cache_dtype=torch.bfloat16),
+        Given({"cache_precision": SparseType.BF16}),
     ),
     "life": Option(
-        value=TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(40)),
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=Becomes(TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
-        collection=of_table(
+        TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(40)),
+        OF_MODEL,
+        of_table(
             admit_and_evict_config=rst.AdmitAndEvictConfig(max_rows=40, evict_idle_steps=9, evict_step_interval=3)
         ),
-        fbgemm=NO_LIFE,
+        NO_LIFE,
+        shard=Becomes(TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
     ),
     "home": Option(
-        value=Home.HASH,
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_collection(home="hash"),
-        fbgemm=Not("FBGEMM's module has all rows of its tables"),
+        Home.HASH, ROWS_ALONE, of_collection(home="hash"), Not("FBGEMM's module has all rows of its tables")
     ),
 }
 """The fields of `TableConfig`."""
 
 EMBEDDING: dict[str, Option] = {
+    # rows of a rank, of which a hash table can have any number
     "cache": Option(
-        value={"t": 30},
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,  # rows of a rank, of which a hash table can have any number
-        collection=of_collection(cache={"t": 30}),
-        fbgemm=Given({"cache_load_factor": 0.5}, value={"t": 25}),
+        {"t": 30}, ROWS_ALONE, of_collection(cache={"t": 30}), Given({"cache_load_factor": 0.5}, value={"t": 25})
     ),
     "batch_hint": Option(
-        value=BatchHint(16, [2], 3),
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_collection(batch_size=16, multi_hot_sizes=[2], world_size=3),
-        fbgemm=Not("FBGEMM's arguments say how large the cache is"),
+        BatchHint(16, [2], 3),
+        ROWS_ALONE,
+        of_collection(batch_size=16, multi_hot_sizes=[2], world_size=3),
+        Not("FBGEMM's arguments say how large the cache is"),
     ),
     "device": Option(
-        value=torch.device("meta"),
-        state_dict=Shown(lambda state: state["t.weight"].device),
-        save=Refused("meta device"),
+        torch.device("meta"),
+        (Shown(lambda state: state["t.weight"].device), Refused("meta device")),
+        of_collection(device="meta"),
+        Given({"device": "cpu"}, value=torch.device("cpu")),
         shard=Becomes(lambda rank, device: device),
-        collection=of_collection(device="meta"),
-        fbgemm=Given({"device": "cpu"}, value=torch.device("cpu")),
     ),
     "bounds_check_mode": Option(
-        value=BoundsCheckMode.FATAL,
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=of_collection(bounds_check_mode="fatal"),
-        fbgemm=Given({"bounds_check_mode": FbgemmBoundsCheckMode.FATAL}),
+        BoundsCheckMode.FATAL,
+        OF_MODEL,
+        of_collection(bounds_check_mode="fatal"),
+        Given({"bounds_check_mode": FbgemmBoundsCheckMode.FATAL}),
     ),
-    "check_finite": Option(
-        value="raise",
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=of_collection(check_finite="raise"),
-        fbgemm=Not("FBGEMM looks at no gradient"),
-    ),
+    "check_finite": Option("raise", OF_MODEL, of_collection(check_finite="raise"), Not("FBGEMM looks at no gradient")),
     "cache_policy": Option(
-        value="lru",
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
-        shard=KEPT,
-        collection=of_collection(cache_policy="lru"),
-        fbgemm=Given({"cache_algorithm": CacheAlgorithm.LRU}),
+        "lru", ROWS_ALONE, of_collection(cache_policy="lru"), Given({"cache_algorithm": CacheAlgorithm.LRU})
     ),
-    "update": Option(
-        value="step",
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=of_collection(update="step"),
-        fbgemm=Not("FBGEMM updates in the backward pass"),
-    ),
+    "update": Option("step", OF_MODEL, of_collection(update="step"), Not("FBGEMM updates in the backward pass")),
     "host_store": Option(
-        value="store",
+        "store",
+        ROWS_ALONE,
+        of_collection(host_store="store"),
+        Not("FBGEMM keeps rows in memory"),
         copy=Becomes("store/copy1"),
-        state_dict=ROWS_ALONE,
-        save=ROWS_ALONE,
         shard=Becomes(lambda rank, _: f"store/rank{rank}"),
-        collection=of_collection(host_store="store"),
-        fbgemm=Not("FBGEMM keeps rows in memory"),
     ),
     "evict_step_interval": Option(
-        value=5,
-        set_up=lambda tables: tables.set_evict_step_interval(5),
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=Given(),
-        fbgemm=NO_LIFE,
+        5, OF_MODEL, Given(), NO_LIFE, set_up=lambda tables: tables.set_evict_step_interval(5)
     ),
     "grad_scaler": Option(
-        value=SCALER,
+        SCALER,
+        OF_MODEL,
+        Given(),
+        Not("FBGEMM's users scale gradients back themselves"),
         set_up=lambda tables: tables.set_grad_scaler(SCALER),
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=Given(),
-        fbgemm=Not("FBGEMM's users scale gradients back themselves"),
     ),
     "frozen": Option(
-        value=frozenset({"t"}),
-        set_up=lambda tables: tables.freeze("t"),
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=Given(),
-        fbgemm=Not("FBGEMM's tables all train"),
+        frozenset({"t"}), OF_MODEL, Given(), Not("FBGEMM's tables all train"), set_up=lambda tables: tables.freeze("t")
     ),
     "grad_norms": Option(
-        value=True,
-        set_up=lambda tables: tables.count_grad_norms(),
-        state_dict=OF_MODEL,
-        save=OF_MODEL,
-        shard=KEPT,
-        collection=Given(),
-        fbgemm=Not("FBGEMM counts no norms"),
+        True, OF_MODEL, Given(), Not("FBGEMM counts no norms"), set_up=lambda tables: tables.count_grad_norms()
     ),
     "seed": Option(
-        value=5,
-        state_dict=OF_MODEL,
-        save=Shown(lambda table: table.seed),
-        shard=KEPT,
-        collection=of_collection(seed=5),
-        fbgemm=Given(value=lambda *_: torch.initial_seed()),
+        5,
+        (OF_MODEL, Shown(lambda table: table.seed)),
+        of_collection(seed=5),
+        Given(value=lambda *_: torch.initial_seed()),
     ),
 }
 """The fields of `EmbeddingOptions`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from jagged import EACH_KIND, Kind
 from option_cases import (
     OPTIONS,
     Given,
@@ -45,16 +46,11 @@ def test_every_option_has_answers() -> None:
     assert missing() == [], "say in tests/option_cases.py what becomes of these options"
 
 
-def test_constructors_have_the_defaults_of_the_options() -> None:
+@EACH_KIND
+def test_constructors_have_the_defaults_of_the_options(kind: Kind) -> None:
     made = make_embedding("EmbeddingOptions.seed").options
     assert made == EmbeddingOptions(seed=5)
-    bags = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=4)
-    rows = rst.EmbCacheEmbeddingConfig(name="t", num_embeddings=50, embedding_dim=4)
-    for collection in (
-        rst.EmbCacheEmbeddingBagCollection([bags], seed=5),
-        rst.EmbCacheEmbeddingCollection([rows], seed=5),
-    ):
-        assert collection.embedding.options == made
+    assert kind.collection(None, seed=5).embedding.options == made
 
 
 @pytest.mark.parametrize("name", OPTIONS)
