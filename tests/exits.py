@@ -29,17 +29,19 @@ class Exit:
 
 
 class Interpreters:
-    """Interpreters that are forked from one process, which has imported a module of tests."""
+    """Interpreters that are forked from one process, which has imported a module, of tests or torch itself."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, **variables: str) -> None:
+        """`variables`: of its environment, beside those of this process."""
+        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         command = [sys.executable, __file__, module]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, **pipe, env=os.environ | variables, text=True)
 
-    def run(self, scene: str, count: int, folder: Path) -> list[Exit]:
-        """Runs `scene(number, folder)` of the module in `count` interpreters, one after the other, to their ends."""
+    def run(self, code: str, count: int, folder: Path) -> list[Exit]:
+        """Runs `code`, which finds the module, `number` and `folder`, in `count` interpreters after each other."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([scene, count, str(folder)]) + "\n")
+        self._process.stdin.write(json.dumps([code, count, str(folder)]) + "\n")
         self._process.stdin.flush()
         return [Exit(*each) for each in json.loads(self._process.stdout.readline())]
 
@@ -49,9 +51,9 @@ class Interpreters:
 
 
 def _serve() -> tuple[str, int, str] | None:
-    """In each forked process its scene, number and folder; None in this one, at the end."""
+    """In each forked process its code, number and folder; None in this one, at the end."""
     for line in sys.stdin:
-        scene, count, folder = json.loads(line)
+        code, count, folder = json.loads(line)
         ends = []
         for number in range(count):
             with tempfile.TemporaryFile() as output:
@@ -60,7 +62,7 @@ def _serve() -> tuple[str, int, str] | None:
                     signal.alarm(SECONDS)
                     for descriptor in (1, 2):
                         os.dup2(output.fileno(), descriptor)
-                    return scene, number, folder
+                    return code, number, folder
                 _, status = os.waitpid(pid, 0)
                 output.seek(0)
                 ends.append((number, os.waitstatus_to_exitcode(status), output.read().decode()))
@@ -72,4 +74,5 @@ if __name__ == "__main__":
     _module = importlib.import_module(sys.argv[1])
     _mine = _serve()
     if _mine is not None:
-        getattr(_module, _mine[0])(_mine[1], Path(_mine[2]))
+        _names = {"__name__": "__main__", "number": _mine[1], "folder": Path(_mine[2])}
+        exec(_mine[0], {_module.__name__: _module, **_names})

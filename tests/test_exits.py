@@ -174,7 +174,7 @@ SCENES = [
 
 
 def check_exits(interpreters: Interpreters, scene: Scene, count: int, folder: Path) -> None:
-    ends = interpreters.run(scene.__name__, count, folder)
+    ends = interpreters.run(f"{scene.__module__}.{scene.__name__}(number, folder)", count, folder)
     bad = [end for end in ends if end.status or end.printed]
     assert len(ends) == count
     assert not bad, f"{len(bad)} of {count} exits: {bad[0]}"

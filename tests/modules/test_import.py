@@ -1,16 +1,15 @@
-"""Imports: without TorchRec, before torch, in either order, from any folder."""
+"""Imports: without TorchRec, before torch, in either order, from any folder. Type checkers read user_types.py."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from exits import Interpreters
 
 import rec_sdk_torch as rst
 
@@ -26,82 +25,35 @@ sys.meta_path.insert(0, Block())
 """
 
 
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONWARNINGS": "ignore"}
 """None of this is about NPUs: torch is not to load torch_npu where it is installed."""
 
 
-def run(code: str, *blocked: str, folder: Path | None = None) -> str:
+def run(code: str, *blocked: str, folder: Path = ROOT) -> str:
     """Output of `code` in a fresh interpreter that cannot import `blocked`."""
-    prefix = BLOCK.format(blocked=blocked) if blocked else ""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", prefix + code],
-        cwd=folder or ROOT,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", (BLOCK.format(blocked=blocked) if blocked else "") + code]
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-FORKS = """
-import json, os, sys
-import torch
-for line in sys.stdin:
-    code, folder, environment, output = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        for descriptor in 1, 2:
-            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        exec(code, {"__name__": "__main__"})
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class AfterTorch:
-    """An interpreter that has imported torch and nothing else; programs run in processes that are forked from it."""
-
-    def __init__(self, folder: Path) -> None:
-        """`folder`: where programs run."""
-        self._folder = folder
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", FORKS],
-            cwd=ROOT,
-            env=os.environ | ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, code: str, *blocked: str) -> str:
-        """Output of `code` where `blocked` cannot be imported."""
-        assert self._process.stdin
-        assert self._process.stdout
-        prefix = BLOCK.format(blocked=blocked) if blocked else ""
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
-        output = folder / "output"
-        self._process.stdin.write(
-            json.dumps([prefix + code, str(folder), os.environ | ENVIRONMENT, str(output)]) + "\n"
-        )
-        self._process.stdin.flush()
-        assert self._process.stdout.readline() == "0\n", output.read_text()
-        return output.read_text()
-
-    def close(self) -> None:
-        self._process.communicate()
+Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AfterTorch]:
-    forks = AfterTorch(tmp_path_factory.mktemp("after_torch"))
-    yield forks
-    forks.close()
+def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Like `run`, in processes that are forked from one that has imported torch and nothing else."""
+    interpreters = Interpreters("torch", **ENVIRONMENT)
+
+    def run_after_torch(code: str, *blocked: str) -> str:
+        prefix = "import os\nos.chdir(folder)\n" + (BLOCK.format(blocked=blocked) if blocked else "")
+        (end,) = interpreters.run(prefix + code, 1, tmp_path_factory.mktemp("after_torch"))
+        assert end.status == 0, end.printed
+        return end.printed
+
+    yield run_after_torch
+    interpreters.close()
 
 
 def test_every_name_is_there() -> None:
@@ -117,7 +69,8 @@ def test_every_name_is_there() -> None:
 PACKAGES = """
 import sys
 import rec_sdk_torch
-assert not {"torch", "torchrec"} & sys.modules.keys()
+assert not {"torch", "torchrec"} & {name.partition(".")[0] for name in sys.modules}
+print("compat" in dir(rec_sdk_torch), "export" in dir(rec_sdk_torch))
 for name in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe", "compat"):
     module = getattr(rec_sdk_torch, name)
     assert module is sys.modules[f"rec_sdk_torch.{name}"], name
@@ -138,42 +91,9 @@ def test_packages_are_attributes(tmp_path: Path) -> None:
     """Without an import of their own. compat, which changes torch and TorchRec, is not shown to what imports all."""
     pytest.importorskip("torchrec")
     lines = run(PACKAGES, folder=tmp_path).splitlines()
-    assert lines[:-1] == [f"{n} True False" for n in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe")]
+    assert lines[0] == "False True"
+    assert lines[1:-1] == [f"{n} True False" for n in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe")]
     assert lines[-1].startswith("compat ")
-    code = "import rec_sdk_torch; print('compat' in dir(rec_sdk_torch), 'export' in dir(rec_sdk_torch))"
-    assert run(code, folder=tmp_path).split() == ["False", "True"]
-
-
-def test_a_package_that_needs_torchrec_says_so(after_torch: AfterTorch) -> None:
-    code = "import rec_sdk_torch; rec_sdk_torch.fbgemm; rec_sdk_torch.serving; rec_sdk_torch.export"
-    code = f"try:\n    {code}\nexcept ImportError as error:\n    print(error)"
-    output = after_torch.run(code, "torchrec", "fbgemm_gpu")
-    assert "rec_sdk_torch.export needs torchrec, which is not installed" in output
-
-
-def test_importing_imports_neither_torch_nor_torchrec(tmp_path: Path) -> None:
-    code = "import sys, rec_sdk_torch; print(*[m for m in sys.modules if m.partition('.')[0] in ('torch', 'torchrec')])"
-    assert run(code, folder=tmp_path).split() == []
-
-
-IMPORTED_BESIDE_TORCHREC = """
-import sys
-import torch, torchrec
-before = set(sys.modules)
-import rec_sdk_torch
-for name in rec_sdk_torch.__all__:
-    getattr(rec_sdk_torch, name)
-print(*{name.partition(".")[0] for name in sys.modules.keys() - before} - {"rec_sdk_torch"})
-print(*[name for name in sys.modules.keys() - before if name.startswith("torch")])
-"""
-
-
-def test_the_names_import_nothing_slow(after_torch: AfterTorch) -> None:
-    """torch's own modules take their time: `torch.distributed.optim` compiles eight optimizers as it is imported."""
-    pytest.importorskip("torchrec")
-    packages, of_torch = after_torch.run(IMPORTED_BESIDE_TORCHREC).splitlines()
-    assert not set(packages.split()) - {"numpy", "filecmp"}
-    assert of_torch == ""
 
 
 WITHOUT_TORCHREC = """
@@ -196,16 +116,20 @@ try:
     from rec_sdk_torch import EmbCacheEmbeddingBagCollection
 except ImportError as error:
     print(error)
+rec_sdk_torch.fbgemm, rec_sdk_torch.serving
+try:
+    rec_sdk_torch.export
+except ImportError as error:
+    print(error)
 """
 
 
-def test_without_torchrec(after_torch: AfterTorch) -> None:
-    lines = after_torch.run(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
+def test_without_torchrec(after_torch: Run) -> None:
+    lines = after_torch(WITHOUT_TORCHREC, "torchrec", "fbgemm_gpu").splitlines()
     assert lines[:2] == ["[[0.0, 0.0, 0.0, 0.0]]", "AccumulateSGD True"]
-    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig")
+    names = ("EmbCacheEmbeddingCollection", "HashEmbeddingBagConfig", "EmbCacheEmbeddingBagCollection", "export")
     refused = [line.partition(" needs ")[0] for line in lines[2:] if "torchrec, which is not installed" in line]
-    expected = [f"rec_sdk_torch.{name}" for name in (*names, "EmbCacheEmbeddingBagCollection")]
-    assert refused == expected
+    assert refused == [f"rec_sdk_torch.{name}" for name in names]
 
 
 def test_without_torch() -> None:
@@ -233,17 +157,17 @@ print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
 """
 
 
-def test_without_torch_npu(after_torch: AfterTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_npu(after_torch: Run) -> None:
     """torch_npu is recommended only where CANN is: elsewhere it keeps torch from being imported."""
-    for variable in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"):
-        monkeypatch.delenv(variable, raising=False)
-    error, device = after_torch.run(WITHOUT_TORCH_NPU).splitlines()
+    variables = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH")
+    without = f"[os.environ.pop(name, None) for name in {variables}]\n"
+    error, device = after_torch(without + WITHOUT_TORCH_NPU).splitlines()
     assert "'npu' needs the package torch_npu" in error
     assert "pip install" not in error
     assert f"make -C {ROOT} build-npu && {ROOT}/.venv-npu/bin/python -m rec_sdk_torch.emulate program.py" in error
     assert device == "cpu"
-    monkeypatch.setenv("ASCEND_HOME_PATH", "/usr/local/Ascend")
-    error, _ = after_torch.run(WITHOUT_TORCH_NPU).splitlines()
+    there = 'os.environ["ASCEND_HOME_PATH"] = "/usr/local/Ascend"\n'
+    error, _ = after_torch(without + there + WITHOUT_TORCH_NPU).splitlines()
     assert f"{sys.executable} -m pip install --no-deps torch-npu==" in error
     assert "emulate" not in error
 
@@ -269,41 +193,41 @@ except ValueError as error:
 """
 
 
-def test_torchrec_is_extended_when_it_comes_later(tmp_path: Path) -> None:
+TORCHREC_FIRST = """
+import sys
+import torch, torchrec, torchrec.optim
+construct = torchrec.optim.GradientClippingOptimizer.__init__
+before = set(sys.modules)
+import rec_sdk_torch
+for name in rec_sdk_torch.__all__:
+    getattr(rec_sdk_torch, name)
+print(*{name.partition(".")[0] for name in sys.modules.keys() - before} - {"rec_sdk_torch"})
+print(*[name for name in sys.modules.keys() - before if name.startswith("torch")])
+assert torchrec.optim.GradientClippingOptimizer.__init__ is construct
+config = rec_sdk_torch.HashEmbeddingBagConfig(9, 4, "t")
+for _ in range(2):
+    collection = rec_sdk_torch.HashEmbeddingBagCollection([config])
+    rec_sdk_torch.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
+    collection.fused_optimizer
+    assert torchrec.optim.GradientClippingOptimizer.__init__.__wrapped__ is construct, "once, by the first"
+"""
+
+
+def test_torchrec_first(after_torch: Run) -> None:
+    """torch's own modules take their time: `torch.distributed.optim` compiles eight optimizers as it is imported.
+
+    No class of TorchRec is changed before a fused optimizer is made.
+    """
     pytest.importorskip("torchrec")
-    code = "import rec_sdk_torch, torchrec.optim.keyed, torchrec" + IN_TORCHREC
-    assert run(code, folder=tmp_path) == "refused\n"
+    packages, of_torch, extended = after_torch(TORCHREC_FIRST + IN_TORCHREC).splitlines()
+    assert not set(packages.split()) - {"numpy", "filecmp"}
+    assert of_torch == ""
+    assert extended == "refused"
 
 
-def test_torchrec_is_extended_when_it_was_first(after_torch: AfterTorch) -> None:
+def test_torchrec_is_extended_when_it_comes_later(after_torch: Run) -> None:
     pytest.importorskip("torchrec")
-    assert after_torch.run("import torchrec, rec_sdk_torch" + IN_TORCHREC) == "refused\n"
-
-
-def test_type_checkers_see_the_names(tmp_path: Path) -> None:
-    """The user runs `mypy --strict`, and may not use what a module only happens to import."""
-    pytest.importorskip("mypy")
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"from rec_sdk_torch import {', '.join(rst.__all__)}\n"
-        "TableConfig('t', num_embeddings='many', embedding_dim=4)\n"
-        "from rec_sdk_torch import NoSuchName\n"
-    )
-    # Beside the cache of the repository's own check, which has other options.
-    options = ["--strict", "--follow-imports=silent", "--cache-dir", str(ROOT / ".mypy_cache" / "of_a_user")]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    errors = [line.partition(": error: ")[2] for line in done.stdout.splitlines() if ": error: " in line]
-    assert len(errors) == 2, done.stdout + done.stderr
-    assert 'Argument "num_embeddings" to "TableConfig" has incompatible type "str"; expected "int"' in errors[0]
-    assert "NoSuchName" in errors[1]
+    assert after_torch("import rec_sdk_torch, torchrec.optim.keyed, torchrec" + IN_TORCHREC) == "refused\n"
 
 
 PROCESS_GROUP = """
@@ -322,33 +246,12 @@ print(*[name for name in threads if "gloo" in name])
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_no_thread_of_a_process_group_outlives_it(first: bool, after_torch: AfterTorch) -> None:
+def test_no_thread_of_a_process_group_outlives_it(first: bool, after_torch: Run) -> None:
     """One that does may abort the process while the interpreter ends."""
     pytest.importorskip("torchrec")
     ours = "import rec_sdk_torch"
     code = PROCESS_GROUP.format(first=ours if first else "", then="" if first else ours)
-    assert after_torch.run(code).split() == []
-
-
-UNTOUCHED = """
-import torch, torchrec.optim
-construct = torchrec.optim.GradientClippingOptimizer.__init__
-import rec_sdk_torch
-rec_sdk_torch.EmbCacheEmbeddingBagCollection
-assert torchrec.optim.GradientClippingOptimizer.__init__ is construct
-config = rec_sdk_torch.HashEmbeddingBagConfig(9, 4, "t")
-for _ in range(2):
-    collection = rec_sdk_torch.HashEmbeddingBagCollection([config])
-    rec_sdk_torch.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
-    collection.fused_optimizer
-    assert torchrec.optim.GradientClippingOptimizer.__init__.__wrapped__ is construct
-print("once, by the first fused optimizer")
-"""
-
-
-def test_importing_changes_no_class_of_torchrec(after_torch: AfterTorch) -> None:
-    pytest.importorskip("torchrec")
-    assert after_torch.run(UNTOUCHED) == "once, by the first fused optimizer\n"
+    assert after_torch(code).split() == []
 
 
 def test_importing_again_changes_nothing() -> None:

@@ -1,0 +1,6 @@
+"""Types as the checker of a user's program sees them: `make lint` fails where a wrong line here is no error."""
+
+from rec_sdk_torch import NoSuchName, TableConfig  # type: ignore[attr-defined]
+
+NoSuchName()
+TableConfig("t", num_embeddings="many", embedding_dim=4)  # type: ignore[arg-type]
