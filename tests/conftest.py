@@ -101,7 +101,9 @@ def imports_torchrec(path: Path) -> bool:
             names += [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom):
             names.append(statement.module or "")
-    return any(name.partition(".")[0] in {"torchrec", "jagged", "option_cases"} for name in names)
+    return any(
+        name.partition(".")[0] in {"torchrec", "batches", "jagged", "training", "option_cases"} for name in names
+    )
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -1,55 +1,35 @@
-"""Batches, collections and training steps that tests of every room share: the first place to look for a helper.
+"""Collections, their configs and optimizers, which tests of every room share; see batches.py and training.py as well.
 
-`apply(bags_collection(device, bag_config(...)), torch.optim.Adam)` is a collection that trains; `train`, `train_step`
-train it, `rows_of`, `state_of` and `same_bits` compare it, and `EACH_KIND` gives a test both kinds of collection. The
-same for a `TableBatchedEmbedding`, without TorchRec, is in embeddings.py.
+`apply(bags_collection(device, bag_config(...)), torch.optim.Adam)` is a collection that trains; `EACH_KIND` gives
+a test both kinds of collection. The same for a `TableBatchedEmbedding`, without TorchRec, is in embeddings.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 import torch
-from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, KeyedTensor
+from batches import jagged, numbered, random_bags, random_weights, single_ids  # noqa: F401  # rooms import them here
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
+from training import (  # noqa: F401  # as above
+    assert_trains,
+    equal_rows,
+    output_parts,
+    output_values,
+    read,
+    rows_of,
+    same_bits,
+    state_of,
+    train,
+    train_step,
+)
 
 import rec_sdk_torch as rst
 
-Bags = Mapping[str, Sequence[Sequence[int]]]
 Collection = TypeVar("Collection", bound=torch.nn.Module)
-
-
-def jagged(
-    features: Bags, weights: Mapping[str, Sequence[Sequence[float]]] | None = None, dtype: torch.dtype = torch.int64
-) -> KeyedJaggedTensor:
-    """A batch of `features`: by key, the ids of each sample."""
-    flat_weights = None
-    if weights is not None:
-        flat_weights = torch.tensor([w for bags in weights.values() for bag in bags for w in bag], dtype=torch.float32)
-    return KeyedJaggedTensor(
-        keys=list(features),
-        values=torch.tensor([i for bags in features.values() for bag in bags for i in bag], dtype=dtype),
-        lengths=torch.tensor([len(bag) for bags in features.values() for bag in bags], dtype=torch.int32),
-        weights=flat_weights,
-    )
-
-
-def random_bags(
-    rng: np.random.Generator, keys: Sequence[str], ids: int, batch_size: int = 5, longest: int = 4
-) -> dict[str, list[list[int]]]:
-    """Bags of up to `longest` ids below `ids`, empty ones among them."""
-    return {
-        key: [rng.integers(0, ids, rng.integers(0, longest + 1)).tolist() for _ in range(batch_size)] for key in keys
-    }
-
-
-def random_weights(rng: np.random.Generator, bags: Bags) -> dict[str, list[list[float]]]:
-    """A normal weight for each id of `bags`."""
-    return {key: [rng.normal(size=len(bag)).tolist() for bag in every] for key, every in bags.items()}
 
 
 FIELDS: dict[str, Any] = {
@@ -147,114 +127,27 @@ def apply(collection: Collection, optimizer: type = torch.optim.SGD, *, window: 
 
 
 class Model(torch.nn.Module):
-    """A collection, and a dense layer on its one output: `tables` and `dense`."""
+    """A collection, and a dense layer on its pooled output, or on the rows of the sequence f0: `tables` and `dense`."""
 
     def __init__(
         self,
         device: torch.device,
         *configs: Any,
         kind: Kind = POOLED,
-        optimizer: type = torch.optim.SGD,
+        optimizer: type | None = torch.optim.SGD,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.tables = apply(kind.collection(device, *configs, **options), optimizer)
+        self.pooled = kind is POOLED
+        self.tables = kind.collection(device, *configs, **options)
+        if optimizer is not None:
+            apply(self.tables, optimizer)
         width = sum(config.embedding_dim for config in configs) if configs and kind is POOLED else 4
-        torch.manual_seed(0)
         self.dense = torch.nn.Linear(width, 1, device=device)
+        with torch.no_grad():
+            self.dense.weight.copy_(torch.linspace(-1.0, 1.0, width))
+            self.dense.bias.zero_()
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-        return self.dense(torch.cat(output_parts(self.tables(batch))))
-
-
-def output_parts(output: Any) -> list[torch.Tensor]:
-    """The pooled output of a collection, or the values of each sequence."""
-    return [output.values()] if isinstance(output, KeyedTensor) else [part.values() for part in output.values()]
-
-
-def output_values(output: Any) -> torch.Tensor:
-    """The output of a collection as one tensor on the host: `[B, total]`, or every value of the sequences, flat."""
-    if isinstance(output, KeyedTensor):
-        return output.values().cpu()
-    return torch.cat([part.values().flatten() for part in output.values()]).cpu()
-
-
-def train_step(
-    collection: torch.nn.Module, batch: KeyedJaggedTensor, factor: float = 1.0, *, square: bool = False
-) -> torch.Tensor:
-    """One training step on `factor` times the sum of the outputs, or of their squares; the outputs."""
-    output = output_values(collection(batch))
-    (factor * (output.square() if square else output).sum()).backward()
-    return output.detach()
-
-
-def train(
-    collection: torch.nn.Module, batches: Iterable[KeyedJaggedTensor], *, square: bool = False
-) -> list[torch.Tensor]:
-    """The outputs of a training step on each batch, see `train_step`."""
-    return [train_step(collection, batch, square=square) for batch in batches]
-
-
-def state_of(collection: Any) -> dict[str, Any]:
-    """Rows of all tables and the states of their optimizer, as they are saved."""
-    return {"rows": collection.state_dict(), "states": collection.fused_optimizer.state_dict()["state"]}
-
-
-def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.Tensor]:
-    """A table's rows by id, as float32."""
-    state = collection.state_dict()
-    (key,) = [key for key in state if key.endswith(f".{table}.weight")]
-    weight = state[key].float()
-    ids = state.get(key.replace(".weight", ".ids"), torch.arange(len(weight)))
-    return dict(zip(ids.tolist(), weight, strict=True))
-
-
-def equal_rows(one: Mapping[int, torch.Tensor], other: Mapping[int, torch.Tensor]) -> bool:
-    """Whether two tables, see `rows_of`, have the same ids with the same bits."""
-    return one.keys() == other.keys() and all(torch.equal(row, other[i]) for i, row in one.items())
-
-
-def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
-    """The output in eval(); leaves the module in the mode it was in."""
-    training = collection.training
-    collection.eval()
-    try:
-        return output_values(collection(batch)).detach()
-    finally:
-        collection.train(training)
-
-
-def numbered(count: int, start: int = 0) -> KeyedJaggedTensor:
-    """One sample of the feature f0 with ids start, start + 1, ..."""
-    return jagged({"f0": [list(range(start, start + count))]})
-
-
-def single_ids(ids: Sequence[int], feature: str = "f0") -> KeyedJaggedTensor:
-    """One id per sample, so that a pooled output is the rows themselves."""
-    return jagged({feature: [[i] for i in ids]})
-
-
-def assert_trains(collection: torch.nn.Module, ids: Sequence[int] = (3, 1, 3), lr: float = 0.5) -> None:
-    """The model is sound: it reads its rows, and one SGD step moves each by lr times its lookups.
-
-    For collections whose only feature is f0 of table t0.
-    """
-    batch = single_ids(ids)
-    before = read(collection, batch)
-    assert torch.equal(train_step(collection, batch).flatten(), before.flatten())
-    after = read(collection, batch).reshape(len(ids), -1)
-    count = Counter(ids)
-    steps = torch.tensor([lr * count[i] for i in ids])
-    torch.testing.assert_close(after, before.reshape(len(ids), -1) - steps[:, None], rtol=1e-6, atol=1e-6)
-
-
-def same_bits(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the tensors in which two (nested) state dicts differ."""
-    if left.keys() != right.keys():
-        yield f"keys {sorted(left)} and {sorted(right)}"
-        return
-    for name, value in left.items():
-        if isinstance(value, Mapping):
-            yield from (f"{name}/{inner}" for inner in same_bits(value, right[name]))
-        elif not torch.equal(value, right[name]):
-            yield name
+        output = self.tables(batch)
+        return self.dense((output if self.pooled else output["f0"]).values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import enum
+import importlib
 import inspect
 import re
 import warnings
@@ -109,3 +110,35 @@ def test_examples_run(name: str) -> None:
             warnings.simplefilter("ignore")
             runner.run(example, out=said.append)
     assert not runner.failures, "".join(said)
+
+
+def is_described(name: str, value: Any) -> bool:
+    """Not by a base class, nor by what dataclasses write."""
+    text = (vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__) or ""
+    return bool(text.strip()) and not text.startswith(f"{name.rpartition('.')[2]}(")
+
+
+def shown(module: Any) -> dict[str, Any]:
+    """Classes and functions of ours that a module shows, and the methods of its classes."""
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    found = {name: getattr(module, name) for name in names}
+    found = {name: each for name, each in found.items() if inspect.isclass(each) or inspect.isroutine(each)}
+    found = {
+        name: each for name, each in found.items() if str(getattr(each, "__module__", "")).startswith("rec_sdk_torch")
+    }
+    for cls_name, cls in list(found.items()):
+        for name, value in vars(cls).items() if inspect.isclass(cls) else ():
+            method = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            torchs = name in {"forward", "extra_repr"} or name in getattr(cls, "__dataclass_fields__", {})
+            if inspect.isfunction(method) and not (name.startswith("_") or torchs):
+                found[f"{cls_name}.{name}"] = method
+    return found
+
+
+@pytest.mark.parametrize("module", ["", ".checkpoint", ".export", ".fbgemm", ".ops", ".serving", ".tbe"])
+def test_what_modules_show_is_described(module: str) -> None:
+    """But for compat, which changes torch when it is imported."""
+    found = importlib.import_module(f"rec_sdk_torch{module}")
+    assert found.__doc__
+    assert len(shown(found)) > {"": 40, ".export": 0, ".fbgemm": 0, ".tbe": 0}.get(module, -1)
+    assert [name for name, value in shown(found).items() if not is_described(name, value)] == []

@@ -12,17 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = [
-    "benchmarks",
-    "cmake",
-    "docs",
-    "emulator",
-    "examples",
-    "op_kernels",
-    "rec_sdk_torch",
-    "tests",
-    "torch_npu_ext",
-]
+ROOMS = ["benchmarks", "cmake", "docs", "emulator", "examples", "op_kernels", "rec_sdk_torch", "tests", "torch_npu_ext"]
 PYTHON = {".py", ".pyi"}
 CPP = {".cpp", ".h", ".cu", ".asc"}
 SCRIPTS = {".cmake", ".toml", ".txt", "Makefile"}

@@ -14,13 +14,7 @@ import warm
 from rec_sdk_torch.operators.devices.backends import backend_for
 
 TESTS = Path(__file__).parent
-LONG = {
-    "test_default_operators.py",
-    "test_extremes.py",
-    "test_same_bits.py",
-    "test_streams.py",
-    "test_update_rows.py",
-}
+LONG = {"test_default_operators.py", "test_extremes.py", "test_same_bits.py", "test_streams.py", "test_update_rows.py"}
 """Tests that only the full suite runs so."""
 
 

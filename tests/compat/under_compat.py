@@ -27,6 +27,7 @@ from torchrec import (
 )
 from torchrec.distributed.planner import Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward as torchrec_apply
+from training import output_parts
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
@@ -47,6 +48,8 @@ NAMES = {
     "torchrec_embcache.sparse.jagged_tensor_with_timestamp": (
         "JaggedTensorWithTimestamp KeyedJaggedTensorWithTimestamp"
     ),
+    "torchrec_embcache.saver": "Saver",
+    "hybrid_torchrec.saver": "Saver",
     "hybrid_torchrec": "HashEmbeddingBagCollection HashEmbeddingBagConfig",
     "hybrid_torchrec.distributed": "HybridTrainPipelineSparseDist get_default_hybrid_sharders",
     "hybrid_torchrec.distributed.sharding_plan": "get_default_hybrid_sharders",
@@ -76,11 +79,6 @@ def test_options_of_collections(name: str, tmp_path: Path, monkeypatch: pytest.M
     collection = make_collection(name, RecSdk())
     wanted = name == "TableConfig.hashed" or expected(OPTIONS[name], OPTIONS[name].collection)
     assert observed(name, collection.embedding) == wanted  # TorchRec's own configs make hash tables
-
-
-@pytest.mark.parametrize("package", ["torchrec_embcache", "hybrid_torchrec"])
-def test_the_saver_of_both_packages(package: str) -> None:
-    assert importlib.import_module(f"{package}.saver").Saver is rst.Saver
 
 
 SHARDER = "cpu_device cpu_env npu_device npu_env fused_params=None qcomm_codecs_registry=None"
@@ -193,14 +191,10 @@ def test_constants() -> None:
 )
 def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, release: tuple[int, int, int]) -> None:
     constants = importlib.import_module("rec_sdk_torch.compat.constants")
-    monkeypatch.setattr(importlib.metadata, "version", {"torchrec": version}.__getitem__)
-    assert constants.release("torchrec") == release
-
-
-def test_the_version_of_a_package_that_is_not_there() -> None:
-    constants = importlib.import_module("rec_sdk_torch.compat.constants")
     assert constants.release("no-package-has-this-name") == (0, 0, 0)
     assert constants.release("torchrec") == constants.TORCH_REC_VERSION != (0, 0, 0)
+    monkeypatch.setattr(importlib.metadata, "version", {"torchrec": version}.__getitem__)
+    assert constants.release("torchrec") == release
 
 
 def test_other_names() -> None:
@@ -262,8 +256,7 @@ def test_a_pipeline_takes_the_context_of_rec_sdk() -> None:
         EmbCacheTrainPipelineSparseDist,
     )
 
-    config = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
-    model = rst.EmbCacheEmbeddingBagCollection([config], cache=8)
+    model = rst.EmbCacheEmbeddingBagCollection([config_of(rst.EmbCacheEmbeddingBagConfig)], cache=8)
     arguments = model, torch.optim.SGD([torch.zeros(1)]), "cpu", "cpu"
     EmbCacheTrainPipelineSparseDist(*arguments, context_type=EmbCacheTrainPipelineContext)
     with pytest.raises(ValueError, match="makes no contexts, leave it None or Rec SDK's default"):
@@ -271,14 +264,9 @@ def test_a_pipeline_takes_the_context_of_rec_sdk() -> None:
 
 
 def test_bags_are_pooled() -> None:
-    config = rst.EmbCacheEmbeddingBagConfig(
-        name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"], pooling=PoolingType.NONE
-    )
+    config = config_of(rst.EmbCacheEmbeddingBagConfig, pooling=PoolingType.NONE)
     with pytest.raises(ValueError, match=r"pooling PoolingType\.NONE, allowed are SUM and MEAN"):
         rst.EmbCacheEmbeddingBagCollection([config])
-
-
-# ---------------------------------------------------------------- what torch and TorchRec accept
 
 
 def test_a_topology_of_npus_has_device_memory() -> None:
@@ -302,14 +290,9 @@ def test_the_library_of_operators_need_not_be_there(tmp_path: Path) -> None:
         torch.ops.load_library(str(damaged))
 
 
-# ---------------------------------------------------------------- defaults
-
-
 def sequence() -> rst.EmbCacheEmbeddingCollection:
-    config = rst.EmbCacheEmbeddingConfig(
-        name="t", num_embeddings=100, embedding_dim=5, feature_names=["f"], weight_init_min=0.0, weight_init_max=1.0
-    )
-    return rst.EmbCacheEmbeddingCollection([config], 1, 4, [1])
+    fields = {"num_embeddings": 100, "embedding_dim": 5, "weight_init_min": 0.0, "weight_init_max": 1.0}
+    return rst.EmbCacheEmbeddingCollection([config_of(rst.EmbCacheEmbeddingConfig, **fields)], 1, 4, [1])
 
 
 def train(tables: rst.EmbCacheEmbeddingCollection) -> torch.Tensor:
@@ -332,12 +315,10 @@ def test_rows_are_linear_and_adagrad_has_an_eps_of_its_own(apply: Any, given: di
 
 
 def test_other_optimizers_keep_their_defaults() -> None:
-    tables = sequence()
-    rst.apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.02})
-    assert "eps" not in tables.fused_optimizer.param_groups[0]
-    tables = sequence()
-    rst.apply_optimizer_in_backward(rst.AccumulateAdagrad, tables.parameters(), {"lr": 0.02})
-    assert tables.fused_optimizer.param_groups[0]["eps"] == 1e-8
+    for optimizer, eps in ((torch.optim.SGD, None), (rst.AccumulateAdagrad, 1e-8)):
+        tables = sequence()
+        rst.apply_optimizer_in_backward(optimizer, tables.parameters(), {"lr": 0.02})
+        assert tables.fused_optimizer.param_groups[0].get("eps") == eps
 
 
 FAR = torch.tensor([-5, 0, 7, 10**12])
@@ -345,9 +326,7 @@ FAR = torch.tensor([-5, 0, 7, 10**12])
 
 
 def first_rows(tables: Any) -> torch.Tensor:
-    batch = KeyedJaggedTensor(["f"], FAR, lengths=torch.ones(4, dtype=torch.int64))
-    out = tables(batch)
-    return out.values() if hasattr(out, "length_per_key") else out["f"].values()
+    return torch.cat(output_parts(tables(KeyedJaggedTensor(["f"], FAR, lengths=torch.ones(4, dtype=torch.int64)))))
 
 
 @torch.no_grad()
@@ -356,7 +335,7 @@ def rows_of(tables: Any) -> torch.Tensor:
 
 
 def config_of(kind: Any, **fields: Any) -> Any:
-    return kind(name="t", num_embeddings=4, embedding_dim=8, feature_names=["f"], **fields)
+    return kind(**{"name": "t", "num_embeddings": 4, "embedding_dim": 8, "feature_names": ["f"], **fields})
 
 
 CACHED = (
@@ -392,9 +371,8 @@ def test_collections_of_torchrec_keep_index_tables(sharder: Any, module: Any, co
 
 
 def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
-    other = {"name": "other", "num_embeddings": 4, "embedding_dim": 8, "feature_names": ["g"]}
-    configs = [config_of(EmbeddingConfig), rst.EmbCacheEmbeddingConfig(**other, is_incremental=True)]
-    tables = rst.EmbCacheEmbeddingCollection(configs)
+    tracked = config_of(rst.EmbCacheEmbeddingConfig, name="other", feature_names=["g"], is_incremental=True)
+    tables = rst.EmbCacheEmbeddingCollection([config_of(EmbeddingConfig), tracked])
     assert [table.track_changes for table in tables.embedding.tables] == [True, True]
 
 
@@ -427,9 +405,6 @@ def test_initial_weights_of_hash_tables_are_those_of_torchrec(kind: Any) -> None
     rows = rows_of(tables)
     assert -0.5 <= rows.min() < -0.2 < 0.2 < rows.max() < 0.5
     assert rows.unique().numel() == 32
-
-
-# ---------------------------------------------------------------- paths
 
 
 def test_safe_makedirs(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ from dynamicemb.batched_dynamicemb_tables import BatchedDynamicEmbeddingTablesV2
 from dynamicemb.dynamicemb_config import complete_initializer_args, get_optimizer_state_dim
 from dynamicemb.optimizer import EmbOptimType
 from dynamicemb.shard import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
-from torchrec import (
-    EmbeddingConfig,
-)
+from torchrec import EmbeddingConfig
 
 from rec_sdk_torch._engine import ranks_of
 
@@ -99,12 +97,11 @@ def test_arguments(call: str) -> None:
     found: Any = importlib.import_module(f"dynamicemb{module}")
     for name in path.split("."):
         found = getattr(found, name)
-    given = [f"{p.name}={p.default!r}" if p.default is not p.empty else p.name for p in _parameters(found)]
+    given = [
+        f"{p.name}={p.default!r}" if p.default is not p.empty else p.name
+        for p in inspect.signature(found).parameters.values()
+    ]
     assert [each.replace(" ", "_") for each in given] == CALLS[call].split()
-
-
-def _parameters(found: Any) -> list[inspect.Parameter]:
-    return list(inspect.signature(found).parameters.values())
 
 
 def test_defaults_and_order_of_table_options() -> None:
@@ -143,15 +140,12 @@ def test_sizes() -> None:
     assert dynamicemb.get_sharded_table_capacity(config, 3, 128) == 384
     assert dynamicemb.get_sharded_table_capacity(config, 3, dynamicemb.MAX_BUCKET_CAPACITY) == 336
     assert dynamicemb.get_table_value_bytes(config, EmbOptimType.ADAM, 3, 128) == 3 * 384 * 24 * 4
-    assert [get_optimizer_state_dim(kind, 8, torch.float16) for kind in (EmbOptimType.EXACT_SGD,)] == [0]
-    assert get_optimizer_state_dim(EmbOptimType.EXACT_ROWWISE_ADAGRAD, 8, torch.float16) == 8
+    kinds = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    assert [get_optimizer_state_dim(kind, 8, torch.float16) for kind in kinds] == [0, 8]
     with pytest.raises(ValueError, match="bucket_capacity is 100"):
         dynamicemb.get_sharded_table_capacity(config, 3, 100)
     assert complete_initializer_args(Args(lower=0.5), embedding_config=config).upper == (1 / 1000) ** 0.5
     assert complete_initializer_args(Args()) == Args(lower=0.0, upper=1.0)
-
-
-# ---------------------------------------------------------------- one lookup module
 
 
 def tables(rows: int = 16, name: str = "t", optimizer: EmbOptimType = EmbOptimType.ADAM, **options: Any) -> Tables:
@@ -237,11 +231,9 @@ def test_scores_can_be_set_where_they_are_customized() -> None:
     module.set_score({"t": 5})
     with pytest.warns(UserWarning, match="score 3 is less than 5"):
         module.set_score({"t": 3})
-    for wrong in (0, -1, 1.5, True, 2**63):
-        with pytest.raises(ValueError, match="expected an int"):
-            module.set_score({"t": wrong})
-    with pytest.raises(ValueError, match="set_score needs CUSTOMIZED"):
-        tables(score_strategy=Strategy.STEP).set_score({"t": 1})
+    for target, wrong in [(module, each) for each in (0, -1, 1.5, True, 2**63)] + [(tables(), 1)]:
+        with pytest.raises(ValueError, match=r"expected an int|set_score needs CUSTOMIZED"):
+            target.set_score({"t": wrong})
 
 
 def test_ids_without_a_row() -> None:
@@ -284,9 +276,6 @@ def test_pooling_and_features() -> None:
     assert ids.tolist() == [1, 2, 3]
     torch.testing.assert_close(weights[:, 0], torch.tensor([2 - 0.005, 2 - 0.005, 2 - 0.01]))
     assert module.table_names == ["a", "b"]
-
-
-# ---------------------------------------------------------------- dumps
 
 
 @pytest.mark.parametrize("optimizer", ["ADAM", "EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD", "EXACT_SGD"])
@@ -424,9 +413,6 @@ def test_a_dump_that_does_not_fit(tmp_path: Path) -> None:
         tables(score_strategy=Strategy.LFU).load(tmp_path)
 
 
-# ---------------------------------------------------------------- what is refused
-
-
 class Strange(dynamicemb.AdmissionStrategy):
     def admit(self, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
         return frequencies > 0
@@ -454,20 +440,25 @@ def test_options_without_a_counterpart(options: dict[str, Any], message: str) ->
         tables(**options)
 
 
-def test_options_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="dist_type is 'no_such'"):
-        Options(dist_type="no_such")
-    with pytest.raises(ValueError, match="must be CONSTANT"):
-        Options(eval_initializer_args=Args())
-    with pytest.raises(NotImplementedError, match="TIMESTAMP with LFU alone"):
-        Options(score_strategy=(Strategy.STEP, Strategy.LFU))
-    with pytest.raises(TypeError, match="expected DynamicEmbScoreStrategy"):
-        Options(score_strategy=3)
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Options(dist_type="no_such"), ValueError, "dist_type is 'no_such'"),
+        (lambda: Options(eval_initializer_args=Args()), ValueError, "must be CONSTANT"),
+        (
+            lambda: Options(score_strategy=(Strategy.STEP, Strategy.LFU)),
+            NotImplementedError,
+            "TIMESTAMP with LFU alone",
+        ),
+        (lambda: Options(score_strategy=3), TypeError, "expected DynamicEmbScoreStrategy"),
+        (lambda: FrequencyAdmissionStrategy(-1), ValueError, "threshold is -1"),
+        (lambda: tables(score_strategy=None), ValueError, "score_strategy is None"),
+    ],
+)
+def test_options_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
     assert Options(score_strategy=(Strategy.STEP,)).score_strategy is Strategy.STEP
-    with pytest.raises(ValueError, match="threshold is -1"):
-        FrequencyAdmissionStrategy(-1)
-    with pytest.raises(ValueError, match="score_strategy is None"):
-        tables(score_strategy=None)
 
 
 @pytest.mark.parametrize(

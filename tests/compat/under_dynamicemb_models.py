@@ -22,13 +22,7 @@ from dynamicemb.incremental_dump import get_score, incremental_dump, set_score
 from dynamicemb.optimizer import EmbOptimType
 from dynamicemb.planner import DynamicEmbeddingShardingPlanner, DynamicEmbParameterConstraints
 from dynamicemb.shard import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import Topology
 from under_dynamicemb import ids_of, tables, train
@@ -84,8 +78,7 @@ def step(of: Any, *ids: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("_group")
 @pytest.mark.parametrize(
-    ("pooled", "sharder"),
-    [(True, DynamicEmbeddingBagCollectionSharder), (False, DynamicEmbeddingCollectionSharder)],
+    ("pooled", "sharder"), [(True, DynamicEmbeddingBagCollectionSharder), (False, DynamicEmbeddingCollectionSharder)]
 )
 def test_dynamic_tables_beside_others(pooled: bool, sharder: type, tmp_path: Path) -> None:
     first = model(Strategy.CUSTOMIZED, pooled, sharder)
@@ -136,9 +129,6 @@ def test_models_and_arguments_that_do_not_fit(tmp_path: Path) -> None:
         DynamicEmbeddingShardingPlanner(Bags(True).bags.embedding_bag_configs(), Topology(1, "cpu"), constraints={})
 
 
-# ---------------------------------------------------------------- names of CUDA
-
-
 def test_cuda_means_what_there_is() -> None:
     assert DEVICE.type in ("cpu", "npu")
     assert isinstance(DEVICE, torch.device)
@@ -183,33 +173,24 @@ def test_lr_is_the_learning_rate() -> None:
     assert DynamicEmbeddingCollectionSharder(fused_params=rates[1])._options["learning_rate"] == 0.25
 
 
+MODULES = "it has dynamicemb.batched_dynamicemb_tables, "
+ABSENT = f"named .dynamicemb.exportable_tables.: rec_sdk_torch.compat takes the name of .dynamicemb., and {MODULES}"
+
+
 @pytest.mark.parametrize(
     ("statement", "kind", "message"),
     [
-        (
-            "from dynamicemb import key_value_table",
-            "ImportError",
-            "module 'dynamicemb' .* has no 'key_value_table'; it",
-        ),
-        (
-            "from dynamicemb.planner import get_planner",
-            "ImportError",
-            "has no 'get_planner'; it has DynamicEmbParameter",
-        ),
-        (
-            "import dynamicemb.exportable_tables",
-            "ModuleNotFoundError",
-            "No module named 'dynamicemb.exportable_tables': rec_sdk_torch.compat takes the name of 'dynamicemb', and "
-            "it has dynamicemb.batched_dynamicemb_tables, ",
-        ),
-        ("from dynamicemb.scored_hashtable import X", "ModuleNotFoundError", "it has dynamicemb.batched_dynamicemb_"),
-        ("import dynamicemb.planner.inner", "ModuleNotFoundError", "it has no submodules|is not a package"),
+        ("from dynamicemb import key_value_table", ImportError, "module 'dynamicemb' .* has no 'key_value_table'; it"),
+        ("from dynamicemb.planner import get_planner", ImportError, "no 'get_planner'; it has DynamicEmbParameter"),
+        ("import dynamicemb.exportable_tables", ModuleNotFoundError, ABSENT),
+        ("from dynamicemb.scored_hashtable import X", ModuleNotFoundError, MODULES),
+        ("import dynamicemb.planner.inner", ModuleNotFoundError, "it has no submodules|is not a package"),
     ],
 )
-def test_names_that_are_not_there(statement: str, kind: str, message: str) -> None:
+def test_names_that_are_not_there(statement: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(ImportError, match=message) as caught:
         exec(statement)
-    assert type(caught.value).__name__ == kind
+    assert caught.type is kind
     assert "unknown location" not in str(caught.value)
 
 

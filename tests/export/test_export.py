@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import variable_batch
 from jagged import POOLED, SEQUENCE, apply, bag_config, bags_collection, index_bag_config
 from safetensors.torch import load_file
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from variable_batches import variable_batch
 
 from rec_sdk_torch import export
 

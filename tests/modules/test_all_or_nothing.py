@@ -1,13 +1,15 @@
-"""A refused call leaves no trace: loads that fail half-way, and forwards.
+"""A refused or interrupted call leaves no trace: loads that fail half-way, and forwards.
 
 The reference is everything that can be read of the collection before: weights, ids, states, counters, and the window.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,18 +17,12 @@ from unittest import mock
 import pytest
 import torch
 import warm
+from batches import jagged
 from counts import exact_counts
-from jagged import (
-    apply,
-    bag_config,
-    bags_collection,
-    jagged,
-    output_values,
-    same_bits,
-    sequence_config,
-    sequences_collection,
-)
-from torchrec import EmbeddingBagConfig, EmbeddingConfig
+from interrupting import strike
+from jagged import EACH_KIND, Kind, apply
+from torchrec import KeyedJaggedTensor
+from training import same_bits, state_of, train
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import Tables
@@ -35,244 +31,204 @@ FEATURES = ["f0", "f1", "f2", "f3"]
 CACHE = 6
 
 
-def pooled(device: torch.device, window: int = 1, **options: Any) -> Any:
-    """Three groups: hash tables t0 and t2 of one dim, index tables t1 and t3 of their own."""
-    tables = [
-        bag_config(),
-        EmbeddingBagConfig(num_embeddings=12, embedding_dim=8, name="t1", feature_names=["f1"]),
-        bag_config("t2", ("f2",)),
-        EmbeddingBagConfig(num_embeddings=12, embedding_dim=16, name="t3", feature_names=["f3"]),
-    ]
-    return trained(bags_collection(device, *tables, cache=CACHE, **options), window)
+WINDOWS = pytest.mark.parametrize("window", [1, 3])
 
 
-def sequence(device: torch.device, window: int = 1, **options: Any) -> Any:
-    tables = [
-        sequence_config(),
-        EmbeddingConfig(num_embeddings=12, embedding_dim=8, name="t1", feature_names=["f1"]),
-        sequence_config("t2", ("f2",)),
-        EmbeddingConfig(num_embeddings=12, embedding_dim=16, name="t3", feature_names=["f3"]),
-    ]
-    return trained(sequences_collection(device, *tables, cache=CACHE, **options), window)
+def steps(collection: Any, *firsts: int) -> None:
+    train(collection, [jagged({key: [[i, i + 1], [i]] for key in FEATURES}) for i in firsts], square=True)
 
 
-def batch(first: int) -> Any:
-    return jagged({feature: [[first, first + 1], [first]] for feature in FEATURES})
-
-
-def step(collection: Any, first: int) -> None:
-    output_values(collection(batch(first))).square().sum().backward()
-
-
-def trained(collection: Any, window: int) -> Any:
-    """After four steps, which leave a window of three open."""
-    if window == 1:
-        apply(collection, torch.optim.Adam, lr=0.1)
-    else:
-        apply(collection, rst.AccumulateAdam, lr=0.1, use_accumulate=True, accumulate_step=window)
-    for first in (0, 4, 8, 2):
-        step(collection, first)
+def trained(device: torch.device, kind: Kind, window: int = 1, **options: Any) -> Any:
+    """Three groups: hash tables t0 and t2 of one dim, index tables t1 and t3 of their own; an open window."""
+    index = [kind.index(f"t{n}", [f"f{n}"], num_embeddings=12, embedding_dim=dim) for n, dim in ((1, 8), (3, 16))]
+    tables = [kind.config(), index[0], kind.config("t2", ("f2",)), index[1]]
+    collection = kind.collection(device, *tables, cache=CACHE, **options)
+    steps(apply(collection, torch.optim.Adam, lr=0.1, window=window), 0, 4, 8, 2)
     return collection
 
 
-def everything(collection: Any) -> dict[str, Any]:
-    """A copy of all that can be read."""
-    states = collection.fused_optimizer.state_dict()["state"]
-    found = {"weights": dict(collection.state_dict()), "states": {k: dict(v) for k, v in states.items()}}
-    found["ids"] = {f"t{n}": collection.table_ids(f"t{n}").clone() for n in range(4)}
-    return found
+def assert_trains_on(collection: Any, untouched: Any) -> None:
+    for each in (collection, untouched):
+        steps(each, 1, 5, 6, 9)
+    assert not list(same_bits(state_of(untouched), state_of(collection)))
 
 
-def other_state(collection: Any) -> dict[str, torch.Tensor]:
+def changed(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """A state that differs in every value, and in the ids of the hash tables."""
-    state = {}
-    for key, value in collection.state_dict().items():
-        state[key] = value + 1000 if key.endswith("ids") else value + 1.0
-    return state
+    return {key: value + 1000 if key.endswith("ids") else value + 1.0 for key, value in state.items()}
 
 
-def key_of(state: dict[str, torch.Tensor], table: str) -> str:
-    (key,) = [key for key in state if key.endswith(f".{table}.weight")]
-    return key
+SPOILS: list[Callable[[torch.Tensor], Any]] = [
+    lambda value: value.to("meta"),
+    lambda value: value[:, :-1],
+    lambda value: [1.0, 2.0],
+]
+REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
 
 
-Spoil = Callable[[dict[str, torch.Tensor], str], None]
-
-
-def to_meta(state: dict[str, torch.Tensor], key: str) -> None:
-    state[key] = state[key].to("meta")
-
-
-def wrong_shape(state: dict[str, torch.Tensor], key: str) -> None:
-    state[key] = state[key][:, :-1]
-
-
-def no_tensor(state: dict[str, Any], key: str) -> None:
-    state[key] = [1.0, 2.0]
-
-
-def missing(state: dict[str, torch.Tensor], key: str) -> None:
-    del state[key]
-
-
-def more(state: dict[str, torch.Tensor], key: str) -> None:
-    state[f"{key}s"] = state[key]
-
-
-SPOILED: list[Spoil] = [to_meta, wrong_shape, no_tensor, missing, more]
-KINDS = pytest.mark.parametrize("make", [pooled, sequence])
-
-
-@KINDS
-@pytest.mark.parametrize("window", [1, 3])
+@EACH_KIND
+@WINDOWS
 @pytest.mark.parametrize("table", ["t1", "t2"])
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_load_of_weights(device: torch.device, make: Any, window: int, table: str, spoil: Spoil) -> None:
+def test_load_of_weights(device: torch.device, kind: Kind, window: int, table: str) -> None:
     """One table's values cannot be loaded: no table changes, and the window that is open stays."""
-    collection, untouched = make(device, window), make(device, window)
-    before, state = everything(collection), other_state(collection)
-    spoil(state, key_of(state, table))
-    with pytest.raises((RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)):
-        collection.load_state_dict(state)
-    assert not list(same_bits(before, everything(collection)))
-    for first in (1, 5, 6, 9):
-        step(collection, first)
-        step(untouched, first)
-    assert not list(same_bits(everything(untouched), everything(collection))), "trains on as if nothing had come"
+    collection, untouched = trained(device, kind, window), trained(device, kind, window)
+    before, state = state_of(collection), changed(collection.state_dict())
+    (key,) = [key for key in state if key.endswith(f".{table}.weight")]
+    wrong = [{**state, key: spoil(state[key])} for spoil in SPOILS]
+    wrong += [{name: value for name, value in state.items() if name != key}, {**state, f"{key}s": state[key]}]
+    for each in wrong:
+        with pytest.raises(REFUSALS):
+            collection.load_state_dict(each)
+        assert not list(same_bits(before, state_of(collection)))
+    assert_trains_on(collection, untouched)
 
 
-@KINDS
+@EACH_KIND
 @pytest.mark.parametrize("table", ["t1", "t2"])
-@pytest.mark.parametrize("spoil", [to_meta, wrong_shape, no_tensor])
-@pytest.mark.parametrize("name", ["momentum1", "exp_avg_sq"])
-def test_load_of_states(device: torch.device, make: Any, table: str, spoil: Spoil, name: str) -> None:
-    collection = make(device)
-    before = everything(collection)
-    state = {
-        param: {key: value if key.endswith("ids") else value + 1 for key, value in values.items()}
-        for param, values in before["states"].items()
-    }
-    (values,) = [values for values in state.values() if f"{table}.{name}" in values]
-    spoil(values, f"{table}.{name}")
-    with pytest.raises((RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)):
-        collection.fused_optimizer.load_state_dict({"state": state})
-    assert not list(same_bits(before, everything(collection)))
+def test_load_of_states(device: torch.device, kind: Kind, table: str) -> None:
+    collection = trained(device, kind)
+    before = state_of(collection)
+    for name, spoil in itertools.product((f"{table}.momentum1", f"{table}.exp_avg_sq"), SPOILS):
+        state = {
+            param: {key: value if key.endswith("ids") else value + 1 for key, value in values.items()}
+            for param, values in before["states"].items()
+        }
+        (values,) = [values for values in state.values() if name in values]
+        values[name] = spoil(values[name])
+        with pytest.raises(REFUSALS):
+            collection.fused_optimizer.load_state_dict({"state": state})
+        assert not list(same_bits(before, state_of(collection)))
 
 
-@KINDS
-def test_states_of_ids_that_the_table_does_not_know(device: torch.device, make: Any) -> None:
+@EACH_KIND
+def test_states_of_ids_that_the_table_does_not_know(device: torch.device, kind: Kind) -> None:
     """They are refused: an id comes with its weight, or in a batch."""
-    collection = make(device)
-    before = everything(collection)
+    collection = trained(device, kind)
+    before = state_of(collection)
     state = {param: dict(values) for param, values in before["states"].items()}
     (values,) = [values for values in state.values() if "t2.ids" in values]
     values["t2.ids"] = values["t2.ids"].clone()
     values["t2.ids"][-1] = 4711
     with pytest.raises(ValueError, match=r"t2.*\b(1 |4711)"):
         collection.fused_optimizer.load_state_dict({"state": state})
-    assert not list(same_bits(before, everything(collection)))
+    assert not list(same_bits(before, state_of(collection)))
 
 
-# ---- forwards
-
-
-def too_many(collection: Any) -> None:
-    """For the cache of t3, whose group is the last; t1 has an id out of range, t0 and t2 new ones."""
-    collection(jagged({"f0": [[900]], "f1": [[99]], "f2": [[901]], "f3": [list(range(CACHE + 1))]}))
-
-
-def out_of_range(collection: Any) -> None:
-    collection(jagged({"f0": [[900]], "f1": [[3]], "f2": [[901]], "f3": [[77]]}))
-
-
-def bad_lengths(collection: Any) -> None:
-    collection(jagged({"f0": [[900], [1]], "f1": [[99], [1]], "f2": [[901], [1]], "f3": [[3]]}))
-
-
-def bad_type(collection: Any) -> None:
-    features = jagged({"f0": [[900]], "f1": [[99]], "f2": [[901]], "f3": [[3]]})
-    collection(type(features)(features.keys(), features.values().float(), lengths=features.lengths()))
-
-
-REFUSED: dict[str, tuple[Callable[[Any], None], str, type[Exception]]] = {
-    "cache": (too_many, "warning", rst.CacheTooSmallError),
-    "cache, ids out of range ignored": (too_many, "ignore", rst.CacheTooSmallError),
-    "id out of range": (out_of_range, "fatal", IndexError),
-    "warning that is an error": (out_of_range, "warning", UserWarning),
-    "lengths": (bad_lengths, "warning", ValueError),
-    "type": (bad_type, "warning", TypeError),
+TOO_MANY = jagged({"f0": [[900]], "f1": [[99]], "f2": [[901]], "f3": [list(range(CACHE + 1))]})
+"""For the cache of t3, whose group is the last; t1 has an id out of range, t0 and t2 new ones."""
+OUT_OF_RANGE = jagged({"f0": [[900]], "f1": [[3]], "f2": [[901]], "f3": [[77]]})
+BAD_LENGTHS = jagged({"f0": [[900], [1]], "f1": [[99], [1]], "f2": [[901], [1]], "f3": [[3]]})
+BAD_TYPE = KeyedJaggedTensor(FEATURES, torch.tensor([900.0, 99, 901, 3]), lengths=torch.ones(4, dtype=torch.int32))
+REFUSED: dict[str, list[tuple[KeyedJaggedTensor, type[Exception]]]] = {
+    "warning": [
+        (TOO_MANY, rst.CacheTooSmallError),
+        (OUT_OF_RANGE, UserWarning),
+        (BAD_LENGTHS, ValueError),
+        (BAD_TYPE, TypeError),
+    ],
+    "ignore": [(TOO_MANY, rst.CacheTooSmallError)],
+    "fatal": [(OUT_OF_RANGE, IndexError)],
 }
+"""Batches that are refused, by `bounds_check_mode`."""
 
 
-@KINDS
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("case", REFUSED)
-def test_forward(device: torch.device, make: Any, window: int, case: str) -> None:
+@EACH_KIND
+@WINDOWS
+@pytest.mark.parametrize("mode", REFUSED)
+def test_forward(device: torch.device, kind: Kind, window: int, mode: str) -> None:
     """Ids, counters (bounds_errors among them), weights and what can be trained on stay."""
-    refused, mode, error = REFUSED[case]
-    collection = make(device, window, bounds_check_mode=mode)
-    before, counters = everything(collection), exact_counts(collection)
-    for _ in range(3):
+    collection = trained(device, kind, window, bounds_check_mode=mode)
+    before, counters = state_of(collection), exact_counts(collection)
+    for batch, error in REFUSED[mode] * 3:
         with warnings.catch_warnings():
             warnings.simplefilter("error" if error is UserWarning else "ignore")
             with pytest.raises(error):
-                refused(collection)
+                collection(batch)
         assert exact_counts(collection) == counters
-    assert not list(same_bits(before, everything(collection)))
+    assert not list(same_bits(before, state_of(collection)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of ids that were never looked up
-        untouched = make(device, window, bounds_check_mode=mode)
-        for first in (1, 5, 6, 9):
-            step(collection, first)
-            step(untouched, first)
-    assert not list(same_bits(everything(untouched), everything(collection)))
+        assert_trains_on(collection, trained(device, kind, window, bounds_check_mode=mode))
 
 
-@KINDS
-def test_refused_read(device: torch.device, make: Any) -> None:
+@EACH_KIND
+def test_refused_read(device: torch.device, kind: Kind) -> None:
     """The first group has been read when the last one finds an id that is out of range."""
-    collection = make(device, bounds_check_mode="fatal")
-    before, counters = everything(collection), exact_counts(collection)
-    collection.eval()
+    collection = trained(device, kind, bounds_check_mode="fatal")
+    before, counters = state_of(collection), exact_counts(collection)
     with pytest.raises(IndexError, match="t3"):
-        out_of_range(collection)
+        collection.eval()(OUT_OF_RANGE)
     assert exact_counts(collection) == counters
-    assert not list(same_bits(before, everything(collection)))
+    assert not list(same_bits(before, state_of(collection)))
 
 
-# ---- memory
-
-
-@pytest.mark.parametrize("make", [pooled, sequence])
-@pytest.mark.parametrize("tables", [1, 2, 3, 4])
-def test_rows_of_a_table_find_no_memory(device: torch.device, make: Any, tables: int) -> None:
+@EACH_KIND
+def test_rows_of_a_table_find_no_memory(device: torch.device, kind: Kind) -> None:
     """Its ids are in its map by then, and so are those of the tables before."""
-    collection = make(device)
-    before = everything(collection)
-    reserve, calls = Tables.reserve_rows, []
+    collection = trained(device, kind)
+    before, reserve = state_of(collection), Tables.reserve_rows
+    for tables in range(1, 5):
+        calls: list[Any] = []
 
-    def refused(*arguments: Any) -> None:
-        calls.append(arguments)
-        if len(calls) == tables:
-            raise MemoryError("no rows")
-        reserve(*arguments)
+        def refused(*arguments: Any, calls: list[Any] = calls, tables: int = tables) -> None:
+            calls.append(arguments)
+            if len(calls) == tables:
+                raise MemoryError("no rows")
+            reserve(*arguments)
 
-    with mock.patch.object(Tables, "reserve_rows", refused), pytest.raises(MemoryError, match="no rows"):
-        collection.load_state_dict(other_state(collection))
-    assert not list(same_bits(before, everything(collection)))
-    collection.load_state_dict(other_state(collection))
+        with mock.patch.object(Tables, "reserve_rows", refused), pytest.raises(MemoryError, match="no rows"):
+            collection.load_state_dict(changed(before["rows"]))
+        assert not list(same_bits(before, state_of(collection)))
+    collection.load_state_dict(changed(before["rows"]))
+
+
+CALLS: dict[str, Callable[[Any, dict[str, Any]], object]] = {
+    "rows": lambda collection, state: collection.load_state_dict(state["rows"]),
+    "states": lambda collection, state: collection.fused_optimizer.load_state_dict({"state": state["states"]}),
+    "neither": lambda collection, state: state_of(collection),
+}
+
+
+@EACH_KIND
+@pytest.mark.parametrize("every", [97, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("loaded", CALLS)
+def test_an_interrupt(
+    device: torch.device, kind: Kind, loaded: str, every: int, request: pytest.FixtureRequest
+) -> None:
+    """Ctrl-C at any point of a load or save: all tables are loaded, or none is, or the next use says why it cannot."""
+    collection, other = trained(device, kind, 3), trained(device, kind, 3)
+    steps(other, 0, 4)
+    targets = itertools.cycle([state_of(other), state_of(collection)])
+    first = 1 + request.config.getoption("--day") % every
+    for at in range(first, sys.maxsize, every):
+        before, target = state_of(collection), next(targets)
+        struck = strike(functools.partial(CALLS[loaded], collection, target), at)
+        try:
+            after = state_of(collection)
+            steps(collection, 4)
+        except RuntimeError as refused:
+            assert "interrupt" in str(refused), struck  # noqa: PT017
+            collection = trained(device, kind, 3)
+            continue
+        changed_parts = [part for part in after if list(same_bits(before[part], after[part]))]
+        assert loaded in changed_parts or not changed_parts, struck
+        assert not changed_parts or not list(same_bits(target[loaded], after[loaded])), struck
+        if struck is None:
+            break
+    assert at > 50, "points of a call"
 
 
 OUT_OF_MEMORY = """
 import resource, sys
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, same_bits, train_step
+from batches import jagged
+from jagged import apply, bag_config, bags_collection
+from training import same_bits, train_step
 
 device = torch.device(sys.argv[1])
 torch.set_num_threads(1)
 tables = [bag_config(f"t{n}", (f"f{n}",), embedding_dim=16) for n in range(3)]
-collection = bags_collection(device, *tables, cache=8)
-apply(collection, torch.optim.Adam)
+collection = apply(bags_collection(device, *tables, cache=8), torch.optim.Adam)
 train_step(collection, jagged({f"f{n}": [[1, 2, 3]] for n in range(3)}))
 before = {key: value.clone() for key, value in collection.state_dict().items()}
 state = {key: value + 1 for key, value in before.items()}

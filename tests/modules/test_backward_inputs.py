@@ -12,25 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import (
-    apply,
-    bag_config,
-    bags_collection,
-    jagged,
-    output_values,
-    random_bags,
-    random_weights,
-    rows_of,
-    same_bits,
-    sequence_config,
-    sequences_collection,
-)
+from batches import jagged, random_bags, random_weights
+from jagged import apply, bag_config, bags_collection, sequence_config, sequences_collection
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
-
-import rec_sdk_torch as rst
+from training import equal_rows, output_parts, output_values, rows_of, same_bits, state_of
 
 TABLES = ("t0", "t1", "t2")
 FEATURES = {"t0": ["f0", "f3"], "t1": ["f1"], "t2": ["f2"]}
@@ -61,9 +49,8 @@ class Model(torch.nn.Module):
         super().__init__()
         make, config = KINDS[kind]
         configs = [config(name, FEATURES[name], embedding_dim=4 + 4 * (name == "t2")) for name in TABLES]
-        self.tables = make(device, *configs, cache=40, update=update)
+        self.tables = apply(make(device, *configs, cache=40, update=update), optimizer, **how)
         self.weighted = kind.startswith("weighted")
-        apply(self.tables, optimizer, **how)
         self.dense = torch.nn.Parameter(torch.full((1,), 0.5, device=device))
 
     def features(self, seed: int) -> Any:
@@ -72,26 +59,30 @@ class Model(torch.nn.Module):
         return jagged(bags, random_weights(rng, bags) if self.weighted else None)
 
     def forward(self, features: Any) -> torch.Tensor:
-        output = self.tables(features)
-        parts = [output.values()] if hasattr(output, "length_per_key") else [part.values() for part in output.values()]
-        loss: torch.Tensor = sum(part.pow(2).sum() for part in parts) * self.dense.sum()
+        loss: torch.Tensor = sum(part.pow(2).sum() for part in output_parts(self.tables(features))) * self.dense.sum()
         return loss
 
     def handles(self, *names: str) -> list[Any]:
         return [handle for handle in self.tables.parameters() if handle.table in names]
 
-    def end(self) -> None:
-        self.tables.fused_optimizer.step()
+    def rows(self) -> dict[str, dict[int, torch.Tensor]]:
+        return {name: rows_of(self.tables, name) for name in TABLES}
 
-    def state(self) -> dict[str, Any]:
-        return {"rows": self.tables.state_dict(), "optimizer": self.tables.fused_optimizer.state_dict()}
+    def kept(self, before: dict[str, dict[int, torch.Tensor]]) -> list[str]:
+        """Tables whose rows are as before; ids may have come."""
+        rows = self.rows()
+        return [name for name in TABLES if all(torch.equal(rows[name][i], row) for i, row in before[name].items())]
+
+    def step(self, seed: int, inputs: Sequence[Any] | None = None) -> None:
+        """A batch, and the optimizer's step where updates are not in the backward pass."""
+        self(self.features(seed)).backward(inputs=inputs)
+        self.tables.fused_optimizer.step()
 
 
 def model(device: torch.device, kind: str, update: str, *args: Any, **how: Any) -> Model:
     """A model that was trained for a batch."""
     made = Model(device, kind, update, *args, **how)
-    made(made.features(0)).backward()
-    made.end()
+    made.step(0)
     made.dense.grad = None
     return made
 
@@ -101,46 +92,35 @@ def model(device: torch.device, kind: str, update: str, *args: Any, **how: Any) 
 def test_all_parameters_of_a_model(device: torch.device, kind: str, update: str) -> None:
     expected, found = model(device, kind, update), model(device, kind, update)
     for seed in (1, 2):
-        expected(expected.features(seed)).backward()
-        found(found.features(seed)).backward(inputs=list(found.parameters()))
-        for one in (expected, found):
-            one.end()
-    assert not list(same_bits(expected.state(), found.state()))
+        expected.step(seed)
+        found.step(seed, list(found.parameters()))
+    assert not list(same_bits(state_of(expected.tables), state_of(found.tables)))
     assert expected.dense.grad is not None
     assert found.dense.grad is not None
     assert torch.equal(expected.dense.grad, found.dense.grad)
 
 
 @pytest.mark.parametrize("chosen", [("t0",), ("t1",), ("t2",), ("t0", "t2"), ("t0", "t1")], ids=" ".join)
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize(("update", "window"), [("backward", 1), ("backward", 2), ("step", 1)])
 @KIND
-@UPDATE
 def test_some_tables(device: torch.device, kind: str, update: str, window: int, chosen: Sequence[str]) -> None:
     """The others stay as they are, in their states too, also those of the same group."""
-    how: dict[str, Any] = {}
-    if window > 1:
-        if update == "step":
-            pytest.skip("windows are for updates in the backward pass")
-        how = {"optimizer": rst.AccumulateAdam, "use_accumulate": True, "accumulate_step": window}
-    expected, found = model(device, kind, update, **how), model(device, kind, update, **how)
+    expected, found = (model(device, kind, update, window=window) for _ in range(2))
     if window > 1:
         for one in (expected, found):
-            one(one.features(3)).backward()
-    before = {name: rows_of(found.tables, name) for name in TABLES}
+            one.step(3)
+    before = found.rows()
     for seed in range(window):
-        expected(expected.features(seed)).backward()
-        found(found.features(seed)).backward(inputs=found.handles(*chosen))
-        for one in (expected, found):
-            one.end()
+        expected.step(seed)
+        found.step(seed, found.handles(*chosen))
     assert found.dense.grad is None or window > 1
+    trained, after = expected.rows(), found.rows()
     for name in TABLES:
-        trained, rows = rows_of(expected.tables, name), rows_of(found.tables, name)
-        assert rows.keys() == trained.keys()
+        assert after[name].keys() == trained[name].keys()
         if name in chosen:
-            assert all(torch.equal(rows[i], trained[i]) for i in rows)
-            assert any(not torch.equal(rows[i], before[name][i]) for i in before[name])
-        elif window == 1:
-            assert all(torch.equal(rows[i], before[name][i]) for i in before[name])
+            assert equal_rows(after[name], trained[name])
+        if name in chosen or window == 1:
+            assert (name in found.kept(before)) is (name not in chosen)
 
 
 @KIND
@@ -149,79 +129,68 @@ def test_some_tables(device: torch.device, kind: str, update: str, window: int, 
 def test_no_table(device: torch.device, kind: str, update: str, how: str) -> None:
     """Nothing changes, and the tables can still be trained through a graph that is retained."""
     expected, found = model(device, kind, update), model(device, kind, update)
-    before = {name: rows_of(found.tables, name) for name in TABLES}
-    features = found.features(1)
+    before, features = found.rows(), found.features(1)
+    wanted = [found.dense]
     if found.weighted:
         features._weights = features.weights().clone().requires_grad_()
+        wanted.append(features.weights())
     loss = found(features)
-    wanted = [found.dense, features.weights()] if found.weighted else [found.dense]
-    if how == "autograd.grad":
-        gradients = torch.autograd.grad(loss, wanted, retain_graph=True)
-    elif how == "inputs":
+    if how == "inputs":
         loss.backward(inputs=wanted, retain_graph=True)
-        gradients = tuple(tensor.grad for tensor in wanted)  # type: ignore[misc]
+        gradients = [tensor.grad for tensor in wanted]
     else:
-        output = found.tables(found.features(1))
-        values = output.values() if hasattr(output, "length_per_key") else output["f0"].values()
-        values.sum().backward(inputs=[values])
-        assert torch.equal(values.grad, torch.ones_like(values))
-        gradients = torch.autograd.grad(loss, wanted, retain_graph=True)
+        if how == "output":
+            values = output_parts(found.tables(found.features(1)))[0]
+            values.sum().backward(inputs=[values])
+            assert torch.equal(values.grad, torch.ones_like(values))  # type: ignore[arg-type]
+        gradients = list(torch.autograd.grad(loss, wanted, retain_graph=True))
     assert all(handle.grad is None for handle in found.tables.parameters())
-    found.end()
-    for name in TABLES:
-        rows = rows_of(found.tables, name)
-        assert all(torch.equal(rows[i], row) for i, row in before[name].items())
+    found.tables.fused_optimizer.step()
+    assert found.kept(before) == list(TABLES)
     found.zero_grad()
-    found.dense.grad = None
-    if found.weighted:
-        features.weights().grad = None
+    for tensor in wanted:
+        tensor.grad = None
     loss.backward()
-    expected(expected.features(1)).backward()
-    for one in (expected, found):
-        one.end()
-    assert not list(same_bits(expected.state(), found.state()))
-    assert all(torch.equal(tensor.grad, gradient) for tensor, gradient in zip(wanted, gradients, strict=True))  # type: ignore[arg-type]
+    found.tables.fused_optimizer.step()
+    expected.step(1)
+    assert not list(same_bits(state_of(expected.tables), state_of(found.tables)))
+    assert all(torch.equal(tensor.grad, grad) for tensor, grad in zip(wanted, gradients, strict=True))  # type: ignore[arg-type]
 
 
 @UPDATE
 def test_gradients_of_tables_are_not_returned(device: torch.device, update: str) -> None:
     found = model(device, "bags", update)
-    before = found.state()
+    before = state_of(found.tables)
     loss = found(found.features(0))
     for inputs in (found.handles("t1"), list(found.parameters())):
         with pytest.raises(RuntimeError, match=r"autograd\.grad cannot return the gradient of table 't[01]'"):
             torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-    assert not list(same_bits(before, found.state()))
+    assert not list(same_bits(before, state_of(found.tables)))
     loss.backward()
-    found.end()
-    assert list(same_bits(before, found.state()))
+    found.tables.fused_optimizer.step()
+    assert list(same_bits(before, state_of(found.tables)))
 
 
 @UPDATE
 def test_frozen_tables_stay(device: torch.device, update: str) -> None:
     found = model(device, "bags", update)
-    (handle,) = found.handles("t0")
-    handle.requires_grad_(False)
-    before = {name: rows_of(found.tables, name) for name in TABLES}
-    found(found.features(0)).backward(inputs=list(found.parameters()))
-    found.end()
-    after = {name: rows_of(found.tables, name) for name in TABLES}
-    assert all(torch.equal(after["t0"][i], before["t0"][i]) for i in before["t0"])
-    assert any(not torch.equal(after["t1"][i], before["t1"][i]) for i in before["t1"])
+    found.handles("t0")[0].requires_grad_(False)
+    before = found.rows()
+    found.step(0, list(found.parameters()))
+    kept = found.kept(before)
+    assert "t0" in kept
+    assert "t1" not in kept
 
 
 @UPDATE
 def test_a_copy_has_parameters_of_its_own(device: torch.device, update: str) -> None:
     first = model(device, "bags", update)
     twin = copy.deepcopy(first)
-    loss = twin(twin.features(1))
     with pytest.raises(RuntimeError, match=r"not .*used in the graph"):
-        torch.autograd.grad(loss, first.handles("t0"), retain_graph=True)
-    first(first.features(1)).backward(inputs=first.handles(*TABLES))
-    loss.backward(inputs=twin.handles(*TABLES))
+        torch.autograd.grad(twin(twin.features(1)), first.handles("t0"))
     for one in (first, twin):
-        one.end()
-    assert not list(same_bits(first.state(), twin.state()))
+        one.step(1, one.handles(*TABLES))
+    assert not list(same_bits(state_of(first.tables), state_of(twin.tables)))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, RowWiseAdagrad], ids=lambda each: each.__name__)
@@ -229,8 +198,7 @@ def test_a_copy_has_parameters_of_its_own(device: torch.device, update: str) -> 
 @UPDATE
 def test_optimizers_that_torch_has_hooked(device: torch.device, update: str, give: Any, optimizer: type) -> None:
     """torch's hook on a parameter neither steps the optimizer that torch made nor takes the gradient away."""
-    expected, found = bags_collection(device, update=update), bags_collection(device, update=update)
-    apply(expected, optimizer)
+    expected, found = apply(bags_collection(device, update=update), optimizer), bags_collection(device, update=update)
     for _ in range(2):  # the second call changes nothing
         give(optimizer, found.parameters(), {"lr": 0.5})
     for ids in ([[1, 2], [3]], [[2], [4]]):

@@ -4,72 +4,68 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from batches import jagged, numbered, single_ids
 from counts import exact_counts
 from jagged import (
+    EACH_KIND,
+    Kind,
     apply,
-    assert_trains,
     bag_config,
     bags_collection,
-    jagged,
-    numbered,
-    output_values,
-    read,
-    rows_of,
-    same_bits,
+    capacity_collection,
+    capacity_config,
+    index_bag_config,
+    index_sequence_config,
     sequence_config,
     sequences_collection,
-    single_ids,
-    train_step,
 )
-from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
+from torchrec import KeyedJaggedTensor, PoolingType
+from training import assert_trains, read, rows_of, same_bits, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
-HASHED = rst.HashEmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="hashed", feature_names=["f"])
-PLAIN = EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t0", feature_names=["f0"])
-
-
-def batch_of(values: torch.Tensor, lengths: list[int] | None = None, **fields: Any) -> KeyedJaggedTensor:
-    lengths_tensor = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
-    return KeyedJaggedTensor(keys=["f0"], values=values, lengths=lengths_tensor, **fields)
+HASHED = capacity_config("hashed", ["f"], num_embeddings=10)
+PLAIN = index_bag_config(num_embeddings=10)
 
 
 IDS = torch.tensor([1, 2, 3])
 
+
+def batch_of(values: torch.Tensor, lengths: list[int] | None = None, **fields: Any) -> KeyedJaggedTensor:
+    lengths_tensor = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    return KeyedJaggedTensor(**{"keys": ["f0"], "values": values, "lengths": lengths_tensor, **fields})
+
+
+def starts(*offsets: int, device: str = "cpu") -> KeyedJaggedTensor:
+    return batch_of(IDS, offsets=torch.tensor(offsets, device=device))
+
+
+LENGTHS = "offsets|lengths"
 BATCHES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("float ids", lambda: batch_of(IDS.float(), [2, 1]), TypeError, r"ids are torch\.float32.*int32 or torch\.int64"),
     ("bool ids", lambda: batch_of(IDS.bool(), [2, 1]), TypeError, r"torch\.bool"),
     ("int16 ids", lambda: batch_of(IDS.short(), [2, 1]), TypeError, r"torch\.int16"),
     ("two-dimensional ids", lambda: batch_of(IDS[:, None], [2, 1]), ValueError, "flat"),
-    ("lengths short of the ids", lambda: batch_of(IDS, [1, 1]), ValueError, "offsets|lengths"),
-    ("lengths beyond the ids", lambda: batch_of(IDS, [2, 2]), ValueError, "offsets|lengths"),
-    ("a negative length", lambda: batch_of(IDS, [4, -1]), ValueError, "offsets|lengths"),
+    ("lengths short of the ids", lambda: batch_of(IDS, [1, 1]), ValueError, LENGTHS),
+    ("lengths beyond the ids", lambda: batch_of(IDS, [2, 2]), ValueError, LENGTHS),
+    ("a negative length", lambda: batch_of(IDS, [4, -1]), ValueError, LENGTHS),
     (
-        "lengths that are no multiple of the keys",
-        lambda: KeyedJaggedTensor(keys=["f0", "f1"], values=IDS, lengths=torch.ones(3, dtype=torch.int32)),
+        "lengths, keys",
+        lambda: batch_of(IDS, [1] * 3, keys=["f0", "f1"]),
         ValueError,
-        r"3 lengths, expected its keys \(2\) times 1",
+        r"3 lengths, .* keys \(2\) times 1",
     ),
-    ("huge lengths", lambda: batch_of(IDS, [2**31 - 1, 2**31 - 1]), ValueError, "offsets|lengths"),
-    (
-        "offsets that start late",
-        lambda: KeyedJaggedTensor(keys=["f0"], values=IDS, offsets=torch.tensor([1, 2, 3])),
-        ValueError,
-        "offsets",
-    ),
-    (
-        "offsets that go back",
-        lambda: KeyedJaggedTensor(keys=["f0"], values=IDS, offsets=torch.tensor([0, 2, 1, 3])),
-        ValueError,
-        "offsets",
-    ),
+    ("huge lengths", lambda: batch_of(IDS, [2**31 - 1, 2**31 - 1]), ValueError, LENGTHS),
+    ("offsets that start late", lambda: starts(1, 2, 3), ValueError, "offsets"),
+    ("offsets that go back", lambda: starts(0, 2, 1, 3), ValueError, "offsets"),
     ("a missing feature", lambda: jagged({"other": [[1]]}), ValueError, r"lacks features \['f0'\].*'t0'.*'other'"),
     (
         "another number of lengths than a batch size per key says",
@@ -78,24 +74,18 @@ BATCHES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         r"3 lengths, expected its keys \(1\) times 2",
     ),
     ("a batch on the meta device", lambda: batch_of(IDS, [2, 1]).to("meta"), ValueError, "ids are on the meta device"),
-    (
-        "offsets on the meta device",
-        lambda: KeyedJaggedTensor(keys=["f0"], values=IDS, offsets=torch.tensor([0, 2, 3], device="meta")),
-        ValueError,
-        "offsets are on the meta device",
-    ),
-    ("no feature", lambda: KeyedJaggedTensor(keys=[], values=IDS[:0], lengths=IDS[:0]), ValueError, "'f0'"),
+    ("meta offsets", lambda: starts(0, 2, 3, device="meta"), ValueError, "offsets are on the meta device"),
+    ("no feature", lambda: batch_of(IDS[:0], [], keys=[]), ValueError, "'f0'"),
 ]
 
 
+@EACH_KIND
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("batch", "error", "message"), [b[1:] for b in BATCHES], ids=[b[0] for b in BATCHES])
-@pytest.mark.parametrize("make", [bags_collection, sequences_collection])
 def test_batches(
-    device: torch.device, make: Any, training: bool, batch: Any, error: type[Exception], message: str
+    device: torch.device, kind: Kind, training: bool, batch: Any, error: type[Exception], message: str
 ) -> None:
-    collection = make(device)
-    apply(collection)
+    collection = apply(kind.collection(device))
     train_step(collection, numbered(3))
     before, stats = collection.state_dict(), exact_counts(collection)
     collection.train(training)
@@ -104,41 +94,35 @@ def test_batches(
             collection(batch())
     assert not list(same_bits(before, collection.state_dict()))
     assert exact_counts(collection) == stats
-    collection.train()
-    assert_trains(collection)
+    assert_trains(collection.train())
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_first_batch_without_features(device: torch.device, training: bool) -> None:
-    collection = bags_collection(device).train(training)
-    apply(collection)
+    collection = apply(bags_collection(device)).train(training)
     with pytest.raises(ValueError, match=r"lacks features \['f0'\]"):
         collection(KeyedJaggedTensor.empty())
-    collection.train()
-    assert_trains(collection)
+    assert_trains(collection.train())
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_sample_weights(device: torch.device, training: bool) -> None:
-    collection = bags_collection(device, is_weighted=True).train(training)
-    apply(collection)
-    with pytest.raises(ValueError, match=r"is_weighted=True.*no weights"):
-        collection(numbered(3))
-    with pytest.raises(ValueError, match="per-sample weights are on the meta device"):
-        collection(batch_of(IDS, [2, 1], weights=torch.ones(3, device="meta")))
-    for count in (2, 4):
-        with pytest.raises(ValueError, match=f"{count} per-sample weights for 3 ids"):
-            collection(batch_of(IDS, [2, 1], weights=torch.ones(count)))
+    collection = apply(bags_collection(device, is_weighted=True)).train(training)
+    for weights, message in (
+        (None, r"is_weighted=True.*no weights"),
+        (torch.ones(3, device="meta"), "per-sample weights are on the meta device"),
+        (torch.ones(2), "2 per-sample weights for 3 ids"),
+        (torch.ones(4), "4 per-sample weights for 3 ids"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collection(batch_of(IDS, [2, 1], weights=weights))
     assert collection.table_ids("t0").tolist() == []
     good = batch_of(IDS, [2, 1], weights=torch.tensor([1.0, 2.0, 3.0]))
-    collection.train()
-    before = read(collection, good)
+    before = read(collection.train(), good)
     train_step(collection, good)
     moved = before - read(collection, good)
     torch.testing.assert_close(moved, torch.tensor([[0.5 * 5.0], [0.5 * 9.0]]).expand(2, 4))
 
-
-# ---- ids outside an index table
 
 OUTSIDE = jagged({"f0": [[3, 10], [-1], [4, 2**40]]})
 ZEROED = jagged({"f0": [[3, 0], [0], [4, 0]]})
@@ -147,94 +131,59 @@ ZEROED = jagged({"f0": [[3, 0], [0], [4, 0]]})
 @pytest.mark.parametrize("mode", ["warning", "WARNING", "ignore", "none", rst.BoundsCheckMode.IGNORE])
 @pytest.mark.parametrize("training", [True, False])
 def test_out_of_range_ids_read_row_0(device: torch.device, mode: Any, training: bool) -> None:
-    collection = bags_collection(device, PLAIN, bounds_check_mode=mode, cache=8)
-    reference = bags_collection(device, PLAIN)
-    for module in (collection, reference):
-        apply(module)
-        module.train(training)
-    warns = str(mode).lower() == "warning"
+    collection = apply(bags_collection(device, PLAIN, bounds_check_mode=mode, cache=8)).train(training)
+    reference = apply(bags_collection(device, PLAIN)).train(training)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         output = collection(OUTSIDE).values()
-    if warns:
-        assert len(caught) == 1
-        assert all(part in str(caught[0].message) for part in ("'t0'", "3 ids", "row 0"))
-    else:
-        assert not caught
+    assert len(caught) == (str(mode).lower() == "warning")
+    assert all(part in str(each.message) for each in caught for part in ("'t0'", "3 ids", "row 0"))
     assert collection.cache_stats().get("bounds_errors", 0) == (3 if training else 0)
     expected = reference(ZEROED).values()
     assert torch.equal(output, expected)
     if training:
-        output.sum().backward()
-        expected.sum().backward()
+        (output + expected).sum().backward()
     assert not list(same_bits(collection.state_dict(), reference.state_dict()))
 
 
 @pytest.mark.parametrize("mode", ["fatal", rst.BoundsCheckMode.FATAL])
 @pytest.mark.parametrize("training", [True, False])
 def test_out_of_range_ids_are_fatal(device: torch.device, mode: Any, training: bool) -> None:
-    collection = bags_collection(device, PLAIN, bounds_check_mode=mode)
-    apply(collection)
+    collection = apply(bags_collection(device, PLAIN, bounds_check_mode=mode)).train(training)
     before = collection.state_dict()
-    collection.train(training)
     for bad in ([3, 10], [-1], [2**40, 1]):
         with pytest.raises(IndexError, match=rf"'t0'.*{next(i for i in bad if not 0 <= i < 10)}.*10"):
             collection(single_ids(bad))
     assert not list(same_bits(before, collection.state_dict()))
-    collection.train()
-    assert_trains(collection)
+    assert_trains(collection.train())
 
 
 def test_hash_tables_have_no_range(device: torch.device) -> None:
-    collection = bags_collection(device, bounds_check_mode="fatal")
-    apply(collection)
+    collection = apply(bags_collection(device, bounds_check_mode="fatal"))
     assert_trains(collection, ids=[-1, 2**63 - 1, -(2**63), 10**12, -1])
 
 
-@pytest.mark.parametrize("mode", ["no_such", 1, None])
-def test_unknown_bounds_check_mode(device: torch.device, mode: Any) -> None:
-    with pytest.raises(ValueError, match=r"bounds_check_mode is .*'fatal'.*'warning'"):
-        bags_collection(device, bounds_check_mode=mode)
-
-
-# ---- caches and memory
-
-
 def test_a_cache_smaller_than_the_batch(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(), bag_config("t1", ["f1"]), cache={"t0": 4, "t1": 8})
-    apply(collection)
-    good = jagged({"f0": [[1, 2]], "f1": [[3]]})
-    train_step(collection, good)
-    before = collection.state_dict()
+    collection = apply(bags_collection(device, bag_config(), bag_config("t1", ["f1"]), cache={"t0": 4, "t1": 8}))
     for _ in range(3):
-        with pytest.raises(CacheTooSmallError) as error:
+        with pytest.raises(CacheTooSmallError, match=r"'t0'.*5 distinct rows.*4 slots.*cache="):
             collection(jagged({"f0": [[1, 2, 3, 4, 5, 5]], "f1": [[9]]}))
-        for part in ("'t0'", "5", "4", "cache="):
-            assert part in str(error.value)
-    assert not list(same_bits(before, collection.state_dict()))
-    start = read(collection, good)
-    train_step(collection, good)
-    expected = torch.tensor([[1.0] * 4 + [0.5] * 4])
-    torch.testing.assert_close(start - read(collection, good), expected)
-    train_step(collection, jagged({"f0": [[6, 7, 8, 9]], "f1": [[9]]}))
+    train(collection, [jagged({"f0": [[1, 2]], "f1": [[3]]}), jagged({"f0": [[6, 7, 8, 9]], "f1": [[9]]})])
     assert len(rows_of(collection)) == 6
 
 
 def test_an_index_table_larger_than_the_host(device: torch.device) -> None:
-    huge = EmbeddingBagConfig(num_embeddings=2**31, embedding_dim=4096, name="huge")  # 32 TiB
+    huge = {"num_embeddings": 2**31, "embedding_dim": 4096}  # 32 TiB
     with pytest.raises(MemoryError, match=rf"'huge'.*{2**31 * 4096 * 4} bytes.*free"):
-        bags_collection(device, bag_config(), huge)
-    hashed = bags_collection(device, bag_config(num_embeddings=2**31, embedding_dim=4096), cache=4)
-    apply(hashed)
-    assert_trains(hashed)  # a hash table takes memory as its ids arrive
+        bags_collection(device, bag_config(), index_bag_config("huge", **huge))
+    assert_trains(apply(bags_collection(device, bag_config(**huge), cache=4)))  # whose memory grows with its ids
 
 
 def test_a_cache_larger_than_the_device(device: torch.device) -> None:
     config = bag_config(num_embeddings=2**31, embedding_dim=4096)
     for cache in (2**31, 1.0, {"t0": 1.0}):
-        collection = bags_collection(device, config, cache=cache)
         with pytest.raises(MemoryError, match=r"cache: \d+ bytes.*'t0'.*\d+ free.*cache="):
-            read(collection, numbered(2))
+            read(bags_collection(device, config, cache=cache), numbered(2))
 
 
 CACHES: list[tuple[Any, type[Exception], str]] = [
@@ -269,52 +218,29 @@ def test_cache_options(device: torch.device, cache: Any, error: type[Exception],
 def test_a_cache_of_less_than_a_row(device: torch.device) -> None:
     """How long a row record is depends on the optimizer, so this is found at first use."""
     for cache, message in (("10B", "cache='10B' allows 10 bytes"), ({"t0": "10B"}, "'t0'.*'10B'.*16 bytes")):
-        collection = bags_collection(device, cache=cache)
         with pytest.raises(ValueError, match=message):
-            read(collection, numbered(2))
+            read(bags_collection(device, cache=cache), numbered(2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": 4, "world_size": 0}, "world_size is 0"),
-        ({"batch_size": 4, "multi_hot_sizes": [1, 2]}, "multi_hot_sizes has 2 entries for 1 tables"),
-        ({"batch_size": 4, "multi_hot_sizes": [0]}, "multi_hot_sizes"),
-        ({"world_size": -1}, "world_size is -1"),
-        ({"multi_hot_sizes": [1, 2]}, "multi_hot_sizes has 2 entries for 1 tables"),
-    ],
-)
-def test_batch_hints(device: torch.device, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        bags_collection(device, **options)
-
-
-# ---- tables
-
-
-@pytest.mark.parametrize("make", [bags_collection, sequences_collection])
-def test_duplicate_tables(device: torch.device, make: Any) -> None:
-    config = bag_config if make is bags_collection else sequence_config
+@EACH_KIND
+def test_duplicate_tables(device: torch.device, kind: Kind) -> None:
     with pytest.raises(ValueError, match="duplicate table name 't0'"):
-        make(device, config(), config("t1"), config())
+        kind.collection(device, kind.config(), kind.config("t1"), kind.config())
 
 
 def test_wrong_kind_of_table(device: torch.device) -> None:
-    plain = EmbeddingConfig(num_embeddings=9, embedding_dim=4, name="t0")
-    for config in (sequence_config(), plain):
+    for config in (sequence_config(), index_sequence_config()):
         with pytest.raises(TypeError, match=rf"takes EmbeddingBagConfig tables, got {type(config).__name__}"):
             bags_collection(device, bag_config("other"), config)
         with pytest.raises(TypeError, match="HashEmbeddingBagCollection takes EmbeddingBagConfig"):
-            rst.HashEmbeddingBagCollection(tables=[config], device=device)
+            capacity_collection(device, config)
     for bag in (bag_config(), PLAIN):
         with pytest.raises(TypeError, match=rf"takes EmbeddingConfig tables, got {type(bag).__name__}"):
             sequences_collection(device, bag)
     for odd in ("t0", None, {"name": "t0"}):
-        with pytest.raises(TypeError, match="takes EmbeddingBagConfig tables, got"):
-            bags_collection(device, odd)
-        with pytest.raises(TypeError, match="takes EmbeddingBagConfig tables, got"):
-            rst.HashEmbeddingBagCollection(tables=[HASHED, odd], device=device)
+        for make in (bags_collection, capacity_collection):
+            with pytest.raises(TypeError, match="takes EmbeddingBagConfig tables, got"):
+                make(device, HASHED, odd) if make is capacity_collection else make(device, odd)
 
 
 @pytest.mark.parametrize("odd", ["t0", None, HASHED, (table for table in [HASHED])], ids=lambda odd: type(odd).__name__)
@@ -365,45 +291,53 @@ def apply_sgd(params: Any, keywords: Any = None) -> None:
     rst.apply_optimizer_in_backward(torch.optim.SGD, params, {"lr": 0.1} if keywords is None else keywords)
 
 
+def bag_of(fields: dict[str, Any]) -> None:
+    bags_collection(CPU, bag_config(**fields))
+
+
 CPU = torch.device("cpu")
+save_to, load_from = partial(rst.Saver().save, bags_collection(CPU)), partial(rst.Saver().load, bags_collection(CPU))
 PARAMETER = torch.nn.Parameter(torch.ones(2))
 NOT_A_BATCH = "a batch is a {}, expected a KeyedJaggedTensor"
+MODES = r"bounds_check_mode is .*'fatal'.*'warning'"
+OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"bounds_check_mode": "no_such"}, ValueError, MODES),
+    ({"bounds_check_mode": 1}, ValueError, MODES),
+    ({"bounds_check_mode": None}, ValueError, MODES),
+    ({"batch_size": 0}, ValueError, "batch_size is 0"),
+    ({"batch_size": 4, "world_size": 0}, ValueError, "world_size is 0"),
+    ({"world_size": -1}, ValueError, "world_size is -1"),
+    ({"batch_size": 4, "multi_hot_sizes": [1, 2]}, ValueError, "multi_hot_sizes has 2 entries for 1 tables"),
+    ({"batch_size": 4, "multi_hot_sizes": [0]}, ValueError, "multi_hot_sizes"),
+    ({"multi_hot_sizes": [1, 2]}, ValueError, "multi_hot_sizes has 2 entries for 1 tables"),
+    ({"multi_hot_sizes": 3}, TypeError, "multi_hot_sizes is 3, expected a list"),
+    ({"batch_size": True}, TypeError, "is True, expected an int"),
+    ({"world_size": True}, TypeError, "is True, expected an int"),
+    ({"batch_size": 2, "multi_hot_sizes": [True]}, TypeError, "is True, expected an int"),
+    ({"seed": "x"}, TypeError, "seed is 'x', expected an int or None"),
+    ({"seed": 1.5}, TypeError, "seed is 1.5"),
+    ({"host_store": 3}, TypeError, "host_store is 3, expected the path"),
+    ({"host_store": ""}, ValueError, "host_store is '', which is no path"),
+    ({"host_store": "a\0b"}, ValueError, "host_store is .*, which is no path"),
+    ({"cache_policy": "no_such"}, ValueError, "cache_policy is 'no_such', allowed are"),
+    ({"check_finite": "no_such"}, ValueError, r"check_finite is 'no_such', allowed are \['off', 'warn', 'raise'\]"),
+]
 ARGUMENTS: list[tuple[Callable[[Any], Any], Any, type[Exception], str]] = [
-    (lambda seed: bags_collection(CPU, seed=seed), "x", TypeError, "seed is 'x', expected an int or None"),
-    (lambda seed: bags_collection(CPU, seed=seed), 1.5, TypeError, "seed is 1.5"),
-    (lambda sizes: bags_collection(CPU, multi_hot_sizes=sizes), 3, TypeError, "multi_hot_sizes is 3, expected a list"),
-    (lambda folder: bags_collection(CPU, host_store=folder), 3, TypeError, "host_store is 3, expected the path"),
-    (lambda folder: bags_collection(CPU, host_store=folder), "", ValueError, "host_store is '', which is no path"),
-    (lambda folder: bags_collection(CPU, host_store=folder), "a\0b", ValueError, "host_store is .*, which is no path"),
+    *((lambda options: bags_collection(CPU, **options), *row) for row in OPTIONS),
     (bags_collection, "x", ValueError, "device is 'x': "),
     (bags_collection, 10**400, ValueError, "device 10+: an int is an index"),
-    (
-        lambda name: bags_collection(CPU, bag_config(name)),
-        ["t"],
-        TypeError,
-        r"whose name is \['t'\], expected a string",
-    ),
-    (lambda pooling: bags_collection(CPU, bag_config(pooling=pooling)), {}, ValueError, "pooling {}, allowed are SUM"),
-    (
-        lambda flag: bags_collection(CPU, bag_config(is_incremental=flag)),
-        "no",
-        TypeError,
-        "is_incremental is 'no', expected a bool",
-    ),
+    (bag_of, {"pooling": {}}, ValueError, "pooling {}, allowed are SUM"),
+    (bag_of, {"name": ["t"]}, TypeError, r"whose name is \['t'\], expected a string"),
+    (bag_of, {"is_incremental": "no"}, TypeError, "is_incremental is 'no', expected a bool"),
     (bags_collection(CPU), None, TypeError, NOT_A_BATCH.format("NoneType")),
     (bags_collection(CPU), "f0", TypeError, NOT_A_BATCH.format("str")),
     (bags_collection(CPU), {"f0": IDS}, TypeError, NOT_A_BATCH.format("dict")),
-    (lambda table: bags_collection(CPU).table_ids(table), ["t0"], KeyError, "no table is named"),
-    (
-        lambda path: rst.Saver().save(bags_collection(CPU), path),
-        3,
-        TypeError,
-        "path is 3, expected the path of a folder",
-    ),
-    (lambda path: rst.Saver().save(bags_collection(CPU), path), b"x", TypeError, "path is b'x', expected the path"),
-    (lambda path: rst.Saver().save(bags_collection(CPU), path), "a\0b", ValueError, "which has a null character"),
-    (lambda path: rst.Saver().load(bags_collection(CPU), path), None, TypeError, "path is None, expected the path"),
-    (lambda path: rst.Saver().load(bags_collection(CPU), path), [3], TypeError, "path is 3, expected the path"),
+    (bags_collection(CPU).table_ids, ["t0"], KeyError, "no table is named"),
+    (save_to, 3, TypeError, "path is 3, expected the path of a folder"),
+    (save_to, b"x", TypeError, "path is b'x', expected the path"),
+    (save_to, "a\0b", ValueError, "which has a null character"),
+    (load_from, None, TypeError, "path is None, expected the path"),
+    (load_from, [3], TypeError, "path is 3, expected the path"),
     (lambda path: TableReader(path, "t0"), 1.5, TypeError, "path is 1.5, expected the path"),
     (lambda number: TableReader(".", "t0", default=number), "x", TypeError, "default is 'x', expected a number"),
     (lambda number: TableReader(".", "t0", default=number), None, TypeError, "default is None, expected a number"),
@@ -417,20 +351,15 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], Any, type[Exception], str]] = [
         "depth is '2', expected an int",
     ),
     (
-        lambda features: rst.prefetch([], bags_collection(CPU), features=features),
+        lambda f: rst.prefetch([], bags_collection(CPU), features=f),
         "f0",
         TypeError,
-        "features is 'f0', expected a function",
+        "features is 'f0', expected a funct",
     ),
     (apply_sgd, 3, TypeError, "params is a int, expected several parameters"),
     (apply_sgd, PARAMETER, TypeError, "params is a Parameter, expected several parameters"),
     (apply_sgd, {"w": PARAMETER}, TypeError, "params has a str, expected parameters"),
-    (
-        lambda keywords: apply_sgd([PARAMETER], keywords),
-        ["lr"],
-        TypeError,
-        r"optimizer_kwargs is \['lr'\], expected a dict",
-    ),
+    (partial(apply_sgd, [PARAMETER]), ["lr"], TypeError, r"optimizer_kwargs is \['lr'\], expected a dict"),
 ]
 
 
@@ -448,19 +377,3 @@ def test_arguments_that_cannot_be(
 def test_a_device_without_kernels() -> None:
     with pytest.raises(NotImplementedError, match=r"'xla.*cpu"):
         bags_collection(torch.device("xla"))
-
-
-def test_errors_in_the_middle_of_training(device: torch.device) -> None:
-    """Errors of every kind between steps leave the run as if they had not been."""
-    plain, disturbed = (bags_collection(device, cache=4) for _ in range(2))
-    for module in (plain, disturbed):
-        apply(module, torch.optim.Adam, lr=0.1)
-    bad = [jagged({"x": [[1]]}), numbered(5), batch_of(IDS.float(), [3]), batch_of(IDS, [5])]
-    for start in range(8):
-        train_step(plain, numbered(3, start))
-        with pytest.raises((ValueError, TypeError, RuntimeError)):
-            output_values(disturbed(bad[start % len(bad)]))
-        train_step(disturbed, numbered(3, start))
-    assert not list(same_bits(plain.state_dict(), disturbed.state_dict()))
-    states = [m.fused_optimizer.state_dict()["state"] for m in (plain, disturbed)]
-    assert not list(same_bits(*states))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from planned_caches import planned
+from embeddings import embedding_of, train
 
 from rec_sdk_torch import _engine
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tools.cache_advice.advice import Table, choose, examine, sizes_of
 from rec_sdk_torch.tools.cache_advice.command import _bar, main
 from rec_sdk_torch.tools.cache_advice.costs import Bandwidth, measured
@@ -23,6 +24,39 @@ from rec_sdk_torch.tools.cache_advice.traces import Trace, TraceError, read_trac
 
 Ids = npt.NDArray[np.int64]
 SPEED = Bandwidth(1e9, 1e9, "a test's")
+FEATURE = np.zeros(1, np.int64)
+COUNTS = ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out", "lookups")
+
+
+def _engine_of(slots: int, policy: str) -> Any:
+    initializer = _engine.Initializer("uniform", 0.0, 1.0, 0.0, 1.0)
+    sizes = {"num_embeddings": 1000, "slots": slots, "capacity": 0, "seed": 0, "state_init": []}
+    table = _engine.TableSpec(name="t", hashed=True, initializer=initializer, bounds_check="fatal", **sizes)
+    return _engine.Engine([table], 1, 0, [], [0], [], [], policy)
+
+
+def planned(batches: Sequence[Ids], slots: int, policy: str, ahead: int, warm: int) -> list[int]:
+    """Returns `COUNTS` after all batches, each of which is trained before the next; without the first `warm`."""
+    engine, looks = _engine_of(slots, policy), _engine.policy_looks_ahead(policy)
+    announced: deque[Any] = deque()
+    offsets = [np.array([0, len(ids)], np.int64) for ids in batches]
+    for place, ids in enumerate(batches):
+        if place == warm:
+            engine.tables.reset_stats()
+        while looks and len(announced) <= ahead and place + len(announced) < len(batches):
+            at = place + len(announced)
+            announced.append(engine.announce(batches[at], offsets[at], FEATURE, 1))
+        plan = engine.plan(ids, offsets[place], FEATURE, 1, announced=announced.popleft() if announced else None)
+        records = np.zeros((max(plan.rows_in, plan.rows_out), engine.record_bytes), np.uint8)
+        if plan.rows_in:
+            engine.read_in(plan, records[: plan.rows_in])
+        _engine.begin([plan])
+        engine.applied(plan)
+        if plan.rows_out:
+            engine.land(plan, records[: plan.rows_out])
+        plan.release()
+    stats = engine.tables.stats()
+    return [stats[name] for name in COUNTS]
 
 
 def batches_of(seed: int, count: int = 40, ids: int = 30, rows: int = 200) -> list[Ids]:
@@ -38,15 +72,8 @@ def distinct(batches: Sequence[Ids]) -> int:
 @pytest.mark.parametrize("slots", [35, 80, 300])
 def test_counts_are_those_of_a_training(policy: str, slots: int, device: torch.device) -> None:
     batches = batches_of(slots)
-    table = TableBatchedEmbedding(
-        [TableConfig("t", 100, 4)],
-        optimizer=TableOptimizer.create(torch.optim.SGD, {"lr": 0.1}),
-        cache=slots,
-        cache_policy=policy,
-        device=device,
-    )
-    for ids in batches:
-        table(torch.from_numpy(ids), torch.tensor([0, len(ids)])).sum().backward()
+    table = embedding_of(TableConfig("t", 100, 4), cache=slots, cache_policy=policy, device=device)
+    train(table, *map(torch.from_numpy, batches))
     stats = table.cache_stats()
     found = Simulation.of(batches).run(slots, policy, ahead=0)
     names = ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out")
@@ -65,18 +92,13 @@ def test_counts_are_those_of_the_planner(policy: str, slots: int, ahead: int, wa
 
 def calls_of(work: Callable[[], object]) -> int:
     """How many functions, in Python and in C, `work` calls."""
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
         work()
     finally:
         sys.setprofile(None)
-    return calls
+    return sum(event in ("call", "c_call") for event in events)
 
 
 def test_work_in_python_does_not_grow_with_the_trace() -> None:
@@ -108,28 +130,6 @@ def test_starts_that_are_none(starts: list[int]) -> None:
         Simulation(np.arange(3), np.array(starts, np.int64))
 
 
-@pytest.mark.parametrize("slots", [35, 60])
-def test_lru_is_what_the_book_says(slots: int) -> None:
-    """Rows of one batch are used at once; a batch's own never leave for each other."""
-    batches = [np.unique(ids) for ids in batches_of(3)]
-    cache: OrderedDict[int, None] = OrderedDict()
-    seen: set[int] = set()
-    misses = new = 0
-    for ids in batches:
-        missing = [i for i in ids.tolist() if i not in cache]
-        misses, new = misses + len(missing), new + len(set(ids.tolist()) - seen)
-        for i in ids.tolist():
-            cache.pop(i, None)
-        while len(cache) + len(ids) > slots:
-            cache.popitem(last=False)
-        cache.update(dict.fromkeys(ids.tolist()))
-        seen.update(ids.tolist())
-    found = Simulation.of(batches).run(slots, "lru", ahead=0)
-    assert found.new == new
-    # Which of the rows that one batch used last leave first is the engine's to choose.
-    assert found.misses == pytest.approx(misses, rel=0.1)
-
-
 def test_look_ahead_needs_announcements_and_misses_less() -> None:
     simulation = Simulation.of(batches_of(5, count=80))
     blind, one, ahead, most = (simulation.run(50, "look_ahead", n) for n in (0, 1, 2, MOST_AHEAD))
@@ -146,9 +146,6 @@ def test_rows_that_fit_miss_once() -> None:
     assert found.rows_out == 0
 
 
-# ---------------------------------------------------------------- what is chosen
-
-
 def counts(known_misses: int, rows: int = 100) -> Counts:
     return Counts(10, rows, 0, known_misses, known_misses, known_misses)
 
@@ -159,20 +156,28 @@ TABLES = [
 ]
 
 
-def test_without_memory_few_may_miss() -> None:
-    assert choose(TABLES, SPEED, 0.05, None).places == {"a": 1, "b": 2}
-    assert choose(TABLES, SPEED, 0.0, None).places == {"a": 2, "b": 2}
-    assert choose(TABLES, SPEED, 0.9, None).places == {"a": 0, "b": 0}
+LEAST = 10 * 8 + 10 * 80
 
 
-def test_memory_goes_where_it_saves_most() -> None:
-    least = 10 * 8 + 10 * 80
-    with pytest.raises(ValueError, match=f"--memory is {least - 1} bytes, the smallest caches .* need {least} bytes"):
-        choose(TABLES, SPEED, 0.05, least - 1)
-    assert choose(TABLES, SPEED, 0.05, least).places == {"a": 0, "b": 0}
-    assert choose(TABLES, SPEED, 0.05, least + 40 * 8).places == {"a": 1, "b": 0}
-    assert choose(TABLES, SPEED, 0.05, least + 40 * 8 + 90 * 80).places == {"a": 1, "b": 2}
-    assert choose(TABLES, SPEED, 0.05, 1 << 20).places == {"a": 2, "b": 2}
+@pytest.mark.parametrize(
+    ("misses", "memory", "places"),
+    [
+        (0.05, None, (1, 2)),  # without memory few may miss
+        (0.0, None, (2, 2)),
+        (0.9, None, (0, 0)),
+        (0.05, LEAST, (0, 0)),  # memory goes where it saves most
+        (0.05, LEAST + 40 * 8, (1, 0)),
+        (0.05, LEAST + 40 * 8 + 90 * 80, (1, 2)),
+        (0.05, 1 << 20, (2, 2)),
+    ],
+)
+def test_memory_goes_where_it_saves_most(misses: float, memory: int | None, places: tuple[int, int]) -> None:
+    assert choose(TABLES, SPEED, misses, memory).places == dict(zip("ab", places, strict=True))
+
+
+def test_memory_below_the_smallest_caches() -> None:
+    with pytest.raises(ValueError, match=f"--memory is {LEAST - 1} bytes, the smallest caches .* need {LEAST} bytes"):
+        choose(TABLES, SPEED, 0.05, LEAST - 1)
 
 
 def test_the_better_policy_is_chosen() -> None:
@@ -209,9 +214,6 @@ def test_sizes(wanted: list[float], expected: list[int]) -> None:
     assert found[-1] == expected[-1]
     if wanted:
         assert found == expected
-
-
-# ---------------------------------------------------------------- traces
 
 
 def cut(trace: Trace, samples: int) -> list[list[int]]:
@@ -277,9 +279,6 @@ def test_files_of_something_else(ending: str, tmp_path: Path) -> None:
         read_traces(path)
 
 
-# ---------------------------------------------------------------- the command
-
-
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     batches = batches_of(9)
@@ -306,8 +305,7 @@ def test_options_of_the_command(trace: Path, capsys: pytest.CaptureFixture[str])
     text = advise(capsys, trace, "--table", "u", "--policies", "lru", "--sizes", "17", "--optimizer", "Adam")
     assert "table t:" not in text
     assert text.splitlines()[-1] == "cache={'u': 17}, cache_policy='lru'"
-    # 64 elements of 4 bytes, and two states of each.
-    assert f"{17 * 3 * 64 * 4 / 2**20:.2f} MiB" in text
+    assert f"{17 * 3 * 64 * 4 / 2**20:.2f} MiB" in text, "64 elements of 4 bytes, and two states of each"
     assert "needs rec_sdk_torch.prefetch(depth=3)" in advise(capsys, trace, "--policies", "look_ahead", "--ahead", "3")
 
 

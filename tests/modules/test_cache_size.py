@@ -9,20 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import (
-    apply,
-    assert_trains,
-    bag_config,
-    bags_collection,
-    jagged,
-    numbered,
-    read,
-    rows_of,
-    same_bits,
-    sequences_collection,
-    train_step,
-)
-from torchrec import EmbeddingBagConfig
+from batches import jagged, numbered, single_ids
+from jagged import EACH_KIND, Kind, apply, bag_config, bags_collection, index_bag_config, sequence_config
+from training import assert_trains, read, rows_of, same_bits, state_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import cache_policies
@@ -33,79 +22,67 @@ from rec_sdk_torch.tbe.config.table import TableConfig
 from rec_sdk_torch.tbe.rows import layout
 
 HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes a row without states
-WIDE = EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t1", feature_names=["f1"])  # 32 bytes
+WIDE = index_bag_config("t1", ["f1"], num_embeddings=500, embedding_dim=8)  # 32 bytes
 
 
-def sizes(device: torch.device, **options: Any) -> dict[str, int]:
-    collection = bags_collection(device, bag_config(**HASHED), WIDE, **options)
-    apply(collection)
+def sizes(device: torch.device, **options: Any) -> tuple[int, ...]:
+    collection = apply(bags_collection(device, bag_config(**HASHED), WIDE, **options))
     given = collection.cache_sizes
     train_step(collection, jagged({"f0": [[1]], "f1": [[1]]}))
     assert collection.cache_sizes == given
     slots = [member.slots for group in collection.embedding.groups for member in group.members]
     assert list(given.values()) == slots, "what is read back is what was allocated"
     assert sum(group.swap.cache.shape[0] for group in collection.embedding.groups) == sum(slots)
-    return given
+    return tuple(slots)
+
+
+SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samples of 6 ids, and of 3
 
 
 @pytest.mark.parametrize(
-    ("cache", "expected"),
+    ("cache", "expected", "hint"),
     [
-        (7, (7, 7)),
-        (600, (600, 500)),  # an index table has no more rows
-        (3000, (3000, 500)),  # of a hash table, num_embeddings is no limit
-        (1.0, (1000, 500)),
-        (0.25, (250, 125)),
-        (0.001, (1, 1)),  # rounded up
-        (0.0101, (11, 6)),
-        ("1GiB", (1000, 500)),  # whole tables, not more
-        ("16000B", (499, 250)),  # half of the 32000 bytes that both need: in proportion, rounded down
-        ("16 kb", (499, 250)),
-        ("0.016MB", (499, 250)),
-        ("16000", (499, 250)),
-        ({"t0": 7, "t1": 0.5}, (7, 250)),
-        ({"t0": "160B", "t1": "1KiB"}, (10, 32)),
-        ({"t0": "1MiB", "t1": "1MiB"}, (1000, 500)),
-        ({"t1": 3}, (1000, 3)),
-        ({}, (1000, 500)),
-        (None, (1000, 500)),
+        (7, (7, 7), {}),
+        (600, (600, 500), {}),  # an index table has no more rows
+        (3000, (3000, 500), {}),  # of a hash table, num_embeddings is no limit
+        (1.0, (1000, 500), {}),
+        (0.25, (250, 125), {}),
+        (0.001, (1, 1), {}),  # rounded up
+        (0.0101, (11, 6), {}),
+        ("1GiB", (1000, 500), {}),  # whole tables, not more
+        ("16000B", (499, 250), {}),  # half of the 32000 bytes that both need: in proportion, rounded down
+        ("16 kb", (499, 250), {}),
+        ("0.016MB", (499, 250), {}),
+        ("16000", (499, 250), {}),
+        ({"t0": 7, "t1": 0.5}, (7, 250), {}),
+        ({"t0": "160B", "t1": "1KiB"}, (10, 32), {}),
+        ({"t0": "1MiB", "t1": "1MiB"}, (1000, 500), {}),
+        ({"t1": 3}, (1000, 3), {}),
+        ({}, (1000, 500), {}),
+        (None, (1000, 500), {}),
+        (0.5, (500, 250), SMALL_HINT),  # a share holds a batch
+        (0.1, (120, 60), SMALL_HINT),
+        (0.1, (120, 60), {"batch_size": 10, "world_size": 2, "multi_hot_sizes": [6, 3]}),
+        (1.0, (1000, 500), SMALL_HINT),
+        ({"t0": 0.1}, (120, 500), SMALL_HINT),
+        ({"t1": 0.001, "t0": 7}, (7, 60), SMALL_HINT),  # rows are taken at their word
+        (0.05, (120, 60), SMALL_HINT),
     ],
     ids=str,
 )
-def test_options(device: torch.device, cache: Any, expected: tuple[int, int]) -> None:
-    assert tuple(sizes(device, cache=cache).values()) == expected
-
-
-@pytest.mark.parametrize(
-    ("cache", "expected"),
-    [
-        (0.5, (500, 250)),
-        (0.1, (120, 60)),  # a batch of 20 samples of 6 ids, and of 3
-        (1.0, (1000, 500)),
-        ({"t0": 0.1}, (120, 500)),
-        ({"t1": 0.001, "t0": 7}, (7, 60)),  # rows are taken at their word
-        (0.05, (120, 60)),
-    ],
-    ids=str,
-)
-def test_a_share_holds_a_batch(device: torch.device, cache: Any, expected: tuple[int, int]) -> None:
-    assert tuple(sizes(device, cache=cache, batch_size=20, multi_hot_sizes=[6, 3]).values()) == expected
-    assert tuple(sizes(device, cache=cache, batch_size=10, world_size=2, multi_hot_sizes=[6, 3]).values()) == expected
+def test_options(device: torch.device, cache: Any, expected: tuple[int, int], hint: dict[str, Any]) -> None:
+    assert sizes(device, cache=cache, **hint) == expected
 
 
 def test_a_share_of_a_small_table_is_all_of_it(device: torch.device) -> None:
-    small = EmbeddingBagConfig(num_embeddings=3, embedding_dim=4, name="t0", feature_names=["f0"])
-    collection = bags_collection(device, small, cache=0.1, batch_size=32)
-    apply(collection)
+    collection = apply(bags_collection(device, index_bag_config(num_embeddings=3), cache=0.1, batch_size=32))
     assert collection.cache_sizes == {"t0": 3}
-    train_step(collection, jagged({"f0": [[0], [1], [2]]}))
+    train_step(collection, single_ids([0, 1, 2]))
 
-
-# ---- what the first batch can need
 
 SMALL = bag_config("t0", ["f0"], num_embeddings=146, embedding_dim=4)
-LARGE = EmbeddingBagConfig(num_embeddings=9000, embedding_dim=4, name="t1", feature_names=["f1"])
-INDEX = EmbeddingBagConfig(num_embeddings=146, embedding_dim=4, name="t0", feature_names=["f0"])
+LARGE = index_bag_config("t1", ["f1"], num_embeddings=9000)
+INDEX = index_bag_config(num_embeddings=146)
 
 
 def numbers(step: int, batch_size: int = 60) -> Any:
@@ -131,26 +108,20 @@ def numbers(step: int, batch_size: int = 60) -> Any:
 def test_a_share_holds_the_first_batch_and_those_ahead(
     device: torch.device, small: Any, cache: Any, before: tuple[int, int], depth: int, expected: tuple[int, int]
 ) -> None:
-    made = []
-    for size in (cache, 1000):
-        collection = bags_collection(device, small, LARGE, cache=size)
-        apply(collection)
-        if size is cache:
-            assert tuple(collection.cache_sizes.values()) == before
-        for batch in rst.prefetch(map(numbers, range(9)), collection, depth=depth):
-            train_step(collection, batch)
-            if size is cache:
-                assert tuple(collection.cache_sizes.values()) == expected
-        made.append(collection)
-    assert not list(same_bits(*(each.state_dict() for each in made)))
+    collection, large = (apply(bags_collection(device, small, LARGE, cache=size)) for size in (cache, 1000))
+    assert tuple(collection.cache_sizes.values()) == before
+    for batch in rst.prefetch(map(numbers, range(9)), collection, depth=depth):
+        train_step(collection, batch)
+        assert tuple(collection.cache_sizes.values()) == expected
+    train(large, map(numbers, range(9)))
+    assert not list(same_bits(collection.state_dict(), large.state_dict()))
     if device.type == "cpu":
-        assert tuple(copy.deepcopy(made[0]).cache_sizes.values()) == expected
+        assert tuple(copy.deepcopy(collection).cache_sizes.values()) == expected
 
 
 @pytest.mark.parametrize("cache", [15, {"t0": 15}, {"t0": "240B"}])
 def test_numbers_of_rows_are_taken_at_their_word(device: torch.device, cache: Any) -> None:
-    collection = bags_collection(device, SMALL, LARGE, cache=cache)
-    apply(collection)
+    collection = apply(bags_collection(device, SMALL, LARGE, cache=cache))
     with pytest.raises(rst.CacheTooSmallError, match="'t0'"):
         collection(numbers(0))
     assert collection.cache_sizes["t0"] == 15
@@ -158,19 +129,17 @@ def test_numbers_of_rows_are_taken_at_their_word(device: torch.device, cache: An
 
 def test_memory_that_is_too_small_for_the_first_batch(device: torch.device) -> None:
     """The least that a batch can need is not its least need: ids may be the same."""
-    collection = bags_collection(device, SMALL, LARGE, cache="160B")
-    apply(collection)
+    collection = apply(bags_collection(device, SMALL, LARGE, cache="160B"))
     train_step(collection, jagged({"f0": [[1]] * 60, "f1": [[2]] * 60}))
     assert sum(collection.cache_sizes.values()) <= 10
 
 
 @pytest.mark.parametrize("first", ["load", "read", "empty"])
 def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, first: str) -> None:
-    source = bags_collection(device, SMALL, LARGE, cache=1000)
-    apply(source, torch.optim.Adagrad)
+    source, collection = (
+        apply(bags_collection(device, SMALL, LARGE, cache=cache), torch.optim.Adagrad) for cache in (1000, 0.01)
+    )
     train_step(source, numbers(0))
-    collection = bags_collection(device, SMALL, LARGE, cache=0.01)
-    apply(collection, torch.optim.Adagrad)
     if first == "empty":
         train_step(collection, jagged({"f0": [[]], "f1": [[]]}))
     if first == "read":
@@ -178,12 +147,10 @@ def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, fi
     collection.load_state_dict(source.state_dict())
     collection.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
     assert tuple(collection.cache_sizes.values()) == (2, 90)
-    for step in range(1, 4):
-        for each in (source, collection):
-            train_step(each, numbers(step))
+    for each in (source, collection):
+        train(each, map(numbers, range(1, 4)))
     assert tuple(collection.cache_sizes.values()) == (60, 90)
-    assert not list(same_bits(source.state_dict(), collection.state_dict()))
-    assert not list(same_bits(source.fused_optimizer.state_dict(), collection.fused_optimizer.state_dict()))
+    assert not list(same_bits(state_of(source), state_of(collection)))
 
 
 @pytest.mark.parametrize("cache", [146, 0.1, "18000B"], ids=str)
@@ -191,8 +158,7 @@ def test_a_device_without_memory_for_a_second_cache(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, cache: Any
 ) -> None:
     """Tables that were built by a read train in the cache that they have."""
-    collection = bags_collection(device, SMALL, LARGE, cache=cache)
-    apply(collection)
+    collection = apply(bags_collection(device, SMALL, LARGE, cache=cache))
     read(collection, numbers(0))
     before = collection.cache_sizes
     backend = dataclasses.replace(backend_for(device), free_memory=lambda device: 0)
@@ -204,12 +170,11 @@ def test_a_device_without_memory_for_a_second_cache(
     assert collection.cache_sizes == before
 
 
-def test_states_take_their_share(device: torch.device) -> None:
+@pytest.mark.parametrize(("cls", "rows"), [(torch.optim.SGD, 500), (torch.optim.Adagrad, 250), (torch.optim.Adam, 166)])
+def test_states_take_their_share(device: torch.device, cls: type, rows: int) -> None:
     """Adam's record of a row is three times the weight: the same bytes hold a third of the rows."""
-    for cls, rows in ((torch.optim.SGD, 500), (torch.optim.Adagrad, 250), (torch.optim.Adam, 166)):
-        collection = bags_collection(device, bag_config(**HASHED), cache="8000B")
-        apply(collection, cls)
-        assert collection.cache_sizes == {"t0": rows}
+    collection = apply(bags_collection(device, bag_config(**HASHED), cache="8000B"), cls)
+    assert collection.cache_sizes == {"t0": rows}
 
 
 @pytest.mark.parametrize(
@@ -222,9 +187,9 @@ def test_environment(
     monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM", raising=False)
     if setting is not None:
         monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", setting)
-    assert tuple(sizes(device).values()) == expected
-    assert tuple(sizes(device, cache=9).values()) == (9, 9), "an explicit cache= wins"
-    assert tuple(sizes(device, cache="1GiB").values()) == (1000, 500)
+    assert sizes(device) == expected
+    assert sizes(device, cache=9) == (9, 9), "an explicit cache= wins"
+    assert sizes(device, cache="1GiB") == (1000, 500)
 
 
 def test_unreadable_environment(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,13 +251,12 @@ def test_never_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_larger_batches_than_batch_size_are_legal(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(**HASHED), batch_size=2, multi_hot_sizes=[1], cache={"t0": 40})
-    apply(collection)
+    hint = {"batch_size": 2, "multi_hot_sizes": [1]}
+    collection = apply(bags_collection(device, bag_config(**HASHED), **hint, cache={"t0": 40}))
     before = read(collection, numbered(40))
-    train_step(collection, jagged({"f0": [[i] for i in range(40)] * 3}))
+    train_step(collection, single_ids([*range(40)] * 3))
     torch.testing.assert_close(before - read(collection, numbered(40)), torch.full((1, 4), 40 * 1.5), rtol=1e-4, atol=0)
-    derived = bags_collection(device, bag_config(**HASHED), batch_size=2, multi_hot_sizes=[1])
-    apply(derived)
+    derived = apply(bags_collection(device, bag_config(**HASHED), **hint))
     train_step(derived, numbered(100))
     assert len(rows_of(derived)) == 100
 
@@ -304,7 +268,7 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
     assert bags.is_weighted()
     assert bags.cache_sizes == {"t0": 5}
     assert bags.device.type == device.type
-    sequence = rst.EmbCacheEmbeddingConfig(num_embeddings=40, embedding_dim=4, name="t0", feature_names=["f0"])
+    sequence = sequence_config()
     sequences = rst.EmbCacheEmbeddingCollection([sequence], 2, 3, [4], True, True, device, sgd, seed=3)
     assert sequences.need_indices()
     for collection in (bags, sequences):
@@ -313,12 +277,9 @@ def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
             apply(collection, torch.optim.Adagrad)
 
 
+@EACH_KIND
 @pytest.mark.parametrize("policy", cache_policies())
-@pytest.mark.parametrize("sequence", [True, False])
-def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, sequence: bool) -> None:
-    make = sequences_collection if sequence else bags_collection
-    collection = make(device, cache=2, cache_policy=policy)
+def test_the_cache_policy_of_a_collection(device: torch.device, policy: str, kind: Kind) -> None:
+    collection = kind.collection(device, cache=2, cache_policy=policy)
     assert collection.embedding.options.cache_policy == policy
     assert copy.deepcopy(collection).embedding.options.cache_policy == policy
-    with pytest.raises(ValueError, match="cache_policy is 'no_such', allowed are"):
-        make(device, cache_policy="no_such")

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, output_values, sequence_config, sequences_collection
+from batches import jagged
+from jagged import (
+    EACH_KIND,
+    SEQUENCE,
+    Kind,
+    apply,
+    bag_config,
+    bags_collection,
+    capacity_collection,
+    index_bag_config,
+    sequences_collection,
+)
 from torch.utils._device import _device_constructors
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection
+from training import read, train
 
 import rec_sdk_torch as rst
 
@@ -24,33 +36,27 @@ PACKAGE = Path(rst.__file__).parent
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def default(setter: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
+    """Sets one of torch's defaults for a while."""
+    setter(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        setter(before)
 
 
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[None]:
+    return default(torch.set_default_dtype, dtype, torch.get_default_dtype())
 
 
-def hashed(device: Any) -> Any:
-    config = rst.HashEmbeddingBagConfig(name="t0", num_embeddings=40, embedding_dim=4, feature_names=["f0"])
-    return rst.HashEmbeddingBagCollection([config], device=device)
+def default_device(device: str) -> AbstractContextManager[None]:
+    return default(torch.set_default_device, device, None)
 
 
 MAKE: dict[str, Callable[[Any], Any]] = {
     "bags": bags_collection,
     "sequences": sequences_collection,
-    "hash": hashed,
+    "hash": capacity_collection,
     "embedding": lambda device: rst.TableBatchedEmbedding([rst.TableConfig("t0", 40, 4)], device=device),
 }
 
@@ -61,7 +67,7 @@ MAKE: dict[str, Callable[[Any], Any]] = {
 def test_tables_follow_the_default_device(device: torch.device, kind: str, enter: Any, where: str) -> None:
     with enter(device.type if where == "device" else where):
         found, given = MAKE[kind](None), MAKE[kind]("cpu")
-        theirs = EmbeddingBagCollection([EmbeddingBagConfig(num_embeddings=40, embedding_dim=4, name="t0")])
+        theirs = EmbeddingBagCollection([index_bag_config("t0", ())])
         assert found.device == theirs.device
         assert {parameter.device for parameter in found.parameters()} <= {theirs.device}
         assert given.device == torch.device("cpu")
@@ -96,48 +102,30 @@ MODES: dict[str, Callable[[], Any]] = {
 
 KEYS = ["f0", "f1"]
 BATCHES = [jagged({key: [[i + 3, i], [i + 1], []] for key in KEYS}) for i in range(0, 12, 2)]
-for made in BATCHES:
-    made.offsets()  # beforehand, as the rest: the tests are about what the collection allocates
+for batch_of_ids in BATCHES:
+    batch_of_ids.offsets()  # beforehand, as the rest: the tests are about what the collection allocates
 
 
-def pooled(device: torch.device | None, window: int) -> torch.nn.Module:
-    index = EmbeddingBagConfig(num_embeddings=16, embedding_dim=8, name="t1", feature_names=["f1"])
-    return optimized(bags_collection(device, bag_config(), index, cache=4), window)
+WINDOWS = pytest.mark.parametrize("window", [1, 3])
 
 
-def sequence(device: torch.device | None, window: int) -> torch.nn.Module:
-    tables = [sequence_config(), sequence_config("t1", ("f1",), embedding_dim=8)]
-    return optimized(sequences_collection(device, *tables, cache=4), window)
+def made(device: torch.device | None, kind: Kind, window: int) -> Any:
+    """A hash table, and a table of another group: an index table where the collection is pooled."""
+    other = kind.index("t1", ["f1"], num_embeddings=16, embedding_dim=8)
+    if kind is SEQUENCE:
+        other = kind.config("t1", ["f1"], embedding_dim=8)
+    return apply(kind.collection(device, kind.config(), other, cache=4), torch.optim.Adam, window=window)
 
 
-def optimized(collection: torch.nn.Module, window: int) -> torch.nn.Module:
-    if window == 1:
-        apply(collection, torch.optim.Adam)
-    else:
-        apply(collection, rst.AccumulateAdam, use_accumulate=True, accumulate_step=window)
-    return collection
+def learned(collection: Any, steps: int = 6) -> list[torch.Tensor]:
+    return train(collection, BATCHES[:steps], square=True)
 
 
-def reads(collection: torch.nn.Module) -> list[torch.Tensor]:
-    collection.eval()
-    outputs = [output_values(collection(batch)).detach() for batch in BATCHES]
-    collection.train()
-    return outputs
-
-
-def train(collection: torch.nn.Module, steps: int) -> list[torch.Tensor]:
-    outputs = []
-    for batch in BATCHES[:steps]:
-        output = output_values(collection(batch))
-        output.square().sum().backward()
-        outputs.append(output.detach())
-    return outputs
-
-
-def save(collection: Any) -> list[torch.Tensor]:
+def seen(collection: Any) -> list[torch.Tensor]:
+    """Values that are saved, and outputs that are read."""
     states = collection.fused_optimizer.state_dict()["state"]
     values = [value for _, state in sorted(states.items()) for _, value in sorted(state.items())]
-    return [*collection.state_dict().values(), *values]
+    return [*collection.state_dict().values(), *values, *(read(collection, batch) for batch in BATCHES)]
 
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -147,70 +135,57 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
         assert torch.equal(one, other)
 
 
-KINDS = pytest.mark.parametrize("make", [pooled, sequence])
-
-
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("window", [1, 3])
-@KINDS
-def test_first_use_in_a_mode(device: torch.device, make: Any, window: int, mode: str) -> None:
+@WINDOWS
+@EACH_KIND
+def test_first_use_in_a_mode(device: torch.device, kind: Kind, window: int, mode: str) -> None:
     """Tables that are laid out then, with the optimizer's states, serve a training without the mode."""
-    collection, plain = make(device, window), make(device, window)
+    collection, plain = made(device, kind, window), made(device, kind, window)
     with MODES[mode]():
-        found = [*save(collection), *reads(collection)]
-    assert_same(found, [*save(plain), *reads(plain)])
-    assert_same(train(collection, 6), train(plain, 6))
-    assert_same(save(collection), save(plain))
+        found = seen(collection)
+    assert_same(found, seen(plain))
+    assert_same(learned(collection), learned(plain))
+    assert_same(seen(collection), seen(plain))
 
 
-@pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta"])
-@pytest.mark.parametrize("window", [1, 3])
-@KINDS
-def test_all_in_a_mode(device: torch.device, make: Any, window: int, mode: str) -> None:
-    with MODES[mode]():
-        collection = make(device, window)
-        found = [*train(collection, 6), *reads(collection), *save(collection)]
-        twin = make(device, window)
+@pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta", "the device"])
+@WINDOWS
+@EACH_KIND
+def test_all_in_a_mode(device: torch.device, kind: Kind, window: int, mode: str) -> None:
+    """Also with the default device, for tables that are made without one."""
+
+    def everything(where: torch.device | None) -> list[torch.Tensor]:
+        collection, twin = made(where, kind, window), made(where, kind, window)
+        outputs = learned(collection)
         twin.load_state_dict(collection.state_dict())
-        found += reads(twin)
-    plain = make(device, window)
-    expected = [*train(plain, 6), *reads(plain), *save(plain)]
-    again = make(device, window)
-    again.load_state_dict(plain.state_dict())
-    assert_same(found, expected + reads(again))
+        return [*outputs, *seen(collection), *seen(twin)]
 
-
-@KINDS
-def test_trains_on_the_default_device(device: torch.device, make: Any) -> None:
-    plain = make(device, 3)
-    expected = [*train(plain, 6), *reads(plain), *save(plain)]
-    with torch.device(device):
-        collection = make(None, 3)
-        found = [*train(collection, 6), *reads(collection), *save(collection)]
+    expected = everything(device)
+    with torch.device(device) if mode == "the device" else MODES[mode]():
+        found = everything(None if mode == "the device" else device)
     assert_same(found, expected)
 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta"])
 def test_norms_of_gradients_in_a_mode(device: torch.device, mode: str) -> None:
     """Also of a table for which no gradient waits."""
-    index = EmbeddingBagConfig(num_embeddings=16, embedding_dim=8, name="t1", feature_names=["f1"])
-    collection: Any = optimized(bags_collection(device, bag_config(), index, cache=4, update="step"), 1)
+    index = index_bag_config("t1", ["f1"], num_embeddings=16, embedding_dim=8)
+    collection = apply(bags_collection(device, bag_config(), index, cache=4, update="step"), torch.optim.Adam)
     dict(collection.named_parameters())["embedding_bags.t1.weight"].requires_grad_(False)
     for expected in (False, True):
         with MODES[mode]():
             found = collection.grad_norm()
         assert found == collection.grad_norm()
         assert (found.total > 0, found.tables["t0"] > 0, found.tables["t1"]) == (expected, expected, 0)
-        collection(BATCHES[0]).values().square().sum().backward()
+        learned(collection, 1)
 
 
-@KINDS
-def test_mode_in_the_middle_of_a_window(device: torch.device, make: Any) -> None:
+@EACH_KIND
+def test_mode_in_the_middle_of_a_window(device: torch.device, kind: Kind) -> None:
     """Reads in inference mode, and saves, while rows with pending sums come and go."""
-    collection, plain = make(device, 3), make(device, 3)
+    collection, plain = made(device, kind, 3), made(device, kind, 3)
     for steps in (2, 3, 4):
-        assert_same(train(collection, steps), train(plain, steps))
+        assert_same(learned(collection, steps), learned(plain, steps))
         with torch.inference_mode():
-            reads(collection)
-            save(collection)
-    assert_same(save(collection), save(plain))
+            seen(collection)
+    assert_same(seen(collection), seen(plain))

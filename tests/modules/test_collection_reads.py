@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batches import jagged, numbered, single_ids
 from counts import exact_counts
 from jagged import (
     apply,
-    assert_trains,
-    bag_config,
     bags_collection,
-    jagged,
-    numbered,
-    output_values,
-    random_bags,
-    read,
-    rows_of,
-    same_bits,
-    sequence_config,
-    sequences_collection,
-    single_ids,
-    train_step,
+    capacity_collection,
+    capacity_config,
+    index_bag_config,
 )
 from torch.utils.checkpoint import checkpoint
-from torchrec import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_configs import DataType
+from training import assert_trains, output_values, read, rows_of, same_bits, state_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError, CapacityError
 
-UNIFORM = {"initializer_type": rst.InitializerType.UNIFORM}
-
 
 def trained(device: torch.device, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
     """Ids 0 to 9 are known and moved; 40 are expected."""
-    collection = bags_collection(device, bag_config(**UNIFORM), **options)
-    apply(collection)
-    for start in range(0, 10, 5):
-        train_step(collection, numbered(5, start))
+    collection = apply(bags_collection(device, **options))
+    train(collection, [numbered(5), numbered(5, 5)])
     return collection
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode"])
 def test_reading_changes_nothing(device: torch.device, how: str) -> None:
     collection = trained(device, cache=5)
-    stats, state, optimizer = exact_counts(collection), collection.state_dict(), collection.fused_optimizer.state_dict()
+    stats, state = exact_counts(collection), state_of(collection)
     ids = [3, 700, -5, 3, 9]
-    if how == "eval":
-        output = output_values(collection.eval()(single_ids(ids)))
-    else:
-        with getattr(torch, how)():
-            output = output_values(collection(single_ids(ids)))
+    with contextlib.nullcontext() if how == "eval" else getattr(torch, how)():
+        output = output_values(collection.train(how != "eval")(single_ids(ids)))
     assert not output.requires_grad
     known = rows_of(collection)
     assert torch.equal(output[[0, 3, 4]], torch.stack([known[i] for i in (3, 3, 9)]))
     assert exact_counts(collection) == stats
     assert collection.table_ids("t0").tolist() == list(range(10))
-    assert not list(same_bits(state, collection.state_dict()))
-    assert not list(same_bits(optimizer["state"], collection.fused_optimizer.state_dict()["state"]))
+    assert not list(same_bits(state, state_of(collection)))
     # The unknown ids read what they start from when training meets them.
-    collection.train()
-    assert torch.equal(train_step(collection, single_ids([-5, 700])), output[[2, 1]])
+    assert torch.equal(train_step(collection.train(), single_ids([-5, 700])), output[[2, 1]])
 
 
 def test_reading_moves_no_row_out_of_turn(device: torch.device) -> None:
@@ -80,23 +62,6 @@ def test_reading_moves_no_row_out_of_turn(device: torch.device) -> None:
     assert not list(same_bits(plain.state_dict(), disturbed.state_dict()))
 
 
-@pytest.mark.parametrize("dtype", ["FP32", "BF16"])
-def test_reading_gives_the_bits_of_training(device: torch.device, dtype: str) -> None:
-    for make, config in ((bags_collection, bag_config), (sequences_collection, sequence_config)):
-        data_type = getattr(DataType, dtype)
-        pooling = {"pooling": PoolingType.MEAN} if make is bags_collection else {}
-        collection = make(device, config(data_type=data_type, **UNIFORM, **pooling), cache=16)
-        apply(collection)
-        rng = np.random.default_rng(1)
-        for _ in range(6):
-            batch = jagged(random_bags(rng, ["f0"], 30))
-            before = read(collection, batch)  # in part not resident, in part unknown
-            with torch.no_grad():
-                assert torch.equal(output_values(collection(batch)), before)
-            assert torch.equal(train_step(collection, batch), before)
-        assert collection.cache_stats()["rows_out"] > 0
-
-
 def test_reading_a_bag_larger_than_the_cache(device: torch.device) -> None:
     collection = trained(device, cache=5)
     ids = list(range(-500, 500))
@@ -110,7 +75,7 @@ def test_reading_a_bag_larger_than_the_cache(device: torch.device) -> None:
 
 
 def test_weights_of_a_read_in_chunks(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(**UNIFORM), is_weighted=True)
+    collection = bags_collection(device, is_weighted=True)
     ids, weights = [[3, 700], [9], [], [-5, 3, 8]], [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]]
     batch = jagged({"f0": ids}, {"f0": weights})
     whole = read(collection, batch)
@@ -119,42 +84,16 @@ def test_weights_of_a_read_in_chunks(device: torch.device) -> None:
     assert torch.equal(read(collection, batch), whole)
 
 
-def test_reading_before_any_optimizer(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(**UNIFORM))
-    with torch.inference_mode():
-        before = output_values(collection(numbered(6))).clone()
-    apply(collection)
-    assert torch.equal(train_step(collection, numbered(6)), before)
-
-
-# ---- pins and the autograd graph
-
-
 def test_abandoned_forwards_leak_no_pins(device: torch.device) -> None:
-    collection = bags_collection(device, cache=5)
-    apply(collection)
+    collection = apply(bags_collection(device, cache=5))
     for start in range(0, 50, 5):
         output = collection(numbered(5, start))
         del output
     assert_trains(collection, ids=[1, 2, 50])
 
 
-def test_a_forward_that_raises_later_leaks_no_pins(device: torch.device) -> None:
-    """The second of two tables is too small: the plan of the first is given back, and its new rows."""
-    tables = [bag_config("a"), bag_config("b", embedding_dim=8)]
-    collection = bags_collection(device, *tables, cache={"a": 4, "b": 2})
-    apply(collection)
-    for start in range(0, 40, 4):
-        with pytest.raises(CacheTooSmallError, match="'b'"):
-            collection(numbered(4, start))
-    assert rows_of(collection, "a") == rows_of(collection, "b") == {}
-    train_step(collection, numbered(2, 100))
-    assert list(rows_of(collection, "a")) == list(rows_of(collection, "b")) == [100, 101]
-
-
 def test_forwards_in_flight_share_the_cache(device: torch.device) -> None:
-    collection = bags_collection(device, cache=6)
-    apply(collection)
+    collection = apply(bags_collection(device, cache=6))
     first, second = collection(numbered(3)), collection(numbered(3, start=2))
     with pytest.raises(CacheTooSmallError, match=r"'t0'.*2 distinct rows.*6 slots \(5 pinned") as error:
         collection(numbered(2, start=10))
@@ -169,8 +108,7 @@ def test_forwards_in_flight_share_the_cache(device: torch.device) -> None:
 
 
 def test_backward_twice_raises(device: torch.device) -> None:
-    collection = bags_collection(device, cache=4)
-    apply(collection)
+    collection = apply(bags_collection(device, cache=4))
     for retain in (False, True):
         output = collection(numbered(4))
         loss = output.values().sum()
@@ -186,8 +124,7 @@ def test_backward_twice_raises(device: torch.device) -> None:
 
 def test_pins_end_with_the_backward(device: torch.device) -> None:
     """Not when the output is forgotten; nor, after one that failed, when its traceback is."""
-    collection = bags_collection(device, cache=4)
-    apply(collection)
+    collection = apply(bags_collection(device, cache=4))
     kept: list[Any] = []
     for start in range(0, 12, 4):
         kept.append(collection(numbered(4, start)).values())
@@ -206,8 +143,7 @@ def test_pins_end_with_the_backward(device: torch.device) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(device: torch.device, reentrant: bool) -> None:
     """The forward runs twice, the update once."""
-    collection = bags_collection(device, cache=3)
-    apply(collection)
+    collection = apply(bags_collection(device, cache=3))
     scale = torch.full((1,), 2.0, device=device, requires_grad=True)
     before = read(collection, single_ids([0, 1, 2]))
     output = checkpoint(lambda s: collection(numbered(3)).values() * s, scale, use_reentrant=reentrant)
@@ -218,8 +154,7 @@ def test_activation_checkpointing(device: torch.device, reentrant: bool) -> None
 
 def test_autocast(device: torch.device) -> None:
     """Tables give float32; a gradient that comes back in float32 from a bfloat16 layer is applied."""
-    collection = bags_collection(device)
-    apply(collection)
+    collection = apply(bags_collection(device))
     dense = torch.nn.Linear(4, 1, bias=False).to(device)
     torch.nn.init.constant_(dense.weight, 0.25)
     before = read(collection, numbered(1))
@@ -232,35 +167,11 @@ def test_autocast(device: torch.device) -> None:
     torch.testing.assert_close(before - read(collection, numbered(1)), torch.full((1, 4), 0.125))
 
 
-def test_gradients_reach_only_the_rows_that_were_read(device: torch.device) -> None:
-    """A row that a loss ignores stays; no gradient at all is no update, but counts as one."""
-    collection = sequences_collection(device, sequence_config("t0"), sequence_config("t1", ["f1"]))
-    apply(collection, torch.optim.Adagrad)
-    output = collection(jagged({"f0": [[1, 2]], "f1": [[1]]}))
-    before = rows_of(collection), rows_of(collection, "t1")
-    output["f0"].values()[0].sum().backward()
-    after = rows_of(collection), rows_of(collection, "t1")
-    assert (before[0][1] - after[0][1]).min() > 0.4
-    assert torch.equal(before[0][2], after[0][2])
-    assert torch.equal(before[1][1], after[1][1])
-    state = collection.fused_optimizer.state_dict()["state"]
-    assert {float(state[f"embeddings.{t}.weight"][f"{t}.step"]) for t in ("t0", "t1")} == {1.0}
-
-
-# ---- tables wholly on the device
-
-
-def hash_config(**fields: Any) -> rst.HashEmbeddingBagConfig:
-    return rst.HashEmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t0", feature_names=["f0"], **fields)
-
-
 def test_hash_collection_trains_up_to_its_capacity(device: torch.device) -> None:
-    collection = rst.HashEmbeddingBagCollection(tables=[hash_config()], device=device)
+    collection = apply(capacity_collection(device, capacity_config(num_embeddings=6)))
     assert not collection.is_weighted()
     assert collection.cache_sizes == {"t0": 6}
-    apply(collection)
-    for start in (-3, 0):
-        train_step(collection, numbered(3, start))
+    train(collection, [numbered(3, -3), numbered(3)])
     before = collection.state_dict()
     with pytest.raises(CapacityError, match=r"'t0'.*6.*17"):
         collection(single_ids([0, 17]))
@@ -271,7 +182,7 @@ def test_hash_collection_trains_up_to_its_capacity(device: torch.device) -> None
 
 
 def test_hash_collection_weighted(device: torch.device) -> None:
-    collection = rst.HashEmbeddingBagCollection([hash_config()], True, device)
+    collection = rst.HashEmbeddingBagCollection([capacity_config()], True, device)
     assert collection.is_weighted()
     rows = read(collection, jagged({"f0": [[1], [2]]}, {"f0": [[1.0], [1.0]]}))
     both = read(collection, jagged({"f0": [[1, 2]]}, {"f0": [[2.0, -0.5]]}))
@@ -279,11 +190,9 @@ def test_hash_collection_weighted(device: torch.device) -> None:
 
 
 def test_hash_collection_loads_no_more_than_its_capacity(device: torch.device) -> None:
-    source = bags_collection(device, bag_config())
-    apply(source)
+    source = apply(bags_collection(device))
     train_step(source, numbered(7))
-    collection = rst.HashEmbeddingBagCollection(tables=[hash_config()], device=device)
-    apply(collection)
+    collection = apply(capacity_collection(device, capacity_config(num_embeddings=6)))
     train_step(collection, numbered(2, 50))
     before = collection.state_dict()
     with pytest.raises(RuntimeError, match=r"7 ids, table 't0' has a capacity of 6"):
@@ -293,8 +202,6 @@ def test_hash_collection_loads_no_more_than_its_capacity(device: torch.device) -
 
 
 def test_hash_collection_takes_index_tables(device: torch.device) -> None:
-    config = EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t0", feature_names=["f0"])
-    collection = rst.HashEmbeddingBagCollection(tables=[config], device=device)
-    apply(collection)
+    collection = apply(capacity_collection(device, index_bag_config(num_embeddings=6)))
     assert collection.state_dict()["embedding_bags.t0.weight"].shape == (6, 4)
     assert_trains(collection)

@@ -1,80 +1,51 @@
-"""Configs, parameters and state dicts, copies and conversions of collections."""
+"""Configs, parameters, state dicts, copies and conversions of collections; weights of TorchRec and of other sizes."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import warnings
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from batches import jagged, numbered
 from jagged import (
+    EACH_KIND,
+    Kind,
+    Model,
     apply,
-    assert_trains,
     bag_config,
     bags_collection,
-    jagged,
-    numbered,
-    random_bags,
-    read,
-    rows_of,
-    same_bits,
+    index_bag_config,
     sequence_config,
     sequences_collection,
-    train_step,
 )
-from torchrec import EmbeddingBagConfig, EmbeddingConfig
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import RowWiseAdagrad
+from training import assert_trains, equal_rows, read, rows_of, same_bits, state_of, train_step
 
 import rec_sdk_torch as rst
-from rec_sdk_torch import InitializerType
 
 
-def test_configs_stay_as_they_are(device: torch.device) -> None:
-    bags = [bag_config(), EmbeddingBagConfig(num_embeddings=9, embedding_dim=3, name="plain")]
-    sequences = [sequence_config(is_incremental=False), EmbeddingConfig(num_embeddings=9, embedding_dim=4, name="p")]
-    before = repr((bags, sequences))  # TorchRec's default init_fn, a partial, equals no copy of itself
-    pooled = bags_collection(device, *bags, cache=5, batch_size=2)
-    apply(pooled)
-    train_step(pooled, jagged({"f0": [[1]], "plain": [[2]]}))
-    apply(sequence := sequences_collection(device, *sequences))
-    train_step(sequence, jagged({"f0": [[1]], "p": [[2]]}))
-    assert repr((bags, sequences)) == before
-    assert bags[1].feature_names == []
-    assert bag_config().init_fn is None
-
-
-# ---- parameters and state dicts
-
-
-class Model(torch.nn.Module):
-    def __init__(self, device: torch.device, **options: Any) -> None:
-        super().__init__()
-        index = EmbeddingBagConfig(num_embeddings=9, embedding_dim=3, name="t1", feature_names=["f1"])
-        self.sparse = bags_collection(device, bag_config(), index, **options)
-        self.dense = torch.nn.Linear(7, 1).to(device)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return self.dense(self.sparse(batch).values())
+@EACH_KIND
+def test_configs_stay_as_they_are(device: torch.device, kind: Kind) -> None:
+    configs = [kind.config(), kind.index("plain", ())]
+    before = repr(configs)  # TorchRec's default init_fn, a partial, equals no copy of itself
+    train_step(apply(kind.collection(device, *configs, cache=5)), jagged({"f0": [[1]], "plain": [[2]]}))
+    assert repr(configs) == before
+    assert configs[1].feature_names == []
+    assert configs[0].init_fn is None
 
 
 BATCH = jagged({"f0": [[1, -8], [5]], "f1": [[0], [3, 8]]})
 
 
-def test_parameters_are_handles(device: torch.device) -> None:
-    model = Model(device)
-    names = ["sparse.embedding_bags.t0.weight", "sparse.embedding_bags.t1.weight", "dense.weight", "dense.bias"]
-    assert [name for name, _ in model.named_parameters()] == names
-    handles = list(model.sparse.parameters())
-    assert [tuple(h.shape) for h in handles] == [(0, 4), (0, 3)]
-    for handle in handles:
-        assert isinstance(handle, torch.nn.Parameter)
-        assert handle.requires_grad
-        assert handle.is_leaf
-        assert handle.device.type == device.type
-    assert [n for n, _ in sequences_collection(device).named_parameters()] == ["embeddings.t0.weight"]
-    assert [(name, len(ids)) for name, ids in model.named_buffers()] == [("sparse.embedding_bags.t0.ids", 0)]
+def model_of(device: torch.device, **options: Any) -> Model:
+    """A hash table and an index table, and a dense layer."""
+    return Model(device, bag_config(), index_bag_config("t1", ["f1"], num_embeddings=9, embedding_dim=3), **options)
 
 
 def graph_leaves(output: torch.Tensor) -> list[torch.Tensor]:
@@ -90,78 +61,49 @@ def graph_leaves(output: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def test_handles_are_leaves_without_a_gradient(device: torch.device) -> None:
-    model = Model(device)
-    apply(model.sparse)
+def test_parameters_are_handles(device: torch.device) -> None:
+    model = model_of(device)
+    names = ["tables.embedding_bags.t0.weight", "tables.embedding_bags.t1.weight", "dense.weight", "dense.bias"]
+    assert [name for name, _ in model.named_parameters()] == names
+    handles = list(model.tables.parameters())
+    assert [tuple(h.shape) for h in handles] == [(0, 4), (0, 3)]
+    for handle in handles:
+        assert isinstance(handle, torch.nn.Parameter)
+        assert handle.requires_grad
+        assert handle.is_leaf
+        assert handle.device.type == device.type
+    assert [n for n, _ in sequences_collection(device).named_parameters()] == ["embeddings.t0.weight"]
+    assert [(name, len(ids)) for name, ids in model.named_buffers()] == [("tables.embedding_bags.t0.ids", 0)]
+    assert model.tables.requires_grad_(True) is model.tables
     output = model(BATCH)
     leaves = graph_leaves(output)
     assert all(any(leaf is parameter for leaf in leaves) for parameter in model.parameters())
     output.sum().backward()
-    assert all(handle.grad is None for handle in model.sparse.parameters())
+    assert all(handle.grad is None for handle in handles)
 
 
 def test_inside_a_larger_module(device: torch.device) -> None:
-    model = Model(device)
-    apply(model.sparse)
+    model = model_of(device)
     optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
     model(BATCH).sum().backward()
     optimizer.step()
-    state = model.state_dict()
-    prefix = "sparse.embedding_bags"
-    assert set(state) == {
-        f"{prefix}.t0.ids",
-        f"{prefix}.t0.weight",
-        f"{prefix}.t1.weight",
-        "dense.weight",
-        "dense.bias",
-    }
+    state, prefix = model.state_dict(), "tables.embedding_bags"
+    tables = {f"{prefix}.t0.ids", f"{prefix}.t0.weight", f"{prefix}.t1.weight"}
+    assert set(state) == {*tables, "dense.weight", "dense.bias"}
     assert state[f"{prefix}.t0.ids"].tolist() == [-8, 1, 5]
     assert state[f"{prefix}.t0.ids"].dtype == torch.int64
     assert [tuple(state[f"{prefix}.{t}.weight"].shape) for t in ("t0", "t1")] == [(3, 4), (9, 3)]
-    assert not model.eval().sparse.training
+    assert not model.eval().tables.training
     before = model(BATCH)
-    assert model.train().sparse.training
-    other = Model(device, seed=9, cache=5)
+    assert model.train().tables.training
+    other = model_of(device, seed=9, cache=5)
     assert other.load_state_dict(state).missing_keys == []
     assert torch.equal(other.eval()(BATCH), before)
     assert not list(same_bits(state, other.state_dict()))
 
 
-def test_state_is_a_copy(device: torch.device) -> None:
-    collection = bags_collection(device)
-    apply(collection)
-    train_step(collection, numbered(3))
-    state = collection.state_dict()
-    kept = copy.deepcopy(state)
-    train_step(collection, numbered(3))
-    assert not list(same_bits(state, kept))
-    state["embedding_bags.t0.weight"].zero_()
-    assert all(row.any() for row in rows_of(collection).values())
-
-
-@pytest.mark.parametrize("sizes", [(4, 40), (40, 4)])
-def test_loading_into_another_cache_size(device: torch.device, sizes: tuple[int, int]) -> None:
-    """Trained on, both give the same bits; also when the reader already holds other rows."""
-    rng = np.random.default_rng(0)
-    source, target = (bags_collection(device, cache=size) for size in sizes)
-    apply(source)
-    apply(target)
-    for _ in range(5):
-        train_step(source, jagged(random_bags(rng, ["f0"], 12, batch_size=2, longest=2)))
-        train_step(target, jagged(random_bags(rng, ["f0"], 90, batch_size=2, longest=2)))
-    target.load_state_dict(source.state_dict())
-    assert not list(same_bits(source.state_dict(), target.state_dict()))
-    for _ in range(5):
-        batch = jagged(random_bags(rng, ["f0"], 12, batch_size=2, longest=2))
-        assert torch.equal(train_step(source, batch), train_step(target, batch))
-    theirs, mine = rows_of(source), rows_of(target)
-    assert theirs.keys() == mine.keys()
-    assert all(torch.equal(row, mine[i]) for i, row in theirs.items())
-
-
 def test_loading_is_strict(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(), bag_config("t1", ["f1"]))
-    apply(collection)
+    collection = apply(bags_collection(device, bag_config(), bag_config("t1", ["f1"])))
     train_step(collection, jagged({"f0": [[1]], "f1": [[2]]}))
     state = collection.state_dict()
     prefix = "embedding_bags.t0"
@@ -187,7 +129,7 @@ def test_loading_is_strict(device: torch.device) -> None:
         assert not list(same_bits(state, collection.state_dict())), message
     result = collection.load_state_dict(wrong[0][0], strict=False)
     assert result.missing_keys == [f"{prefix}.weight"]
-    index = bags_collection(device, EmbeddingBagConfig(num_embeddings=9, embedding_dim=3, name="t0"))
+    index = bags_collection(device, index_bag_config("t0", (), num_embeddings=9, embedding_dim=3))
     with pytest.raises(RuntimeError, match=r"\(8, 2\).*\(9, 3\)"):
         index.load_state_dict({f"{prefix}.weight": torch.zeros(8, 2)})
 
@@ -195,10 +137,8 @@ def test_loading_is_strict(device: torch.device) -> None:
 @pytest.mark.parametrize("key", ["other", "embedding_bags.other", "embedding_bags.t9.weight", "embedding_bags.t0.bias"])
 @pytest.mark.parametrize("prefix", ["", "0.", "0.tables."])
 def test_what_is_not_of_the_tables_is_listed_once(device: torch.device, prefix: str, key: str) -> None:
-    collection = bags_collection(device)
-    apply(collection)
-    train_step(collection, jagged({"f0": [[1]]}))
-    model: torch.nn.Module = collection
+    model: torch.nn.Module = apply(bags_collection(device))
+    train_step(model, numbered(1))
     for name in reversed(prefix.split(".")[:-1]):
         model = torch.nn.ModuleDict({name: model})
     state = {name: value + 1 for name, value in model.state_dict().items()}
@@ -207,35 +147,29 @@ def test_what_is_not_of_the_tables_is_listed_once(device: torch.device, prefix: 
     assert not list(same_bits(state, model.state_dict()))
 
 
-# ---- copies and conversions
-
-
 def test_deepcopy_trains_alike_and_alone(device: torch.device) -> None:
-    model = Model(device, cache=6)
-    apply(model.sparse, torch.optim.Adam, lr=0.1)
+    model = model_of(device, cache=6, optimizer=torch.optim.Adam)
     for _ in range(2):
         model(BATCH).sum().backward()
     twin = copy.deepcopy(model)
-    state, optimizer = model.state_dict(), model.sparse.fused_optimizer.state_dict()["state"]
+    state = state_of(model.tables)
     batch = jagged({"f0": [[1, 90], [5]], "f1": [[0], [3, 7]]})
     twin(batch).sum().backward()
-    assert not list(same_bits(state, model.state_dict()))
-    assert not list(same_bits(optimizer, model.sparse.fused_optimizer.state_dict()["state"]))
-    assert list(same_bits(state, twin.state_dict()))
-    twin.sparse.fused_optimizer.param_groups[0]["lr"] = 9.0
+    assert not list(same_bits(state, state_of(model.tables)))
+    assert list(same_bits(state, state_of(twin.tables)))
+    twin.tables.fused_optimizer.param_groups[0]["lr"] = 9.0
     model(batch).sum().backward()
     assert not list(same_bits(model.state_dict(), twin.state_dict()))
-    assert model.sparse.fused_optimizer.param_groups[0]["lr"] == 0.1
-    handle, copied = next(model.sparse.parameters()), next(twin.sparse.parameters())
+    assert model.tables.fused_optimizer.param_groups[0]["lr"] == 0.5
+    handle, copied = next(model.tables.parameters()), next(twin.tables.parameters())
     assert handle is not copied
-    assert next(iter(twin.sparse.fused_optimizer.params.values())) is copied
+    assert next(iter(twin.tables.fused_optimizer.params.values())) is copied
 
 
 def test_deepcopy_before_use(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config(initializer_type=InitializerType.UNIFORM))
+    collection = bags_collection(device)
     twin = copy.deepcopy(collection)
-    apply(collection)
-    third = copy.deepcopy(collection)
+    third = copy.deepcopy(apply(collection))
     apply(twin, lr=2.0)
     for module in (twin, third):
         assert torch.equal(read(collection, numbered(4)), read(module, numbered(4)))
@@ -245,42 +179,34 @@ def test_deepcopy_before_use(device: torch.device) -> None:
 
 
 def test_conversions(device: torch.device) -> None:
-    model = Model(device)
-    apply(model.sparse)
+    model = model_of(device)
     model(BATCH).sum().backward()
-    before = model.sparse.state_dict()
-    for convert in (
-        model.sparse.half,
-        model.sparse.double,
-        model.sparse.bfloat16,
-        lambda: model.sparse.to(torch.bfloat16),
-    ):
+    tables, before = model.tables, model.tables.state_dict()
+    for convert in (tables.half, tables.double, tables.bfloat16, lambda: tables.to(torch.bfloat16)):
         with pytest.raises(RuntimeError, match=r"cannot be converted to torch\.\w+: set the data type"):
             convert()
-        assert {p.dtype for p in model.sparse.parameters()} == {torch.float32}
-    for convert in (model.float, lambda: model.to("cpu"), lambda: model.to(device), lambda: model.to(torch.float32)):
-        assert convert() is model
+        assert {p.dtype for p in tables.parameters()} == {torch.float32}
+    for same in (model.float, lambda: model.to("cpu"), lambda: model.to(device), lambda: model.to(torch.float32)):
+        assert same() is model
     model.to(device)
-    assert not list(same_bits(before, model.sparse.state_dict()))
-    output = model(BATCH)
-    output.sum().backward()
-    assert list(same_bits(before, model.sparse.state_dict()))
+    assert not list(same_bits(before, tables.state_dict()))
+    model(BATCH).sum().backward()
+    assert list(same_bits(before, tables.state_dict()))
 
 
 def test_from_meta_to_a_device(device: torch.device) -> None:
     """As TorchRec's deferred initialisation does it; what was applied before holds."""
-    model = Model(torch.device("meta"))
-    apply(model.sparse, lr=0.25)
+    model = model_of(torch.device("meta"))
     with pytest.raises(NotImplementedError, match="meta tensor"):
         model.to(device)
-    model.to_empty(device=device)
-    assert model.sparse.device.type == device.type
-    assert [tuple(p.shape) for p in model.sparse.parameters()] == [(0, 4), (0, 3)]
-    assert all(p.device.type == device.type and p.requires_grad for p in model.sparse.parameters())
+    tables = model.to_empty(device=device).tables
+    assert tables.device.type == device.type
+    assert [tuple(p.shape) for p in tables.parameters()] == [(0, 4), (0, 3)]
+    assert all(p.device.type == device.type and p.requires_grad for p in tables.parameters())
     batch = jagged({"f0": [[1]], "f1": [[2]]})
-    before = read(model.sparse, batch)
-    train_step(model.sparse, batch)
-    torch.testing.assert_close(before - read(model.sparse, batch), torch.full((1, 7), 0.25))
+    before = read(tables, batch)
+    train_step(tables, batch)
+    torch.testing.assert_close(before - read(tables, batch), torch.full((1, 7), 0.5))
 
 
 def test_handles_keep_the_type_of_their_table(device: torch.device) -> None:
@@ -297,7 +223,7 @@ def test_pickling_is_refused() -> None:
 
 
 def test_meta_device_allocates_nothing() -> None:
-    config = EmbeddingBagConfig(num_embeddings=10**9, embedding_dim=4096, name="t1")  # 16 TB
+    config = index_bag_config("t1", (), num_embeddings=10**9, embedding_dim=4096)  # 16 TB
     collection = bags_collection(torch.device("meta"), bag_config(), config)
     assert [p.device.type for p in collection.parameters()] == ["meta", "meta"]
     assert [tuple(p.shape) for p in collection.parameters()] == [(0, 4), (0, 4096)]
@@ -316,8 +242,104 @@ def test_meta_device_allocates_nothing() -> None:
     assert rst.EmbCacheEmbeddingCollection([sequence_config()], device="meta").device == torch.device("meta")
 
 
-def test_a_handle_is_a_parameter_without_rows(device: torch.device) -> None:
-    collection = bags_collection(device)
-    handle = next(collection.parameters())
-    assert collection.requires_grad_(True) is collection
-    assert handle.requires_grad
+# ---- weights and states of TorchRec's tables, and of tables of another size
+
+
+KEY = "embedding_bags.t0.weight"
+
+
+def plain(rows: int) -> EmbeddingBagConfig:
+    return index_bag_config(num_embeddings=rows)
+
+
+def test_weights_of_torchrec_load_into_a_hash_table(device: torch.device) -> None:
+    """They come without ids: row i is that of the id i."""
+    theirs = EmbeddingBagCollection(tables=[plain(12)])
+    ours = apply(bags_collection(device, bag_config()))
+    train_step(ours, jagged({"f0": [[-5, 700]]}))
+    ours.load_state_dict(theirs.state_dict())
+    found = ours.state_dict()
+    assert found["embedding_bags.t0.ids"].tolist() == list(range(12))
+    assert torch.equal(found[KEY], theirs.state_dict()[KEY])
+    batch = jagged({"f0": [[0, 11], [3]]})
+    assert torch.equal(ours(batch).values().detach().cpu(), theirs(batch).values().detach())
+
+
+@pytest.mark.parametrize("rows", [6, 15])
+def test_index_tables_take_the_rows_that_fit(device: torch.device, rows: int) -> None:
+    ours = bags_collection(device, plain(9))
+    before = ours.state_dict()[KEY]
+    given = torch.arange(rows * 4.0).reshape(rows, 4)
+    told = f"'t0' has num_embeddings 9, what is loaded {rows}: {min(9, rows)} rows are loaded, the others "
+    with pytest.warns(UserWarning, match=told + ("stay as they are" if rows < 9 else "are left out")):
+        ours.load_state_dict({KEY: given})
+    found = ours.state_dict()[KEY]
+    both = min(9, rows)
+    assert torch.equal(found[:both], given[:both])
+    assert torch.equal(found[both:], before[both:])
+
+
+def test_a_save_of_a_smaller_index_table_is_loaded(device: torch.device, tmp_path: Path) -> None:
+    small, large = bags_collection(device, plain(6)), bags_collection(device, plain(9))
+    for each in (small, large):
+        apply(each, torch.optim.Adagrad)
+    train_step(small, jagged({"f0": [[1, 5]]}))
+    rst.Saver().save(small, str(tmp_path))
+    with pytest.warns(UserWarning, match="6 rows are loaded"):
+        rst.Saver().load(large, str(tmp_path))
+    assert torch.equal(large.state_dict()[KEY][:6], small.state_dict()[KEY])
+    states = [each.fused_optimizer.state_dict()["state"][KEY]["t0.momentum1"] for each in (large, small)]
+    assert torch.equal(states[0][:6], states[1])
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adagrad, RowWiseAdagrad])
+@pytest.mark.parametrize("hashed", [False, True])
+def test_states_load_without_ids_and_step(device: torch.device, cls: type, hashed: bool) -> None:
+    ours = apply(bags_collection(device, bag_config() if hashed else plain(12)), cls)
+    ours.load_state_dict({KEY: torch.zeros(12, 4)})
+    train_step(ours, jagged({"f0": [[1]]}))
+    state = torch.arange(12.0) if cls is RowWiseAdagrad else torch.arange(48.0).reshape(12, 4)
+    ours.fused_optimizer.load_state_dict({"state": {KEY: {"t0.momentum1": state}}})
+    found = ours.fused_optimizer.state_dict()["state"][KEY]
+    assert torch.equal(found["t0.momentum1"], state)
+    assert found["t0.step"] == 1, "it stays as it was"
+    if not hashed:
+        with pytest.warns(UserWarning, match="5 rows are loaded"):
+            ours.fused_optimizer.load_state_dict({"state": {KEY: {"t0.momentum1": state[:5] + 1}}})
+
+
+def test_a_step_that_the_formula_uses_must_be_there(device: torch.device) -> None:
+    for cls, options in ((torch.optim.Adam, {}), (torch.optim.Adagrad, {"lr_decay": 0.1})):
+        ours = apply(bags_collection(device, plain(12)), cls, **options)
+        train_step(ours, jagged({"f0": [[1]]}))
+        state = ours.fused_optimizer.state_dict()
+        del state["state"][KEY]["t0.step"]
+        with pytest.raises(ValueError, match=r"missing are \['t0\.step'\]"):
+            ours.fused_optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_reset_parameters_draws_anew(device: torch.device, hashed: bool) -> None:
+    collection, fresh = (bags_collection(device, bag_config() if hashed else plain(12)) for _ in "ab")
+    for each in (collection, fresh):
+        each.reset_parameters()  # of nothing
+        apply(each, torch.optim.Adagrad)
+    batch = jagged({"f0": [[1, 7], [3]]})
+    for _ in range(3):
+        train_step(collection, batch)
+    collection.reset_parameters()
+    assert len(collection.table_ids("t0")) == (0 if hashed else 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(train_step(collection, batch), train_step(fresh, batch))
+    assert equal_rows(rows_of(collection), rows_of(fresh))
+
+
+def test_reset_parameters_calls_init_fn(device: torch.device) -> None:
+    collection = bags_collection(device, index_bag_config(init_fn=torch.nn.init.uniform_))
+    before = collection.state_dict()[KEY]
+    collection.reset_parameters()
+    after = collection.state_dict()[KEY]
+    assert not torch.equal(before, after)
+    assert (after >= 0).all()
+    assert after.unique().numel() == after.numel()

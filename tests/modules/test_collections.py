@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import jagged, random_bags, random_weights
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jagged import apply, bag_config, bags_collection, jagged, random_bags, random_weights, sequences_collection
+from jagged import apply, bag_config, bags_collection, index_bag_config, index_sequence_config, sequences_collection
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
 from torchrec import KeyedJaggedTensor as Jagged
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
+from training import output_values, same_bits, train_step
 
 from rec_sdk_torch.modules.configs import feature_names, table_config
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
@@ -24,21 +26,18 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 def pooled_tables() -> list[EmbeddingBagConfig]:
     """Index tables of several dims and poolings, with shared features and several features of one table."""
+    rows = {"num_embeddings": ROWS}
     return [
-        EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=4, feature_names=["f0", "f1"]),
-        EmbeddingBagConfig(
-            name="b", num_embeddings=ROWS, embedding_dim=7, feature_names=["f1"], pooling=PoolingType.MEAN
-        ),
-        EmbeddingBagConfig(name="c", num_embeddings=ROWS, embedding_dim=4, feature_names=["f2", "f0"]),
-        EmbeddingBagConfig(name="d", num_embeddings=ROWS, embedding_dim=1),
+        index_bag_config("a", ["f0", "f1"], **rows),
+        index_bag_config("b", ["f1"], embedding_dim=7, pooling=PoolingType.MEAN, **rows),
+        index_bag_config("c", ["f2", "f0"], **rows),
+        index_bag_config("d", (), embedding_dim=1, **rows),
     ]
 
 
 def sequence_tables() -> list[EmbeddingConfig]:
-    return [
-        EmbeddingConfig(name="a", num_embeddings=ROWS, embedding_dim=6, feature_names=["f0", "f1"]),
-        EmbeddingConfig(name="b", num_embeddings=ROWS, embedding_dim=6, feature_names=["f1", "f2"]),
-    ]
+    fields = {"num_embeddings": ROWS, "embedding_dim": 6}
+    return [index_sequence_config("a", ["f0", "f1"], **fields), index_sequence_config("b", ["f1", "f2"], **fields)]
 
 
 PERMUTED = ("x", "d", "f2", "f0", "y", "f1", "z")
@@ -78,17 +77,10 @@ def test_pooled_forward(device: torch.device) -> None:
         batch = jagged(random_bags(rng, keys, ROWS, batch_size=9))
         ours.eval()
         assert_same_pooled(ours(batch), theirs(batch))
-    theirs.load_state_dict(ours.state_dict())
-    assert_same_weights(ours, theirs, {"rtol": 0.0, "atol": 0.0})
-
-
-def test_state_dict_goes_both_ways(device: torch.device) -> None:
-    ours = bags_collection(device, *pooled_tables(), cache=ROWS)
-    theirs = EmbeddingBagCollection(tables=pooled_tables())
-    assert not torch.equal(ours.state_dict()["embedding_bags.b.weight"], theirs.state_dict()["embedding_bags.b.weight"])
-    theirs.load_state_dict(ours.state_dict())
-    batch = jagged(random_bags(np.random.default_rng(1), PERMUTED, ROWS))
-    assert_same_pooled(ours.eval()(batch), theirs(batch))
+    other = EmbeddingBagCollection(tables=pooled_tables())
+    assert not torch.equal(ours.state_dict()["embedding_bags.b.weight"], other.state_dict()["embedding_bags.b.weight"])
+    other.load_state_dict(ours.state_dict())
+    assert_same_weights(ours, other, {"rtol": 0.0, "atol": 0.0})
 
 
 OPTIMIZERS = [
@@ -134,8 +126,7 @@ def test_pooled_training(device: torch.device, optimizer: Any, options: dict[str
 
 def test_weighted_mean_divides_by_length(device: torch.device) -> None:
     """TorchRec's EmbeddingBag refuses weights with MEAN; FBGEMM divides the weighted sum by the length."""
-    ours = bags_collection(device, bag_config(pooling=PoolingType.MEAN), is_weighted=True)
-    apply(ours)
+    ours = apply(bags_collection(device, bag_config(pooling=PoolingType.MEAN), is_weighted=True))
     rows = ours.eval()(jagged({"f0": [[7], [8]]}, {"f0": [[1.0], [1.0]]})).values().cpu()
     ours.train()
     batch = jagged({"f0": [[7, 8], []]}, {"f0": [[2.0, -1.0], []]})
@@ -199,8 +190,7 @@ def test_dims_and_data_types_in_one_collection(device: torch.device) -> None:
             kind(name=f"t{i}", num_embeddings=ROWS, embedding_dim=3 + 2 * (i % 3), feature_names=[f"f{i}"], data_type=t)
             for i, t in enumerate(types)
         ]
-        ours = make(device, *tables, cache=ROWS)
-        apply(ours, lr=0.25)
+        ours = apply(make(device, *tables, cache=ROWS), lr=0.25)
         state = ours.state_dict()
         assert [v.dtype for v in state.values()] == [torch.float32, torch.float16, torch.bfloat16, torch.float16]
         ids = {f"f{i}": [[i, 2], [5]] for i in range(4)}
@@ -226,35 +216,26 @@ def test_dims_and_data_types_in_one_collection(device: torch.device) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_empty_batches_and_bags(device: torch.device, training: bool) -> None:
     for make, tables in ((bags_collection, pooled_tables()), (sequences_collection, sequence_tables())):
-        ours = make(device, *tables, cache=ROWS)
-        apply(ours)
-        ours.train(training)
+        ours = apply(make(device, *tables, cache=ROWS)).train(training)
         before = ours.state_dict()
         for samples in (0, 3):
             output = ours(jagged({key: [[]] * samples for key in PERMUTED}))
             if make is bags_collection:
                 assert output.values().shape == (samples, sum(output.length_per_key()))
-                assert not output.values().any()
-                outputs = output.values()
             else:
                 assert {(tuple(o.values().shape), o.lengths().numel()) for o in output.values()} == {((0, 6), samples)}
-                outputs = torch.cat([o.values() for o in output.values()])
+            assert not output_values(output).any()
             if training:
-                outputs.sum().backward()
-        after = ours.state_dict()
-        assert all(torch.equal(before[name], after[name]) for name in before)
+                output_values(output).sum().backward()
+        assert not list(same_bits(before, ours.state_dict()))
 
 
 def test_int32_ids(device: torch.device) -> None:
     bags = random_bags(np.random.default_rng(5), PERMUTED, ROWS)
-    ours, _ = pooled_pair(device)
-    apply(ours)
-    twin, _ = pooled_pair(device)
-    twin.load_state_dict(ours.state_dict())
-    apply(twin)
+    ours, twin = (apply(bags_collection(device, *pooled_tables(), cache=ROWS)) for _ in range(2))
     for module, dtype in ((ours, torch.int32), (twin, torch.int64)):
-        module(jagged(bags, dtype=dtype)).values().sum().backward()
-    assert_same_weights(ours, twin, {"rtol": 0.0, "atol": 0.0})
+        train_step(module, jagged(bags, dtype=dtype))
+    assert not list(same_bits(ours.state_dict(), twin.state_dict()))
 
 
 @st.composite
@@ -264,18 +245,14 @@ def random_models(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], bool, int]
     for index in range(draw(st.integers(1, 3))):
         fields = {
             "name": f"t{index}",
+            "features": draw(st.lists(st.sampled_from(features), min_size=1, max_size=3, unique=True)),
             "num_embeddings": ROWS,
             "embedding_dim": draw(st.sampled_from((1, 4, 6))),
-            "feature_names": draw(st.lists(st.sampled_from(features), min_size=1, max_size=3, unique=True)),
             "pooling": draw(st.sampled_from((PoolingType.SUM, PoolingType.MEAN))),
             "data_type": draw(st.sampled_from((DataType.FP32, DataType.BF16))),
         }
-        tables.append(EmbeddingBagConfig(**fields) if draw(st.booleans()) else bag_config(**_as_hash(fields)))
+        tables.append((index_bag_config if draw(st.booleans()) else bag_config)(**fields))
     return tables, draw(st.booleans()), draw(st.integers(0, 2**32 - 1))
-
-
-def _as_hash(fields: dict[str, Any]) -> dict[str, Any]:
-    return {**{k: v for k, v in fields.items() if k != "feature_names"}, "features": fields["feature_names"]}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -283,8 +260,7 @@ def _as_hash(fields: dict[str, Any]) -> dict[str, Any]:
 def test_same_bits_as_the_level_below(device: torch.device, model: tuple[list[EmbeddingBagConfig], bool, int]) -> None:
     tables, weighted, seed = model
     rng = np.random.default_rng(seed)
-    ours = bags_collection(device, *tables, seed=seed, is_weighted=weighted, cache=30)
-    apply(ours, torch.optim.Adagrad)
+    ours = apply(bags_collection(device, *tables, seed=seed, is_weighted=weighted, cache=30), torch.optim.Adagrad)
     optimizer = TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.5})
     configs = [table_config(t) for t in tables]
     below = TableBatchedEmbedding(configs, optimizer=optimizer, seed=seed, device=device, cache=30)

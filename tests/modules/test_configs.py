@@ -8,32 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import jagged, numbered, single_ids
 from jagged import (
+    EACH_KIND,
+    Kind,
     apply,
-    assert_trains,
     bag_config,
     bags_collection,
-    jagged,
-    numbered,
-    output_values,
-    read,
-    sequence_config,
-    sequences_collection,
-    single_ids,
-    train_step,
+    capacity_collection,
+    capacity_config,
+    index_bag_config,
 )
-from torchrec import EmbeddingBagConfig
 from torchrec.modules.embedding_configs import DataType
+from training import assert_trains, read, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 
 SHOWCLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
-SHOWCLICK_ADMITS = rst.AdmitAndEvictConfig(
-    showclick_params=rst.ShowClickParams(admit_threshold=0.5), policy_type=SHOWCLICK
-)
-SHOWCLICK_EVICTS = rst.AdmitAndEvictConfig(
-    showclick_params=rst.ShowClickParams(evict_percentage=0.1), policy_type=SHOWCLICK
+SHOWCLICK_ADMITS, SHOWCLICK_EVICTS = (
+    rst.AdmitAndEvictConfig(showclick_params=params, policy_type=SHOWCLICK)
+    for params in (rst.ShowClickParams(admit_threshold=0.5), rst.ShowClickParams(evict_percentage=0.1))
 )
 
 FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -77,20 +72,18 @@ FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@EACH_KIND
 @pytest.mark.parametrize(("fields", "error", "message"), FIELDS, ids=[str(next(iter(f[0].items()))) for f in FIELDS])
-@pytest.mark.parametrize("config", [bag_config, sequence_config])
 def test_table_fields(
-    device: torch.device, config: Any, fields: dict[str, Any], error: type[Exception], message: str
+    device: torch.device, kind: Kind, fields: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    make = bags_collection if config is bag_config else sequences_collection
     with pytest.raises(error, match=message):
-        make(device, config(**fields))
+        kind.collection(device, kind.config(**fields))
 
 
 def test_fields_of_torchrec_alone(device: torch.device) -> None:
-    plain = EmbeddingBagConfig(40, 4, name="t0", feature_names=["f0"], need_pos=True)
     with pytest.raises(ValueError, match=r"'t0'.*need_pos is True"):
-        bags_collection(device, plain)
+        bags_collection(device, index_bag_config(need_pos=True))
 
 
 ADMISSION_OFF = {
@@ -110,13 +103,10 @@ ADMISSION_OFF = {
 }
 
 
+@EACH_KIND
 @pytest.mark.parametrize("admission", ADMISSION_OFF.values(), ids=ADMISSION_OFF)
-@pytest.mark.parametrize("config", [bag_config, sequence_config])
-def test_admission_that_is_off(device: torch.device, config: Any, admission: Any) -> None:
-    make = bags_collection if config is bag_config else sequences_collection
-    collection = make(device, config(admit_and_evict_config=admission))
-    apply(collection)
-    assert_trains(collection)
+def test_admission_that_is_off(device: torch.device, kind: Kind, admission: Any) -> None:
+    assert_trains(apply(kind.collection(device, kind.config(admit_and_evict_config=admission))))
     if admission is not None:
         assert not admission.is_feature_admit_enabled()
         assert not admission.is_feature_evict_enabled()
@@ -139,36 +129,36 @@ def test_policies_have_rec_sdks_values() -> None:
     assert [rst.AdmitAndEvictConfig(policy_type=value).policy_type for value in (0, 1, 2)] == list(policies)
 
 
-ADMISSION: list[tuple[type, dict[str, Any], type[Exception], str]] = [
-    (rst.AdmitAndEvictConfig, {"admit_threshold": "3"}, TypeError, "admit_threshold is '3', expected an int"),
-    (rst.AdmitAndEvictConfig, {"admit_threshold": 2.0}, TypeError, "admit_threshold is 2.0"),
-    (rst.AdmitAndEvictConfig, {"admit_threshold": True}, TypeError, "admit_threshold is True"),
-    (rst.AdmitAndEvictConfig, {"admit_threshold": -2}, ValueError, "admit_threshold is -2, must be at least -1"),
-    (rst.AdmitAndEvictConfig, {"admit_threshold": 10**400}, ValueError, "admit_threshold is 10+, .*below 2.63"),
-    (
-        rst.AdmitAndEvictConfig,
-        {"not_admitted_default_value": -(10**400)},
-        ValueError,
-        ".*_value is -10+, must be",
-    ),
-    (rst.AdmitAndEvictConfig, {"admit_probability": 10**400}, ValueError, "admit_probability is 10+, must be finite"),
-    (rst.ShowClickParams, {"alpha": 10**400}, ValueError, "alpha is 10+, must be finite"),
-    (rst.AdmitAndEvictConfig, {"not_admitted_default_value": "0"}, TypeError, "not_admitted_default_value is '0'"),
-    (rst.AdmitAndEvictConfig, {"not_admitted_default_value": float("nan")}, ValueError, "not_admitted_default_value"),
-    (rst.AdmitAndEvictConfig, {"evict_threshold": [1]}, TypeError, r"evict_threshold is \[1\]"),
-    (rst.AdmitAndEvictConfig, {"evict_threshold": -1}, ValueError, "evict_threshold is -1, must be at least 0"),
-    (rst.AdmitAndEvictConfig, {"evict_step_interval": 0.5}, TypeError, "evict_step_interval is 0.5"),
-    (rst.AdmitAndEvictConfig, {"evict_idle_steps": -1}, ValueError, "evict_idle_steps is -1"),
-    (rst.AdmitAndEvictConfig, {"max_rows": 1.5}, TypeError, "max_rows is 1.5"),
-    (rst.AdmitAndEvictConfig, {"max_bytes": -1}, ValueError, "max_bytes is -1"),
-    (rst.AdmitAndEvictConfig, {"evict_step_interval": -1}, ValueError, "evict_step_interval is -1"),
-    (rst.AdmitAndEvictConfig, {"showclick_params": {}}, TypeError, "showclick_params is {}, expected ShowClickParams"),
-    (rst.AdmitAndEvictConfig, {"policy_type": "count"}, TypeError, "policy_type is 'count'.*AdmitAndEvictPolicyType"),
-    (rst.ShowClickParams, {"alpha": "1"}, TypeError, "alpha is '1', expected a number"),
-    (rst.ShowClickParams, {"beta": float("inf")}, ValueError, "beta is inf"),
-    (rst.ShowClickParams, {"admit_threshold": -1}, ValueError, "admit_threshold is -1"),
-    (rst.ShowClickParams, {"evict_percentage": 1.5}, ValueError, r"evict_percentage is 1.5.*\[0, 1\]"),
-    (rst.ShowClickParams, {"score_decay": True}, TypeError, "score_decay is True"),
+ADMISSION: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"admit_threshold": "3"}, TypeError, "admit_threshold is '3', expected an int"),
+    ({"admit_threshold": 2.0}, TypeError, "admit_threshold is 2.0"),
+    ({"admit_threshold": True}, TypeError, "admit_threshold is True"),
+    ({"admit_threshold": -2}, ValueError, "admit_threshold is -2, must be at least -1"),
+    ({"admit_threshold": 10**400}, ValueError, "admit_threshold is 10+, .*below 2.63"),
+    ({"not_admitted_default_value": -(10**400)}, ValueError, ".*_value is -10+, must be"),
+    ({"admit_probability": 10**400}, ValueError, "admit_probability is 10+, must be finite"),
+    ({"not_admitted_default_value": "0"}, TypeError, "not_admitted_default_value is '0'"),
+    ({"not_admitted_default_value": float("nan")}, ValueError, "not_admitted_default_value"),
+    ({"evict_threshold": [1]}, TypeError, r"evict_threshold is \[1\]"),
+    ({"evict_threshold": -1}, ValueError, "evict_threshold is -1, must be at least 0"),
+    ({"evict_step_interval": 0.5}, TypeError, "evict_step_interval is 0.5"),
+    ({"evict_idle_steps": -1}, ValueError, "evict_idle_steps is -1"),
+    ({"max_rows": 1.5}, TypeError, "max_rows is 1.5"),
+    ({"max_bytes": -1}, ValueError, "max_bytes is -1"),
+    ({"evict_step_interval": -1}, ValueError, "evict_step_interval is -1"),
+    ({"showclick_params": {}}, TypeError, "showclick_params is {}, expected ShowClickParams"),
+    ({"policy_type": "count"}, TypeError, "policy_type is 'count'.*AdmitAndEvictPolicyType"),
+]
+SHOWCLICK_PARAMS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"alpha": 10**400}, ValueError, "alpha is 10+, must be finite"),
+    ({"alpha": "1"}, TypeError, "alpha is '1', expected a number"),
+    ({"beta": float("inf")}, ValueError, "beta is inf"),
+    ({"admit_threshold": -1}, ValueError, "admit_threshold is -1"),
+    ({"evict_percentage": 1.5}, ValueError, r"evict_percentage is 1.5.*\[0, 1\]"),
+    ({"score_decay": True}, TypeError, "score_decay is True"),
+]
+WRONG = [(rst.AdmitAndEvictConfig, *row) for row in ADMISSION] + [
+    (rst.ShowClickParams, *row) for row in SHOWCLICK_PARAMS
 ]
 
 
@@ -180,49 +170,35 @@ def test_no_policy_beside_a_bound(bound: str) -> None:
         rst.AdmitAndEvictConfig(policy_type=3)
 
 
-@pytest.mark.parametrize(("config", "fields", "error", "message"), ADMISSION, ids=[str(a[1])[:60] for a in ADMISSION])
+@pytest.mark.parametrize(("config", "fields", "error", "message"), WRONG, ids=lambda part: str(part)[:60])
 def test_wrong_admission(config: type, fields: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"{config.__name__}: {message}"):
         config(**fields)
 
 
+@EACH_KIND
 @pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8, torch.tensor])
-@pytest.mark.parametrize("config", [bag_config, sequence_config])
-def test_integers_of_other_libraries(device: torch.device, config: Any, number: Any) -> None:
-    make = bags_collection if config is bag_config else sequences_collection
+def test_integers_of_other_libraries(device: torch.device, kind: Kind, number: Any) -> None:
     sizes = {"batch_size": number(3), "multi_hot_sizes": [number(2)], "world_size": number(1), "seed": number(7)}
-    collection = make(device, config(num_embeddings=number(40), embedding_dim=number(4)), **sizes)
-    expected = make(device, config(num_embeddings=40, embedding_dim=4), seed=7)
+    config = kind.config(num_embeddings=number(40), embedding_dim=number(4))
+    collection, expected = kind.collection(device, config, **sizes), kind.collection(device, seed=7)
     assert torch.equal(read(collection, numbered(3)), read(expected, numbered(3)))
     assert repr(collection.embedding) == repr(expected.embedding)
-    apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=number(1))
-    assert_trains(collection)
+    assert_trains(apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=number(1)))
 
 
-def test_a_bool_is_no_size(device: torch.device) -> None:
-    for options in ({"batch_size": True}, {"world_size": True}, {"batch_size": 2, "multi_hot_sizes": [True]}):
-        with pytest.raises(TypeError, match="is True, expected an int"):
-            bags_collection(device, **options)
-
-
+@EACH_KIND
 @pytest.mark.parametrize("names", [["user-id"], ["user.id", "user:clicks"], ["f/0"], ["größe"]])
-@pytest.mark.parametrize("config", [bag_config, sequence_config])
-def test_feature_names_as_torchrec_takes_them(device: torch.device, config: Any, names: list[str]) -> None:
-    make = bags_collection if config is bag_config else sequences_collection
-    collection = make(device, config(features=names))
-    apply(collection)
-    output = collection(jagged({name: [[1], [2, 3]] for name in names}))
-    assert list(output.keys()) == names
-    output_values(output)
+def test_feature_names_as_torchrec_takes_them(device: torch.device, kind: Kind, names: list[str]) -> None:
+    collection = apply(kind.collection(device, kind.config(features=names)))
+    assert list(collection(jagged({name: [[1], [2, 3]] for name in names})).keys()) == names
 
 
 def test_a_capacity_is_not_lost(device: torch.device) -> None:
-    config = rst.HashEmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t7", feature_names=["f0"])
+    config = capacity_config("t7", num_embeddings=6)
     with pytest.raises(TypeError, match=r"'t7'.*capacity.*EmbCacheEmbeddingBagCollection.*HashEmbeddingBagCollection"):
         bags_collection(device, bag_config(), config)
-    collection = rst.HashEmbeddingBagCollection(tables=[config], device=device)
-    apply(collection)
-    assert_trains(collection)
+    assert_trains(apply(capacity_collection(device, config)))
 
 
 def test_an_optimizer_class_is_no_optimizer(device: torch.device) -> None:
@@ -251,6 +227,5 @@ def test_a_cache_that_needs_no_hint(device: torch.device, cache: Any, rows: int)
 
 
 def test_names_at_the_limit(device: torch.device) -> None:
-    collection = bags_collection(device, bag_config("x" * 100, num_embeddings=1, embedding_dim=4096))
-    apply(collection)
+    collection = apply(bags_collection(device, bag_config("x" * 100, num_embeddings=1, embedding_dim=4096)))
     assert train_step(collection, single_ids([5])).shape == (1, 4096)

@@ -3,125 +3,85 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from jagged import apply, assert_trains, bags_collection, numbered, rows_of, sequences_collection, single_ids
+from batches import numbered, single_ids
+from jagged import EACH_KIND, POOLED, Kind, Model, apply, bags_collection, index_bag_config
 from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torchrec import EmbeddingBagConfig
 from torchrec.inference.modules import quantize_embeddings
+from training import assert_trains, equal_rows, rows_of
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.optim import torchrec_hooks
 from rec_sdk_torch.optim.handles import TableParameter
 
 
-class Model(torch.nn.Module):
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.tables = bags_collection(device)
-        apply(self.tables)
-        self.dense = torch.nn.Linear(4, 1, device=device)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return self.dense(self.tables(batch).values())
-
-
-def trained(collection: torch.nn.Module) -> TableParameter:
-    """The handle of a collection that has rows."""
-    apply(collection)
-    assert_trains(collection)
-    (handle,) = collection.parameters()
-    assert isinstance(handle, TableParameter)
-    return handle
-
-
-# ---- writing
-
-
 def in_place(change: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], object]:
-    def changed(handle: torch.Tensor) -> object:
-        with torch.no_grad():
-            return change(handle)
-
-    return changed
-
-
-def times(tensor: torch.Tensor) -> None:
-    tensor *= 2
-
-
-def item(tensor: torch.Tensor) -> None:
-    tensor[:] = 1.0
+    return torch.no_grad()(change)
 
 
 def new_data(handle: torch.Tensor) -> None:
     handle.data = torch.ones(40, 4)
 
 
-one = torch.ones(())
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "normal_": torch.nn.init.normal_,
     "uniform_": torch.nn.init.uniform_,
     "constant_": lambda handle: torch.nn.init.constant_(handle, 1.0),
     "zero_": torch.nn.init.zeros_,
     "fill_": in_place(lambda handle: handle.fill_(1.0)),
-    "copy_": in_place(lambda handle: handle.copy_(one)),
+    "copy_": in_place(lambda handle: handle.copy_(torch.ones(()))),
     "div_": in_place(lambda handle: handle.detach().div_(2.0)),
-    "lerp_": in_place(lambda handle: handle.data.lerp_(one, 0.5)),
+    "lerp_": in_place(lambda handle: handle.data.lerp_(torch.ones(()), 0.5)),
     "add_": in_place(lambda handle: handle.detach().data.add_(1.0)),
     "_foreach_add_": in_place(lambda handle: torch._foreach_add_([torch.ones(1), handle], 1.0)),
     "add": in_place(lambda handle: torch.add(handle, 1.0, out=handle)),
-    "mul_": in_place(times),
-    "__setitem__": in_place(item),
+    "mul_": in_place(lambda handle: operator.imul(handle, 2)),
+    "__setitem__": in_place(lambda handle: operator.setitem(handle, slice(None), 1.0)),
     "data": new_data,
 }
 
 
-@pytest.mark.parametrize("make", [bags_collection, sequences_collection])
+def trained(kind: Kind, device: torch.device, *configs: Any) -> Any:
+    """A collection that has rows, and its handle."""
+    collection = apply(kind.collection(device, *configs))
+    assert_trains(collection)
+    (handle,) = collection.parameters()
+    assert isinstance(handle, TableParameter)
+    return collection, handle
+
+
+@EACH_KIND
 @pytest.mark.parametrize("name", WRITES)
-def test_writing_is_refused(device: torch.device, make: Any, name: str) -> None:
-    collection = make(device)
-    handle = trained(collection)
+def test_writing_is_refused(device: torch.device, kind: Kind, name: str) -> None:
+    collection, handle = trained(kind, device)
     before = rows_of(collection)
     with pytest.raises(RuntimeError, match=rf"'t0': {name} on its parameter would change no row.*init_fn"):
         WRITES[name](handle)
     assert handle.shape == (0, 4)
-    assert all(torch.equal(row, before[id_]) for id_, row in rows_of(collection).items())
+    assert equal_rows(rows_of(collection), before)
     assert_trains(collection)
 
 
-@pytest.mark.parametrize(
-    "init",
-    [
-        torch.nn.init.xavier_uniform_,
-        torch.nn.init.xavier_normal_,
-        torch.nn.init.kaiming_uniform_,
-        torch.nn.init.trunc_normal_,
-        torch.nn.init.eye_,
-    ],
-)
-def test_initialisers_that_look_at_the_shape(device: torch.device, init: Any) -> None:
-    index = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t0", feature_names=["f0"])
-    handle = trained(bags_collection(device, index))
-    with pytest.raises((RuntimeError, ZeroDivisionError)):
-        init(handle)
-
-
-def test_kaiming_normal_warns(device: torch.device) -> None:
-    """torch's own words; it leaves the parameter alone."""
-    with pytest.warns(UserWarning, match="zero-element tensors is a no-op"):
-        torch.nn.init.kaiming_normal_(trained(bags_collection(device)))
+def test_initialisers_that_look_at_the_shape(device: torch.device) -> None:
+    _, handle = trained(POOLED, device, index_bag_config(num_embeddings=8))
+    init = torch.nn.init
+    for fill in (init.xavier_uniform_, init.xavier_normal_, init.kaiming_uniform_, init.trunc_normal_, init.eye_):
+        with pytest.raises((RuntimeError, ZeroDivisionError)):
+            fill(handle)
+    with pytest.warns(UserWarning, match="zero-element tensors is a no-op"):  # torch's own words
+        init.kaiming_normal_(handle)
 
 
 def test_what_only_reads_still_works(device: torch.device) -> None:
-    collection = bags_collection(device)
-    handle = trained(collection)
+    collection, handle = trained(POOLED, device)
     assert handle.detach().shape == handle.data.shape == handle.clone().shape == (0, 4)
     assert handle.sum().item() == 0.0
     assert type(handle.detach().clone()) is torch.Tensor
@@ -133,15 +93,6 @@ def test_what_only_reads_still_works(device: torch.device) -> None:
     dense = torch.ones(2, 4, device=device)
     dense[:0].copy_(handle.detach())
     assert_trains(collection)
-
-
-def test_modules_still_move_and_copy(device: torch.device) -> None:
-    """By the ways that do change parameters in place."""
-    model = Model(device)
-    model(numbered(3)).sum().backward()
-    model = copy.deepcopy(model.to(device).float())
-    model.requires_grad_(True)
-    assert_trains(model.tables)
 
 
 def test_sharing_memory_is_refused(device: torch.device) -> None:
@@ -164,11 +115,9 @@ QUANTIZES: dict[str, Callable[[torch.nn.Module], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.parametrize("way", QUANTIZES)
-@pytest.mark.parametrize("collection", [bags_collection, sequences_collection])
-def test_quantizing_tables_is_refused(device: torch.device, way: str, collection: Any) -> None:
-    model = Model(device)
-    model.tables = collection(device)
-    apply(model.tables)
+@EACH_KIND
+def test_quantizing_tables_is_refused(device: torch.device, way: str, kind: Kind) -> None:
+    model = Model(device, kind=kind)
     with pytest.raises(TypeError, match=r"tables \['t0'\] cannot be quantized.*rec_sdk_torch\.export\.quantized"):
         QUANTIZES[way](model)
     assert_trains(model.train().tables)
@@ -214,9 +163,6 @@ def test_an_average_of_models_is_refused(device: torch.device) -> None:
     assert_trains(model.tables)
 
 
-# ---- other tensors in its place
-
-
 def test_another_parameter_is_refused(device: torch.device) -> None:
     model, other = Model(device), Model(device)
     name = "tables.embedding_bags.t0.weight"
@@ -253,24 +199,23 @@ def test_a_function_that_torch_transforms(device: torch.device, training: bool) 
     assert_trains(model.tables.train())
 
 
-# ---- clipping of gradients
+CLIPS = pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
 
 
-@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+@CLIPS
 def test_clipping_tables_is_refused(device: torch.device, clip: Any) -> None:
     """Also by the functions as they were imported before a collection was made."""
     model = Model(device)
     model(numbered(2)).sum().backward()
     (handle,) = model.tables.parameters()
+    message = r"clip_grad_\w+ cannot clip.*\['t0'\].*gradient_clipping=True and max_grad"
     for parameters in (model.tables.parameters(), [handle], handle):
-        with pytest.raises(
-            ValueError, match=r"clip_grad_\w+ cannot clip.*\['t0'\].*gradient_clipping=True and max_grad"
-        ):
+        with pytest.raises(ValueError, match=message):
             clip(parameters, 0.1)
     assert_trains(model.tables)
 
 
-@pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
+@CLIPS
 @pytest.mark.parametrize("named", [False, True])
 def test_clipping_a_model_clips_the_dense_part(device: torch.device, clip: Any, named: bool) -> None:
     torchrec_hooks.warn_tables_not_clipped.cache_clear()

@@ -7,31 +7,31 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefetch import Model, at_rest, make_batches, same, state, train
+from test_prefetch import Net, assert_alike, at_rest, make_batches, pipeline_of, same, sgd, state, train
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
 
 
+def hybrid(model: Any, device: Any, **options: Any) -> Any:
+    return rst.HybridTrainPipelineSparseDist(model, sgd(model), device, **options)
+
+
 @pytest.mark.parametrize("pipe_n_batch", [1, 6, 12])
 def test_the_bits_of_a_plain_loop(device: torch.device, pipe_n_batch: int) -> None:
     batches = make_batches(20)
-    plain, ahead = Model(device), Model(device)
-    expected = train(plain, batches)
-    optimizer = torch.optim.SGD(ahead.dense.parameters(), lr=0.1)
-    pipeline = rst.HybridTrainPipelineSparseDist(ahead, optimizer, device, return_loss=True, pipe_n_batch=pipe_n_batch)
+    plain, ahead = Net(device), Net(device)
+    pipeline = hybrid(ahead, device, return_loss=True, pipe_n_batch=pipe_n_batch)
     source = iter(batches)
     outputs = [pipeline.progress(source) for _ in batches]
     with pytest.raises(StopIteration):
         pipeline.progress(source)
-    assert all(torch.equal(out.detach().cpu(), e) for (out, _), e in zip(outputs, expected, strict=True))
     assert all(torch.equal((out**2).mean(), loss) for out, loss in outputs)
-    assert same(state(ahead), state(plain))
-    assert at_rest(ahead)
+    assert_alike(ahead, plain, [out.detach().cpu() for out, _ in outputs], train(plain, batches))
 
 
 def test_batches_are_read_ahead(device: torch.device) -> None:
-    model = Model(device)
+    model = Net(device)
     read: list[int] = []
 
     def source() -> Any:
@@ -40,12 +40,11 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
             yield batch
 
     batches = source()
-    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
-    default = rst.HybridTrainPipelineSparseDist(model, optimizer, device)
+    default = hybrid(model, device)
     output = default.progress(batches)
     assert output.shape == (4,), "without return_loss it is the output alone"
     assert len(read) == 7, "the batch of the step, and six"
-    rest = rst.HybridTrainPipelineSparseDist(model, optimizer, device, execute_all_batches=False, pipe_n_batch=2)
+    rest = hybrid(model, device, execute_all_batches=False, pipe_n_batch=2)
     left = iter(make_batches(5))
     for _ in range(3):
         rest.progress(left)
@@ -58,17 +57,13 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
 def test_another_iterator_begins_at_once(device: torch.device) -> None:
     """Batches that were read ahead from the iterator before are dropped."""
     first, second = make_batches(9), make_batches(4, seed=1)
-    plain, ahead = Model(device), Model(device)
-    expected = train(plain, first[:2] + second)
-    optimizer = torch.optim.SGD(ahead.dense.parameters(), lr=0.1)
-    pipeline = rst.HybridTrainPipelineSparseDist(ahead, optimizer, device, pipe_n_batch=3)
+    plain, ahead = Net(device), Net(device)
+    pipeline = hybrid(ahead, device, pipe_n_batch=3)
     sources = [iter(first)] * 2 + [iter(second)] * 4
     outputs = [pipeline.progress(source).detach().cpu() for source in sources]
-    assert all(map(torch.equal, outputs, expected))
-    assert same(state(ahead), state(plain))
     with pytest.raises(StopIteration):
         pipeline.progress(sources[-1])
-    assert at_rest(ahead)
+    assert_alike(ahead, plain, outputs, train(plain, first[:2] + second))
 
 
 @dataclass
@@ -89,7 +84,7 @@ class Batch:
 class Scaled(torch.nn.Module):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.inner = Model(device)
+        self.inner = Net(device)
         self.dense = self.inner.dense
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,23 +102,15 @@ def test_dense_inputs_have_arrived_before_the_forward(device: torch.device) -> N
     expected = train(plain, [batch.to(device) for batch in batches])
     for depth in (0, 3):
         model = Scaled(device)
-        optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
-        pipeline = rst.EmbCacheTrainPipelineSparseDist(
-            model, optimizer, "cpu", device, depth=depth, features=features_of
-        )
+        pipeline = pipeline_of(model, device, depth=depth, features=lambda batch: batch.ids)
         source = iter(batches)
         outputs = [pipeline.progress(source).detach().cpu() for _ in batches]
         assert all(map(torch.equal, outputs, expected))
         assert same(state(model), state(plain))
 
 
-def features_of(batch: Batch) -> KeyedJaggedTensor:
-    return batch.ids
-
-
 def test_wrong_arguments(device: torch.device) -> None:
-    model = Model(device)
-    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+    model = Net(device)
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"pipe_n_batch": 0}, ValueError, "pipe_n_batch is 0, allowed are 1 to 12"),
         ({"pipe_n_batch": 13}, ValueError, "pipe_n_batch is 13"),
@@ -133,8 +120,8 @@ def test_wrong_arguments(device: torch.device) -> None:
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
-            rst.HybridTrainPipelineSparseDist(model, optimizer, device, **options)
+            hybrid(model, device, **options)
     with pytest.raises(ValueError, match="no EmbCache"):
-        rst.HybridTrainPipelineSparseDist(model.dense, optimizer, device)
+        rst.HybridTrainPipelineSparseDist(model.dense, sgd(model), device)
     with pytest.raises(ValueError, match="the pipeline's device is meta"):
-        rst.HybridTrainPipelineSparseDist(model, optimizer, "meta")
+        hybrid(model, "meta")

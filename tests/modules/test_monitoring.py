@@ -1,15 +1,27 @@
-"""The view of the cache that users have: counts by table, memory, the profiler's ranges, warnings, scalars."""
+"""The view of the cache that users have: counts by table, memory, the profiler, warnings, scalars, print, notebooks."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, sequence_config, sequences_collection
-from torchrec import DataType, EmbeddingBagConfig
+from batches import jagged
+from jagged import (
+    apply,
+    bag_config,
+    bags_collection,
+    capacity_collection,
+    index_bag_config,
+    sequence_config,
+    sequences_collection,
+)
+from torchrec import DataType
+from training import same_bits, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.sharded import ShardedCollection
@@ -18,25 +30,19 @@ DIM = 4
 RECORD = 4 * DIM
 
 
-def two_tables(device: torch.device, cache: int = 4, **options: Any) -> Any:
-    configs = [bag_config("t0", ["f0"]), bag_config("t1", ["f1"])]
-    collection = bags_collection(device, *configs, cache=cache, **options)
-    apply(collection, torch.optim.SGD)
-    return collection
+def two_tables(device: torch.device, cache: Any = 4, *, window: int = 1, **fields: Any) -> Any:
+    """Tables t0, with `fields`, and t1 in one group."""
+    configs = [bag_config(**fields), bag_config("t1", ["f1"])]
+    return apply(bags_collection(device, *configs, cache=cache), window=window)
 
 
 def batch(first: list[int], second: list[int]) -> Any:
     return jagged({"f0": [first], "f1": [second]})
 
 
-def train(collection: Any, *batches: Any) -> None:
-    for one in batches:
-        collection(one).values().sum().backward()
-
-
 def test_counts_are_of_each_table(device: torch.device) -> None:
     collection = two_tables(device)
-    train(collection, batch([1, 2, 2], [5]), batch([3, 4, 9], [5, 5, 6]))
+    train(collection, [batch([1, 2, 2], [5]), batch([3, 4, 9], [5, 5, 6])])
     first, second, total = collection.cache_stats("t0"), collection.cache_stats("t1"), collection.cache_stats()
     # Ids of t0: 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
@@ -67,7 +73,7 @@ def test_pins_are_of_batches_in_flight(device: torch.device) -> None:
 def test_times_and_depth_are_counted_until_the_reset(device: torch.device) -> None:
     collection = two_tables(device, cache=20)
     batches = [batch([i, i + 1], [i]) for i in range(4)]
-    train(collection, batches[0])
+    train_step(collection, batches[0])
     stats = collection.cache_stats()
     assert stats["plan_us"] > 0
     assert stats["wait_us"] > 0
@@ -78,7 +84,7 @@ def test_times_and_depth_are_counted_until_the_reset(device: torch.device) -> No
     collection.wait_for_plans()
     assert collection.cache_stats()["depth_reached"] == 3
     planned = collection.cache_stats()["plan_us"]
-    train(collection, *batches[1:])
+    train(collection, batches[1:])
     assert collection.cache_stats()["plan_us"] == planned, "all plans were there"
     collection.reset_cache_stats()
     assert set(collection.cache_stats().values()) == {0}
@@ -86,30 +92,17 @@ def test_times_and_depth_are_counted_until_the_reset(device: torch.device) -> No
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) -> None:
-    collection = bags_collection(device, bag_config("t0", ["f0"]), bag_config("t1", ["f1"]), cache={"t0": 4, "t1": 6})
-    assert collection.memory_report() == {
-        "device": 0,
-        "host": 0,
-        "disk": 0,
-        "index": 0,
-        "columns": 0,
-        "candidates": 0,
-        "evicted": 0,
-        "staging": 0,
-    }, "before the first use"
-    if window > 1:
-        options = {"lr": 0.1, "use_accumulate": True, "accumulate_step": window}
-        rst.apply_optimizer_in_backward(rst.AccumulateSGD, collection.parameters(), options)
-    else:
-        apply(collection, torch.optim.SGD)
-    train(collection, batch([1, 2, 3, 4], [5]))
+    collection = two_tables(device, {"t0": 4, "t1": 6}, window=window)
+    kinds = ("device", "host", "disk", "index", "columns", "candidates", "evicted", "staging")
+    assert collection.memory_report() == dict.fromkeys(kinds, 0), "before the first use"
+    train_step(collection, batch([1, 2, 3, 4], [5]))
     slot = RECORD + (8 * DIM if window > 1 else 0)
     report = collection.memory_report()
     assert report["device"] == 10 * slot
     assert collection.memory_report("t0")["device"] == 4 * slot
     assert report["host"] == 0, "nothing has left the cache"
     assert report["index"] == sum(collection.memory_report(table)["index"] for table in ("t0", "t1")) > 0
-    train(collection, batch([6, 7, 8, 9], [5]))
+    train_step(collection, batch([6, 7, 8, 9], [5]))
     collection.state_dict()
     assert collection.memory_report("t0")["host"] > 0 == collection.memory_report("t1")["host"]
     with pytest.raises(KeyError, match="no table is named 'absent'"):
@@ -117,43 +110,38 @@ def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) 
 
 
 def test_memory_of_the_row_of_ids_that_are_not_admitted(device: torch.device) -> None:
-    rules = rst.AdmitAndEvictConfig(admit_threshold=2)
-    collection = bags_collection(
-        device, bag_config("t0", admit_and_evict_config=rules), bag_config("t1", ["f1"]), cache=4
-    )
-    apply(collection, torch.optim.SGD)
-    train(collection, batch([1], [5]))
-    assert collection.memory_report("t0")["device"] == (4 + 1) * RECORD
-    assert collection.memory_report("t1")["device"] == 4 * RECORD
-    assert collection.memory_report()["device"] == (4 + 1 + 4) * RECORD
+    collection = two_tables(device, admit_and_evict_config=rst.AdmitAndEvictConfig(admit_threshold=2))
+    train_step(collection, batch([1], [5]))
+    found = [collection.memory_report(*table)["device"] for table in (("t0",), ("t1",), ())]
+    assert found == [(4 + 1) * RECORD, 4 * RECORD, (4 + 1 + 4) * RECORD]
 
 
 def test_staging_is_what_is_on_its_way(device: torch.device) -> None:
     collection = two_tables(device, cache=8)
-    train(collection, batch([1, 2], [5]))
+    train_step(collection, batch([1, 2], [5]))
     collection.state_dict()  # lands what is on its way
     before = collection.memory_report()["staging"]
     collection.prefetch(batch([3, 4], [6]))
     collection.wait_for_plans()
     assert collection.memory_report()["staging"] >= before + 3 * RECORD
     collection.forget()
-    train(collection, batch([1, 2], [5]))
+    train_step(collection, batch([1, 2], [5]))
     collection.state_dict()
     assert collection.memory_report()["staging"] == before
 
 
 def test_the_profiler_sees_the_parts_of_a_step(device: torch.device) -> None:
     collection = two_tables(device)
-    train(collection, batch([1], [5]))
+    train_step(collection, batch([1], [5]))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        train(collection, batch([1, 2], [5]))
+        train_step(collection, batch([1, 2], [5]))
     names = [event.name for event in profile.events() if event.name.startswith("rec_sdk_torch::")]
     assert sorted(names) == [f"rec_sdk_torch::{part}" for part in ("apply", "lookup", "plan", "stage", "update")]
 
 
 def test_the_profiler_sees_the_thread_that_prefetches(device: torch.device) -> None:
     collection = two_tables(device, cache=8)
-    train(collection, batch([1], [5]))
+    train_step(collection, batch([1], [5]))
     every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, experimental_config=every_thread) as profile:
@@ -169,19 +157,19 @@ def test_cache_below_two_batches_warns_once(device: torch.device) -> None:
     batches = [batch([3 * i, 3 * i + 1, 3 * i + 2], [0]) for i in range(70)]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        train(large, *batches)
+        train(large, batches)
     assert not [w for w in seen if "two batches" in str(w.message)]
     with pytest.warns(UserWarning, match=r"does not hold two batches of tables 't0' \(3 rows of 3\)") as found:
-        train(small, *batches)
+        train(small, batches)
     assert len(found) == 1
-    assert found[0].filename == __file__
+    assert Path(found[0].filename).name == "training.py", "the line of the lookup"
 
 
 def test_low_hit_rate_warns_once_and_not_of_new_rows(device: torch.device) -> None:
     def epoch(collection: Any, rows: int, batches: int) -> list[str]:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            train(collection, *(batch([i % rows], []) for i in range(batches)))
+            train(collection, (batch([i % rows], []) for i in range(batches)))
         return [str(w.message) for w in seen if "of the rows" in str(w.message)]
 
     assert not epoch(two_tables(device, cache=8), rows=1000, batches=100), "all rows are new"
@@ -206,7 +194,7 @@ def test_scalars_are_of_the_forwards_since_the_last(device: torch.device) -> Non
     model = torch.nn.ModuleDict({"sparse": two_tables(device)})
     writer = Scalars()
     log = rst.CacheLog(writer, model, every=2)
-    train(model["sparse"], *(batch(ids, [5]) for ids in ([1, 2], [1, 3], [1, 2], [1, 4])))
+    train(model["sparse"], (batch(ids, [5]) for ids in ([1, 2], [1, 3], [1, 2], [1, 4])))
     model.eval()
     model["sparse"](batch([1], [5]))  # counts nothing
     model.train()
@@ -217,11 +205,11 @@ def test_scalars_are_of_the_forwards_since_the_last(device: torch.device) -> Non
     assert writer.written["sparse/device_bytes", 4] == 8 * RECORD
     assert {step for _, step in writer.written} == {2, 4}
     model["sparse"].reset_cache_stats()
-    train(model["sparse"], batch([1], [5]), batch([1], [5]))
+    train(model["sparse"], [batch([1], [5]), batch([1], [5])])
     assert writer.written["sparse/t0/hit_rate", 6] == 1.0
     log.remove()
     written = len(writer.written)
-    train(model["sparse"], batch([1], [5]), batch([1], [5]))
+    train(model["sparse"], [batch([1], [5]), batch([1], [5])])
     assert len(writer.written) == written
 
 
@@ -229,10 +217,10 @@ def test_norms_of_gradients_are_written_where_they_are_counted(device: torch.dev
     collection = two_tables(device)
     writer = Scalars()
     rst.CacheLog(writer, collection, every=1)
-    train(collection, batch([1], [5]))
+    train_step(collection, batch([1], [5]))
     assert not [tag for tag, _ in writer.written if "norm" in tag]
     collection.count_grad_norms()
-    train(collection, batch([1, 2], [5]), batch([1], [5]))
+    train(collection, [batch([1, 2], [5]), batch([1], [5])])
     norms, largest = collection.grad_norm(), collection.grad_norm(float("inf"))
     collection(batch([1], [5]))
     assert writer.written["cache/grad_norm", 2] == 0, "no update was counted"
@@ -259,12 +247,12 @@ def test_an_error_of_the_writer_does_not_end_the_training(device: torch.device) 
     writer = FullDisk()
     rst.CacheLog(writer, model, every=1)
     with pytest.warns(UserWarning, match="OSError: no space left") as warned:
-        train(model["sparse"], batch([1, 2], [5]), batch([1, 3], [5]))
+        train(model["sparse"], [batch([1, 2], [5]), batch([1, 3], [5])])
     assert len([each for each in warned if "CacheLog" in str(each.message)]) == 1
     writer.full = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(model["sparse"], batch([1, 4], [5]))
+        train_step(model["sparse"], batch([1, 4], [5]))
     assert writer.written["sparse/t0/hit_rate", 3] == 0.5
     assert {step for _, step in writer.written} == {3}
 
@@ -279,53 +267,37 @@ def test_what_cannot_be_logged_is_refused(device: torch.device) -> None:
         rst.CacheLog(Scalars(), torch.nn.Linear(1, 1))
 
 
-# ---- print
-
-
-WIDE = torch.float32
-ANY = "ids of any value"
-KINDS: dict[str, tuple[Any, list[str]]] = {
-    "pooled": (
-        lambda device: bags_collection(device, bag_config(), cache={"t0": 7}),
-        ["(t0): TableHandle(40 x 4, float32, ids of any value, cache=7, no optimizer)"],
-    ),
+INDEX = index_bag_config("t1", ["f1"], num_embeddings=9, embedding_dim=3)
+SHOWN: dict[str, tuple[Any, list[str]]] = {
+    "pooled": (lambda device: bags_collection(device, cache={"t0": 7}), ["float32, ids of any value, cache=7"]),
     "sequences": (
         lambda device: sequences_collection(
             device, sequence_config(data_type=DataType.FP16), cache_dtype=torch.float32
         ),
-        [f"(t0): TableHandle(40 x 4, float16 (float32 in the cache), {ANY}, cache=None, no optimizer)"],
+        ["float16 (float32 in the cache), ids of any value, cache=None"],
     ),
     "index": (
-        lambda device: bags_collection(
-            device, bag_config(), EmbeddingBagConfig(9, 3, name="t1", feature_names=["f1"]), cache=0.5
-        ),
-        [
-            "(t0): TableHandle(40 x 4, float32, ids of any value, cache=0.5, no optimizer)",
-            "(t1): TableHandle(9 x 3, float32, ids are rows, cache=0.5, no optimizer)",
-        ],
+        lambda device: bags_collection(device, bag_config(), INDEX, cache=0.5),
+        ["float32, ids of any value, cache=0.5", "float32, ids are rows, cache=0.5"],
     ),
-    "hash": (
-        lambda device: rst.HashEmbeddingBagCollection(
-            [rst.HashEmbeddingBagConfig(num_embeddings=40, embedding_dim=4, name="t0", feature_names=["f0"])],
-            device=device,
-        ),
-        ["(t0): TableHandle(40 x 4, float32, ids of any value, cache=40, no optimizer)"],
-    ),
+    "hash": (capacity_collection, ["float32, ids of any value, cache=40"]),
     "meta": (
-        lambda device: bags_collection(torch.device("meta"), bag_config(), cache={"t0": 7}),
-        ["(t0): TableHandle(40 x 4, float32, ids of any value, cache=7, no optimizer)"],
+        lambda device: bags_collection(torch.device("meta"), cache={"t0": 7}),
+        ["float32, ids of any value, cache=7"],
     ),
 }
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(SHOWN))
 def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> None:
     """And lays nothing out: an optimizer may be applied still."""
-    make, lines = KINDS[kind]
+    make, lines = SHOWN[kind]
     collection = make(device)
     model = torch.nn.Sequential(collection)
-    shown = [line.strip() for line in repr(model).splitlines()]
-    assert [line for line in shown if "TableHandle" in line] == lines
+    shown = [line.strip() for line in repr(model).splitlines() if "TableHandle" in line]
+    sizes = ("40 x 4", "9 x 3")
+    expected = [f"(t{n}): TableHandle({sizes[n]}, {line}, no optimizer)" for n, line in enumerate(lines)]
+    assert shown == expected
     apply(collection, torch.optim.Adam, lr=0.25)
     assert repr(model).count("Adam(lr=0.25)") == len(lines)
     assert not collection.embedding.layout.built
@@ -334,7 +306,7 @@ def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> N
 
 def test_printing_shows_the_cache_and_rate_of_now(device: torch.device) -> None:
     collection = two_tables(device)
-    train(collection, batch([1], [2]))
+    train_step(collection, batch([1], [2]))
     collection.fused_optimizer.param_groups[0]["lr"] = 0.125
     line = "40 x 4, float32, ids of any value, cache of 4 rows, SGD(lr=0.125)"
     assert repr(collection).count(f"TableHandle({line})") == 2
@@ -347,3 +319,51 @@ def test_cache_sizes_is_a_property_everywhere() -> None:
     kinds = {name: type(value) for name, value in found.items() if value is not None}
     assert set(kinds.values()) == {property}
     assert {"TableBatchedEmbedding", "HashEmbeddingBagCollection", "ShardedCollection"} < kinds.keys()
+
+
+def cells(collection: Any) -> dict[str, list[str]]:
+    """The cells of each table as a notebook shows them. The HTML is well formed."""
+    root = ElementTree.fromstring(collection._repr_html_())
+    head = [cell.text for cell in root.findall("./thead/tr/th")]
+    assert head == ["table", "rows", "of", "columns", "in the cache", "hit rate", "device MiB", "host MiB"]
+    rows = [["".join(cell.itertext()) for cell in row] for row in root.findall("./tbody/tr")]
+    assert all(len(row) == len(head) for row in rows)
+    return {name: found for name, *found in rows}
+
+
+def test_notebooks_show_rows_cache_and_rate(device: torch.device) -> None:
+    collection = two_tables(device, num_embeddings=4000)
+    train(collection, [batch(ids, [5]) for ids in ([1, 2], [2, 3], [7, 8])])
+    stats = collection.cache_stats("t0")
+    # Ids 1, 2, 3, 7, 8 are known; of 6 rows that batches looked up, one was there.
+    assert (stats["unique_rows"], stats["unique_misses"]) == (6, 5)
+    shown = cells(collection)
+    assert shown["t0"][:5] == ["5", "4,000", "4", "4", "16.7%"]
+    assert list(shown) == ["t0", "t1"]
+    for name, found in shown.items():
+        memory = collection.memory_report(name)
+        assert found[5:] == [f"{memory[kind] / 2**20:.2f}" for kind in ("device", "host")]
+    assert f"EmbCacheEmbeddingBagCollection on {collection.device}" in collection._repr_html_()
+    collection.reset_cache_stats()
+    assert cells(collection)["t0"][4] == "-", "no rate without lookups"
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_notebooks_lay_out_nothing(device: torch.device, meta: bool) -> None:
+    """Options may still change, and a collection on the meta device has no rows at all."""
+    collection = bags_collection(torch.device("meta") if meta else device, cache=4)
+    assert cells(collection)["t0"][:5] == ["-", "40", "4", "-", "-"]
+    assert not collection.embedding.layout.built
+
+
+def test_prefetched_batches_are_trained_as_before(device: torch.device) -> None:
+    """Tables may be shown between any two steps."""
+    batches = [batch([n, n + 1], [n % 9]) for n in range(6)]
+    plain, shown = two_tables(device, 40), two_tables(device, 40)
+    train(plain, batches)
+    for one in rst.prefetch(batches, shown, depth=2):
+        cells(shown)
+        train_step(shown, one)
+        cells(shown)
+    assert not list(same_bits(plain.state_dict(), shown.state_dict()))
+    assert cells(shown)["t0"][0] == "7"

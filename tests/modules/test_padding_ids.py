@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, random_bags, random_weights, sequences_collection
-from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
+from batches import jagged, random_bags, random_weights, single_ids
+from jagged import POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection, index_bag_config, sequences_collection
+from torchrec import KeyedJaggedTensor, PoolingType
+from training import train_step
 
-import rec_sdk_torch as rst
 from rec_sdk_torch import export
 from rec_sdk_torch.tbe import TableConfig
 
@@ -18,10 +19,10 @@ ROWS = 12
 PADDING = 3
 
 
-def tables(kind: type, **fields: Any) -> list[Any]:
+def tables(kind: Kind, **fields: Any) -> list[Any]:
     """Two of one feature, of which one has the id that means nothing."""
-    both = {"num_embeddings": ROWS, "embedding_dim": 4, **fields}
-    return [kind(name="t0", feature_names=["f0", "f1"], **both), kind(name="t1", feature_names=["f1"], **both)]
+    both = {"num_embeddings": ROWS, **fields}
+    return [kind.index("t0", ["f0", "f1"], **both), kind.index("t1", ["f1"], **both)]
 
 
 def weights_of(collection: Any) -> list[torch.Tensor]:
@@ -48,9 +49,8 @@ def lookups(features: KeyedJaggedTensor, key: str) -> tuple[torch.Tensor, torch.
 def test_bags_are_those_of_torch(device: torch.device, mode: str, on_device: bool, prefetched: bool) -> None:
     weighted = mode == "weighted"
     pooling = PoolingType.MEAN if mode == "mean" else PoolingType.SUM
-    configs = tables(EmbeddingBagConfig, pooling=pooling)
-    ours = bags_collection(device, *configs, is_weighted=weighted, cache=1.0, padding_idx={"t0": PADDING})
-    apply(ours)
+    configs = tables(POOLED, pooling=pooling)
+    ours = apply(bags_collection(device, *configs, is_weighted=weighted, cache=1.0, padding_idx={"t0": PADDING}))
     expected = weights_of(ours)
     for weight in expected:
         weight.requires_grad_()
@@ -62,17 +62,10 @@ def test_bags_are_those_of_torch(device: torch.device, mode: str, on_device: boo
         parts = []
         for table, key in ((0, "f0"), (0, "f1"), (1, "f1")):
             ids, offsets, weights = lookups(features, key)
-            parts.append(
-                torch.nn.functional.embedding_bag(
-                    ids,
-                    expected[table],
-                    offsets,
-                    mode="mean" if mode == "mean" else "sum",
-                    per_sample_weights=weights,
-                    include_last_offset=True,
-                    padding_idx=PADDING if table == 0 else None,
-                )
-            )
+            padding = PADDING if table == 0 else None
+            options = {"per_sample_weights": weights, "include_last_offset": True, "padding_idx": padding}
+            mode_of_bag = "mean" if mode == "mean" else "sum"
+            parts.append(torch.nn.functional.embedding_bag(ids, expected[table], offsets, mode=mode_of_bag, **options))
         reference = torch.cat(parts, 1)
         torch.testing.assert_close(output, reference)
         (output * torch.arange(1.0, 13.0)).sum().backward()
@@ -89,7 +82,7 @@ def test_bags_are_those_of_torch(device: torch.device, mode: str, on_device: boo
 @pytest.mark.parametrize("need_indices", [False, True])
 def test_sequences_have_zeros_and_no_gradient(device: torch.device, need_indices: bool) -> None:
     ours = sequences_collection(
-        device, *tables(EmbeddingConfig), cache=1.0, padding_idx={"t0": PADDING}, need_indices=need_indices
+        device, *tables(SEQUENCE), cache=1.0, padding_idx={"t0": PADDING}, need_indices=need_indices
     )
     apply(ours)
     before = weights_of(ours)
@@ -111,44 +104,37 @@ def test_sequences_have_zeros_and_no_gradient(device: torch.device, need_indices
 
 
 def test_such_an_id_gets_no_row_and_is_not_counted(device: torch.device) -> None:
-    ours = bags_collection(device, bag_config(), padding_idx=-1)
-    apply(ours)
-    ours(jagged({"f0": [[-1, 7], [-1], []]})).values().sum().backward()
+    ours = apply(bags_collection(device, padding_idx=-1))
+    train_step(ours, jagged({"f0": [[-1, 7], [-1], []]}))
     assert ours.table_ids("t0").tolist() == [7]
     assert ours.cache_stats()["lookups"] == 1
-    ours(jagged({"f0": [[-1], [-1], [-1]]})).values().sum().backward()  # a batch that means nothing
-    assert not ours.eval()(jagged({"f0": [[-1], [-1], [-1]]})).values().any()
+    train_step(ours, single_ids([-1, -1, -1]))  # a batch that means nothing
+    assert not ours.eval()(single_ids([-1, -1, -1])).values().any()
 
 
 def test_one_outside_an_index_table_is_no_error(device: torch.device) -> None:
-    config = EmbeddingBagConfig(name="t0", num_embeddings=ROWS, embedding_dim=4, feature_names=["f0"])
+    config = index_bag_config(num_embeddings=ROWS)
     ours = bags_collection(device, config, padding_idx=-1, bounds_check_mode="fatal").eval()
-    assert not ours(jagged({"f0": [[-1]]})).values().any()
+    assert not ours(single_ids([-1])).values().any()
     with pytest.raises(IndexError):
-        ours(jagged({"f0": [[-2]]}))
+        ours(single_ids([-2]))
 
 
 def test_gradients_of_sample_weights(device: torch.device) -> None:
-    ours = bags_collection(device, bag_config(), is_weighted=True, padding_idx=PADDING)
-    apply(ours)
+    ours = apply(bags_collection(device, is_weighted=True, padding_idx=PADDING))
     features = jagged({"f0": [[PADDING, 1], [PADDING]]}, {"f0": [[2.0, 3.0], [4.0]]})
     features.weights().requires_grad_()
-    ours(features).values().square().sum().backward()
-    grad = features.weights().grad
-    assert grad is not None
-    assert grad[0] == 0
-    assert grad[1] != 0
-    assert grad[2] == 0
+    train_step(ours, features, square=True)
+    assert features.weights().grad is not None
+    assert (features.weights().grad != 0).tolist() == [False, True, False]
 
 
 def test_a_batch_that_was_prefetched_has_its_plan(device: torch.device) -> None:
-    ours = bags_collection(device, bag_config(), padding_idx=PADDING, cache=1.0)
-    apply(ours)
-    for step in range(3):
-        features = batch(step)
+    ours = apply(bags_collection(device, padding_idx=PADDING, cache=1.0))
+    for features in map(batch, range(3)):
         ours.prefetch(features)
         ours.wait_for_plans()
-        ours(features).values().sum().backward()
+        train_step(ours, features)
     assert ours.cache_stats()["depth_reached"] == 1, "the plan was made ahead, and no other"
     assert ours.cache_stats()["batches"] == 3
 
@@ -157,23 +143,16 @@ def test_a_batch_that_was_prefetched_has_its_plan(device: torch.device) -> None:
 def test_one_that_is_no_id(padding: Any) -> None:
     with pytest.raises(ValueError, match=r"padding_idx is .* expected an int64 or None"):
         TableConfig("t", 4, 4, padding_idx=padding)
-
-
-def test_a_table_that_is_not_there() -> None:
     with pytest.raises(ValueError, match=r"padding_idx names tables \['t9'\], only \['t0'\] are there"):
-        bags_collection(None, bag_config(), padding_idx={"t9": 0})
+        bags_collection(None, padding_idx={"t9": 0})
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_exported_sums_read_zeros(hashed: bool) -> None:
-    kind: type = rst.EmbCacheEmbeddingBagConfig if hashed else EmbeddingBagConfig
-    config = kind(name="t0", num_embeddings=ROWS, embedding_dim=4, feature_names=["f0"])
-    ours = bags_collection(torch.device("cpu"), config, padding_idx=PADDING)
-    apply(ours)
+@pytest.mark.parametrize("config", [bag_config, index_bag_config])
+def test_exported_sums_read_zeros(config: Any) -> None:
+    ours = apply(bags_collection(torch.device("cpu"), config(num_embeddings=ROWS), padding_idx=PADDING))
     features = jagged({"f0": [[PADDING, 1], [PADDING], [0, 4]]})
-    ours(features).values().sum().backward()
-    ours.eval()
-    exported = export.to_torchrec(ours)
+    train_step(ours, features)
+    exported = export.to_torchrec(ours.eval())
     torch.testing.assert_close(exported(features).values(), ours(features).values())
     outside = exported(jagged({"f0": [[ROWS], [-1, PADDING], [0, 2 * ROWS]]})).values()
     torch.testing.assert_close(outside, exported(jagged({"f0": [[], [], [0]]})).values())
@@ -181,7 +160,6 @@ def test_exported_sums_read_zeros(hashed: bool) -> None:
 
 def test_means_are_not_exported() -> None:
     ours = bags_collection(torch.device("cpu"), bag_config(pooling=PoolingType.MEAN), padding_idx=PADDING)
-    with pytest.raises(ValueError, match="'t0': a MEAN that does not count padding_idx"):
-        export.to_torchrec(ours)
-    with pytest.raises(ValueError, match="'t0': a MEAN that does not count padding_idx"):
-        export.to_embedding_bags(ours)
+    for write in (export.to_torchrec, export.to_embedding_bags):
+        with pytest.raises(ValueError, match="'t0': a MEAN that does not count padding_idx"):
+            write(ours)

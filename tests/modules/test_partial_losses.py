@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import apply, jagged, sequence_config, sequences_collection
+from batches import jagged
+from jagged import apply, sequence_config, sequences_collection
 from optimizer_table import BY_NAME
 
 IDS = 12
@@ -68,15 +69,10 @@ LOSSES: dict[str, list[tuple[str, ...]]] = {
 
 
 def collection_of(device: torch.device, dims: Sequence[int], optimizer: str, window: int) -> Any:
-    tables = [
-        sequence_config(name, features, embedding_dim=dim)
-        for (name, features), dim in zip(FEATURES.items(), dims, strict=True)
-    ]
-    collection = sequences_collection(device, *tables, cache=IDS)
-    row = BY_NAME[optimizer]
+    tables = [sequence_config(*table, embedding_dim=dim) for table, dim in zip(FEATURES.items(), dims, strict=True)]
+    collection, row = sequences_collection(device, *tables, cache=IDS), BY_NAME[optimizer]
     windowed = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
-    apply(collection, row.class_of(window), **{**row.options, "lr": LR}, **windowed)
-    return collection
+    return apply(collection, row.class_of(window), **{**row.options, "lr": LR}, **windowed)
 
 
 def tables_of(collection: Any) -> dict[str, torch.Tensor]:

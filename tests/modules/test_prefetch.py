@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged
+from batches import jagged, random_bags
+from jagged import Model, apply, bag_config
 from torchrec import KeyedJaggedTensor
+from training import same_bits
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.runtime.worker import Worker
@@ -21,40 +23,25 @@ IDS = 60
 CACHE = 40
 
 
-class Model(torch.nn.Module):
+class Net(Model):
     """Two tables of different dims, and a dense layer."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        cache: int = CACHE,
-        optimizer: type = torch.optim.Adagrad,
-        cache_policy: str = "lru",
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        tables = [bag_config("t0", ("f0",)), bag_config("t1", ("f1",), embedding_dim=8)]
-        self.sparse = bags_collection(device, *tables, cache=cache, cache_policy=cache_policy)
-        apply(self.sparse, optimizer, lr=0.1, **options)
-        torch.manual_seed(0)
-        self.dense = torch.nn.Linear(
-            sum(c.embedding_dim for c in self.sparse.embedding_bag_configs()), 1, device=device
-        )
+    def __init__(self, device: torch.device, cache: int = CACHE, window: int = 1, cache_policy: str = "lru") -> None:
+        configs = [bag_config(), bag_config("t1", ["f1"], embedding_dim=8)]
+        super().__init__(device, *configs, optimizer=None, cache=cache, cache_policy=cache_policy)
+        apply(self.tables, torch.optim.Adagrad, lr=0.1, window=window)
 
-    def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.dense(self.sparse(batch).values()).squeeze(1)
+    def forward(self, batch: KeyedJaggedTensor) -> Any:
+        out = super().forward(batch).squeeze(1)
         return (out**2).mean(), out
 
 
 def make_batches(count: int, seed: int = 0, largest: int = IDS) -> list[KeyedJaggedTensor]:
     rng = np.random.default_rng(seed)
-    return [
-        jagged({f"f{f}": [rng.integers(0, largest, rng.integers(0, 4)).tolist() for _ in range(4)] for f in range(2)})
-        for _ in range(count)
-    ]
+    return [jagged(random_bags(rng, ["f0", "f1"], largest, batch_size=4, longest=3)) for _ in range(count)]
 
 
-def step(model: Model, optimizer: torch.optim.Optimizer, batch: KeyedJaggedTensor) -> torch.Tensor:
+def step(model: Net, optimizer: torch.optim.Optimizer, batch: KeyedJaggedTensor) -> torch.Tensor:
     optimizer.zero_grad()
     loss, out = model(batch)
     loss.backward()
@@ -62,90 +49,91 @@ def step(model: Model, optimizer: torch.optim.Optimizer, batch: KeyedJaggedTenso
     return out.detach().cpu()
 
 
-def train(model: Model, batches: Any) -> list[torch.Tensor]:
-    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
+def train(model: Any, batches: Any) -> list[torch.Tensor]:
+    optimizer = sgd(model)
     return [step(model, optimizer, batch) for batch in batches]
 
 
-def state(model: Model) -> dict[str, torch.Tensor]:
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.cpu().clone() for name, value in model.state_dict().items()}
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+def sgd(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.dense.parameters(), lr=0.1)
 
 
-def at_rest(model: Model) -> bool:
+def pipeline_of(model: Any, device: torch.device, **options: Any) -> Any:
+    return rst.EmbCacheTrainPipelineSparseDist(model, sgd(model), torch.device("cpu"), device, **options)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return not list(same_bits(one, other))
+
+
+def at_rest(model: Net) -> bool:
     """Nothing is pinned or to come, and a batch as large as the cache has room."""
-    groups = model.sparse.embedding.groups
-    return not len(model.sparse.embedding.queue) and not any(group.engine.in_flight() for group in groups)
+    groups = model.tables.embedding.groups
+    return not len(model.tables.embedding.queue) and not any(group.engine.in_flight() for group in groups)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 12])
-def test_trains_the_same(device: torch.device, depth: int) -> None:
-    batches = make_batches(30)
-    plain, ahead = Model(device), Model(device)
-    expected = train(plain, batches)
-    given = []
-
-    def watched() -> Iterator[KeyedJaggedTensor]:
-        for batch in rst.prefetch(batches, ahead, depth):
-            given.append(batch)
-            yield batch
-
-    outputs = train(ahead, watched())
-    assert all(a is b for a, b in zip(given, batches, strict=True)), "the same objects in the same order"
+def assert_alike(ahead: Net, plain: Net, outputs: Any = (), expected: Any = ()) -> None:
+    """Both trained the same, and nothing is left of what was planned ahead."""
+    assert len(outputs) == len(expected)
     assert all(map(torch.equal, outputs, expected))
     assert same(state(ahead), state(plain))
     assert at_rest(ahead)
 
 
+@pytest.mark.parametrize("depth", [0, 1, 3, 12])
+@pytest.mark.parametrize("window", [1, 3])
+def test_trains_the_same(device: torch.device, depth: int, window: int) -> None:
+    batches = make_batches(30)
+    plain, ahead = Net(device, window=window), Net(device, window=window)
+    given: list[KeyedJaggedTensor] = []
+    outputs = train(ahead, (given.append(batch) or batch for batch in rst.prefetch(batches, ahead, depth)))
+    assert all(a is b for a, b in zip(given, batches, strict=True)), "the same objects in the same order"
+    assert_alike(ahead, plain, outputs, train(plain, batches))
+
+
 def test_plans_are_made_ahead(device: torch.device) -> None:
     """While a batch is trained the next are planned, and its forward plans nothing."""
-    model = Model(device, cache=4 * IDS)
+    model = Net(device, cache=4 * IDS)
     train(model, make_batches(1))
-    ahead = model.sparse.embedding.queue
+    ahead = model.tables.embedding.queue
     counts = []
     for place, batch in enumerate(rst.prefetch(make_batches(10, seed=1), model, depth=3)):
-        model.sparse.wait_for_plans()
-        before = model.sparse.cache_stats()["batches"]
+        model.tables.wait_for_plans()
+        before = model.tables.cache_stats()["batches"]
         counts.append(before)
-        out = model.sparse(batch).values()
+        out = model.tables(batch).values()
         assert len(ahead) == min(3, 9 - place)
-        model.sparse.wait_for_plans()
-        assert model.sparse.cache_stats()["batches"] == before, "its plan was there"
+        model.tables.wait_for_plans()
+        assert model.tables.cache_stats()["batches"] == before, "its plan was there"
         out.sum().backward()
-    groups = len(model.sparse.embedding.groups)
+    groups = len(model.tables.embedding.groups)
     assert counts == [groups * (1 + min(10, place + 4)) for place in range(10)]
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["batch on the host", "batch on the device"])
 def test_pipeline(device: torch.device, moved: bool) -> None:
     batches = make_batches(20)
-    plain, ahead = Model(device), Model(device)
-    expected = train(plain, batches)
-    optimizer = torch.optim.SGD(ahead.dense.parameters(), lr=0.1)
-    pipeline = rst.EmbCacheTrainPipelineSparseDist(ahead, optimizer, torch.device("cpu"), device, return_loss=True)
+    plain, ahead = Net(device), Net(device)
+    pipeline = pipeline_of(ahead, device, return_loss=True)
     source = iter(batches if not moved else [batch.to(device) for batch in batches])
     outputs = [pipeline.progress(source) for _ in batches]
     with pytest.raises(StopIteration):
         pipeline.progress(source)
-    assert all(torch.equal(out.detach().cpu(), e) for (out, _), e in zip(outputs, expected, strict=True))
     assert all(torch.equal((out**2).mean(), loss) for out, loss in outputs)
-    assert same(state(ahead), state(plain))
-    assert at_rest(ahead)
+    assert_alike(ahead, plain, [out.detach().cpu() for out, _ in outputs], train(plain, batches))
     if not moved:
-        assert ahead.sparse.cache_stats()["copied_batches"] == 0, "ids that are on the host are not copied back"
-    again = iter(batches)
-    pipeline.progress(again)
+        assert ahead.tables.cache_stats()["copied_batches"] == 0, "ids that are on the host are not copied back"
+    pipeline.progress(iter(batches))
     train(plain, batches[:1])
     assert same(state(ahead), state(plain)), "a save while batches are planned ahead"
 
 
 def test_pipeline_options(device: torch.device) -> None:
-    model = Model(device)
-    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
-    cpu = torch.device("cpu")
+    model = Net(device)
     calls: list[str] = []
 
     def forward(batch: KeyedJaggedTensor) -> tuple[torch.Tensor, str]:
@@ -156,17 +144,9 @@ def test_pipeline_options(device: torch.device) -> None:
         calls.append("backward")
         losses.sum().backward()
 
-    pipeline = rst.EmbCacheTrainPipelineSparseDist(
-        model,
-        optimizer,
-        cpu,
-        device,
-        custom_model_fwd=forward,
-        custom_model_zero_grad=lambda: calls.append("zero_grad"),
-        custom_model_bwd=backward,
-        execute_all_batches=False,
-        depth=2,
-    )
+    hooks = {"custom_model_fwd": forward, "custom_model_bwd": backward}
+    hooks["custom_model_zero_grad"] = lambda: calls.append("zero_grad")
+    pipeline = pipeline_of(model, device, **hooks, execute_all_batches=False, depth=2)
     source = iter(make_batches(5))
     assert [pipeline.progress(source) for _ in range(3)] == ["output"] * 3
     with pytest.raises(StopIteration):  # two were read ahead when the data ended
@@ -186,42 +166,33 @@ def test_pipeline_options(device: torch.device) -> None:
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
-            rst.EmbCacheTrainPipelineSparseDist(model, optimizer, cpu, device, **options)
+            pipeline_of(model, device, **options)
     with pytest.raises(ValueError, match="cpu_device"):
-        rst.EmbCacheTrainPipelineSparseDist(model, optimizer, "meta", device)
+        rst.EmbCacheTrainPipelineSparseDist(model, sgd(model), "meta", device)
     with pytest.raises(ValueError, match="no EmbCache"):
-        rst.EmbCacheTrainPipelineSparseDist(model.dense, optimizer, cpu, device)
+        rst.EmbCacheTrainPipelineSparseDist(model.dense, sgd(model), "cpu", device)
 
 
-Disturbance = Callable[[Model, KeyedJaggedTensor], None]
-
-
-def skip_backward(model: Model, batch: KeyedJaggedTensor) -> None:
-    model(batch)
-
-
-def skip(model: Model, batch: KeyedJaggedTensor) -> None:
-    pass
-
-
-def evaluate(model: Model, batch: KeyedJaggedTensor) -> None:
+def evaluate(model: Net, batch: KeyedJaggedTensor) -> None:
     model.eval()
     model(batch)
     model(make_batches(1, seed=9, largest=10**6)[0])
     model.train()
 
 
-def save(model: Model, batch: KeyedJaggedTensor) -> None:
-    model.sparse.load_state_dict(model.sparse.state_dict())
-
-
-def another_batch(model: Model, batch: KeyedJaggedTensor) -> None:
-    model(make_batches(1, seed=9)[0])[0].backward()
-
-
-def changed_ids(model: Model, batch: KeyedJaggedTensor) -> None:
+def changed_ids(model: Net, batch: KeyedJaggedTensor) -> None:
     batch.values().add_(1)
     model(batch)[0].backward()
+
+
+DISTURBANCES: dict[str, Callable[[Net, KeyedJaggedTensor], object]] = {
+    "skip the backward": lambda model, batch: model(batch),
+    "skip": lambda model, batch: None,
+    "evaluate": evaluate,
+    "save": lambda model, batch: model.tables.load_state_dict(model.tables.state_dict()),
+    "another batch": lambda model, batch: model(make_batches(1, seed=9)[0])[0].backward(),
+    "changed ids": changed_ids,
+}
 
 
 @pytest.fixture
@@ -232,17 +203,17 @@ def what_was_before_stays() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("disturb", [skip_backward, skip, evaluate, save, another_batch, changed_ids])
-def test_disturbed(device: torch.device, disturb: Disturbance, what_was_before_stays: None) -> None:
+@pytest.mark.usefixtures("what_was_before_stays")
+@pytest.mark.parametrize("disturb", DISTURBANCES)
+def test_disturbed(device: torch.device, disturb: str) -> None:
     """Other things that happen between two steps happen as without prefetching."""
     results = []
     for depth in (0, 2):
-        model = Model(device)
-        optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
-        outputs, saved = [], []
+        model = Net(device)
+        optimizer, outputs, saved = sgd(model), [], []
         for place, batch in enumerate(rst.prefetch(make_batches(16), model, depth)):
             if place % 4 == 2:
-                disturb(model, batch)
+                DISTURBANCES[disturb](model, batch)
                 gc.collect()
                 saved.append(state(model))
             else:
@@ -258,9 +229,10 @@ class BrokenError(Exception):
     pass
 
 
+@pytest.mark.usefixtures("what_was_before_stays")
 @pytest.mark.parametrize("kind", ["break", "exception in the model", "interrupt", "collected"])
 def test_an_iterator_left_half_way(device: torch.device, kind: str) -> None:
-    model = Model(device)
+    model = Net(device)
     train(model, make_batches(3))
     before = state(model)
     threads = threading.active_count()
@@ -268,7 +240,7 @@ def test_an_iterator_left_half_way(device: torch.device, kind: str) -> None:
     batches = rst.prefetch(make_batches(8, seed=1, largest=10**6), model, 3)
     try:
         for _ in batches:
-            model.sparse.wait_for_plans()
+            model.tables.wait_for_plans()
             if kind in errors:
                 raise errors[kind]
             break
@@ -291,7 +263,7 @@ def test_what_the_data_raises_comes_in_its_place(device: torch.device) -> None:
         yield from make_batches(4)
         raise BrokenError
 
-    model = Model(device)
+    model = Net(device)
     given = []
     with pytest.raises(BrokenError):
         train(model, (given.append(batch) or batch for batch in rst.prefetch(data(), model, 2)))
@@ -302,40 +274,35 @@ def test_what_the_data_raises_comes_in_its_place(device: torch.device) -> None:
 def test_a_bad_batch_raises_in_its_forward(device: torch.device) -> None:
     batches = make_batches(5)
     batches[3] = jagged({"f0": [list(range(CACHE + 1))], "f1": [[1]]})
-    model, trained = Model(device), 0
-    optimizer = torch.optim.SGD(model.dense.parameters(), lr=0.1)
-    for batch in rst.prefetch(batches, model, 4):
-        if trained == 3:
+    model = Net(device)
+    for place, batch in enumerate(rst.prefetch(batches, model, 4)):
+        if place == 3:
             with pytest.raises(rst.CacheTooSmallError):
                 model(batch)
         else:
-            step(model, optimizer, batch)
-        trained += 1
-    assert trained == 5
+            train(model, [batch])
+    assert place == 4
     assert at_rest(model)
 
 
 def test_a_cache_for_one_batch_runs_shallower(device: torch.device) -> None:
     batches = [jagged({"f0": [list(range(k, k + 6))], "f1": [list(range(k, k + 6))]}) for k in range(0, 60, 6)]
-    plain, ahead = Model(device, cache=6), Model(device, cache=6)
-    expected = train(plain, batches)
+    plain, ahead = Net(device, cache=6), Net(device, cache=6)
     with pytest.warns(UserWarning, match="less far ahead") as caught:
         outputs = train(ahead, (wait(ahead, batch) for batch in rst.prefetch(batches, ahead, 2)))
     assert len([w for w in caught if "less far" in str(w.message)]) == 1
-    assert all(map(torch.equal, outputs, expected))
-    assert same(state(ahead), state(plain))
-    assert at_rest(ahead)
+    assert_alike(ahead, plain, outputs, train(plain, batches))
 
 
-def wait(model: Model, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    model.sparse.wait_for_plans()
+def wait(model: Net, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    model.tables.wait_for_plans()
     return batch
 
 
 def test_many_short_epochs(device: torch.device, request: pytest.FixtureRequest) -> None:
     """With a cache one row larger than a batch needs."""
-    epochs = 60 if device.type != "cpu" else 1000 if request.config.getoption("--full") else 200
-    plain, ahead = Model(device, cache=9), Model(device, cache=9)
+    epochs = 60 if device.type != "cpu" else 1000 if request.config.getoption("--full") else 120
+    plain, ahead = Net(device, cache=9), Net(device, cache=9)
     for epoch in range(epochs):
         rng = np.random.default_rng(epoch)
         batches = [
@@ -343,8 +310,7 @@ def test_many_short_epochs(device: torch.device, request: pytest.FixtureRequest)
         ]
         expected = train(plain, batches)
         assert all(map(torch.equal, train(ahead, rst.prefetch(batches, ahead, epoch % 5)), expected))
-    assert same(state(ahead), state(plain))
-    assert at_rest(ahead)
+    assert_alike(ahead, plain)
 
 
 @dataclass
@@ -354,36 +320,32 @@ class Sample:
 
 
 def test_where_the_features_are(device: torch.device) -> None:
-    model = Model(device)
+    model = Net(device)
     train(model, make_batches(1))
     kjts = make_batches(3)
     for batch in (Sample(kjts[0], torch.ones(1)), {"a": 1, "ids": kjts[0]}, (kjts[0], torch.ones(1)), kjts[0]):
         assert list(rst.prefetch([batch], model)) == [batch]
-    with pytest.raises(TypeError, match="no KeyedJaggedTensor: say which"):
-        next(rst.prefetch([torch.ones(1)], model))
-    with pytest.raises(TypeError, match=r"several KeyedJaggedTensors \(\['0', '1'\]\)"):
-        next(rst.prefetch([(kjts[0], kjts[1])], model))
     assert next(rst.prefetch([(kjts[0], kjts[1])], model, features=lambda pair: pair[1])) == (kjts[0], kjts[1])
-    assert next(rst.prefetch(kjts, model, features=lambda kjt: {"sparse": kjt})) is kjts[0]
-    with pytest.raises(ValueError, match=r"names collections \['other'\]"):
-        next(rst.prefetch(kjts, model, features=lambda kjt: {"other": kjt}))
-    with pytest.raises(TypeError, match="expected a KeyedJaggedTensor"):
-        next(rst.prefetch(kjts, model, features=lambda kjt: kjt.values()))
-    with pytest.raises(ValueError, match="lacks features"):
-        next(rst.prefetch([jagged({"f0": [[1]]})], model))
-    with pytest.raises(ValueError, match="depth is -1"):
-        rst.prefetch(kjts, model, depth=-1)
-    with pytest.raises(TypeError):
-        rst.prefetch(kjts, model, depth=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Linear has no EmbCache"):
-        rst.prefetch(kjts, model.dense)
-    with pytest.raises(TypeError, match=r"the model is None, expected a torch\.nn\.Module"):
-        rst.prefetch(kjts, None)  # type: ignore[arg-type]
+    assert next(rst.prefetch(kjts, model, features=lambda kjt: {"tables": kjt})) is kjts[0]
+    wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        ([torch.ones(1)], {}, TypeError, "no KeyedJaggedTensor: say which"),
+        ([(kjts[0], kjts[1])], {}, TypeError, r"several KeyedJaggedTensors \(\['0', '1'\]\)"),
+        (kjts, {"features": lambda kjt: {"other": kjt}}, ValueError, r"names collections \['other'\]"),
+        (kjts, {"features": lambda kjt: kjt.values()}, TypeError, "expected a KeyedJaggedTensor"),
+        ([jagged({"f0": [[1]]})], {}, ValueError, "lacks features"),
+        (kjts, {"depth": -1}, ValueError, "depth is -1"),
+        (kjts, {"depth": 1.5}, TypeError, "depth"),
+        (kjts, {"model": model.dense}, ValueError, "Linear has no EmbCache"),
+        (kjts, {"model": None}, TypeError, r"the model is None, expected a torch\.nn\.Module"),
+    ]
+    for given, options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            next(rst.prefetch(given, options.pop("model", model), **options))
     assert at_rest(model)
 
 
 def test_many_batches_skipped(device: torch.device) -> None:
-    model = Model(device)
+    model = Net(device)
     train(model, make_batches(1))
     before = state(model)
     assert len(list(rst.prefetch(make_batches(40), model, 12))) == 40
@@ -392,45 +354,35 @@ def test_many_batches_skipped(device: torch.device) -> None:
 
 
 def test_too_many_prefetched(device: torch.device) -> None:
-    model = Model(device)
+    plain, model = Net(device), Net(device)
     train(model, make_batches(1))
     batches = make_batches(17)
     for batch in batches[:16]:
-        model.sparse.prefetch(batch)
+        model.tables.prefetch(batch)
     with pytest.raises(RuntimeError, match="16 batches were prefetched"):
-        model.sparse.prefetch(batches[16])
-    plain = Model(device)
+        model.tables.prefetch(batches[16])
     train(plain, make_batches(1))
     assert all(map(torch.equal, train(model, batches), train(plain, batches)))
-
-
-def test_windows(device: torch.device) -> None:
-    options = {"optimizer": rst.AccumulateAdagrad, "use_accumulate": True, "accumulate_step": 3}
-    plain, ahead = Model(device, **options), Model(device, **options)
-    batches = make_batches(20)
-    expected = train(plain, batches)
-    assert all(map(torch.equal, train(ahead, rst.prefetch(batches, ahead, 3)), expected))
-    assert at_rest(ahead)
 
 
 def test_a_policy_that_looks_ahead_misses_less(device: torch.device) -> None:
     batches = make_batches(60)
     misses = {}
     for depth in (0, 10):
-        model = Model(device, cache=16, cache_policy="look_ahead")
+        model = Net(device, cache=16, cache_policy="look_ahead")
         outputs = train(model, (wait(model, batch) for batch in rst.prefetch(batches, model, depth)))
-        misses[depth] = model.sparse.cache_stats()["unique_misses"], outputs
+        misses[depth] = model.tables.cache_stats()["unique_misses"], outputs
         assert at_rest(model)
     assert all(map(torch.equal, misses[0][1], misses[10][1]))
     assert misses[10][0] < 0.9 * misses[0][0]
 
 
 def test_a_prefetched_batch_that_is_only_read(device: torch.device) -> None:
-    model = Model(device)
+    model = Net(device)
     train(model, make_batches(1))
     first, second = make_batches(2)
-    model.sparse.prefetch(first)
-    model.sparse.prefetch(second)
+    model.tables.prefetch(first)
+    model.tables.prefetch(second)
     model.eval()
     model(second)
     assert at_rest(model), "it has come, and none before it will"

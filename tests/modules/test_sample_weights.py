@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import jagged
+from embeddings import embedding_of
 from jagged import apply, bag_config, bags_collection
 from torchrec import KeyedJaggedTensor
+from training import train
 
-import rec_sdk_torch as rst
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
 LENGTHS = [2, 1, 0, 3] * 2  # of both features
 IDS = 10
@@ -46,26 +48,23 @@ def expected_grad(tables: Sequence[torch.Tensor], given: KeyedJaggedTensor, grad
     return torch.stack(parts).float()
 
 
-def collection_of(device: torch.device, window: int, dims: tuple[int, int]) -> Any:
-    tables = [bag_config("t0", ("f0",), embedding_dim=dims[0]), bag_config("t1", ("f1",), embedding_dim=dims[1])]
-    collection = bags_collection(device, *tables, is_weighted=True, cache=IDS)
-    if window == 1:
-        apply(collection)
-    else:
-        apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=window)
-    return collection
+def collection_of(device: torch.device, window: int = 1, dims: tuple[int, int] = (4, 8)) -> Any:
+    tables = [bag_config(f"t{n}", [f"f{n}"], embedding_dim=dim) for n, dim in enumerate(dims)]
+    return apply(bags_collection(device, *tables, is_weighted=True, cache=IDS), window=window)
 
 
 def rows(collection: Any) -> list[torch.Tensor]:
     """Every row of both tables."""
-    ids = torch.arange(IDS).repeat(2)
-    every = KeyedJaggedTensor(
-        ["f0", "f1"], ids, lengths=torch.ones(len(ids), dtype=torch.int64), weights=torch.ones(len(ids))
-    )
+    every = {key: [[i] for i in range(IDS)] for key in ("f0", "f1")}
     collection.eval()
-    values = collection(every)
+    values = collection(jagged(every, {key: [[1.0]] * IDS for key in every}))
     collection.train()
-    return [values[key].detach().cpu().clone() for key in ("f0", "f1")]
+    return [values[key].detach().cpu().clone() for key in every]
+
+
+def assert_gradients(before: list[torch.Tensor], batches: Sequence[Any], grads: Sequence[torch.Tensor]) -> None:
+    for given, grad in zip(batches, grads, strict=True):
+        torch.testing.assert_close(given.weights().grad.cpu(), expected_grad(before, given, grad))
 
 
 def grad_like(output: torch.Tensor, seed: int) -> torch.Tensor:
@@ -78,68 +77,45 @@ CASES = pytest.mark.parametrize(
 
 
 @CASES
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), None])
 def test_two_forwards_then_their_backwards(
-    device: torch.device, window: int, dims: tuple[int, int], first: int
+    device: torch.device, window: int, dims: tuple[int, int], order: tuple[int, int] | None
 ) -> None:
-    """The backward that comes second sees the rows that its forward saw, whichever it is."""
+    """The backward that comes second sees the rows that its forward saw, whichever it is; also both in one loss."""
     collection = collection_of(device, window, dims)
     for seed in range(3):  # anywhere in a window
         before = rows(collection)
         batches = [batch(2 * seed, device), batch(2 * seed + 1, device)]
         outputs = [collection(b).values() for b in batches]
-        grads = [grad_like(output, seed) for output in outputs]
-        for index in (first, 1 - first):
-            outputs[index].backward(grads[index])
-        for b, grad in zip(batches, grads, strict=True):
-            torch.testing.assert_close(b.weights().grad.cpu(), expected_grad(before, b, grad))
+        if order is None:
+            grads = [2 * outputs[1].detach(), 2 * outputs[0].detach()]
+            (2 * outputs[0] * outputs[1]).sum().backward()
+        else:
+            grads = [grad_like(output, seed) for output in outputs]
+            for index in order:
+                outputs[index].backward(grads[index])
+        assert_gradients(before, batches, grads)
 
 
-@CASES
-def test_two_forwards_of_one_loss(device: torch.device, window: int, dims: tuple[int, int]) -> None:
-    collection = collection_of(device, window, dims)
-    for seed in range(3):
-        before = rows(collection)
-        batches = [batch(2 * seed, device), batch(2 * seed + 1, device)]
-        outputs = [collection(b).values() for b in batches]
-        grads = [2 * outputs[1].detach(), 2 * outputs[0].detach()]
-        (2 * outputs[0] * outputs[1]).sum().backward()
-        for b, grad in zip(batches, grads, strict=True):
-            torch.testing.assert_close(b.weights().grad.cpu(), expected_grad(before, b, grad))
-
-
-def test_one_forward_of_three_updates_between(device: torch.device) -> None:
+@pytest.mark.parametrize("between", ["updates", "a load"])
+def test_what_happens_between_forward_and_backward(device: torch.device, between: str) -> None:
     """Not only the latest update counts; rows stay in the cache as long as the forward waits."""
-    collection = collection_of(device, 1, (4, 8))
-    before = rows(collection)
-    waiting = batch(0, device)
+    collection = collection_of(device)
+    before, waiting = rows(collection), batch(0, device)
     output = collection(waiting).values()
-    for seed in range(1, 4):
-        collection(batch(seed, device)).values().sum().backward()
+    if between == "updates":
+        train(collection, [batch(seed, device) for seed in range(1, 4)])
+    else:
+        state = collection.state_dict().items()
+        collection.load_state_dict({key: value.clone() if key.endswith("ids") else value + 1 for key, value in state})
     grad = grad_like(output, 0)
     output.backward(grad)
-    torch.testing.assert_close(waiting.weights().grad.cpu(), expected_grad(before, waiting, grad))
-
-
-def test_a_load_between_forward_and_backward(device: torch.device) -> None:
-    collection = collection_of(device, 1, (4, 8))
-    rows_before = rows(collection)
-    waiting = batch(0, device)
-    output = collection(waiting).values()
-    state = {key: value.clone() if key.endswith("ids") else value + 1 for key, value in collection.state_dict().items()}
-    collection.load_state_dict(state)
-    grad = grad_like(output, 0)
-    output.backward(grad)
-    torch.testing.assert_close(waiting.weights().grad.cpu(), expected_grad(rows_before, waiting, grad))
-
-
-# ---- data types and strides
+    assert_gradients(before, [waiting], [grad])
 
 
 def embedding(device: torch.device) -> TableBatchedEmbedding:
     tables = [TableConfig(name, 20, dim, pooling=pool) for name, dim, pool in TABLES]
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
-    return TableBatchedEmbedding(tables, optimizer=optimizer, cache=IDS, device=device, seed=0)
+    return embedding_of(*tables, optimizer=(torch.optim.SGD, {"lr": 0.5}), cache=IDS, device=device)
 
 
 TABLES = [("a", 4, Pooling.SUM), ("b", 8, Pooling.SUM), ("c", 4, Pooling.MEAN)]
@@ -149,16 +125,12 @@ def strided(weights: torch.Tensor) -> torch.Tensor:
     return torch.stack([weights, weights + 1], dim=1)[:, 0]
 
 
-def reversed_expanded(weights: torch.Tensor) -> torch.Tensor:
-    return weights[:1].expand(len(weights))
-
-
 FORMS = {
     "float64": torch.Tensor.double,
     "float16": torch.Tensor.half,
     "bfloat16": torch.Tensor.bfloat16,
     "strided": strided,
-    "expanded": reversed_expanded,
+    "expanded": lambda weights: weights[:1].expand(len(weights)),
     "strided float64": lambda weights: strided(weights.double()),
 }
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import torch
 import warm
-from torchrec import EmbeddingBagConfig
+from batches import jagged
+from jagged import apply, bag_config, bags_collection, index_bag_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a program, see `run_apart`
-from jagged import apply, bag_config, bags_collection, jagged
 
 import rec_sdk_torch as rst
 
@@ -33,18 +33,16 @@ CACHE = 16
 LOOKED_UP = ("t0", "t1", "t2", "t3")
 
 
-def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, high: float = 0.0, **keywords: Any) -> Any:
+def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, high: float = 0.0, window: int = 1) -> Any:
     """Hash tables t0 and t2 and index tables t1 and t3, three groups; weights from 0 to `high`."""
     options: dict[str, Any] = {"num_embeddings": IDS, "weight_init_min": 0.0, "weight_init_max": high}
     tables = [
-        bag_config("t0", ("f0",), **options),
-        EmbeddingBagConfig(name="t1", feature_names=["f1"], embedding_dim=4, **options),
-        bag_config("t2", ("f2",), **{**options, "embedding_dim": 8}),
-        EmbeddingBagConfig(name="t3", feature_names=["f3"], embedding_dim=16, **options),
+        bag_config(**options),
+        index_bag_config("t1", ["f1"], **options),
+        bag_config("t2", ["f2"], **options, embedding_dim=8),
+        index_bag_config("t3", ["f3"], **options, embedding_dim=16),
     ]
-    collection = bags_collection(device, *tables, cache=CACHE)
-    apply(collection, optimizer, lr=lr, **keywords)
-    return collection
+    return apply(bags_collection(device, *tables, cache=CACHE), optimizer, lr=lr, window=window)
 
 
 def batch_of(ids: np.ndarray) -> Any:
@@ -111,7 +109,7 @@ def save(collection: Any) -> dict[str, torch.Tensor]:
 
 
 def save_of_a_copy(collection: Any) -> dict[str, torch.Tensor]:
-    return dict(copy.deepcopy(collection).state_dict())
+    return save(copy.deepcopy(collection))
 
 
 HOW = pytest.mark.parametrize("take", [save, save_of_a_copy])
@@ -164,9 +162,6 @@ def test_optimizer_states_are_of_one_moment(device: torch.device) -> None:
             assert len({count for pair in counts.values() for count in pair}) == 1, f"lookups, and by steps: {counts}"
 
 
-# ---- in a process of its own, since it may die or hang
-
-
 def load_beside_refusals(device: torch.device, seconds: float) -> None:
     """Loads, while batches that are too large for the cache are refused in another thread."""
     collection = make(device, lr=1.0)
@@ -208,10 +203,7 @@ def all_at_once(device: torch.device, seconds: float) -> None:
 
 def train_save_and_load(device: torch.device, seconds: float, window: int) -> None:
     """Two threads train, one loads what a third has saved; a load may be refused while a batch is in flight."""
-    optimizer, keywords = torch.optim.SGD, {}
-    if window > 1:
-        optimizer, keywords = rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": window}
-    collection = make(device, 1.0, optimizer, **keywords)
+    collection = make(device, 1.0, window=window)
     for seed in range(4 * window):
         train(collection, np.random.default_rng(seed))
     states = [save(collection)]
@@ -250,21 +242,13 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
     print(counts, flush=True)
 
 
-def run_apart(scenario: str, device: torch.device, seconds: float, limit: float = 120.0) -> None:
-    done = warm.python(
-        __file__, scenario, str(device), str(seconds), str(limit), PYTHONPATH=str(Path(__file__).parents[1])
-    )
+@pytest.mark.parametrize("times", [1.0, pytest.param(30.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("scenario", "seconds"), [("load_beside_refusals", 1.0), ("all_at_once", 2.0)])
+def test_in_a_process_of_its_own(device: torch.device, scenario: str, seconds: float, times: float) -> None:
+    """Loads beside refused batches; training, saving and loading threads."""
+    arguments = (__file__, scenario, str(device), str(seconds * times), "120.0")
+    done = warm.python(*arguments, PYTHONPATH=str(Path(__file__).parents[1]))
     assert done.returncode == 0, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
-
-
-@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.full)])
-def test_loads_beside_refused_batches(device: torch.device, seconds: float) -> None:
-    run_apart("load_beside_refusals", device, seconds)
-
-
-@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.full)])
-def test_training_saving_and_loading_threads(device: torch.device, seconds: float) -> None:
-    run_apart("all_at_once", device, seconds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""TorchRec's own train pipelines and DistributedModelParallel, around tables that no sharder shards.
+"""TorchRec's train pipelines and DistributedModelParallel, and torch's DistributedDataParallel, around whole tables.
 
 The reference is a plain loop over the same batches: the bits must be the same.
 """
@@ -15,16 +15,21 @@ from unittest import mock
 
 import pytest
 import torch
-from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
+from batches import jagged
+from jagged import EACH_KIND, POOLED, Kind, apply, capacity_collection, index_bag_config
 from spawned import BACKENDS, run_ranks
+from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torch.nn.parallel import DistributedDataParallel
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines as pipelines
 from torchrec.streamable import Pipelineable
+from training import same_bits, state_of
 
 from rec_sdk_torch import prefetch
+from rec_sdk_torch.modules import data_parallel
 
 
 @dataclass
@@ -40,24 +45,19 @@ class Sample(Pipelineable):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, device: torch.device | None, make: Any = bags_collection, cache: int = 6) -> None:
+    def __init__(self, device: torch.device | None, kind: Kind = POOLED, cache: int = 6) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.tables = make(device, cache=cache)
-        apply(self.tables, torch.optim.Adagrad)
+        self.pooled = kind is POOLED
+        self.tables = apply(kind.collection(device, cache=cache), torch.optim.Adagrad)
         self.dense = torch.nn.Linear(4, 1, device=device)
 
-    def forward(self, batch: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        output = self.dense(self.tables(batch.ids).values())
-        return output.square().sum(), output.detach()
-
-
-class Sequences(Model):
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device, sequences_collection)
+    def rows(self, batch: Sample) -> torch.Tensor:
+        output = self.tables(batch.ids)
+        return (output if self.pooled else output["f0"]).values()
 
     def forward(self, batch: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        output = self.dense(self.tables(batch.ids)["f0"].values())
+        output = self.dense(self.rows(batch))
         return output.square().sum(), output.detach()
 
 
@@ -153,17 +153,16 @@ def test_a_stock_pipeline_of_prefetched_batches(device: torch.device, alone: Non
 
 
 @pytest.mark.parametrize("pipeline", TRAINING)
-@pytest.mark.parametrize("kind", [Model, Sequences])
+@EACH_KIND
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_stock_pipeline_trains_the_same(
-    device: torch.device, alone: None, kind: Any, pipeline: Any, wrapped: bool
+    device: torch.device, alone: None, kind: Kind, pipeline: Any, wrapped: bool
 ) -> None:
-    plain, model = kind(device), kind(device)
+    plain, model = Model(device, kind), Model(device, kind)
     whole = model_parallel(model, device) if wrapped else model
     assert_same(through(pipelined(pipeline, whole, device)), loop(plain))
     assert not list(same_bits(model.state_dict(), plain.state_dict()))
-    states = (m.tables.fused_optimizer.state_dict()["state"] for m in (model, plain))
-    assert not list(same_bits(*states))
+    assert not list(same_bits(state_of(model.tables), state_of(plain.tables)))
 
 
 @pytest.mark.parametrize("pipeline", [pipelines.EvalPipelineSparseDist, pipelines.EvalPipelineFusedSparseDist])
@@ -175,9 +174,6 @@ def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline:
     expected = [model(batch)[1] for batch in BATCHES]
     assert_same(through(pipeline(model, optimizer_of(model), device)), expected)
     assert not list(same_bits(model.state_dict(), before))
-
-
-# ---- DistributedModelParallel
 
 
 @pytest.mark.parametrize("sharders", [None, [], [EmbeddingBagCollectionSharder()]])
@@ -198,11 +194,9 @@ def test_model_parallel_leaves_tables_to_each_rank(
     assert parallel.plan.plan == {}
     assert_same(loop(parallel), loop(plain))
     assert not list(same_bits(parallel.state_dict(), plain.state_dict()))
-    states = [m.fused_optimizer.state_dict()["state"] for m in (parallel, plain.tables)]
-    assert list(states[0].values()) != []
-    assert not [
-        name for one, other in zip(*(state.values() for state in states), strict=True) for name in same_bits(one, other)
-    ]
+    states, expected = (list(m.fused_optimizer.state_dict()["state"].values()) for m in (parallel, plain.tables))
+    assert states != []
+    assert not [name for one, other in zip(states, expected, strict=True) for name in same_bits(one, other)]
     parallel.fused_optimizer.param_groups[0]["lr"] = 0.0
     before = model.tables.state_dict()
     loop(parallel)
@@ -225,14 +219,12 @@ class Both(Model):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        config = EmbeddingBagConfig(num_embeddings=20, embedding_dim=4, name="own", feature_names=["f0"])
+        config = index_bag_config("own", num_embeddings=20)
         self.sharded = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
         _apply_optimizer_in_backward(torch.optim.SGD, self.sharded.parameters(), {"lr": 0.1})
 
-    def forward(self, batch: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.tables(batch.ids).values() + self.sharded(batch.ids).values()
-        output = self.dense(rows)
-        return output.square().sum(), output.detach()
+    def rows(self, batch: Sample) -> torch.Tensor:
+        return super().rows(batch) + self.sharded(batch.ids).values()
 
 
 def test_beside_a_collection_that_torchrec_shards(device: torch.device, alone: None) -> None:
@@ -245,17 +237,72 @@ def test_beside_a_collection_that_torchrec_shards(device: torch.device, alone: N
     assert_same(through(pipelines.TrainPipelineSparseDist(model, optimizer_of(model), device)), expected)
 
 
-def run_rank(rank: int, device: torch.device) -> None:
-    model = Model(device)
-    with pytest.warns(UserWarning, match="'t0'.*each rank's own"):
-        parallel = model_parallel(model, device)
-    parallel(Sample(jagged({"f0": [[rank + 1]]})))[0].backward()
-    assert model.tables.table_ids("t0").tolist() == [rank + 1]
+def average_of_ranks(model: Model) -> None:
     own = model.dense.weight.grad.flatten()
     gradients = [torch.empty_like(own) for _ in range(2)]
     torch.distributed.all_gather(gradients, own)
-    assert torch.equal(*(gradient.cpu() for gradient in gradients))
+    first, second = (gradient.cpu() for gradient in gradients)
+    assert torch.equal(first, second), "dense gradients are averaged"
+    assert first.any()
 
 
-def test_model_parallel_says_that_tables_are_not_shared(device: torch.device, tmp_path: Path) -> None:
+def run_rank(rank: int, device: torch.device) -> None:
+    """One of two ranks, each of which sees its own batch; the tables are of each rank."""
+    for wrap, options in (
+        (model_parallel, {}),
+        (DistributedDataParallel, {"find_unused_parameters": False}),
+        (DistributedDataParallel, {"find_unused_parameters": True}),
+    ):
+        model = Model(device)
+        data_parallel._warn_per_rank.cache_clear()  # it warns once
+        with pytest.warns(UserWarning, match="'t0'.*each rank.*DistributedModelParallel|'t0'.*each rank's own"):
+            parallel = wrap(model, device, **options) if wrap is model_parallel else wrap(model, **options)
+        for _ in range(2):
+            parallel.zero_grad()
+            parallel(Sample(jagged({"f0": [[rank + 1]]})))[0].backward()
+            average_of_ranks(model)
+        assert model.tables.table_ids("t0").tolist() == [rank + 1]
+
+
+def test_tables_are_of_each_rank(device: torch.device, tmp_path: Path) -> None:
     run_ranks(run_rank, device, tmp_path)
+
+
+def test_names_given_to_ignore_stay(device: torch.device, alone: None) -> None:
+    model = torch.nn.ModuleDict({"inner": Model(device)})
+    model._ddp_params_and_buffers_to_ignore = ["inner.dense.bias"]
+    parallel = DistributedDataParallel(model)
+    assert {"inner.dense.bias", "inner.tables.embedding_bags.t0.weight"} <= parallel.parameters_to_ignore
+    assert model._ddp_params_and_buffers_to_ignore == ["inner.dense.bias"]
+
+
+def test_tables_that_an_optimizer_of_torch_is_to_train_are_refused_at_once(device: torch.device, alone: None) -> None:
+    """As a reference is made in scripts for Rec SDK, whose unsharded hash tables are dense parameters."""
+    model = torch.nn.Sequential(capacity_collection(device))
+    with pytest.raises(RuntimeError, match=r"\['t0'\].*apply_optimizer_in_backward.*torchrec\.EmbeddingBagC"):
+        DistributedDataParallel(model)
+    read = torch.nn.Sequential(model[0], torch.nn.Linear(4, 1).to(device)).eval()
+    DistributedDataParallel(read)
+    apply(model[0])
+    DistributedDataParallel(read.train())
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_torchs_distributed_state_dicts(device: torch.device, alone: None, full: bool, wrapped: bool) -> None:
+    """The model's state, and with it the dense optimizer's, loads again; also through DistributedDataParallel."""
+    options = dcp.StateDictOptions(full_state_dict=full)
+    made = [Model(device), Model(device)]
+    trained, fresh = (DistributedDataParallel(model) if wrapped else model for model in made)
+    optimizers = [torch.optim.Adam(model.dense.parameters()) for model in made]
+    trained(BATCHES[0])[0].backward()
+    optimizers[0].step()
+    state = dcp.get_model_state_dict(trained, options=options)
+    assert not list(same_bits(state, made[0].state_dict()))
+    dcp.set_model_state_dict(fresh, state, options=options)
+    assert not list(same_bits(made[1].state_dict(), made[0].state_dict()))
+    if not wrapped:
+        again, state = dcp.get_state_dict(trained, optimizers[0], options=options)
+        dcp.set_state_dict(fresh, optimizers[1], model_state_dict=again, optim_state_dict=state, options=options)
+        both = [o.state[m.dense.weight]["exp_avg"] for o, m in zip(optimizers, made, strict=True)]
+        assert torch.equal(*both)

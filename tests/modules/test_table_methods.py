@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged
+from batches import numbered
+from embeddings import embedding_of
+from jagged import apply, bag_config, bags_collection
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.sharded import ShardedCollection
@@ -28,31 +30,24 @@ def test_modules_have_one_body_of_each(module: type) -> None:
     assert {name for name in METHODS if getattr(module, name) is not vars(TableMethods)[name]} == OVERRIDDEN[module]
 
 
+SGD_AT_HALF = (torch.optim.SGD, {"lr": 0.5})
+
+
 def embedding(device: torch.device) -> Any:
-    sgd = rst.TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
-    tables = rst.TableBatchedEmbedding([rst.TableConfig("t", 100, 4)], optimizer=sgd, cache=10, device=device)
+    tables = embedding_of(rst.TableConfig("t", 100, 4), optimizer=SGD_AT_HALF, cache=10, device=device)
     return tables, lambda: tables(torch.tensor([1, 2]), torch.tensor([0, 2]))
 
 
 def collection(device: torch.device) -> Any:
-    tables = bags_collection(device, bag_config("t", ["f"], num_embeddings=100), cache=10)
-    apply(tables, torch.optim.SGD, lr=0.5)
-    return tables, lambda: tables(jagged({"f": [[1, 2]]})).values()
+    tables = apply(bags_collection(device, bag_config("t", num_embeddings=100), cache=10))
+    return tables, lambda: tables(numbered(2, 1)).values()
 
 
 def fbgemm(device: torch.device) -> Any:
-    host = device.type == "cpu"
-    specs = [
-        (
-            100,
-            4,
-            EmbeddingLocation.HOST if host else EmbeddingLocation.DEVICE,
-            ComputeDevice.CPU if host else ComputeDevice.CUDA,
-        )
-    ]
-    tables = SplitTableBatchedEmbeddingBagsCodegen(
-        specs, optimizer=OptimType.EXACT_SGD, table_names=["t"], device=device, learning_rate=0.5
-    )
+    host = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    place = host if device.type == "cpu" else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    options = {"optimizer": OptimType.EXACT_SGD, "table_names": ["t"], "device": device, "learning_rate": 0.5}
+    tables = SplitTableBatchedEmbeddingBagsCodegen([(100, 4, *place)], **options)
     return tables, lambda: tables(torch.tensor([1, 2]), torch.tensor([0, 2]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -11,15 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bags_collection, jagged, same_bits, sequences_collection
+from batches import jagged, numbered
+from embeddings import embedding_of
+from jagged import SEQUENCE, Model, apply, bags_collection
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torchrec import KeyedJaggedTensor
 from torchrec.fx import Tracer
 from torchrec.optim import CombinedOptimizer
+from training import same_bits, train_step
 
-from rec_sdk_torch import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch import Pooling, TableConfig
 from rec_sdk_torch.operators.devices import backends
 from rec_sdk_torch.runtime import eager
 from rec_sdk_torch.tbe.cache.transfers import Transfers
@@ -33,45 +37,33 @@ def _nothing_is_compiled() -> None:
     torch._dynamo.reset()
 
 
-class Model(torch.nn.Module):
-    def __init__(self, device: torch.device, make: Any = bags_collection) -> None:
-        super().__init__()
-        self.tables = make(device)
-        apply(self.tables)
-        self.dense = torch.nn.Linear(4, 1).to(device)
-
-
-class Pooled(Model):
-    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-        return self.dense(self.tables(batch).values())
-
-
 class Sequences(Model):
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device, sequences_collection)
-
-    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-        return self.dense(self.tables(features=batch)["f0"].values())
+        super().__init__(device, kind=SEQUENCE)
 
 
-class Builds(Pooled):
+class Builds(Model):
     """Makes its KeyedJaggedTensor itself."""
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-        again = KeyedJaggedTensor(keys=["f0"], values=batch.values(), lengths=batch.lengths())
-        return super().forward(again)
+        return super().forward(KeyedJaggedTensor(keys=["f0"], values=batch.values(), lengths=batch.lengths()))
 
 
-BATCHES = [jagged({"f0": [[1, 2], [i], []]}) for i in range(5)]
+BATCHES = [jagged({"f0": [[1, 2], [i], []]}) for i in range(3)]
 
 
-def train(model: Any) -> list[torch.Tensor]:
-    outputs = []
+def learned(model: Any) -> list[torch.Tensor]:
+    outputs: list[torch.Tensor] = []
     for batch in BATCHES:
-        output = model(batch)
-        output.square().sum().backward()
-        outputs.append(output.detach())
+        outputs.append(model(batch))
+        outputs[-1].square().sum().backward()
     return outputs
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Both train the same."""
+    assert all(map(torch.equal, learned(one), learned(other)))
+    assert not list(same_bits(one.state_dict(), other.state_dict()))
 
 
 TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
@@ -82,17 +74,16 @@ TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("tracer", TRACERS)
-@pytest.mark.parametrize("kind", [Pooled, Sequences, Builds])
+@pytest.mark.parametrize("kind", [Model, Sequences, Builds])
 def test_a_traced_model_trains_the_same(device: torch.device, kind: Any, tracer: str) -> None:
     plain = kind(device)
     traced = copy.deepcopy(plain)
-    found, expected = train(TRACERS[tracer](traced)), train(plain)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(map(torch.equal, learned(TRACERS[tracer](traced)), learned(plain)))
     assert not list(same_bits(traced.state_dict(), plain.state_dict()))
 
 
 def test_a_collection_is_one_node(device: torch.device) -> None:
-    graph = torch.fx.symbolic_trace(Pooled(device)).graph
+    graph = torch.fx.symbolic_trace(Model(device)).graph
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["tables", "dense"]
 
 
@@ -100,8 +91,7 @@ class Lower(torch.nn.Module):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         table = TableConfig("t0", num_embeddings=10, embedding_dim=4, pooling=Pooling.SUM)
-        sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.5})
-        self.embedding = TableBatchedEmbedding([table], optimizer=sgd, seed=0, device=device)
+        self.embedding = embedding_of(table, device=device)
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         return self.embedding(ids, offsets=offsets).square()
@@ -119,16 +109,6 @@ def test_a_table_batched_embedding_is_one_node(device: torch.device) -> None:
             output.sum().backward()
 
 
-def fake_batch(model: torch.nn.Module) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model(jagged({"f0": [[1, 2]]}))
-
-
-def fake_table(model: torch.nn.Module) -> None:
-    with FakeTensorMode():
-        bags_collection(torch.device("cpu"))
-
-
 class FromTensors(torch.nn.Module):
     """A module that torch.jit can give a batch to."""
 
@@ -142,14 +122,19 @@ class FromTensors(torch.nn.Module):
         return output
 
 
+def under_fake_tensors(work: Callable[[], Any], **options: Any) -> None:
+    with FakeTensorMode(**options):
+        work()
+
+
 TENSORS = torch.tensor([1, 2, 3]), torch.tensor([2, 1])
 UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
     "export": lambda model: torch.export.export(model, (BATCHES[0],)),
     "strict export": lambda model: torch.export.export(model, (BATCHES[0],), strict=True),
     "fullgraph": lambda model: torch.compile(model, fullgraph=True, backend="eager")(BATCHES[0]),
     "fx of a collection alone": lambda model: torch.fx.symbolic_trace(model.tables),
-    "fake batch": fake_batch,
-    "fake table": fake_table,
+    "fake batch": lambda model: under_fake_tensors(lambda: model(numbered(2)), allow_non_fake_inputs=True),
+    "fake table": lambda model: under_fake_tensors(lambda: bags_collection(torch.device("cpu"))),
     "jit.trace": lambda model: torch.jit.trace(FromTensors(model), TENSORS),
     "jit.script": torch.jit.script,
     "ONNX": lambda model: torch.onnx.export(FromTensors(model), TENSORS, io.BytesIO(), dynamo=False),
@@ -161,12 +146,11 @@ UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("training", [True, False])
 def test_what_cannot_be_traced_says_so(device: torch.device, way: str, training: bool) -> None:
     """And the model stays usable."""
-    model = Pooled(device).train(training)
+    model = Model(device).train(training)
     twin = copy.deepcopy(model)
     with pytest.raises(RuntimeError, match=UNTRACEABLE):
         UNTRACEABLE_BY[way](model)
-    assert all(torch.equal(one, other) for one, other in zip(train(model), train(twin), strict=True))
-    assert not list(same_bits(model.state_dict(), twin.state_dict()))
+    assert_alike(model, twin)
 
 
 @pytest.mark.parametrize("way", [torch.jit.script, lambda lower: torch.jit.trace(lower, TENSORS)])
@@ -178,19 +162,16 @@ def test_nor_can_a_table_batched_embedding(device: torch.device, way: Any) -> No
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
     """An update is a graph break too."""
-    plain = Pooled(device)
+    plain = Model(device)
     model = copy.deepcopy(plain)
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=fullgraph)):
-        if fullgraph:
-            with pytest.raises(RuntimeError, match=UNTRACEABLE):
-                train(model)
-        else:
-            train(model)
+    refused = pytest.raises(RuntimeError, match=UNTRACEABLE) if fullgraph else contextlib.nullcontext()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=fullgraph)), refused:
+        learned(model)
     if not fullgraph:
-        train(plain)
+        learned(plain)
+        assert not list(same_bits(model.state_dict(), plain.state_dict()))
     assert not list(same_bits(model.tables.fused_optimizer.state_dict(), plain.tables.fused_optimizer.state_dict()))
-    assert not [name for name in same_bits(model.state_dict(), plain.state_dict()) if not fullgraph]
-    train(model)
+    learned(model)
 
 
 @pytest.fixture(params=["cuda", "npu"])
@@ -207,19 +188,14 @@ def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return state
 
 
-def embedding_of_bags(device: torch.device) -> Any:
-    sgd = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    return TableBatchedEmbedding([TableConfig("t", 100, 4)], optimizer=sgd, cache=10, device=device)
-
-
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("make", [Pooled, Sequences, embedding_of_bags])
+@pytest.mark.parametrize("make", [Model, Sequences, Lower])
 def test_lookups_are_not_captured(device: torch.device, capture: SimpleNamespace, make: Any, train: bool) -> None:
     if device.type != "cpu":
         pytest.skip("the stand-in is for a device that is not there")
     model = make(device)
     model.train(train)
-    inputs = (torch.tensor([1, 2]), torch.tensor([0, 1, 2])) if make is embedding_of_bags else (BATCHES[0],)
+    inputs = (torch.tensor([1, 2]), torch.tensor([0, 1, 2])) if make is Lower else (BATCHES[0],)
     model(*inputs)
     state = model.state_dict()
     capture.on = True
@@ -243,18 +219,13 @@ def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace
 def test_captures_are_asked_for_on_a_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
         pytest.skip("the CPU has no streams")
-    model = Pooled(device)
-    train(model)
+    model = Model(device)
+    learned(model)
     if device.type not in eager._capturing:
         pytest.skip("this version of the device's package has no graphs")
     monkeypatch.setitem(eager._capturing, device.type, lambda: True)
     with pytest.raises(RuntimeError, match="captures a stream"):
         model(BATCHES[0])
-
-
-def set_to_none(tables: Any) -> None:
-    for handle in tables.parameters():
-        handle.grad = None
 
 
 USES: dict[str, Callable[[Any], Callable[[], Any]]] = {
@@ -263,7 +234,7 @@ USES: dict[str, Callable[[Any], Callable[[], Any]]] = {
     "CombinedOptimizer.step": lambda tables: CombinedOptimizer([tables.fused_optimizer]).step,
     "zero_grad": lambda tables: lambda: [tables.fused_optimizer.zero_grad()],
     "gradients": lambda tables: lambda: [handle.grad for handle in tables.parameters()],
-    "gradients that are set": lambda tables: lambda: set_to_none(tables),
+    "gradients that are set": lambda tables: lambda: [setattr(h, "grad", None) for h in tables.parameters()],
     "clip_grad_norm_": lambda tables: lambda: clip_grad_norm_(tables.parameters(), 0.1),
     "clip_grad_value_": lambda tables: lambda: clip_grad_value_(tables.parameters(), 0.1),
     "grad_norm": lambda tables: lambda: tables.grad_norm().total,
@@ -278,16 +249,13 @@ def test_what_compiled_functions_do_with_optimizers(device: torch.device, use: s
     """As the functions do by themselves: the first call, and one that finds the function compiled."""
     if update == "backward" and use.startswith(("clip", "grad_norm")):
         pytest.skip("an error by itself, too")
-    tables = [bags_collection(device, update=update) for _ in range(2)]
-    for each in tables:
-        apply(each, torch.optim.Adam)
+    tables = [apply(bags_collection(device, update=update), torch.optim.Adam) for _ in range(2)]
     plain = USES[use](tables[0])
     compiled = torch.compile(USES[use](tables[1]), backend="eager")
-    for batch in BATCHES[:3]:
+    for batch in BATCHES[:2]:
         for each in tables:
-            each(batch).values().square().sum().backward()
-        expected, found = plain(), compiled()
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            train_step(each, batch, square=True)
+        torch.testing.assert_close(compiled(), plain(), rtol=0, atol=0)
         for each in tables:
             each.fused_optimizer.step()
         assert not list(same_bits(tables[0].state_dict(), tables[1].state_dict()))

@@ -7,16 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import apply, assert_trains, bags_collection, jagged, sequences_collection
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-    PoolingType,
-)
-from variable_batches import expanded, variable_batch
+from batches import expanded, jagged, variable_batch
+from jagged import POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
+from training import assert_trains, output_values
 
 import rec_sdk_torch as rst
 
@@ -24,49 +18,38 @@ KEYS = ("f0", "f1", "f2")
 ROWS = 23
 
 
-def configs(kind: type, weighted: bool = False) -> list[Any]:
-    dim = 8 if kind is EmbeddingBagConfig else 4
-    mean = {"pooling": PoolingType.MEAN} if kind is EmbeddingBagConfig and not weighted else {}
-    return [
-        kind(name="t0", embedding_dim=4, num_embeddings=ROWS, feature_names=["f0", "f1"]),
-        kind(
-            name="t1",
-            embedding_dim=dim,
-            num_embeddings=ROWS,
-            feature_names=["f2", "f0"],
-            **mean,
-        ),
-    ]
+def configs(kind: Kind, weighted: bool = False) -> list[Any]:
+    pooled = {"embedding_dim": 8} | ({} if weighted else {"pooling": PoolingType.MEAN}) if kind is POOLED else {}
+    rows = {"num_embeddings": ROWS}
+    return [kind.index("t0", ["f0", "f1"], **rows), kind.index("t1", ["f2", "f0"], **rows, **pooled)]
 
 
-def both(kind: type, device: torch.device, weighted: bool = False) -> tuple[Any, Any]:
+def both(kind: Kind, device: torch.device, weighted: bool = False) -> tuple[Any, Any]:
     """Ours, and TorchRec's with the same weights."""
-    if kind is EmbeddingBagConfig:
-        theirs: Any = EmbeddingBagCollection(configs(kind, weighted), is_weighted=weighted)
-        ours: Any = bags_collection(device, *configs(kind, weighted), is_weighted=weighted, cache=ROWS - 2)
-    else:
-        theirs = EmbeddingCollection(configs(kind))
-        ours = sequences_collection(device, *configs(kind), cache=ROWS - 2)
+    options = {"is_weighted": weighted} if kind is POOLED else {}
+    theirs: Any = (EmbeddingBagCollection if kind is POOLED else EmbeddingCollection)(
+        configs(kind, weighted), **options
+    )
+    ours = kind.collection(device, *configs(kind, weighted), cache=ROWS - 2, **options)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
 
-def values_of(output: Any) -> torch.Tensor:
-    if hasattr(output, "keys") and not isinstance(output, dict):
-        return output.values().cpu()
-    return torch.cat([output[name].values().flatten() for name in sorted(output)]).cpu()
+def assert_same_weights(ours: Any, theirs: Any) -> None:
+    for name, weight in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_pooled_as_torchrec(device: torch.device, optimizer: type, weighted: bool, depth: int) -> None:
-    ours, theirs = both(EmbeddingBagConfig, device, weighted)
-    apply(ours, optimizer, lr=0.1, **({"eps": 1e-2} if optimizer is torch.optim.Adagrad else {}))
-    dense = optimizer(theirs.parameters(), lr=0.1, **({"eps": 1e-2} if optimizer is torch.optim.Adagrad else {}))
+    ours, theirs = both(POOLED, device, weighted)
+    options = {"lr": 0.1} | ({"eps": 1e-2} if optimizer is torch.optim.Adagrad else {})
+    apply(ours, optimizer, **options)
+    dense = optimizer(theirs.parameters(), **options)
     batches = [variable_batch(np.random.default_rng(seed), KEYS, ROWS, weighted) for seed in range(6)]
-    source = rst.prefetch(iter(batches), ours, depth=depth) if depth else batches
-    for batch in source:
+    for batch in rst.prefetch(iter(batches), ours, depth=depth) if depth else batches:
         output, expected = ours(batch), theirs(batch)
         assert output.keys() == expected.keys()
         torch.testing.assert_close(output.values().cpu(), expected.values(), rtol=1e-5, atol=1e-6)
@@ -74,12 +57,11 @@ def test_pooled_as_torchrec(device: torch.device, optimizer: type, weighted: boo
         dense.zero_grad()
         expected.values().square().sum().backward()
         dense.step()
-    for name, weight in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-6)
+    assert_same_weights(ours, theirs)
 
 
 def test_sequences_as_torchrec(device: torch.device) -> None:
-    ours, theirs = both(EmbeddingConfig, device)
+    ours, theirs = both(SEQUENCE, device)
     apply(ours, lr=0.1)
     dense = torch.optim.SGD(theirs.parameters(), lr=0.1)
     for seed in range(4):
@@ -89,18 +71,17 @@ def test_sequences_as_torchrec(device: torch.device) -> None:
         for name, part in output.items():
             assert part.lengths().tolist() == expected[name].lengths().tolist()
             torch.testing.assert_close(part.values().cpu(), expected[name].values(), rtol=1e-5, atol=1e-6)
-        values_of(output).square().sum().backward()
         dense.zero_grad()
-        values_of(expected).square().sum().backward()
+        for each in (output, expected):
+            output_values(each).square().sum().backward()
         dense.step()
-    for name, weight in theirs.state_dict().items():
-        torch.testing.assert_close(ours.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-6)
+    assert_same_weights(ours, theirs)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_it_is_the_expanded_batch(device: torch.device, training: bool) -> None:
     """Outputs have the bits of a batch in which every sample has its bags itself, also in evaluation."""
-    ours, _ = both(EmbeddingBagConfig, device)
+    ours, _ = both(POOLED, device)
     apply(ours)
     ours.train(training)
     for seed in range(4):
@@ -109,7 +90,7 @@ def test_it_is_the_expanded_batch(device: torch.device, training: bool) -> None:
 
 
 def test_equal_batch_sizes_need_no_inverse_indices(device: torch.device) -> None:
-    ours, _ = both(EmbeddingBagConfig, device)
+    ours, _ = both(POOLED, device)
     plain = jagged({key: [[1, 2], [3]] for key in KEYS})
     same = KeyedJaggedTensor(
         list(KEYS), plain.values(), lengths=plain.lengths(), stride_per_key_per_rank=[[2], [2], [2]]
@@ -119,7 +100,7 @@ def test_equal_batch_sizes_need_no_inverse_indices(device: torch.device) -> None
 
 
 def test_gradients_of_weights_in_evaluation(device: torch.device) -> None:
-    ours, theirs = both(EmbeddingBagConfig, device, weighted=True)
+    ours, theirs = both(POOLED, device, weighted=True)
     ours.eval()
     theirs.eval()
     batch = variable_batch(np.random.default_rng(3), KEYS, ROWS, weighted=True)
@@ -141,8 +122,7 @@ def test_gradients_of_weights_in_evaluation(device: torch.device) -> None:
 
 
 def test_errors(device: torch.device) -> None:
-    collection = bags_collection(device)
-    apply(collection)
+    collection = apply(bags_collection(device))
     ids, lengths, sizes = torch.tensor([1, 2, 3]), torch.tensor([1, 1, 1]), [[1], [2]]
 
     def batch(keys: list[str] | None = None, *shape: int) -> KeyedJaggedTensor:
@@ -169,15 +149,10 @@ def test_errors(device: torch.device) -> None:
 
 
 def test_click_labels_are_of_samples(device: torch.device) -> None:
-    rules = rst.AdmitAndEvictConfig(
-        policy_type=rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK,
-        showclick_params=rst.ShowClickParams(beta=1.0, admit_threshold=2.0),
-    )
-    config = rst.EmbCacheEmbeddingBagConfig(
-        name="t0", num_embeddings=9, embedding_dim=4, feature_names=["f0"], admit_and_evict_config=rules
-    )
-    collection = bags_collection(device, config)
-    apply(collection)
+    clicks = rst.ShowClickParams(beta=1.0, admit_threshold=2.0)
+    showclick = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
+    rules = rst.AdmitAndEvictConfig(policy_type=showclick, showclick_params=clicks)
+    collection = apply(bags_collection(device, bag_config(admit_and_evict_config=rules)))
     batch = variable_batch(np.random.default_rng(0), ["f0"], 9)
     rst.with_click_labels(batch, torch.ones(batch.stride(), dtype=torch.int64))
     with pytest.raises(NotImplementedError, match="click labels are of samples"):

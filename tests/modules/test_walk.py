@@ -1,26 +1,40 @@
-"""The way of one warm training batch through the package: its calls, classes and entries are counted."""
+"""The work of a warm training batch: its calls, classes, entries and operators, and what the collector sees of it."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged
+from batches import jagged
+from jagged import EACH_KIND, POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec import KeyedJaggedTensor
+from training import train_step
 from walks import Walk, walking
 
 import rec_sdk_torch as rst
 
 ROWS = 16
+SAMPLES = 4
+
+
+@pytest.fixture(autouse=True)
+def on_the_host(device: torch.device) -> Iterator[None]:
+    """Only there; what was before is nothing to the garbage collector, which else looks at all that torch has."""
+    if device.type != "cpu":
+        pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
-def walk(device: torch.device) -> Iterator[Walk]:
-    if device.type != "cpu":
-        pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
+def walk() -> Iterator[Walk]:
     with walking() as made:
         yield made
 
@@ -28,9 +42,7 @@ def walk(device: torch.device) -> Iterator[Walk]:
 def collection(device: torch.device, batches: float) -> Any:
     """Two tables in one group, whose cache holds so many batches."""
     configs = [bag_config(f"t{table}", [f"f{table}"], num_embeddings=500) for table in range(2)]
-    tables = bags_collection(device, *configs, cache=int(ROWS * batches))
-    apply(tables, torch.optim.Adagrad, lr=0.1)
-    return tables
+    return apply(bags_collection(device, *configs, cache=int(ROWS * batches)), torch.optim.Adagrad, lr=0.1)
 
 
 def batch(number: int) -> KeyedJaggedTensor:
@@ -39,16 +51,12 @@ def batch(number: int) -> KeyedJaggedTensor:
     return jagged({"f0": ids, "f1": ids})
 
 
-def train(tables: Any, features: KeyedJaggedTensor) -> None:
-    tables(features).values().sum().backward()
-
-
 def test_a_batch(walk: Walk, device: torch.device) -> None:
     tables = collection(device, 2.5)
     for number in range(4):
-        train(tables, batch(number))
+        train_step(tables, batch(number))
     next_one = batch(4)
-    walk.count(lambda: train(tables, next_one))
+    walk.count(lambda: train_step(tables, next_one))
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
     walk.check(calls=62, classes=13, cache=5, step=3)
     once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
@@ -58,9 +66,9 @@ def test_a_batch(walk: Walk, device: torch.device) -> None:
 def test_a_batch_whose_rows_are_all_in_the_cache(walk: Walk, device: torch.device) -> None:
     tables = collection(device, 2.5)
     for _ in range(4):
-        train(tables, batch(0))
+        train_step(tables, batch(0))
     next_one = batch(0)
-    walk.count(lambda: train(tables, next_one))
+    walk.count(lambda: train_step(tables, next_one))
     walk.check(calls=45, classes=13, cache=3, step=3)
     assert +walk.engine == Counter(("plan", "pass_plans", "release"))
 
@@ -69,14 +77,14 @@ def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
     """The thread that plans ahead plans another batch meanwhile; the calls of its own rooms are not counted."""
     walk.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "runtime/worker.py")
     tables = collection(device, 3.5)
-    train(tables, batch(0))
+    train_step(tables, batch(0))
     coming = rst.prefetch(map(batch, range(1, 9)), tables, depth=2)
     for _ in range(3):
-        train(tables, next(coming))
+        train_step(tables, next(coming))
         tables.wait_for_plans()
 
     def step() -> None:
-        train(tables, next(coming))
+        train_step(tables, next(coming))
         tables.wait_for_plans()
 
     walk.count(step)
@@ -85,3 +93,120 @@ def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
     walk.check(calls=88, classes=16, cache=7, step=3)
     once = ("plan", "read_ahead", "begin", "applied", "release", "land")
     assert {name: walk.engine[name] for name in once} == Counter(once)
+
+
+# ---- a batch whose rows are all in the cache
+
+
+class Warm:
+    """A collection of so many tables, whose rows are all in its cache, and a step of it."""
+
+    def __init__(self, kind: Kind, tables: int) -> None:
+        self.keys = [f"f{i}" for i in range(tables)]
+        configs = [kind.config(f"t{i}", [key]) for i, key in enumerate(self.keys)]
+        self.tables = apply(kind.collection(torch.device("cpu"), *configs, cache=3 * SAMPLES), lr=0.1)
+        self.pooled = kind is POOLED
+        self.batches = [jagged({key: [[row] for row in range(SAMPLES)] for key in self.keys}) for _ in range(8)]
+        for batch in self.batches[:4]:
+            self.train(batch)
+
+    def forward(self, batch: Any) -> list[torch.Tensor]:
+        output = self.tables(batch)
+        return [output.values()] if self.pooled else [output[key].values() for key in self.keys]
+
+    def train(self, batch: Any) -> None:
+        outputs = self.forward(batch)
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+
+
+def calls_of(work: Callable[[], object], package: str = "") -> int:
+    """Calls of Python, in whichever package, or in one."""
+    files: list[str] = []
+    sys.setprofile(lambda frame, event, argument: files.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return sum(package in file for file in files)
+
+
+@pytest.mark.parametrize(("kind", "of_a_table"), [(POOLED, 0), (SEQUENCE, 1)], ids=str)
+def test_calls_of_a_forward_for_each_table_more(kind: Kind, of_a_table: int) -> None:
+    """The test makes one for each output of a sequence, to read it."""
+    few, many = Warm(kind, 3), Warm(kind, 13)
+    counts = [calls_of(lambda warm=warm: warm.forward(warm.batches[5])) for warm in (few, many)]
+    assert counts[1] - counts[0] == 10 * of_a_table
+
+
+@pytest.mark.parametrize(("kind", "most"), [(POOLED, 43), (SEQUENCE, 49)], ids=str)
+def test_calls_of_a_step(kind: Kind, most: int) -> None:
+    """Calls of the package count; constructors of data classes have no file, and do not."""
+    warm = Warm(kind, 1)
+    assert calls_of(lambda: warm.train(warm.batches[5]), "/rec_sdk_torch/") <= most
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_operators_of_a_pooled_step() -> None:
+    warm = Warm(POOLED, 5)
+    grad = torch.ones(SAMPLES, 5 * 4)
+    with Operators() as operators:
+        (output,) = warm.forward(warm.batches[5])
+        output.backward(grad)
+    ours = {name: count for name, count in operators.counted.items() if name.startswith("rec_sdk")}
+    assert ours == {"rec_sdk.lookup_pooled.default": 1, "rec_sdk.update_rows.default": 1}
+    # Beside them: TorchRec's offsets, memory for the output, two arrays of NumPy. Tensors of the plan cost no operator.
+    assert operators.counted.total() <= 2 + 1 + 1 + 2, operators.counted
+
+
+def test_operators_of_a_sequence_do_not_grow_with_tables() -> None:
+    few, many = Warm(SEQUENCE, 3), Warm(SEQUENCE, 13)
+    counts = []
+    for warm in (few, many):
+        with Operators() as operators:
+            warm.forward(warm.batches[5])
+        counts.append(operators.counted)
+    assert counts[0] == counts[1]
+
+
+def test_outputs_of_a_sequence_are_those_of_one_node() -> None:
+    warm = Warm(SEQUENCE, 5)
+    assert len({output.grad_fn for output in warm.forward(warm.batches[5])}) == 1
+
+
+@EACH_KIND
+def test_a_step_leaves_nothing_to_the_garbage_collector(kind: Kind) -> None:
+    warm = Warm(kind, 5)
+    gc.collect()
+    gc.disable()
+    try:
+        for batch in warm.batches[4:]:
+            warm.train(batch)
+        assert gc.collect() == 0, "cycles"
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("kind", "fixed", "of_a_table"), [(POOLED, 30, 0), (SEQUENCE, 30, 4)], ids=str)
+def test_objects_that_live_until_the_backward_pass(kind: Kind, fixed: int, of_a_table: int) -> None:
+    """Objects that the collector follows: they are what sets it off."""
+    few, many = Warm(kind, 3), Warm(kind, 13)
+    held = []
+    for warm in (few, many):
+        gc.collect()
+        gc.disable()
+        before = len(gc.get_objects())
+        outputs = warm.tables(warm.batches[5])
+        held.append(len(gc.get_objects()) - before)
+        gc.enable()
+        del outputs
+    assert held[0] - 3 * of_a_table <= fixed
+    assert held[1] - held[0] <= 10 * of_a_table

@@ -11,30 +11,42 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 import torch
+from embeddings import embedding_of, train
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.runtime.warn import RecSdkWarning
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableOptimizer
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 
+Node = TypeVar("Node", bound=ast.AST)
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rec_sdk_torch"
 FILES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = [path for room in ("torch_npu_ext", "op_kernels", "emulator") for path in (ROOT / room).rglob("*.[ch]*")]
 CATEGORIES = {each.__name__ for each in RecSdkWarning.__subclasses__()}
 
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+
 PASSED_ON = {"monitor.py", "dedup.py"}
 """Files that warn with a text made elsewhere: of its words only those in the file are known."""
 
 
+def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:
+    """Each node of a kind in the package."""
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, kind):
+                yield path, node
+
+
 def calls() -> Iterator[tuple[Path, ast.Call]]:
     """Each `warn(...)` of the package."""
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "warn":
-                yield path, node
+    return (
+        (path, node) for path, node in nodes(ast.Call) if isinstance(node.func, ast.Name) and node.func.id == "warn"
+    )
 
 
 def words(node: ast.AST) -> str:
@@ -70,7 +82,7 @@ def test_the_page_lists_every_warning() -> None:
     assert {category for category, _ in lines} == CATEGORIES
     missing = []
     for path, node in calls():
-        text = words(ast.parse(path.read_text()) if path.name in PASSED_ON else node.args[0])
+        text = words(TREES[path] if path.name in PASSED_ON else node.args[0])
         category = ast.unparse(node.args[1])
         if not any(kind == category and phrase in text.replace("|", "") for kind, phrase in lines):
             missing.append(f"{path.name}:{node.lineno}: {category}: {text}")
@@ -78,7 +90,7 @@ def test_the_page_lists_every_warning() -> None:
 
 
 def test_every_listed_warning_is_there() -> None:
-    everything = "".join(words(ast.parse(path.read_text())).replace("|", "") for path in FILES)
+    everything = "".join(words(tree).replace("|", "") for tree in TREES.values())
     assert [phrase for _, phrase in documented() if phrase not in everything] == []
 
 
@@ -91,13 +103,8 @@ def test_categories_are_public_and_explained() -> None:
         assert f"`{name}`" in page
 
 
-# ---------------------------------------------------------------- as users meet them
-
-
-def index_table(device: torch.device, **options: object) -> TableBatchedEmbedding:
-    optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
-    table = TableConfig("t", 100, 4, hashed=False)
-    return TableBatchedEmbedding([table], optimizer=optimizer, device=device, **options)  # type: ignore[arg-type]
+def index_table(device: torch.device, **options: Any) -> TableBatchedEmbedding:
+    return embedding_of(TableConfig("t", 100, 4, hashed=False), device=device, **options)
 
 
 def out_of_range(device: torch.device) -> None:
@@ -114,9 +121,7 @@ def not_finite(device: torch.device) -> None:
 
 
 def small_cache(device: torch.device) -> None:
-    table = index_table(device, cache=3)
-    for step in range(80):
-        table(torch.arange(3) + step, torch.tensor([0, 3])).sum().backward()
+    train(index_table(device, cache=3), *(range(step, step + 3) for step in range(80)))
 
 
 def another_size(device: torch.device) -> None:
@@ -149,19 +154,14 @@ def test_a_category_can_be_silenced_and_raised(name: str, device: torch.device) 
             EXAMPLES[name](device)
 
 
-# ---------------------------------------------------------------- loggers and errors
-
-
 LOGGERS = {"saver": "'rec_sdk_torch.checkpoint'", "table_reader": "'rec_sdk_torch.serving'"}
 """Names of loggers in modules that users import by another path."""
 
 
 def test_loggers_have_the_names_of_modules() -> None:
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
-                expected = f"logging.getLogger({LOGGERS.get(path.stem, '__name__')})"
-                assert ast.unparse(node) == expected, path
+    for path, node in nodes(ast.Call):
+        if ast.unparse(node.func).endswith("getLogger"):
+            assert ast.unparse(node) == f"logging.getLogger({LOGGERS.get(path.stem, '__name__')})", path
 
 
 def test_saves_and_loads_are_logged(tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,12 +177,9 @@ def test_saves_and_loads_are_logged(tmp_path: Path, device: torch.device, caplog
 
 def errors() -> Iterator[tuple[str, str]]:
     """Module and name of each exception class of the package."""
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and any(
-                ast.unparse(base).endswith(("Error", "Exception", "Warning")) for base in node.bases
-            ):
-                yield ".".join(path.relative_to(ROOT).with_suffix("").parts), node.name
+    for path, node in nodes(ast.ClassDef):
+        if any(ast.unparse(base).endswith(("Error", "Exception", "Warning")) for base in node.bases):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts), node.name
 
 
 def test_errors_say_what_they_are() -> None:

@@ -1,4 +1,4 @@
-"""Batches that are prefetched and never looked up: a warning, and no plans for nothing; never more plans than depth."""
+"""Loops that prefetch: batches never looked up are told once and not planned further, and no plan or row is left."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged
+from batches import jagged
+from jagged import POOLED, SEQUENCE, Kind, apply
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import TrainPipelineBase
+from training import read, train_step
 
 import rec_sdk_torch as rst
+from rec_sdk_torch.fbgemm import ComputeDevice, EmbeddingLocation, SplitTableBatchedEmbeddingBagsCodegen
 from rec_sdk_torch.tbe.step.prefetch_queue import FEW
 
-SIZE = 8
+SIZE = 16
+ROW = 16 + 16
+"""Bytes of a record: four weights, and Adagrad's sums."""
 UNUSED = "none of those that were prefetched"
 
 
-def make(device: torch.device, policy: str = "lrfu") -> Any:
-    tables = bags_collection(device, bag_config("t0", num_embeddings=9000), cache=600, cache_policy=policy)
-    apply(tables, torch.optim.SGD, lr=0.1)
-    train(tables, batch_of(0))
+def make(device: torch.device, policy: str = "lrfu", kind: Kind = POOLED) -> Any:
+    """Tables that have trained a batch."""
+    tables = kind.collection(device, kind.config(num_embeddings=9000), cache=600, cache_policy=policy)
+    train_step(apply(tables, torch.optim.Adagrad, lr=0.1), batch_of(0))
     return tables
 
 
@@ -32,22 +37,13 @@ def batch_of(step: int) -> KeyedJaggedTensor:
 
 
 def batches(count: int = 30) -> Iterator[KeyedJaggedTensor]:
-    for step in range(count):
-        yield batch_of(step)
+    """Rows that the cache does not have."""
+    return map(batch_of, range(count))
 
 
 def other(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """As a model makes of its ids."""
+    """As a model makes of its ids before it looks them up."""
     return KeyedJaggedTensor(batch.keys(), batch.values() * 3 + 5000, lengths=batch.lengths())
-
-
-def train(tables: Any, batch: KeyedJaggedTensor) -> None:
-    tables(batch).values().sum().backward()
-
-
-def read(tables: Any, batch: KeyedJaggedTensor) -> None:
-    with torch.no_grad():
-        tables(batch)
 
 
 class Plans:
@@ -83,7 +79,7 @@ def test_a_model_that_changes_ids_is_told_once(
     def run() -> None:
         for batch in given:
             plans.look()
-            train(tables, other(batch))
+            train_step(tables, other(batch))
             so_far.append(plans.made)
 
     with pytest.warns(UserWarning, match=rf"tables \['t0'\].*{UNUSED}.*features=") as caught:
@@ -94,34 +90,14 @@ def test_a_model_that_changes_ids_is_told_once(
     assert sum(made[: FEW - 1]) >= 2 * (FEW - 1)
     assert made[FEW + 1 :] == [1] * (len(made) - FEW - 1), "its own, and no other"
     for batch in batches():
-        train(plain, other(batch))
+        train_step(plain, other(batch))
     assert torch.equal(tables.table_ids("t0"), plain.table_ids("t0"))
     # Where one of them comes, the next are planned again.
     for batch in rst.prefetch(batches(), tables, depth):
         plans.look()
-        train(tables, batch)
+        train_step(tables, batch)
     assert plans.made == so_far[-1] + 30
     assert plans.most == depth + 1
-
-
-def every(tables: Any, batch: KeyedJaggedTensor) -> None:
-    train(tables, batch)
-
-
-def some(tables: Any, batch: KeyedJaggedTensor) -> None:
-    if int(batch.values()[0]) % 3:
-        train(tables, batch)
-
-
-def one_of_two(tables: Any, batch: KeyedJaggedTensor) -> None:
-    """Another data set is trained between."""
-    train(tables, batch)
-    train(tables, other(batch))
-
-
-def read_before(tables: Any, batch: KeyedJaggedTensor) -> None:
-    read(tables, batch)
-    train(tables, batch)
 
 
 def evaluate(tables: Any, batch: KeyedJaggedTensor) -> None:
@@ -130,12 +106,32 @@ def evaluate(tables: Any, batch: KeyedJaggedTensor) -> None:
     tables.train()
 
 
-LOOPS: dict[str, Callable[[Any, KeyedJaggedTensor], None]] = {
-    each.__name__: each for each in (every, some, one_of_two, read_before, read, evaluate)
+def some(tables: Any, batch: KeyedJaggedTensor) -> None:
+    if int(batch.values()[0]) % 3:
+        train_step(tables, batch)
+
+
+Loop = Callable[[Any, KeyedJaggedTensor], Any]
+LOOPS: dict[str, Loop] = {
+    "train": train_step,
+    "some": some,
+    "read": read,
+    "evaluate": evaluate,
+    "read, then train": lambda tables, batch: (read(tables, batch), train_step(tables, batch)),
+}
+TOLD_NOTHING: dict[str, Loop] = {
+    **LOOPS,
+    "another data set between": lambda tables, batch: (train_step(tables, batch), train_step(tables, other(batch))),
+}
+NO_ROW_LEFT: dict[str, Loop] = {
+    **LOOPS,
+    "leave": lambda tables, batch: tables(batch),
+    "train another": lambda tables, batch: train_step(tables, other(batch)),
+    "look": lambda tables, batch: (train_step(tables, batch), tables.state_dict()),
 }
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", TOLD_NOTHING)
 @pytest.mark.parametrize("policy", ["lrfu", "look_ahead"])
 def test_loops_that_are_told_nothing(
     device: torch.device, loop: str, policy: str, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +142,7 @@ def test_loops_that_are_told_nothing(
         warnings.filterwarnings("error", message=f".*{UNUSED}")
         for batch in rst.prefetch(batches(40), tables, 2):
             plans.look()
-            LOOPS[loop](tables, batch)
+            TOLD_NOTHING[loop](tables, batch)
     assert plans.most <= 3
 
 
@@ -158,11 +154,11 @@ def test_what_is_only_read_is_not_planned(device: torch.device, monkeypatch: pyt
         plans.look()
         read(tables, batch)
     assert plans.made <= 3
-    train(tables, batch_of(50))
+    train_step(tables, batch_of(50))
     made = plans.made
     for batch in rst.prefetch(batches(10), tables, 2):
         plans.look()
-        train(tables, batch)
+        train_step(tables, batch)
     assert plans.made == made + 10, "ahead, each once"
 
 
@@ -192,3 +188,44 @@ def test_pipelines_that_hold_batches_plan_no_further(
         pipeline.progress(coming)
     assert 1 < plans.most <= depth + 1
     assert tables.cache_stats()["depth_reached"] <= depth + 1
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{UNUSED}")
+@pytest.mark.parametrize("loop", NO_ROW_LEFT)
+@pytest.mark.parametrize(("kind", "policy"), [(POOLED, "lrfu"), (SEQUENCE, "look_ahead")], ids=str)
+def test_a_loop_keeps_no_staged_rows(device: torch.device, loop: str, kind: Kind, policy: str) -> None:
+    tables, most = make(device, policy, kind), 0
+    for batch in rst.prefetch(batches(), tables, 2):
+        tables.wait_for_plans()
+        most = max(most, tables.memory_report()["staging"])
+        NO_ROW_LEFT[loop](tables, batch)
+    assert most <= 2 * 8 * SIZE * ROW + 8 * 4096, "rows that come and that leave, and arrays, of a few batches"
+    tables.state_dict()  # what has left lands
+    assert tables.memory_report()["staging"] == 0
+
+
+@pytest.mark.parametrize("ended", ["read", "closed"])
+def test_a_loop_that_is_left(device: torch.device, ended: str) -> None:
+    tables = make(device)
+    coming: Any = rst.prefetch(batches(), tables, 4)
+    next(coming)
+    tables.wait_for_plans()
+    assert tables.memory_report()["staging"] > 0
+    if ended == "closed":
+        coming.close()
+    else:
+        tables.forget()
+    assert tables.memory_report()["staging"] == 0
+
+
+def test_fbgemms_prefetch(device: torch.device) -> None:
+    place = (EmbeddingLocation.MANAGED_CACHING, ComputeDevice.CPU if device.type == "cpu" else ComputeDevice.CUDA)
+    module = SplitTableBatchedEmbeddingBagsCodegen([(5000, 4, *place)], device=device, cache_load_factor=0.1)
+    arguments = [(torch.arange(SIZE) + SIZE * step, torch.arange(SIZE + 1)) for step in range(30)]
+    module(*arguments[0]).sum().backward()
+    for batch in arguments[1:]:
+        module.prefetch(*batch)
+        module.tables.queue.wait()
+        with torch.no_grad():
+            module(*batch)
+    assert module.tables.memory_report()["staging"] == 0

@@ -1,0 +1,94 @@
+"""Training steps on collections, and comparisons of what they learned, which tests of every room share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from batches import single_ids
+from torchrec import KeyedJaggedTensor, KeyedTensor
+
+
+def output_parts(output: Any) -> list[torch.Tensor]:
+    """The pooled output of a collection, or the values of each sequence."""
+    return [output.values()] if isinstance(output, KeyedTensor) else [part.values() for part in output.values()]
+
+
+def output_values(output: Any) -> torch.Tensor:
+    """The output of a collection as one tensor on the host: `[B, total]`, or every value of the sequences, flat."""
+    if isinstance(output, KeyedTensor):
+        return output.values().cpu()
+    return torch.cat([part.values().flatten() for part in output.values()]).cpu()
+
+
+def train_step(
+    collection: torch.nn.Module, batch: KeyedJaggedTensor, factor: float = 1.0, *, square: bool = False
+) -> torch.Tensor:
+    """One training step on `factor` times the sum of the outputs, or of their squares; the outputs."""
+    output = output_values(collection(batch))
+    (factor * (output.square() if square else output).sum()).backward()
+    return output.detach()
+
+
+def train(
+    collection: torch.nn.Module, batches: Iterable[KeyedJaggedTensor], *, square: bool = False
+) -> list[torch.Tensor]:
+    """The outputs of a training step on each batch, see `train_step`."""
+    return [train_step(collection, batch, square=square) for batch in batches]
+
+
+def state_of(collection: Any) -> dict[str, Any]:
+    """Rows of all tables and the states of their optimizer, as they are saved."""
+    return {"rows": collection.state_dict(), "states": collection.fused_optimizer.state_dict()["state"]}
+
+
+def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.Tensor]:
+    """A table's rows by id, as float32."""
+    state = collection.state_dict()
+    (key,) = [key for key in state if key.endswith(f".{table}.weight")]
+    weight = state[key].float()
+    ids = state.get(key.replace(".weight", ".ids"), torch.arange(len(weight)))
+    return dict(zip(ids.tolist(), weight, strict=True))
+
+
+def equal_rows(one: Mapping[int, torch.Tensor], other: Mapping[int, torch.Tensor]) -> bool:
+    """Whether two tables, see `rows_of`, have the same ids with the same bits."""
+    return one.keys() == other.keys() and all(torch.equal(row, other[i]) for i, row in one.items())
+
+
+def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
+    """The output in eval(); leaves the module in the mode it was in."""
+    training = collection.training
+    collection.eval()
+    try:
+        return output_values(collection(batch)).detach()
+    finally:
+        collection.train(training)
+
+
+def assert_trains(collection: torch.nn.Module, ids: Sequence[int] = (3, 1, 3), lr: float = 0.5) -> None:
+    """The model is sound: it reads its rows, and one SGD step moves each by lr times its lookups.
+
+    For collections whose only feature is f0 of table t0.
+    """
+    batch = single_ids(ids)
+    before = read(collection, batch)
+    assert torch.equal(train_step(collection, batch).flatten(), before.flatten())
+    after = read(collection, batch).reshape(len(ids), -1)
+    count = Counter(ids)
+    steps = torch.tensor([lr * count[i] for i in ids])
+    torch.testing.assert_close(after, before.reshape(len(ids), -1) - steps[:, None], rtol=1e-6, atol=1e-6)
+
+
+def same_bits(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the tensors in which two (nested) state dicts differ."""
+    if left.keys() != right.keys():
+        yield f"keys {sorted(left)} and {sorted(right)}"
+        return
+    for name, value in left.items():
+        if isinstance(value, Mapping):
+            yield from (f"{name}/{inner}" for inner in same_bits(value, right[name]))
+        elif not torch.equal(value, right[name]):
+            yield name
