@@ -116,7 +116,6 @@ TENSORS = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 1, 1, 1])
 TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
     "jit.trace": lambda model: torch.jit.trace(model, TENSORS),
     "make_fx": lambda model: make_fx(model)(*TENSORS),
-    "export": lambda model: torch.export.export(model, TENSORS),
     "fullgraph": lambda model: torch.compile(model, fullgraph=True, backend="eager")(*TENSORS),
 }
 

@@ -131,7 +131,7 @@ def test_deltas_of_ranks_have_what_left_since(ranks_of: Start, tmp_path: Path) -
         assert [file.rows for file in files] == [
             len(seen[number]) - rows for seen, rows in zip(of_ranks, before, strict=True)
         ]
-        for world_size in (1, 2):
+        for world_size in (1, 2) if folder == folders[-1] else (2,):
             results = ranks_of(world_size).run(loaded, "row_wise", str(folder))
             assert set(joined(results)) == {i for seen in of_ranks for i in seen[number]}
 

@@ -170,10 +170,14 @@ def test_what_ids_take_along(seed: int) -> None:
             host.received(counts + 1, ids, numbers)
 
 
+def dedup(**change: Any) -> Deduplicator:
+    """One hash table with one feature, whose ids are at home by modulo on two ranks."""
+    options: dict[str, Any] = {"num_embeddings": [0], "homes": [(-1, 0)], "groups": [0], "feature_tables": [0]}
+    return Deduplicator(**{**options, "feature_columns": [], "feature_means": [], "world_size": 2} | change)
+
+
 def test_numbers_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="numbers must have one entry per table, 1"):
-        Deduplicator([0], [(0, 0)], [0], [0], [], [], 1, [1, 2])
-    host = Deduplicator([0], [(0, 0)], [0], [0], [], [], 1, [6])
+    host = dedup(world_size=1, numbers=[6])
     batch = np.zeros(2, np.int64), np.array([0, 2]), np.zeros(1, np.int64), 1
     with pytest.raises(ValueError, match="a table's ids take clicks along, the batch has none"):
         host.run(*batch, numbers=True)
@@ -234,24 +238,16 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
         ({"feature_tables": [1]}, "features must be ordered by table"),
         ({"feature_columns": [0, 4]}, "one entry per feature, 1"),
         ({"world_size": 0}, "world_size must be at least 1"),
+        ({"numbers": [1, 2]}, "numbers must have one entry per table, 1"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
-    options: dict[str, Any] = {
-        "num_embeddings": [0],
-        "homes": [(-1, 0)],
-        "groups": [0],
-        "feature_tables": [0],
-        "feature_columns": [],
-        "feature_means": [],
-        "world_size": 2,
-    }
     with pytest.raises(ValueError, match=message):
-        Deduplicator(**options | change)
+        dedup(**change)
 
 
 def test_offsets_that_do_not_fit() -> None:
-    host = Deduplicator([0], [(-1, 0)], [0], [0], [], [], 2)
+    host = dedup()
     with pytest.raises(ValueError, match="offsets must end at the number of ids, 2, got 3"):
         host.run(np.array([1, 2]), np.array([0, 3]), np.array([0]), 1)
     assert host.run(np.array([1, 1]), np.array([0, 2]), np.array([0]), 1).ids.tolist() == [1]
