@@ -95,6 +95,15 @@ def test_trains_the_same(device: torch.device, depth: int, window: int) -> None:
     assert_alike(ahead, plain, outputs, train(plain, batches))
 
 
+def test_the_end_of_a_window_is_foreseen(device: torch.device) -> None:
+    """Its update waits for the planning lock, which others do not need."""
+    model, ends = Net(device, window=3), []
+    for batch in make_batches(6):
+        ends.append(model.tables.embedding.layout.ends_window())
+        train(model, [batch])
+    assert ends == [False, False, True] * 2
+
+
 def test_plans_are_made_ahead(device: torch.device) -> None:
     """While a batch is trained the next are planned, and its forward plans nothing."""
     model = Net(device, cache=4 * IDS)

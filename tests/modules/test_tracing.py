@@ -38,8 +38,13 @@ def _nothing_is_compiled() -> None:
 
 
 class Sequences(Model):
+    """Gives its tables the batch by its keyword."""
+
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, kind=SEQUENCE)
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        return self.dense(self.tables(features=batch)["f0"].values())
 
 
 class Builds(Model):
