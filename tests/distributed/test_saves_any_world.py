@@ -53,11 +53,12 @@ SCENARIOS = [
     Scenario("bags", (ROW, ROW, TABLE), **LIVES),
 ]
 
+SKETCHED = Scenario(rules={"admit_threshold": 3, "sketch_bytes": 400})
 COPIES = dataclasses.replace(SCENARIOS[0], cache=60, sharding=(ALL, ALL, ROW))
 
 
 def name_of(scenario: Scenario) -> str:
-    more = ("-init_fn" if scenario.init_fn else "") + ("-life" if scenario.rules else "")
+    more = "-init_fn" * bool(scenario.init_fn) + "-life" * bool(scenario.rules)
     more += "-replicas" * (ALL in scenario.sharding)
     return f"{scenario.kind}-{scenario.optimizer.__name__}{more}"
 
@@ -93,6 +94,8 @@ def counted(name: str, view: TableView) -> Bytes:
     result: Bytes = {
         f"{name}.clocks": {place: repr(clock).encode() for place, clock in enumerate(view.clocks().items())}
     }
+    if len(sketch := view.sketch()):
+        result[f"{name}.sketch"] = {0: bytes(sketch.tolist())}
     waiting = view.candidates()
     for kind, ids, columns in (("columns", view.ids(), view.row_columns(view.ids())), ("candidates", *waiting)):
         values = {column: of.tolist() for column, of in columns.items()}
@@ -233,7 +236,7 @@ def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenari
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("scenario", [*SCENARIOS[:3], *SCENARIOS[-3:]], ids=name_of)
+@pytest.mark.parametrize("scenario", [*SCENARIOS[:3], *SCENARIOS[-3:], SKETCHED], ids=name_of)
 def test_training_goes_on_alike(tmp_path: Path, scenario: Scenario) -> None:
     """A model that goes on after a load comes to the same bits."""
     straight, again = train(sharded(scenario), scenario, range(4)), sharded(scenario)

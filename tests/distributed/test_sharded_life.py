@@ -420,16 +420,3 @@ def test_sketches_go_to_other_homes(ranks_of: Start, tmp_path: Path, size: int) 
     rst.Saver().load(alone, path)
     known = found(alone)
     assert all(count >= counts[i] for i, count in estimates(known.sketch, sorted(waiting)).items())
-
-
-@on_ranks(2)
-def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    straight, again = (shard(OneFeature(400), Scenario(sharding=("row_wise",))) for _ in range(2))
-    train_sketch(straight, range(2))
-    rst.Saver().save(straight, tmp_path)
-    rst.Saver().load(again, tmp_path)
-    for model in (straight, again):
-        train_sketch(model, range(2, 5))
-    one, other = found(straight), found(again)
-    assert one.sketch == other.sketch
-    assert sorted(one.rows) == sorted(other.rows)
