@@ -1,5 +1,6 @@
 // The emulator's cost, per core, copy and instruction. This fails only when something is slow by an order of
 // magnitude.
+#include <algorithm>
 #include <ctime>
 
 #include "support.h"
@@ -13,41 +14,32 @@ double seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-template <class Work>
-double nanoseconds(int64_t repetitions, Work work) {
+// The best of three launches, for each of so many repetitions of something.
+template <class Kernel>
+void measure(const std::string& what, double allowed, int64_t repetitions, const Launch& launch,
+             const Kernel& kernel) {
   double best = 1e30;
   for (int i = 0; i < 3; ++i) {
     const double start = seconds();
-    work();
-    const double took = (seconds() - start) * 1e9 / static_cast<double>(repetitions);
-    best = took < best ? took : best;
+    passes(launch, kernel);
+    best = std::min(best, (seconds() - start) * 1e9 / static_cast<double>(repetitions));
   }
-  return best;
+  std::printf("%-44s %9.1f ns\n", what.c_str(), best);
+  if (best <= allowed) return;
+  ++check_failures;
+  std::fprintf(stderr, "%s: more than %.0f ns\n", what.c_str(), allowed);
 }
 
-void report(const char* what, double measured, double allowed) {
-  std::printf("%-44s %9.1f ns\n", what, measured);
-  if (measured > allowed) {
-    ++check_failures;
-    std::fprintf(stderr, "%s: more than %.0f ns\n", what, allowed);
-  }
-}
-
-void measure_launches() {
-  constexpr int kLaunches = 1000;
-  const auto launches = [](const std::function<void()>& kernel) {
-    return nanoseconds(kLaunches * 48, [&] {
-      for (int i = 0; i < kLaunches; ++i) rec_sdk::emulator::run_kernel("launch", 48, {}, kernel);
-    });
-  };
-  report("a core that does nothing", launches([] {}), 2000);
-  report("a core with a TPipe and a queue", launches([] {
-           TPipe pipe;
-           TQue<TPosition::VECIN, 1> queue;
-           pipe.InitBuffer(queue, 2, 1024);
-         }),
-         5000);
-  report("a core with a SyncAll", launches([] { SyncAll(); }), 20000);
+void measure_cores() {
+  constexpr int64_t kCores = 48000;
+  measure("a core that does nothing", 2000, kCores, {{}, kCores}, [] {});
+  measure("a core with a TPipe and a queue", 5000, kCores, {{}, kCores}, [](TPipe& pipe) {
+    TQue<TPosition::VECIN, 1> queue;
+    pipe.InitBuffer(queue, 2, 1024);
+  });
+  measure("a SyncAll of a core", 20000, 48 * 1000, {{}, 48}, [] {
+    for (int i = 0; i < 1000; ++i) SyncAll();
+  });
 }
 
 struct Rows {
@@ -107,56 +99,38 @@ void measure_copies() {
     Global<float> in("in", kRows * dim, Access::kRead, 1.0f), out("out", kRows * dim, Access::kReadWrite);
     const Rows rows{in, out, kRows, dim};
     const std::string of = " rows of " + std::to_string(dim) + " floats";
-    report(
-        ("gather," + of).c_str(),
-        nanoseconds(kRows,
-                    [&] { CHECK_PASSES(run([&] { gather_rows(rows); }, {in.buffer(), out.buffer()}, 48)); }),
-        3000);
-    report(("read and write back," + of).c_str(),
-           nanoseconds(kRows, [&] { CHECK_PASSES(run([&] { rewrite_rows(rows); }, {out.buffer()}, 48)); }),
-           6000);
+    measure("gather," + of, 3000, kRows, {{in.buffer(), out.buffer()}, 48}, [&] { gather_rows(rows); });
+    measure("read and write back," + of, 6000, kRows, {{out.buffer()}, 48}, [&] { rewrite_rows(rows); });
   }
 }
 
 void measure_vector() {
   constexpr int64_t kRepetitions = 20000;
-  for (const int32_t count : {8, 64, 128, 1024, 8192}) {
-    report(("Axpy and a barrier, " + std::to_string(count) + " floats").c_str(),
-           nanoseconds(kRepetitions,
-                       [&] {
-                         CHECK_PASSES(run([&] {
-                           LocalMemAllocator<> allocator;
-                           const auto x = allocator.Alloc<float>(static_cast<uint32_t>(count));
-                           const auto sum = allocator.Alloc<float>(static_cast<uint32_t>(count));
-                           Duplicate(x, 1.0f, count);
-                           Duplicate(sum, 0.0f, count);
-                           for (int64_t i = 0; i < kRepetitions; ++i) {
-                             PipeBarrier<PIPE_V>();
-                             Axpy(sum, x, 0.5f, count);
-                           }
-                         }));
-                       }),
-           30000);
+  for (const uint32_t count : {8u, 64u, 128u, 1024u, 8192u}) {
+    const std::string what = "Axpy and a barrier, " + std::to_string(count) + " floats";
+    measure(what, 30000, kRepetitions, {}, [&](Ub& ub) {
+      const auto x = ub.Alloc<float>(count), sum = ub.Alloc<float>(count);
+      Duplicate(x, 1.0f, static_cast<int32_t>(count));
+      Duplicate(sum, 0.0f, static_cast<int32_t>(count));
+      for (int64_t i = 0; i < kRepetitions; ++i) {
+        PipeBarrier<PIPE_V>();
+        Axpy(sum, x, 0.5f, static_cast<int32_t>(count));
+      }
+    });
   }
-  report("GetValue of local memory",
-         nanoseconds(kRepetitions,
-                     [&] {
-                       CHECK_PASSES(run([&] {
-                         LocalMemAllocator<> allocator;
-                         const auto x = allocator.Alloc<float, 8>();
-                         x.SetValue(3, 1.0f);
-                         float sum = 0;
-                         for (int64_t i = 0; i < kRepetitions; ++i) sum += x.GetValue(3);
-                         CHECK(sum == kRepetitions);
-                       }));
-                     }),
-         1000);
+  measure("GetValue of local memory", 1000, kRepetitions, {}, [](Ub& ub) {
+    const auto x = ub.Alloc<float, 8>();
+    x.SetValue(3, 1.0f);
+    float sum = 0;
+    for (int64_t i = 0; i < kRepetitions; ++i) sum += x.GetValue(3);
+    CHECK(sum == kRepetitions);
+  });
 }
 
 }  // namespace
 
 int main() {
-  measure_launches();
+  measure_cores();
   measure_copies();
   measure_vector();
   return check_result();

@@ -1,7 +1,8 @@
-// Kernels that break a rule, with their repaired twins: `twin` runs a kernel both ways.
+// Kernels that break a rule, with their repaired twins (`twin`), and kernels that must pass (`passes`).
 #pragma once
 
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,45 +15,100 @@ using namespace AscendC;
 using rec_sdk::emulator::Access;
 using rec_sdk::emulator::Buffer;
 
+using Ub = LocalMemAllocator<>;
+using Words = std::vector<std::string>;
+
+// The buffers of a launch, and on how many cores it runs.
+struct Launch {
+  Launch(std::initializer_list<Buffer> buffers_) : buffers(buffers_) {}
+  Launch(std::vector<Buffer> buffers_ = {}, int64_t blocks_ = 1)
+      : buffers(std::move(buffers_)), blocks(blocks_) {}
+
+  std::vector<Buffer> buffers;
+  int64_t blocks = 1;
+};
+
 // The error that ended the launch, or "".
-inline std::string run(const std::function<void()>& kernel, const std::vector<Buffer>& buffers = {},
-                       int64_t blocks = 1) {
+inline std::string run(const std::function<void()>& kernel, const Launch& launch = {}) {
   try {
-    rec_sdk::emulator::run_kernel("kernel", blocks, buffers, kernel);
+    rec_sdk::emulator::run_kernel("kernel", launch.blocks, launch.buffers, kernel);
   } catch (const rec_sdk::emulator::KernelError& error) {
     return error.what();
   }
   return "";
 }
 
-inline void check_passes(const char* file, int line, const std::string& error) {
-  if (!error.empty()) {
-    ++check_failures;
-    std::fprintf(stderr, "%s:%d: %s\n", file, line, error.c_str());
-  }
+// Every word must occur in the error; without words there must be none.
+inline void check_error(const std::string& error, const Words& words, const char* file = __builtin_FILE(),
+                        int line = __builtin_LINE()) {
+  bool good = error.empty() == words.empty();
+  for (const std::string& word : words) good = good && error.find(word) != std::string::npos;
+  if (good) return;
+  ++check_failures;
+  std::fprintf(stderr, "%s:%d: the error is \"%s\"\n", file, line, error.c_str());
+  for (const std::string& word : words) std::fprintf(stderr, "  expected in it: \"%s\"\n", word.c_str());
 }
 
-// All words must occur in the error.
-inline void check_error(const char* file, int line, const std::string& error,
-                        const std::vector<std::string>& words) {
-  for (const std::string& word : words) {
-    if (error.find(word) == std::string::npos) {
-      ++check_failures;
-      std::fprintf(stderr, "%s:%d: no \"%s\" in the error \"%s\"\n", file, line, word.c_str(), error.c_str());
-    }
-  }
+// Calls the kernel with what its last parameter is: a Ub, a TPipe, or the like.
+template <class Kernel, class Setup>
+void call(const Kernel& kernel, void (Kernel::*)(Setup&) const) {
+  Setup setup;
+  kernel(setup);
+}
+template <class Kernel>
+void call(const Kernel& kernel, void (Kernel::*)() const) {
+  kernel();
+}
+template <class Kernel, class Setup>
+void call(const Kernel& kernel, void (Kernel::*)(bool, Setup&) const, bool repaired) {
+  Setup setup;
+  kernel(repaired, setup);
+}
+template <class Kernel>
+void call(const Kernel& kernel, void (Kernel::*)(bool) const, bool repaired) {
+  kernel(repaired);
 }
 
-#define CHECK_PASSES(error) check_passes(__FILE__, __LINE__, error)
-#define CHECK_ERROR(error, ...) check_error(__FILE__, __LINE__, error, {__VA_ARGS__})
+template <class Kernel>
+void passes(const Launch& launch, const Kernel& kernel, const char* file = __builtin_FILE(),
+            int line = __builtin_LINE()) {
+  check_error(run([&] { call(kernel, &Kernel::operator()); }, launch), {}, file, line);
+}
+template <class Kernel>
+void passes(const Kernel& kernel, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  passes({}, kernel, file, line);
+}
 
 // kernel(false) breaks a rule, and the error must hold `words`; kernel(true) is the same, repaired.
-#define CHECK_TWIN(kernel, buffers, blocks, ...)                                                       \
-  do {                                                                                                 \
-    const auto& twin_kernel = kernel;                                                                  \
-    check_error(__FILE__, __LINE__, run([&] { twin_kernel(false); }, buffers, blocks), {__VA_ARGS__}); \
-    check_passes(__FILE__, __LINE__, run([&] { twin_kernel(true); }, buffers, blocks));                \
-  } while (false)
+template <class Kernel>
+void twin(const Words& words, const Launch& launch, const Kernel& kernel, const char* file = __builtin_FILE(),
+          int line = __builtin_LINE()) {
+  check_error(run([&] { call(kernel, &Kernel::operator(), false); }, launch), words, file, line);
+  check_error(run([&] { call(kernel, &Kernel::operator(), true); }, launch), {}, file, line);
+}
+template <class Kernel>
+void twin(const Words& words, const Kernel& kernel, const char* file = __builtin_FILE(),
+          int line = __builtin_LINE()) {
+  twin(words, {}, kernel, file, line);
+}
+
+// Kernels of steps, of which those that are missing keep the others from breaking a rule.
+template <class Setup>
+struct Steps {
+  using Step = void (*)(Setup&);
+  std::vector<Step> before, missing, behind;
+  Words words;  // of the error without the missing ones
+
+  void check(const std::vector<Buffer>& buffers = {}) const {
+    twin(words, buffers, [&](bool repaired, Setup& setup) {
+      for (const Step step : before) step(setup);
+      if (repaired) {
+        for (const Step step : missing) step(setup);
+      }
+      for (const Step step : behind) step(setup);
+    });
+  }
+};
 
 // Values in global memory, under a name.
 template <class T>
@@ -82,6 +138,16 @@ void copy_in(const LocalTensor<T>& dst, const GlobalTensor<T>& src, uint32_t cou
 template <class T>
 void copy_out(const GlobalTensor<T>& dst, const LocalTensor<T>& src, uint32_t count) {
   DataCopyPad(dst, src, {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0});
+}
+
+// Runs instructions whose mask counts so many elements.
+template <class Work>
+void masked(int32_t count, const Work& work) {
+  SetMaskCount();
+  SetVectorMask<float, MaskMode::COUNTER>(count);
+  work();
+  SetMaskNorm();
+  ResetMask();
 }
 
 // The second engine goes on when the first has done what it was told.

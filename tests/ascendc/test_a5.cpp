@@ -8,103 +8,82 @@
 
 namespace {
 
-using Kernel = std::function<void(bool)>;
-
 void test_sizes() {
   CHECK(rec_sdk::emulator::soc().arch == 3510);
   CHECK(rec_sdk::emulator::soc().vector_cores == 64);
-  CHECK_PASSES(run([] {
-    TPipe pipe;
+  passes([](TPipe& pipe) {
     TBuf<> buffer;
     pipe.InitBuffer(buffer, 253952);
-  }));
+  });
 }
 
 void test_nothing_to_do() {
-  const Kernel kernel = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    Duplicate(allocator.Alloc<float, 8>(), 1.0f, repaired ? 1 : 0);
-  };
-  CHECK_TWIN(kernel, {}, 1, "V, Duplicate", "count 0: only A2 and A3 do nothing then");
+  twin({"V, Duplicate", "count 0: only A2 and A3 do nothing then"},
+       [](bool repaired, Ub& ub) { Duplicate(ub.Alloc<float, 8>(), 1.0f, repaired ? 1 : 0); });
 }
 
 void test_strides() {
   Global<float> in("in", 64, Access::kRead, 2.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
   // The same block again and again.
-  const Kernel backwards = [&](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto local = allocator.Alloc<float, 64>();
+  twin({"strides of -36 bytes", "from -blockLen on"}, buffers, [&](bool repaired, Ub& ub) {
+    const auto local = ub.Alloc<float, 64>();
     DataCopyPad(local, in.tensor()[8], {3, 32, repaired ? -32 : -36, 0, 0}, {false, 0, 0, 0.0f});
-  };
-  CHECK_TWIN(backwards, buffers, 1, "strides of -36 bytes", "from -blockLen on");
-  const Kernel wide = [&](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto local = allocator.Alloc<float, 64>();
+  });
+  twin({"65536 blocks in local memory"}, buffers, [&](bool repaired, Ub& ub) {
+    const auto local = ub.Alloc<float, 64>();
     DataCopyPad(local, in.tensor(), {1, 32, 0, repaired ? 65535 : 65536, 0}, {false, 0, 0, 0.0f});
-  };
-  CHECK_TWIN(wide, buffers, 1, "65536 blocks in local memory");
+  });
 }
 
 // The index of an element of 16 bits has 16 bits; srcBaseOffset reaches further.
 void test_gather() {
-  const Kernel kernel = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto values = allocator.Alloc<half, 70000>();
-    const auto at = allocator.Alloc<uint32_t, 8>();
-    Duplicate(values, half(1.0f), 70000);
-    at.SetValue(0, repaired ? 131070u : 131072u);
-    order<HardEvent::S_V>();
-    PipeBarrier<PIPE_V>();
-    Gather(allocator.Alloc<half, 16>(), values, at, 4, 1);
-  };
-  CHECK_TWIN(kernel, {}, 1, "srcOffset[0] of Gather (V, ",
-             "is 131072: for 16-bit elements 950 reaches 131071");
+  twin({"srcOffset[0] of Gather (V, ", "is 131072: for 16-bit elements 950 reaches 131071"},
+       [](bool repaired, Ub& ub) {
+         const auto values = ub.Alloc<half, 70000>();
+         const auto at = ub.Alloc<uint32_t, 8>();
+         Duplicate(values, half(1.0f), 70000);
+         at.SetValue(0, repaired ? 131070u : 131072u);
+         order<HardEvent::S_V>();
+         PipeBarrier<PIPE_V>();
+         Gather(ub.Alloc<half, 16>(), values, at, 4, 1);
+       });
 }
 
 // One mask, all instructions: those with a scalar ask it in the form with strides.
 void test_mask() {
-  CHECK_PASSES(run([] {
-    LocalMemAllocator<> allocator;
-    const auto x = allocator.Alloc<float, 128>();
+  passes([](Ub& ub) {
+    const auto x = ub.Alloc<float, 128>();
     Duplicate(x, 3.0f, 128);
     PipeBarrier<PIPE_V>();
-    SetMaskCount();
-    SetVectorMask<float, MaskMode::COUNTER>(100);
-    Muls<float, false>(x, x, 2.0f, MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
-    SetMaskNorm();
-    ResetMask();
+    masked(100, [&] { Muls<float, false>(x, x, 2.0f, MASK_PLACEHOLDER, 1, {1, 1, 8, 8}); });
     order<HardEvent::V_S>();
     for (uint32_t i = 0; i < 128; ++i) CHECK(x.GetValue(i) == (i < 100 ? 6.0f : 3.0f));
-  }));
+  });
 }
 
 // A copy may come to VECCALC here.
 void test_positions() {
   Global<float> in("in", 64, Access::kRead, 2.0f);
-  CHECK_PASSES(run(
-      [&] {
-        TPipe pipe;
-        TBuf<TPosition::VECCALC> buffer;
-        pipe.InitBuffer(buffer, 256);
-        copy_in(buffer.Get<float>(), in.tensor(), 64);
-      },
-      {in.buffer()}));
+  passes({in.buffer()}, [&](TPipe& pipe) {
+    TBuf<TPosition::VECCALC> buffer;
+    pipe.InitBuffer(buffer, 256);
+    copy_in(buffer.Get<float>(), in.tensor(), 64);
+  });
 }
 
 // call(y, x) with x all `value`; the first element of y.
 template <class T, class Call>
 T computed(T value, const Call& call) {
   T result{};
-  CHECK_PASSES(run([&] {
-    LocalMemAllocator<> allocator;
-    const auto x = allocator.Alloc<T, 16>(), y = allocator.Alloc<T, 16>();
+  passes([&](Ub& ub) {
+    const auto x = ub.Alloc<T, 16>(), y = ub.Alloc<T, 16>();
     Duplicate(x, value, 16);
     PipeBarrier<PIPE_V>();
     call(y, x);
     order<HardEvent::V_S>();
     result = y.GetValue(0);
-  }));
+  });
   return result;
 }
 
@@ -160,10 +139,9 @@ void maybe_as_on_host(bool as_on_host, const Work& work) {
 // The half that infinity becomes.
 uint16_t converted_infinity(uint64_t changed_bits, bool as_on_host) {
   uint16_t bits = 0;
-  CHECK_PASSES(run([&] {
-    LocalMemAllocator<> allocator;
-    const auto x = allocator.Alloc<float, 16>();
-    const auto y = allocator.Alloc<half, 16>();
+  passes([&](Ub& ub) {
+    const auto x = ub.Alloc<float, 16>();
+    const auto y = ub.Alloc<half, 16>();
     with_changed(changed_bits, [&] {
       const uint64_t found = control();
       maybe_as_on_host(as_on_host, [&] {
@@ -175,7 +153,7 @@ uint16_t converted_infinity(uint64_t changed_bits, bool as_on_host) {
     });
     order<HardEvent::V_S>();
     bits = y.GetValue(0).bits;
-  }));
+  });
   return bits;
 }
 
@@ -220,23 +198,20 @@ void check_overflow() {
 }
 
 void test_control_register() {
-  const auto left = [](uint64_t bit) {
-    return Kernel([bit](bool repaired) {
+  const std::pair<uint64_t, Words> left[] = {
+      {kKeepsInfinity, {"bit 48 of the control register is 1, but was 0", "do not saturate"}},
+      {kIntegersSaturate, {"bit 53 of the control register is 1, but was 0", "integers saturate"}},
+      {kForAllOfCore, {"bit 60 of the control register is 0, but was 1", "bit 48 has no effect"}},
+  };
+  for (const auto& [bit, words] : left) {
+    twin(words, {{}, 2}, [bit = bit](bool repaired) {
       const uint64_t before = control();
       set_ctrl(before ^ bit);
       if (repaired) set_ctrl(before);
     });
-  };
-  CHECK_TWIN(left(kKeepsInfinity), {}, 2, "bit 48 of the control register is 1, but was 0",
-             "do not saturate");
-  CHECK_TWIN(left(kIntegersSaturate), {}, 2, "bit 53 of the control register is 1, but was 0",
-             "integers saturate");
-  CHECK_TWIN(left(kForAllOfCore), {}, 2, "bit 60 of the control register is 0, but was 1",
-             "bit 48 has no effect");
-  const Kernel other_bits = [](bool repaired) {
-    with_changed(repaired ? kIntegersSaturate : uint64_t{1} << 59, [] {});
-  };
-  CHECK_TWIN(other_bits, {}, 1, "S, set_ctrl", "knows bits 48, 53 and 60 only");
+  }
+  twin({"S, set_ctrl", "knows bits 48, 53 and 60 only"},
+       [](bool repaired) { with_changed(repaired ? kIntegersSaturate : uint64_t{1} << 59, [] {}); });
 }
 
 }  // namespace

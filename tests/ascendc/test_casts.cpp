@@ -6,8 +6,11 @@
 
 namespace {
 
-using Kernel = std::function<void(bool)>;
+using Floats = std::vector<float>;
+using Bits = std::vector<uint16_t>;  // of 16-bit floats
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+const float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;
 
 void set_saturation(bool on) {
@@ -19,20 +22,29 @@ void set_saturation(bool on) {
 template <class T, class U>
 std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated = false) {
   std::vector<T> result;
-  CHECK_PASSES(run([&] {
+  passes([&](Ub& ub) {
     set_saturation(saturated);
-    LocalMemAllocator<> allocator;
     const auto count = static_cast<uint32_t>(values.size());
-    const auto from = allocator.Alloc<U>(count);
-    const auto to = allocator.Alloc<T>(count);
+    const auto from = ub.Alloc<U>(count);
+    const auto to = ub.Alloc<T>(count);
     for (uint32_t i = 0; i < count; ++i) from.SetValue(i, values[i]);
     order<HardEvent::S_V>();
     Cast(to, from, mode, count);
     order<HardEvent::V_S>();
     for (uint32_t i = 0; i < count; ++i) result.push_back(to.GetValue(i));
     set_saturation(true);
-  }));
+  });
   return result;
+}
+
+// The bytes of the results must be those of `expected`.
+template <class T, class U, class Expected>
+void check(const std::vector<U>& values, RoundMode mode, const std::vector<Expected>& expected,
+           bool saturated = false) {
+  static_assert(sizeof(T) == sizeof(Expected));
+  const std::vector<T> found = cast<T>(values, mode, saturated);
+  CHECK(found.size() == expected.size());
+  CHECK(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(T)) == 0);
 }
 
 // Every bit pattern of a 16-bit format comes back from float as it was; NaNs as some NaN.
@@ -50,27 +62,19 @@ void test_all_16_bits() {
 }
 
 void test_rounding_to_16_bits() {
-  const float tiny = std::ldexp(1.0f, -11);
-  const auto halves =
-      cast<half>(std::vector<float>{1 + tiny, 1 + 3 * tiny, 1 + 1.5f * tiny, 65504, 65520, 1e-8f, 0.1f},
-                 RoundMode::CAST_RINT);
-  const uint16_t expected[] = {0x3c00, 0x3c02, 0x3c01, 0x7bff, 0x7c00, 0, 0x2e66};
-  for (size_t i = 0; i < halves.size(); ++i) CHECK(halves[i].bits == expected[i]);
-  CHECK(cast<half>(std::vector<float>{1 + 3 * tiny}, RoundMode::CAST_NONE)[0].bits == 0x3c02);
-  const float ulp = std::ldexp(1.0f, -8);
-  const auto brains = cast<bfloat16_t>(
-      std::vector<float>{1 + ulp, 1 + 3 * ulp, 1 + 1.5f * ulp, 3.4e38f, 0.1f}, RoundMode::CAST_RINT);
-  const uint16_t expected_brains[] = {0x3f80, 0x3f82, 0x3f81, 0x7f80, 0x3dcd};
-  for (size_t i = 0; i < brains.size(); ++i) CHECK(brains[i].bits == expected_brains[i]);
-  CHECK(cast<half>(std::vector<int16_t>{2049, -3}, RoundMode::CAST_RINT)[0].bits == half(2048.0f).bits);
+  const float tiny = std::ldexp(1.0f, -11), ulp = std::ldexp(1.0f, -8);
+  check<half>(Floats{1 + tiny, 1 + 3 * tiny, 1 + 1.5f * tiny, 65504, 65520, 1e-8f, 0.1f},
+              RoundMode::CAST_RINT, Bits{0x3c00, 0x3c02, 0x3c01, 0x7bff, 0x7c00, 0, 0x2e66});
+  check<half>(Floats{1 + 3 * tiny}, RoundMode::CAST_NONE, Bits{0x3c02});
+  check<bfloat16_t>(Floats{1 + ulp, 1 + 3 * ulp, 1 + 1.5f * ulp, 3.4e38f, 0.1f}, RoundMode::CAST_RINT,
+                    Bits{0x3f80, 0x3f82, 0x3f81, 0x7f80, 0x3dcd});
+  check<half>(std::vector<int16_t>{2049, -3}, RoundMode::CAST_RINT, Bits{0x6800, 0xc200});
 }
-
-const std::vector<float> kValues = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 2.4f, -2.6f, 7.0f};
 
 template <class T, class U>
 void test_whole_numbers() {
-  std::vector<U> values;
-  for (const float v : kValues) values.push_back(static_cast<U>(v));
+  const Floats floats = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 2.4f, -2.6f, 7.0f};
+  const std::vector<U> values(floats.begin(), floats.end());
   const auto check = [&](RoundMode mode, float (*round)(float)) {
     const auto results = cast<T>(values, mode);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -85,43 +89,30 @@ void test_whole_numbers() {
 }
 
 void test_saturation_of_integers() {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<float> values = {1e30f, -1e30f, nan};
-  const auto narrow = cast<int32_t>(values, RoundMode::CAST_TRUNC);
-  CHECK(narrow[0] == INT32_MAX && narrow[1] == INT32_MIN && narrow[2] == 0);
-  const auto wide = cast<int64_t>(values, RoundMode::CAST_RINT);
-  CHECK(wide[0] == INT64_MAX && wide[1] == INT64_MIN && wide[2] == 0);
-  const auto from_wide =
-      cast<int32_t>(std::vector<int64_t>{int64_t{1} << 40, -(int64_t{1} << 40), 7}, RoundMode::CAST_NONE);
-  CHECK(from_wide[0] == INT32_MAX && from_wide[1] == INT32_MIN && from_wide[2] == 7);
-  CHECK(cast<int16_t>(std::vector<int32_t>{70000}, RoundMode::CAST_NONE)[0] == INT16_MAX);
+  const Floats values = {1e30f, -1e30f, kNan};
+  const std::vector<int64_t> wide = {int64_t{1} << 40, -(int64_t{1} << 40), 7};
+  check<int32_t>(values, RoundMode::CAST_TRUNC, std::vector<int32_t>{INT32_MAX, INT32_MIN, 0});
+  check<int64_t>(values, RoundMode::CAST_RINT, std::vector<int64_t>{INT64_MAX, INT64_MIN, 0});
+  check<int32_t>(wide, RoundMode::CAST_NONE, std::vector<int32_t>{INT32_MAX, INT32_MIN, 7});
+  check<int16_t>(std::vector<int32_t>{70000}, RoundMode::CAST_NONE, std::vector<int16_t>{INT16_MAX});
 }
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Off, the host's own conversion; on, the largest number and zero.
 void test_saturation_of_16_bits() {
-  const std::vector<float> values = {kInfinity, -kInfinity, kNan, -kNan, 1e6f, 3.4e38f, 1.5f, -65504};
-  const uint16_t halves[] = {0x7bff, 0xfbff, 0, 0, 0x7bff, 0x7bff, 0x3e00, 0xfbff};
-  const uint16_t brains[] = {0x7f7f, 0xff7f, 0, 0, 0x4974, 0x7f7f, 0x3fc0, 0xc780};
-  const auto half_on = cast<half>(values, RoundMode::CAST_RINT, true);
-  const auto half_off = cast<half>(values, RoundMode::CAST_RINT);
-  const auto brain_on = cast<bfloat16_t>(values, RoundMode::CAST_RINT, true);
-  const auto brain_off = cast<bfloat16_t>(values, RoundMode::CAST_RINT);
-  for (size_t i = 0; i < values.size(); ++i) {
-    CHECK(half_on[i].bits == halves[i] && brain_on[i].bits == brains[i]);
-    CHECK(half_off[i].bits == half(values[i]).bits && brain_off[i].bits == bfloat16_t(values[i]).bits);
-  }
+  const Floats values = {kInfinity, -kInfinity, kNan, -kNan, 1e6f, 3.4e38f, 1.5f, -65504};
+  check<half>(values, RoundMode::CAST_RINT, Bits{0x7bff, 0xfbff, 0, 0, 0x7bff, 0x7bff, 0x3e00, 0xfbff}, true);
+  check<bfloat16_t>(values, RoundMode::CAST_RINT, Bits{0x7f7f, 0xff7f, 0, 0, 0x4974, 0x7f7f, 0x3fc0, 0xc780},
+                    true);
+  check<half>(values, RoundMode::CAST_RINT, std::vector<half>(values.begin(), values.end()));
+  check<bfloat16_t>(values, RoundMode::CAST_RINT, std::vector<bfloat16_t>(values.begin(), values.end()));
   // A cast changes neither its source nor a float.
-  CHECK(std::isinf(cast<float>(std::vector<half>{half(kInfinity)}, RoundMode::CAST_NONE, true)[0]));
+  check<float>(std::vector<half>{half(kInfinity)}, RoundMode::CAST_NONE, Floats{kInfinity}, true);
 }
 
 // Results that half has no number for.
 void test_saturation_of_arithmetic() {
   for (const bool on : {true, false}) {
-    CHECK_PASSES(run([&] {
-      TPipe pipe;
+    passes([&](TPipe& pipe) {
       TBuf<> buffer;
       pipe.InitBuffer(buffer, 256);
       const auto x = buffer.GetWithOffset<half>(16, 0), y = buffer.GetWithOffset<half>(16, 32);
@@ -148,44 +139,40 @@ void test_saturation_of_arithmetic() {
       order<HardEvent::V_S>();
       CHECK(on ? moved.GetValue(0).bits == 0 : std::isnan(static_cast<float>(moved.GetValue(0))));
       set_saturation(true);
-    }));
+    });
   }
 }
 
 void test_control_register() {
-  const Kernel not_put_back = [](bool repaired) {
-    const auto before = static_cast<uint64_t>(get_ctrl());
-    CHECK((before & kKeepsInfinity) == 0);  // also after a kernel that did not put it back
-    set_saturation(false);
-    if (repaired) set_ctrl(before);
-  };
-  CHECK_TWIN(not_put_back, {}, 3, "end of the kernel", "bit 48 of the control register is 1",
-             "set_ctrl must put back");
-  const Kernel other_bits = [](bool repaired) {
+  twin({"end of the kernel", "bit 48 of the control register is 1", "set_ctrl must put back"}, {{}, 3},
+       [](bool repaired) {
+         const auto before = static_cast<uint64_t>(get_ctrl());
+         CHECK((before & kKeepsInfinity) == 0);  // also after a kernel that did not put it back
+         set_saturation(false);
+         if (repaired) set_ctrl(before);
+       });
+  twin({"S, set_ctrl", "knows bit 48 only"}, [](bool repaired) {
     const auto before = static_cast<uint64_t>(get_ctrl());
     set_ctrl(repaired ? before : before ^ 1 << 6);
     set_ctrl(before);
-  };
-  CHECK_TWIN(other_bits, {}, 1, "S, set_ctrl", "knows bit 48 only");
+  });
 }
 
 void test_integers_to_float() {
-  CHECK(cast<float>(std::vector<int32_t>{16777217, -5}, RoundMode::CAST_RINT)[0] == 16777216.0f);
-  CHECK(cast<float>(std::vector<int64_t>{int64_t{1} << 40, -5}, RoundMode::CAST_RINT)[1] == -5.0f);
-  CHECK(cast<float>(std::vector<int16_t>{-5}, RoundMode::CAST_NONE)[0] == -5.0f);
-  CHECK(cast<int64_t>(std::vector<int32_t>{-5}, RoundMode::CAST_NONE)[0] == -5);
+  check<float>(std::vector<int32_t>{16777217, -5}, RoundMode::CAST_RINT, Floats{16777216, -5});
+  check<float>(std::vector<int64_t>{int64_t{1} << 40, -5}, RoundMode::CAST_RINT, Floats{0x1p40f, -5});
+  check<float>(std::vector<int16_t>{-5}, RoundMode::CAST_NONE, Floats{-5});
+  check<int64_t>(std::vector<int32_t>{-5}, RoundMode::CAST_NONE, std::vector<int64_t>{-5});
 }
 
 void test_modes() {
-  const Kernel kernel = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = allocator.Alloc<float, 8>();
-    const auto y = allocator.Alloc<bfloat16_t, 8>();
+  twin({"V, Cast", "has no such RoundMode"}, [](bool repaired, Ub& ub) {
+    const auto x = ub.Alloc<float, 8>();
+    const auto y = ub.Alloc<bfloat16_t, 8>();
     Duplicate(x, 1.0f, 8);
     PipeBarrier<PIPE_V>();
     Cast(y, x, repaired ? RoundMode::CAST_RINT : RoundMode::CAST_NONE, 8);
-  };
-  CHECK_TWIN(kernel, {}, 1, "V, Cast", "has no such RoundMode");
+  });
 }
 
 }  // namespace

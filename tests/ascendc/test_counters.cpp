@@ -1,6 +1,4 @@
 // The counters of a kernel, summed over launches.
-#include <cstring>
-
 #include "emulator/ascendc/engine/core.h"
 #include "support.h"
 
@@ -29,8 +27,7 @@ bool has(const char* text) { return std::strstr(rec_sdk_emulator_counters(), tex
 
 // The rates of the documentation, in whole cycles of each instruction.
 void test_cycles() {
-  CHECK_PASSES(run([] {
-    TPipe pipe;
+  passes([](TPipe& pipe) {
     TBuf<> buffer;
     pipe.InitBuffer(buffer, 16384);
     const auto x = buffer.GetWithOffset<float>(1024, 0), y = buffer.GetWithOffset<float>(1024, 4096);
@@ -60,11 +57,7 @@ void test_cycles() {
     // Eight blocks of one bank group in turn, of two groups by fours, of eight at once.
     const auto strided = [&](uint8_t pitch) {
       return cycles([&] {
-        SetMaskCount();
-        SetVectorMask<float, MaskMode::COUNTER>(56);
-        Add<float, false>(y, y, x, MASK_PLACEHOLDER, 1, {1, 1, pitch, 8, 8, 8});
-        SetMaskNorm();
-        ResetMask();
+        masked(56, [&] { Add<float, false>(y, y, x, MASK_PLACEHOLDER, 1, {1, 1, pitch, 8, 8, 8}); });
       });
     };
     CHECK(strided(1) == 1);
@@ -72,7 +65,7 @@ void test_cycles() {
     CHECK(strided(8) == 4);
     CHECK(strided(17) == 1);
     CHECK(strided(18) == 1);
-  }));
+  });
 }
 
 }  // namespace
@@ -80,13 +73,13 @@ void test_cycles() {
 int main() {
   rec_sdk_emulator_reset_counters();
   CHECK(std::strcmp(rec_sdk_emulator_counters(), "{}") == 0);
-  for (int i = 0; i < 3; ++i) CHECK_PASSES(run(kernel, {in.buffer(), out.buffer()}, 2));
+  for (int i = 0; i < 3; ++i) check_error(run(kernel, {{in.buffer(), out.buffer()}, 2}), {});
   CHECK(has("{\"kernel\": {\"launches\": 3, \"blocks\": 6, "));
   CHECK(has("\"mte2_instructions\": [3, 3], \"mte2_gm_bytes\": [180, 180], \"mte2_ub_bytes\": [288, 288]"));
   CHECK(has("\"mte3_instructions\": [3, 0], \"mte3_gm_bytes\": [120, 0], \"mte3_ub_bytes\": [192, 0]"));
   CHECK(has("\"vector_instructions\": [3, 3], \"vector_elements\": [60, 60], \"vector_cycles\": [3, 3]"));
   CHECK(has("\"scalar_gm_reads\": [3, 3], \"scalar_gm_writes\": [0, 0], \"scalar_ub_accesses\": [3, 3]"));
-  CHECK_PASSES(run([] {}, {}, 3));
+  passes({{}, 3}, [] {});
   CHECK(has("\"launches\": 4, \"blocks\": 9, \"mte2_instructions\": [3, 3, 0]"));
   rec_sdk_emulator_reset_counters();
   CHECK(has("{}"));

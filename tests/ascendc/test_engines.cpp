@@ -23,45 +23,39 @@ std::string engines() {
 void test_when_copies_arrive() {
   Global<float> first("first", kCount, Access::kWrite), second("second", kCount, Access::kWrite);
   const auto arrived = [](const Global<float>& values) { return values.values[0] == 1.0f; };
-  CHECK_PASSES(run(
-      [&] {
-        LocalMemAllocator<> allocator;
-        const auto ones = allocator.Alloc<float, kCount>();
-        Duplicate(ones, 1.0f, kCount);
-        order<HardEvent::V_MTE3>();
-        copy_out(first.tensor(), ones, kCount);
-        SetFlag<HardEvent::MTE3_S>(EVENT_ID0);
-        copy_out(second.tensor(), ones, kCount);
-        if (engines() == "eager") CHECK(arrived(first) && arrived(second));
-        if (engines() == "late") CHECK(!arrived(first) && !arrived(second));
-        WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
-        CHECK(arrived(first));
-        if (engines() == "late") CHECK(!arrived(second));  // no more than was waited for
-        PipeBarrier<PIPE_ALL>();
-        CHECK(arrived(second));
-      },
-      {first.buffer(), second.buffer()}));
+  passes({first.buffer(), second.buffer()}, [&](Ub& ub) {
+    const auto ones = ub.Alloc<float, kCount>();
+    Duplicate(ones, 1.0f, kCount);
+    order<HardEvent::V_MTE3>();
+    copy_out(first.tensor(), ones, kCount);
+    SetFlag<HardEvent::MTE3_S>(EVENT_ID0);
+    copy_out(second.tensor(), ones, kCount);
+    if (engines() == "eager") CHECK(arrived(first) && arrived(second));
+    if (engines() == "late") CHECK(!arrived(first) && !arrived(second));
+    WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
+    CHECK(arrived(first));
+    if (engines() == "late") CHECK(!arrived(second));  // no more than was waited for
+    PipeBarrier<PIPE_ALL>();
+    CHECK(arrived(second));
+  });
   CHECK(arrived(second));
 }
 
 // A computation used the scalar value and the bytes as they were then, not as they became.
 void test_effects_keep_their_operands() {
   Global<float> out("out", 2 * kCount, Access::kWrite);
-  CHECK_PASSES(run(
-      [&] {
-        LocalMemAllocator<> allocator;
-        const auto x = allocator.Alloc<float, kCount>(), y = allocator.Alloc<float, kCount>();
-        for (float value = 1; value <= 2; ++value) {
-          Duplicate(x, value, kCount);
-          PipeBarrier<PIPE_V>();
-          Muls(value == 1 ? y : x, x, 10 * value, kCount);
-          PipeBarrier<PIPE_V>();
-        }
-        order<HardEvent::V_MTE3>();
-        copy_out(out.tensor(), y, kCount);
-        copy_out(out.tensor()[kCount], x, kCount);
-      },
-      {out.buffer()}));
+  passes({out.buffer()}, [&](Ub& ub) {
+    const auto x = ub.Alloc<float, kCount>(), y = ub.Alloc<float, kCount>();
+    for (float value = 1; value <= 2; ++value) {
+      Duplicate(x, value, kCount);
+      PipeBarrier<PIPE_V>();
+      Muls(value == 1 ? y : x, x, 10 * value, kCount);
+      PipeBarrier<PIPE_V>();
+    }
+    order<HardEvent::V_MTE3>();
+    copy_out(out.tensor(), y, kCount);
+    copy_out(out.tensor()[kCount], x, kCount);
+  });
   CHECK(out.values[0] == 10.0f && out.values[kCount] == 40.0f);
 }
 
@@ -74,15 +68,15 @@ void test_two_sets_of_a_flag() {
     current_core().schedule.set_flag(event, 0, false);
     current_core().schedule.wait_flag(event, 0);
   });
-  if (engines() == "eager") CHECK_PASSES(error);
-  if (engines() == "late") CHECK_ERROR(error, "flag S_V 0 is set while the last set of it is still up");
+  if (engines() == "eager") check_error(error, {});
+  if (engines() == "late") check_error(error, {"flag S_V 0 is set while the last set of it is still up"});
 }
 
 void test_a_flag_that_never_comes_up() {
   const int event = event_index(kVector, kScalar);
   const std::string error = run([&] { current_core().schedule.wait_flag(event, 3); });
-  if (engines() == "eager") CHECK_PASSES(error);
-  if (engines() != "eager") CHECK_ERROR(error, "flag V_S 3 never comes up");
+  if (engines() == "eager") check_error(error, {});
+  if (engines() != "eager") check_error(error, {"flag V_S 3 never comes up"});
 }
 
 }  // namespace

@@ -8,8 +8,6 @@
 
 namespace {
 
-using Kernel = std::function<void(bool)>;
-
 constexpr int32_t kCounts[] = {1, 7, 8, 64, 129};
 
 template <class T>
@@ -40,84 +38,83 @@ T saturated(T value) {
 }
 
 template <class T>
-LocalTensor<T> local(LocalMemAllocator<>& allocator, const std::vector<T>& values) {
-  const auto tensor = allocator.Alloc<T>(static_cast<uint32_t>(values.size()));
+LocalTensor<T> local(Ub& ub, const std::vector<T>& values) {
+  const auto tensor = ub.Alloc<T>(static_cast<uint32_t>(values.size()));
   for (size_t i = 0; i < values.size(); ++i) tensor.SetValue(static_cast<uint32_t>(i), values[i]);
   order<HardEvent::S_V>();
   order<HardEvent::V_S>();  // the flag may be set again
   return tensor;
 }
 
-// call(dst, a, b) must do what expected(a[i], b[i]) says; also into a.
-template <class T, class Call, class Expected>
-void check_binary(Call call, Expected expected) {
-  for (const int32_t count : kCounts) {
-    const auto a = numbers<T>(count, 1), b = numbers<T>(count, 2);
-    CHECK_PASSES(run([&] {
-      LocalMemAllocator<> allocator;
-      const auto x = local(allocator, a), y = local(allocator, b);
-      const auto z = allocator.Alloc<T>(static_cast<uint32_t>(count));
-      call(z, x, y, count);
-      PipeBarrier<PIPE_V>();
-      call(x, x, y, count);
-      order<HardEvent::V_S>();
-      for (int32_t i = 0; i < count; ++i) {
-        CHECK(same(z.GetValue(i), saturated(expected(a[i], b[i]))));
-        CHECK(same(x.GetValue(i), saturated(expected(a[i], b[i]))));
-      }
-    }));
+// Integers are computed as such, all others as floats.
+template <class T>
+using Wide = std::conditional_t<std::is_integral_v<T>, T, float>;
+
+// An instruction, and what it does to an element.
+template <class T>
+struct Operation {
+  using Tensor = const LocalTensor<T>&;
+  void (*call)(Tensor z, Tensor x, Tensor y, int32_t count);
+  Wide<T> (*expected)(Wide<T> a, Wide<T> b);
+
+  // To a third tensor, and in place.
+  void check() const {
+    for (const int32_t count : kCounts) {
+      const auto a = numbers<T>(count, 1), b = numbers<T>(count, 2);
+      passes([&](Ub& ub) {
+        const auto x = local(ub, a), y = local(ub, b);
+        const auto z = ub.Alloc<T>(static_cast<uint32_t>(count));
+        call(z, x, y, count);
+        PipeBarrier<PIPE_V>();
+        call(x, x, y, count);
+        order<HardEvent::V_S>();
+        for (int32_t i = 0; i < count; ++i) {
+          const T value = saturated(static_cast<T>(expected(Wide<T>(a[i]), Wide<T>(b[i]))));
+          CHECK(same(z.GetValue(i), value) && same(x.GetValue(i), value));
+        }
+      });
+    }
   }
-}
+};
 
 template <class T>
 void test_arithmetic() {
-  using Tensor = LocalTensor<T>;
-  const auto wide = [](T v) { return static_cast<std::conditional_t<std::is_integral_v<T>, T, float>>(v); };
-  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Add(z, x, y, n); },
-                  [&](T a, T b) { return T(wide(a) + wide(b)); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Sub(z, x, y, n); },
-                  [&](T a, T b) { return T(wide(a) - wide(b)); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Mul(z, x, y, n); },
-                  [&](T a, T b) { return T(wide(a) * wide(b)); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Max(z, x, y, n); },
-                  [&](T a, T b) { return wide(a) > wide(b) ? a : b; });
-  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Min(z, x, y, n); },
-                  [&](T a, T b) { return wide(a) < wide(b) ? a : b; });
-  const T scalar = static_cast<T>(3.0f);
-  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Adds(z, x, scalar, n); },
-                  [&](T a, T) { return T(wide(a) + wide(scalar)); });
-  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Muls(z, x, scalar, n); },
-                  [&](T a, T) { return T(wide(a) * wide(scalar)); });
-  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Maxs(z, x, scalar, n); },
-                  [&](T a, T) { return wide(a) > wide(scalar) ? a : scalar; });
-  check_binary<T>([&](Tensor z, Tensor x, Tensor, int32_t n) { Mins(z, x, scalar, n); },
-                  [&](T a, T) { return wide(a) < wide(scalar) ? a : scalar; });
+  using Ts = const LocalTensor<T>&;
+  using W = Wide<T>;
+  const Operation<T> operations[] = {
+      {[](Ts z, Ts x, Ts y, int32_t n) { Add(z, x, y, n); }, [](W a, W b) { return W(a + b); }},
+      {[](Ts z, Ts x, Ts y, int32_t n) { Sub(z, x, y, n); }, [](W a, W b) { return W(a - b); }},
+      {[](Ts z, Ts x, Ts y, int32_t n) { Mul(z, x, y, n); }, [](W a, W b) { return W(a * b); }},
+      {[](Ts z, Ts x, Ts y, int32_t n) { Max(z, x, y, n); }, [](W a, W b) { return std::max(a, b); }},
+      {[](Ts z, Ts x, Ts y, int32_t n) { Min(z, x, y, n); }, [](W a, W b) { return std::min(a, b); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Adds(z, x, T(3), n); }, [](W a, W) { return W(a + 3); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Muls(z, x, T(3), n); }, [](W a, W) { return W(a * 3); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Maxs(z, x, T(3), n); }, [](W a, W) { return std::max(a, W(3)); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Mins(z, x, T(3), n); }, [](W a, W) { return std::min(a, W(3)); }},
+  };
+  for (const Operation<T>& operation : operations) operation.check();
 }
 
 template <class T>
 void test_functions() {
-  using Tensor = LocalTensor<T>;
-  const auto wide = [](T v) { return static_cast<float>(v); };
-  check_binary<T>([](Tensor z, Tensor x, Tensor y, int32_t n) { Div(z, x, y, n); },
-                  [&](T a, T b) { return T(wide(a) / wide(b)); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Sqrt(z, x, n); },
-                  [&](T a, T) { return T(std::sqrt(wide(a))); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Exp(z, x, n); },
-                  [&](T a, T) { return T(std::exp(wide(a))); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Ln(z, x, n); },
-                  [&](T a, T) { return T(std::log(wide(a))); });
-  check_binary<T>([](Tensor z, Tensor x, Tensor, int32_t n) { Abs(z, x, n); },
-                  [&](T a, T) { return T(std::fabs(wide(a))); });
+  using Ts = const LocalTensor<T>&;
+  const Operation<T> operations[] = {
+      {[](Ts z, Ts x, Ts y, int32_t n) { Div(z, x, y, n); }, [](float a, float b) { return a / b; }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Sqrt(z, x, n); }, [](float a, float) { return std::sqrt(a); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Exp(z, x, n); }, [](float a, float) { return std::exp(a); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Ln(z, x, n); }, [](float a, float) { return std::log(a); }},
+      {[](Ts z, Ts x, Ts, int32_t n) { Abs(z, x, n); }, [](float a, float) { return std::fabs(a); }},
+  };
+  for (const Operation<T>& operation : operations) operation.check();
 }
 
 // Rsqrt and Reciprocal are near the truth, but not so near that a kernel could rely on them.
 template <class T>
 void test_coarse_functions(float bound) {
-  CHECK_PASSES(run([&] {
-    LocalMemAllocator<> allocator;
+  passes([&](Ub& ub) {
     const std::vector<T> values = {T(3.0f), T(7.0f), T(0.3f), T(5.5f)};
-    const auto x = local(allocator, values);
-    const auto root = allocator.Alloc<T, 16>(), inverse = allocator.Alloc<T, 16>();
+    const auto x = local(ub, values);
+    const auto root = ub.Alloc<T, 16>(), inverse = ub.Alloc<T, 16>();
     Rsqrt(root, x, 4);
     Reciprocal(inverse, x, 4);
     order<HardEvent::V_S>();
@@ -130,47 +127,39 @@ void test_coarse_functions(float bound) {
       worst = std::max({worst, std::fabs(root_error), std::fabs(inverse_error)});
     }
     CHECK(worst > bound);
-  }));
+  });
 }
 
 void test_integers_wrap() {
-  CHECK_PASSES(run([] {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, std::vector<int32_t>{INT32_MAX, INT32_MIN});
+  passes([](Ub& ub) {
+    const auto x = local(ub, std::vector<int32_t>{INT32_MAX, INT32_MIN});
     Adds(x, x, 1, 2);
     PipeBarrier<PIPE_V>();
     Muls(x, x, 3, 2);
     order<HardEvent::V_S>();
     CHECK(x.GetValue(0) == INT32_MIN);
     CHECK(x.GetValue(1) == INT32_MIN + 3);
-  }));
+  });
 }
 
 void test_not_a_number() {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  CHECK_PASSES(run([&] {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, std::vector<float>{nan, 1.0f}),
-               y = local(allocator, std::vector<float>{1.0f, nan});
-    const auto z = allocator.Alloc<float, 8>();
-    const auto check = [&] {
+  using Tensor = const LocalTensor<float>&;
+  void (*const calls[])(Tensor z, Tensor nan, Tensor one) = {
+      [](Tensor z, Tensor nan, Tensor) { Maxs(z, nan, 0.0f, 1); },
+      [](Tensor z, Tensor nan, Tensor) { Mins(z, nan, 2.0f, 1); },
+      [](Tensor z, Tensor nan, Tensor one) { Max(z, nan, one, 1); },
+      [](Tensor z, Tensor nan, Tensor one) { Max(z, one, nan, 1); },
+      [](Tensor z, Tensor nan, Tensor one) { Min(z, nan, one, 1); },
+      [](Tensor z, Tensor nan, Tensor one) { Min(z, one, nan, 1); },
+  };
+  for (const auto call : calls) {
+    passes([&](Ub& ub) {
+      const auto z = ub.Alloc<float, 8>();
+      call(z, local<float>(ub, {std::numeric_limits<float>::quiet_NaN()}), local<float>(ub, {1.0f}));
       order<HardEvent::V_S>();
       CHECK(std::isnan(z.GetValue(0)));
-      order<HardEvent::S_V>();
-    };
-    Maxs(z, x, 0.0f, 2);
-    check();
-    Mins(z, x, 2.0f, 2);
-    check();
-    Max(z, x, y, 2);
-    check();
-    CHECK(std::isnan(z.GetValue(1)));
-    SetFlag<HardEvent::S_V>(EVENT_ID1);
-    WaitFlag<HardEvent::S_V>(EVENT_ID1);
-    Min(z, x, y, 2);
-    check();
-    CHECK(std::isnan(z.GetValue(1)));
-  }));
+    });
+  }
 }
 
 template <class T, class U>
@@ -179,10 +168,9 @@ void test_axpy() {
     const auto a = numbers<U>(count, 3);
     const auto sums = numbers<T>(count, 4);
     const U scalar = static_cast<U>(0.3f);
-    CHECK_PASSES(run([&] {
-      LocalMemAllocator<> allocator;
-      const auto x = local(allocator, a);
-      const auto z = local(allocator, sums);
+    passes([&](Ub& ub) {
+      const auto x = local(ub, a);
+      const auto z = local(ub, sums);
       Axpy(z, x, scalar, count);
       order<HardEvent::V_S>();
       for (int32_t i = 0; i < count; ++i) {
@@ -190,19 +178,18 @@ void test_axpy() {
         const T sum = T(static_cast<float>(sums[i]) + static_cast<float>(product));
         CHECK(same(z.GetValue(i), sum));
       }
-    }));
+    });
   }
 }
 
 template <class T>
 void test_duplicate(T value) {
-  CHECK_PASSES(run([&] {
-    LocalMemAllocator<> allocator;
-    const auto x = allocator.Alloc<T, 128>();
+  passes([&](Ub& ub) {
+    const auto x = ub.Alloc<T, 128>();
     Duplicate(x, value, 77);
     order<HardEvent::V_S>();
     for (uint32_t i = 0; i < 77; ++i) CHECK(same(x.GetValue(i), value));
-  }));
+  });
 }
 
 // Within 256 bytes the additions form a tree.
@@ -230,8 +217,7 @@ template <class T>
 void test_reduce_sum() {
   for (const int32_t count : {1, 2, 3, 63, 64, 100, 1000}) {
     const auto values = numbers<T>(count, 5);
-    CHECK_PASSES(run([&] {
-      TPipe pipe;
+    passes([&](TPipe& pipe) {
       TBuf<> buffer;
       pipe.InitBuffer(buffer, 8192);
       const auto x = buffer.GetWithOffset<T>(1024, 0), sum = buffer.GetWithOffset<T>(64, 4096);
@@ -242,93 +228,84 @@ void test_reduce_sum() {
       SetFlag<HardEvent::S_V>(EVENT_ID1);
       WaitFlag<HardEvent::S_V>(EVENT_ID1);
       Adds(sum, sum, T(1.0f), 1);
-    }));
+    });
   }
-  CHECK_ERROR(run([] {
-                LocalMemAllocator<> allocator;
-                const auto x = allocator.Alloc<T, 64>();
-                Duplicate(x, T(1.0f), 64);
-                PipeBarrier<PIPE_V>();
-                ReduceSum(x, x, x, 64);
-              }),
-              "ReduceSum", "needs a TPipe");
+  const std::string without_pipe = run([] {
+    Ub ub;
+    const auto x = ub.Alloc<T, 64>();
+    Duplicate(x, T(1.0f), 64);
+    PipeBarrier<PIPE_V>();
+    ReduceSum(x, x, x, 64);
+  });
+  check_error(without_pipe, {"ReduceSum", "needs a TPipe"});
 }
 
 void test_gather() {
-  const Kernel kernel = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, numbers<float>(64, 6));
-    const auto at = local(allocator, std::vector<uint32_t>{8, 0, repaired ? 240u : 244u, 8});
-    const auto z = allocator.Alloc<float, 8>();
+  twin({"Gather (V, ", "srcOffset[2]", "leads to byte 256 of src, which has 256"}, [](bool repaired, Ub& ub) {
+    const auto x = local(ub, numbers<float>(64, 6));
+    const auto at = local(ub, std::vector<uint32_t>{8, 0, repaired ? 240u : 244u, 8});
+    const auto z = ub.Alloc<float, 8>();
     Gather(z, x, at, 12, 4);
     order<HardEvent::V_S>();
-    const auto values = numbers<float>(64, 6);
-    CHECK(z.GetValue(0) == values[5]);
-    CHECK(z.GetValue(1) == values[3]);
-    CHECK(z.GetValue(2) == values[63]);
-    CHECK(z.GetValue(3) == values[5]);
-  };
-  CHECK_TWIN(kernel, {}, 1, "Gather (V, ", "srcOffset[2]", "leads to byte 256 of src, which has 256");
-  const Kernel odd = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, numbers<float>(64, 6));
-    const auto at = local(allocator, std::vector<uint32_t>{repaired ? 4u : 2u});
-    Gather(allocator.Alloc<float, 8>(), x, at, 0, 1);
-  };
-  CHECK_TWIN(odd, {}, 1, "must lie inside and be a multiple of 4");
+    const size_t expected[] = {5, 3, 63, 5};
+    for (uint32_t i = 0; i < 4; ++i) CHECK(z.GetValue(i) == numbers<float>(64, 6)[expected[i]]);
+  });
+  twin({"must lie inside and be a multiple of 4"}, [](bool repaired, Ub& ub) {
+    const auto x = local(ub, numbers<float>(64, 6));
+    const auto at = local(ub, std::vector<uint32_t>{repaired ? 4u : 2u});
+    Gather(ub.Alloc<float, 8>(), x, at, 0, 1);
+  });
 }
 
 void test_overlap() {
-  const Kernel shifted = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, numbers<float>(64, 7));
+  twin({"dst [32, 96) overlaps src0 [0, 64)"}, [](bool repaired, Ub& ub) {
+    const auto x = local(ub, numbers<float>(64, 7));
     Adds(x[repaired ? 16 : 8], x, 1.0f, 16);
-  };
-  CHECK_TWIN(shifted, {}, 1, "dst [32, 96) overlaps src0 [0, 64)");
-  const Kernel other_size = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, numbers<float>(64, 7));
-    const auto y = repaired ? allocator.Alloc<half, 64>() : x.ReinterpretCast<half>();
+  });
+  twin({"dst [0, 128) overlaps src0 [0, 256)"}, [](bool repaired, Ub& ub) {
+    const auto x = local(ub, numbers<float>(64, 7));
+    const auto y = repaired ? ub.Alloc<half, 64>() : x.ReinterpretCast<half>();
     Cast(y, x, RoundMode::CAST_RINT, 64);
-  };
-  CHECK_TWIN(other_size, {}, 1, "dst [0, 128) overlaps src0 [0, 256)");
-  const Kernel negative = [](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, numbers<float>(64, 7));
+  });
+  twin({"count -1"}, [](bool repaired, Ub& ub) {
+    const auto x = local(ub, numbers<float>(64, 7));
     Adds(x, x, 1.0f, repaired ? 0 : -1);
-  };
-  CHECK_TWIN(negative, {}, 1, "count -1");
+  });
 }
 
 // One mask for many instructions.
 void test_mask() {
-  const BinaryRepeatParams side_by_side;
   for (const int32_t count : kCounts) {
     const auto a = numbers<float>(count, 1), b = numbers<float>(count, 2);
-    CHECK_PASSES(run([&] {
-      LocalMemAllocator<> allocator;
-      const auto x = local(allocator, a), y = local(allocator, b);
-      const auto z = allocator.Alloc<float>(static_cast<uint32_t>(count + 1));
+    passes([&](Ub& ub) {
+      const auto x = local(ub, a), y = local(ub, b);
+      const auto z = ub.Alloc<float>(static_cast<uint32_t>(count + 1));
       Duplicate(z, 7.0f, count + 1);
       PipeBarrier<PIPE_V>();
-      SetMaskCount();
-      SetVectorMask<float, MaskMode::COUNTER>(count);
-      Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, side_by_side);
-      PipeBarrier<PIPE_V>();
-      Muls<float, false>(z, z, 2.0f, MASK_PLACEHOLDER, 1, {});
-      SetMaskNorm();
-      ResetMask();
+      masked(count, [&] {
+        Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, {});
+        PipeBarrier<PIPE_V>();
+        Muls<float, false>(z, z, 2.0f, MASK_PLACEHOLDER, 1, {});
+      });
       order<HardEvent::V_S>();
       for (int32_t i = 0; i < count; ++i) CHECK(z.GetValue(i) == 2.0f * (a[i] + b[i]));
       CHECK(z.GetValue(count) == 7.0f);
-    }));
+    });
   }
   enum Mistake { kNoMode, kNoMask, kOwnMask, kNoEnd, kNoReset, kRepeats, kOnTop };
-  const auto broken = [&](Mistake mistake) {
-    return [=](bool repaired) {
+  const std::pair<Mistake, Words> mistakes[] = {
+      {kNoMode, {"V, Add (", "SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must come before"}},
+      {kNoMask, {"V, Add (", "SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must come before"}},
+      {kOwnMask, {"V, Adds (", "SetMaskNorm and ResetMask must come before"}},
+      {kNoEnd, {"SetMaskNorm and ResetMask must end what SetMaskCount began"}},
+      {kNoReset, {"SetMaskNorm and ResetMask must end what SetMaskCount began"}},
+      {kRepeats, {"V, Add (", "repeatTime 2: where the mask counts elements it says nothing"}},
+      {kOnTop, {"V, Add (", "its elements would lie on top of each other"}},
+  };
+  for (const auto& [mistake, words] : mistakes) {
+    twin(words, [mistake = mistake](bool repaired, Ub& ub) {
       const auto is = [=](Mistake one) { return !repaired && mistake == one; };
-      LocalMemAllocator<> allocator;
-      const auto x = local(allocator, numbers<float>(64, 1));
+      const auto x = local(ub, numbers<float>(64, 1));
       if (!is(kNoMode)) SetMaskCount();
       if (!is(kNoMask) && !is(kNoMode)) SetVectorMask<float, MaskMode::COUNTER>(64);
       BinaryRepeatParams strides;
@@ -338,25 +315,14 @@ void test_mask() {
       if (is(kOwnMask)) Adds(x, x, 1.0f, 64);
       if (!is(kNoEnd)) SetMaskNorm();
       if (!is(kNoReset)) ResetMask();
-    };
-  };
-  CHECK_TWIN(broken(kNoMode), {}, 1, "V, Add (",
-             "SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must come before");
-  CHECK_TWIN(broken(kNoMask), {}, 1, "V, Add (",
-             "SetMaskCount and SetVectorMask<T, MaskMode::COUNTER> must come before");
-  CHECK_TWIN(broken(kOwnMask), {}, 1, "V, Adds (", "SetMaskNorm and ResetMask must come before");
-  CHECK_TWIN(broken(kNoEnd), {}, 1, "SetMaskNorm and ResetMask must end what SetMaskCount began");
-  CHECK_TWIN(broken(kNoReset), {}, 1, "SetMaskNorm and ResetMask must end what SetMaskCount began");
-  CHECK_TWIN(broken(kRepeats), {}, 1, "V, Add (",
-             "repeatTime 2: where the mask counts elements it says nothing");
-  CHECK_TWIN(broken(kOnTop), {}, 1, "V, Add (", "its elements would lie on top of each other");
-  const Kernel early = [](bool repaired) {
+    });
+  }
+  twin({"S, SetVectorMask (", "SetMaskCount must come before"}, [](bool repaired) {
     if (repaired) SetMaskCount();
     SetVectorMask<float, MaskMode::COUNTER>(8);
     SetMaskNorm();
     ResetMask();
-  };
-  CHECK_TWIN(early, {}, 1, "S, SetVectorMask (", "SetMaskCount must come before");
+  });
 }
 
 // Blocks of 8 floats at strides: a column of blocks of a matrix, added to values side by side.
@@ -365,17 +331,12 @@ void test_strides() {
   const auto matrix = numbers<float>(kPitch * kRows, 3), sums = numbers<float>(8 * kRows, 4);
   const auto add = [&](const LocalTensor<float>& z, const LocalTensor<float>& x, const LocalTensor<float>& y,
                        const BinaryRepeatParams& strides) {
-    SetMaskCount();
-    SetVectorMask<float, MaskMode::COUNTER>(kCount);
-    Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, strides);
-    SetMaskNorm();
-    ResetMask();
+    masked(kCount, [&] { Add<float, false>(z, x, y, MASK_PLACEHOLDER, 1, strides); });
     order<HardEvent::V_S>();
   };
   const BinaryRepeatParams column(1, 1, kPitch / 8, 8, 8, kPitch);
-  CHECK_PASSES(run([&] {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, sums), y = local(allocator, matrix);
+  passes([&](Ub& ub) {
+    const auto x = local(ub, sums), y = local(ub, matrix);
     add(x, x, y[kColumn], column);
     for (int32_t i = 0; i < 8 * kRows; ++i) {
       const float more = matrix[static_cast<size_t>(i / 8 * kPitch + kColumn + i % 8)];
@@ -389,33 +350,28 @@ void test_strides() {
       const bool written = i % kPitch < 8 && at < kCount;
       CHECK(y.GetValue(i) == (written ? 2 * x.GetValue(at) : matrix[i]));
     }
-  }));
-  const Kernel beyond = [&](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, sums), y = local(allocator, matrix);
+  });
+  twin({"V, Add (", "src1 has 960 bytes, 980 are needed"}, [&](bool repaired, Ub& ub) {
+    const auto x = local(ub, sums), y = local(ub, matrix);
     add(x, x, y[repaired ? 0 : kPitch], column);
-  };
-  CHECK_TWIN(beyond, {}, 1, "V, Add (", "src1 has 960 bytes, 980 are needed");
-  const Kernel overlap = [&](bool repaired) {
-    LocalMemAllocator<> allocator;
-    const auto x = local(allocator, sums), y = local(allocator, matrix);
+  });
+  twin({"V, Add (", "only the same tensor may be both"}, [&](bool repaired, Ub& ub) {
+    const auto x = local(ub, sums), y = local(ub, matrix);
     add(repaired ? x : y, x, y, column);
-  };
-  CHECK_TWIN(overlap, {}, 1, "V, Add (", "only the same tensor may be both");
+  });
 }
 
 // A2 and A3 say nothing of subnormal numbers: they stay.
 void test_subnormal_quotient() {
-  CHECK_PASSES(run([] {
-    LocalMemAllocator<> allocator;
-    const auto x = allocator.Alloc<float, 8>(), y = allocator.Alloc<float, 8>();
+  passes([](Ub& ub) {
+    const auto x = ub.Alloc<float, 8>(), y = ub.Alloc<float, 8>();
     Duplicate(x, 0x1p-126f, 8);
     Duplicate(y, 4.0f, 8);
     PipeBarrier<PIPE_V>();
     Div(x, x, y, 8);
     order<HardEvent::V_S>();
     CHECK(x.GetValue(0) == 0x1p-128f);
-  }));
+  });
 }
 
 }  // namespace
