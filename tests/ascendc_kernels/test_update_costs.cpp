@@ -78,7 +78,7 @@ void check_optimizers(const Batch& batch, Random* random, const std::string& tit
 
 void check_batch(int64_t dim, double exponent, bool scaled) {
   Random random(dim);
-  const Batch batch(&random, dim, power_law(&random, 1 << 18, 1000000, exponent), scaled);
+  const Batch batch(&random, dim, power_law(&random, 1 << 17, 1000000, exponent), scaled);
   char title[80];
   std::snprintf(title, sizeof title, "D %d, exponent %.1f, %d rows%s", static_cast<int>(dim), exponent,
                 static_cast<int>(batch.rows()), scaled ? ", scaled" : "");
