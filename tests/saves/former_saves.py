@@ -12,15 +12,16 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import tables
 import test_saved_evicted as leaving
 import torch
-from tables import WINDOWS, delta, make, train, trained
+from tables import delta
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # models of several ranks
@@ -68,13 +69,19 @@ class Former:
     place: str = "."
 
 
-def _chain(base: Path, deltas: Path | None = None) -> Contents:
+def _series(model: Any, train: Callable[..., Any], ends: Sequence[int], *folders: Path) -> Iterator[Any]:
+    """Trains a model up to each end, yields its first table and saves it; to the last folder from then on."""
+    for place, (begin, end) in enumerate(pairwise((0, *ends))):
+        train(model, range(begin, end))
+        yield model.view("a")
+        delta(model, folders[min(place, len(folders) - 1)])
+
+
+def _chain(*folders: Path) -> Contents:
     """A full save and two deltas; ids leave in between, and a window is open at the end."""
-    embedding = make(WINDOWS)
-    for begin, end in ((0, 4), (4, 8), (8, 13)):
-        train(embedding, range(begin, end))
-        embedding.view("a").remove(embedding.view("a").ids()[:3])
-        delta(embedding, base if begin == 0 or deltas is None else deltas)
+    embedding = _window()
+    for view in _series(embedding, tables.train, (4, 8, 13), *folders):
+        view.remove(view.ids()[:3])
     return tables.contents(embedding)
 
 
@@ -92,9 +99,13 @@ def _packed(folder: Path) -> Contents:
         manifest.MANY_TABLES = many
 
 
+def _window() -> Any:
+    return tables.make(tables.WINDOWS)
+
+
 def _warm(folder: Path) -> Contents:
     """One save of the same, and which rows were in the cache."""
-    embedding = trained(6, WINDOWS)
+    embedding = tables.trained(6, tables.WINDOWS)
     delta(embedding, folder)
     return _cached(embedding)
 
@@ -107,9 +118,8 @@ def _cached(embedding: Any) -> Contents:
 
 def _life(folder: Path, of: int = 1) -> Contents:
     embedding = life.make(life.LIVES[of])
-    for begin in (0, 5):
-        life.train(embedding, range(begin, begin + 5))
-        delta(embedding, folder)
+    for _ in _series(embedding, life.train, (5, 10), folder):
+        pass
     return _living(embedding)
 
 
@@ -125,10 +135,8 @@ def _living(embedding: Any) -> Contents:
 def _evicted(folder: Path) -> Contents:
     """Rows left, and were taken in part."""
     embedding = leaving.make()
-    for begin in (0, 5):
-        leaving.train(embedding, range(begin, begin + 5))
-        embedding.view("a").take_evicted(1)
-        delta(embedding, folder)
+    for view in _series(embedding, leaving.train, (5, 10), folder):
+        view.take_evicted(1)
     return _waiting(embedding)
 
 
@@ -141,10 +149,6 @@ def _sharded(folder: Path) -> Contents:
     held = any_world.joined(SHARDED, two.run(any_world.save, SHARDED, str(folder)))
     two.close()
     return held
-
-
-def _window() -> Any:
-    return make(WINDOWS)
 
 
 MODELS = {

@@ -37,7 +37,7 @@ def make(optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
 
     `cache` of fewer rows than tables have makes rows leave it.
     """
-    names = {"cache", "seed", "device", "cache_policy", "batch_hint"}
+    names = {"cache", "seed", "device", "cache_policy", "host_store"}
     own = {name: options.pop(name) for name in names & options.keys()}
     return embedding_of(*configs(**options), optimizer=optimizer, **{"cache": 20, **own})
 

@@ -5,6 +5,7 @@ The second save is a delta where rows have the same columns and parts as before,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,25 +134,19 @@ def follow(before: Model, after: Model, path: Path) -> None:
     assert kinds == [DELTA if same_rows else FULL, DELTA]
 
 
-@IGNORED
-@pytest.mark.parametrize("before", RULES)
-def test_other_rules(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    for after in partners(request, RULES, before):
-        follow(Model(before), Model(after), tmp_path / after)
+KINDS: dict[str, tuple[dict[str, Any], Callable[[str], Model]]] = {
+    "rules": (RULES, Model),
+    "optimizer": (OPTIMIZERS, lambda name: Model("idle", name)),
+    "format": (FORMATS, lambda name: Model(format=name)),
+}
 
 
 @IGNORED
-@pytest.mark.parametrize("before", OPTIMIZERS)
-def test_another_optimizer(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    for after in partners(request, OPTIMIZERS, before):
-        follow(Model("idle", before), Model("idle", after), tmp_path / after)
-
-
-@IGNORED
-@pytest.mark.parametrize("before", FORMATS)
-def test_another_format(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    for after in partners(request, FORMATS, before):
-        follow(Model(format=before), Model(format=after), tmp_path / after)
+@pytest.mark.parametrize(("kind", "before"), [(kind, name) for kind, (names, _) in KINDS.items() for name in names])
+def test_another_model(kind: str, before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    names, model = KINDS[kind]
+    for after in partners(request, names, before):
+        follow(model(before), model(after), tmp_path / after)
 
 
 BEGUN = {"idle": "last_use", "age": "timestamp"}

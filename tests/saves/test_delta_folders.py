@@ -119,7 +119,8 @@ def test_a_delta_after_a_load_follows_what_was_loaded(places: tuple[Path, Path],
     resumed = loaded(places, cache=9)
     train(resumed, range(4, 5))
     now = written(resumed, tmp_path / "third")
-    assert (now.kind, now.previous) == (DELTA, last.id)
+    assert (now.kind, now.previous, now.sequence) == (DELTA, last.id, 2)
+    assert sum(file.rows for file in now.files if file.role != CACHED) <= 32
     assert sorted(now.folders) == ["../base", "../deltas/of model"]
     same(loaded(tmp_path / "third"), resumed)
     train(resumed, range(5, 6))

@@ -15,9 +15,8 @@ import torch
 from embeddings import SGD, embedding_of
 from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, refused, same, save, train, trained, written
 
-import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Age, Rows
-from rec_sdk_torch.saves.format.manifest import CACHED, DELTA, FULL, REMOVED, ROWS, read_manifest
+from rec_sdk_torch.saves.format.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
 from rec_sdk_torch.saves.format.tensors import TensorReader
 from rec_sdk_torch.saves.save.marks import marks_of
 from rec_sdk_torch.serving import TableReader
@@ -169,25 +168,6 @@ def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
         same(loaded(tmp_path / folder), source)
 
 
-def test_batches_in_flight_are_in_the_next_delta(tmp_path: Path) -> None:
-    source = trained(2)
-    output = source(*tables.batch(7))
-    delta(source, tmp_path)
-    output.square().sum().backward()
-    delta(source, tmp_path)
-    same(loaded(tmp_path), source)
-
-
-def test_a_chain_goes_on_after_a_load(tmp_path: Path) -> None:
-    tables.chain(tmp_path, 2)
-    resumed = loaded(tmp_path, cache=9)
-    train(resumed, range(4, 5))
-    third = written(resumed, tmp_path)
-    assert (third.kind, third.sequence) == (DELTA, 2)
-    assert sum(file.rows for file in third.files if file.role != CACHED) <= 32
-    same(loaded(tmp_path), resumed)
-
-
 def test_what_a_delta_cannot_follow_is_saved_in_full(tmp_path: Path) -> None:
     source = trained()
 
@@ -229,17 +209,13 @@ def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_chains_with_a_save_missing_or_twice(tmp_path: Path) -> None:
+def test_chains_with_a_save_missing(tmp_path: Path) -> None:
     source, folders = tables.chain(tmp_path / "saves")
     target = trained(range(70, 72))
     for folder in folders[:3]:
         folder.rename(tmp_path / "away")
         refused(target, tmp_path / "saves", "which is not in")
         (tmp_path / "away").rename(folder)
-    twin = folders[1].with_name("20990101000000")
-    shutil.copytree(folders[1], twin)
-    refused(target, folders[3], "the same save as")
-    shutil.rmtree(twin)
     shutil.copytree(folders[0], tmp_path / "other" / folders[0].name)
     shutil.copytree(folders[3], tmp_path / "other" / folders[3].name)
     refused(target, tmp_path / "other", "a delta of the save")
@@ -276,10 +252,9 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
 
 def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
     jagged = pytest.importorskip("jagged")
-    models = [jagged.bags_collection(torch.device("cpu"), jagged.bag_config(is_incremental=True)) for _ in range(2)]
-    for model in models:
-        rst.apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), {"lr": 0.1})
-    source, target = models
+    config = jagged.bag_config(is_incremental=True)
+    collections = (jagged.bags_collection(torch.device("cpu"), config) for _ in range(2))
+    source, target = (jagged.apply(each, torch.optim.Adagrad, lr=0.1) for each in collections)
     for ids in ([[1], [2, 5]], [[3, 1], [7]]):
         source(jagged.jagged({"f0": ids})).values().sum().backward()
         delta(source, tmp_path)

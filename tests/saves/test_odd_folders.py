@@ -218,13 +218,6 @@ def test_the_last_name_there_is(clock: Clock, tmp_path: Path) -> None:
         folders.next_name(tmp_path)
 
 
-def test_a_save_beside_a_folder_of_the_year_9999(source: tuple[Path, Any], tmp_path: Path) -> None:
-    (tmp_path / "99991231235959").mkdir()
-    name = save(source[1], tmp_path).name
-    assert name < "9999"
-    assert rst.Saver.get_latest_load_path(tmp_path) == str(tmp_path / name)
-
-
 def test_what_names_of_saves_are() -> None:
     good = ["20261123104500", "20261123104500.000000", "20261123104500.999999"]
     bad = ["2026", "latest", "2026112310450x", "20261323104500", "\u0662\u0660261123104500", "20261123104500\n", ""]

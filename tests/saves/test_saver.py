@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import warnings
@@ -271,14 +270,6 @@ def test_rows_are_divided_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     source = trained()
     assert len(read_manifest(save(source, tmp_path)).files_of("b", ROWS_ROLE)) == 15
     same(loaded(tmp_path), source)
-
-
-def test_saves_in_the_same_second_have_names_in_order(tmp_path: Path) -> None:
-    source = make()
-    folders = [rst.Saver().save(source, tmp_path) for _ in range(3)]
-    assert sorted(set(folders)) == folders
-    assert rst.Saver.get_latest_load_path(tmp_path) == folders[-1]
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 def test_no_warning_where_nothing_is_lost(tmp_path: Path) -> None:
