@@ -21,79 +21,33 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from dlrm.cached import cached_tables
 from dlrm.data_generated import generated_clicks
 from dlrm.model import DLRM
+from dlrm.served import answer, export_dense, request_of
 from support.clicks import ClickBatch, ClickData
-from torch import Tensor
 
-from rec_sdk_torch import (
-    EmbCacheEmbeddingBagCollection,
-    EmbCacheEmbeddingBagConfig,
-    InitializerType,
-    Saver,
-    apply_optimizer_in_backward,
-)
+from rec_sdk_torch import Saver, apply_optimizer_in_backward
 from rec_sdk_torch.export import quantize_save
 from rec_sdk_torch.serving import TableReader
 
 DIM = 16
-Request = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
-"""Dense features [B, features], and of each table ids [N] and offsets [B + 1]."""
-
-
-# ---- the second process
-
-
-class Deployed:
-    """A version of the model: its tables where they are saved, its dense part as a program of torch.export."""
-
-    def __init__(self, save: Path, program: Path, tables: Sequence[str]) -> None:
-        self.tables = {name: TableReader(save, name) for name in tables}
-        self.dense = torch.export.load(program).module()
-
-    def answer(self, request: Request) -> Tensor:
-        """The probabilities of clicks, [B]."""
-        dense, sparse = request
-        pooled = [reader.lookup_pooled(*sparse[name]) for name, reader in self.tables.items()]
-        with torch.inference_mode():
-            logits: Tensor = self.dense(dense, torch.cat(pooled, dim=1))
-            return logits.sigmoid()
 
 
 def serve(tables: Sequence[str], requests: Connection) -> None:
-    """Answers requests with the version that it was told last, until it is sent None."""
-    deployed: Deployed | None = None
+    """The second process: answers requests with the version that it was told last, until it is sent None."""
     while (message := requests.recv()) is not None:
         if isinstance(message[0], Path):
             save, program = message
-            deployed = Deployed(save, program, tables)
-        elif deployed is not None:
-            requests.send(deployed.answer(message).numpy())
-
-
-# ---- the first process
+            readers = {name: TableReader(save, name) for name in tables}
+            dense = torch.export.load(program).module()
+        else:
+            requests.send(answer(dense, readers, message).numpy())
 
 
 def build(data: ClickData) -> DLRM:
     """The model, with rows of its tables that are updated in the backward pass."""
-    tables = EmbCacheEmbeddingBagCollection(
-        [
-            EmbCacheEmbeddingBagConfig(
-                name=name,
-                feature_names=[name],
-                num_embeddings=ids.numel(),
-                embedding_dim=DIM,
-                initializer_type=InitializerType.UNIFORM,
-                weight_init_min=-0.05,
-                weight_init_max=0.05,
-                is_incremental=True,
-            )
-            for name, ids in data.vocabularies().items()
-        ],
-        cache=0.2,
-        batch_size=256,
-        multi_hot_sizes=[max(1, data.longest(name)) for name in data.features],
-    )
+    tables = cached_tables(data, 256, 0.2, DIM, seed=0, keeps_changes=True)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.05})
     torch.manual_seed(0)
     return DLRM(tables, len(data.features), DIM, data.dense.shape[1])
@@ -106,20 +60,6 @@ def train(model: DLRM, batches: Sequence[ClickBatch], optimizer: torch.optim.Opt
         optimizer.zero_grad()
         loss_of(model(batch), batch.labels).backward()
         optimizer.step()
-
-
-def export_dense(model: DLRM, data: ClickData, path: Path) -> None:
-    """Writes the dense part as a program that takes batches of any size."""
-    dense, pooled = data.dense[:2], torch.zeros(2, len(data.features) * DIM)
-    size = torch.export.Dim("batch", min=1)
-    program = torch.export.export(model.dense.eval(), (dense, pooled), dynamic_shapes=({0: size}, {0: size}))
-    torch.export.save(program, path)
-
-
-def request_of(batch: ClickBatch) -> Request:
-    """The batch as another program would send it."""
-    sparse = batch.sparse.to_dict()
-    return batch.dense, {name: (jagged.values(), jagged.offsets()) for name, jagged in sparse.items()}
 
 
 def main() -> int:
@@ -148,7 +88,7 @@ def main() -> int:
                 quantized = quantize_save(save.parent, Path(place, "quantized"), options.bits)
                 save = quantized.save
             program = save.parent / f"dense-{save.name}.pt2"
-            export_dense(model, data, program)
+            export_dense(model.dense.eval(), DIM, data, program)
             ours.send((save, program))
             ours.send(request_of(seen[0]))
             answer = torch.from_numpy(ours.recv())

@@ -23,7 +23,7 @@ from dlrm.data_generated import generated_clicks
 from dlrm.data_movielens import movielens_clicks
 from dlrm.model import DLRM
 from dlrm.plain import PlainTables, initial_weights
-from dlrm.ranks import Ranks, join, leave, shard
+from dlrm.ranks import Ranks, divide, join
 from support.clicks import ClickData, random_split
 from support.errors import InputError, exit_code
 from support.optimizers import TABLE_OPTIMIZERS, dense_optimizer
@@ -31,6 +31,7 @@ from support.options import Parser, add_output_options, add_training_options, lo
 from support.report import Report, table_sizes
 from support.training import Job, Schedule, TrainResult, train
 from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from rec_sdk_torch import EmbCacheEmbeddingBagCollection, apply_optimizer_in_backward, prefetch
@@ -85,7 +86,8 @@ def train_cached(
     if ranks.count == 1:
         optimizer = CombinedOptimizer([tables.fused_optimizer, dense_optimizer(model, options.lr)])
         return train("cached", model, optimizer, job, tables.cache_stats)
-    divided = shard(model, list(job.data.features), ranks)
+    divided = divide(model, list(job.data.features), ranks)
+    assert isinstance(divided, DistributedModelParallel)
     optimizer = CombinedOptimizer([divided.fused_optimizer, dense_optimizer(divided, options.lr)])
     stats = divided.module.embeddings.cache_stats
     # Ids of the next batches are exchanged and planned while one is trained.
@@ -128,11 +130,11 @@ def main() -> None:
     """The script."""
     options = parse_options()
     prepare(options)
-    ranks = join()
+    ranks = join("cpu")
     finished = run(options, ranks)
     if ranks.rank == 0:
         report(finished, options)
-    leave(ranks)
+    ranks.leave()
 
 
 if __name__ == "__main__":

@@ -13,27 +13,23 @@ import support.environment  # noqa: F401  # first: what follows may be missing
 
 # isort: split
 import argparse
-import os
 import sys
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import cast
 
 import torch
-import torch.distributed as dist
 import torch_npu  # noqa: F401  # makes torch know the device "npu" and the backend "hccl"
-from dlrm.cached import cached_tables
 from dlrm.data_generated import generated_clicks
-from dlrm.model import DensePart
+from dlrm.ranks import Ranks, divide, join
+from job.model import ClickModel, build_dense, build_tables, whole
 from sklearn.metrics import roc_auc_score
-from support.clicks import ClickBatch, ClickData, random_split
+from support.clicks import random_split
 from support.errors import exit_code
 from support.options import Parser, dimension, fraction, log_size, positive_float, positive_int, seed
-from support.training import hit_rate
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from support.training import Schedule, hit_rate
+from torch import Tensor
 
-from rec_sdk_torch import EmbCacheEmbeddingBagCollection, apply_optimizer_in_backward, emulate
+from rec_sdk_torch import EmbCacheEmbeddingBagCollection, emulate
 
 REPORTS = 10  # lines about the loss
 
@@ -54,125 +50,49 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start() -> torch.device:
-    """Joins the ranks that torchrun started, or makes a group of one."""
-    torch.npu.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # type: ignore[attr-defined]
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group("hccl")
-    else:
-        dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    return torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined]
-
-
-class OwnSamples(torch.autograd.Function):
-    """This rank's rows of what was looked up for all ranks; its gradient comes from all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, pooled: Tensor, rows: int) -> Tensor:
-        """`pooled` is `[ranks * rows, columns]`, the same on every rank."""
-        begin = dist.get_rank() * rows
-        return pooled[begin : begin + rows].clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Divides by the ranks, as DistributedDataParallel does: the loss is the mean over all samples."""
-        (grad,) = grads
-        ranks = dist.get_world_size()
-        whole = grad.new_empty((ranks * len(grad), grad.shape[1]))
-        dist.all_gather_into_tensor(whole, grad.contiguous())
-        return whole / ranks, None
-
-
-class Model:
-    """Tables and dense part.
-
-    The tables stay outside of DistributedDataParallel: their rows never have a `.grad` that it could average, because
-    the backward itself updates them where they are, and their parameters are empty handles. So every rank holds all
-    tables and looks up the samples of all ranks, which keeps the copies equal.
-    """
-
-    def __init__(self, tables: EmbCacheEmbeddingBagCollection, dense: DensePart, device: torch.device) -> None:
-        self.tables = tables
-        self.device = device
-        self.dense = dense.to(device)
-        self._parallel: nn.Module = self.dense
-        if dist.get_world_size() > 1:
-            self._parallel = DistributedDataParallel(self.dense, device_ids=[device.index])
-
-    def loss(self, batch: ClickBatch) -> Tensor:
-        """The loss of this rank's samples, in a batch that is the same on all ranks."""
-        rows = len(batch.labels) // dist.get_world_size()
-        own = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
-        # The ids stay on the host, where the tables plan their swaps.
-        pooled: Tensor = OwnSamples.apply(self.tables(batch.sparse).values(), rows)
-        logits = self._parallel(batch.dense[own].to(self.device), pooled)
-        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels[own].to(self.device))
-
-    @torch.no_grad()
-    def auc(self, data: ClickData, batch_size: int) -> float:
-        """On a log; the tables only read, so that ranks need not do it together."""
-        self.tables.eval()
-        scores = [
-            self.dense(batch.dense.to(self.device), self.tables(batch.sparse).values()).cpu()
-            for batch in data.batches(batch_size)
-        ]
-        self.tables.train()
-        return float(roc_auc_score(data.labels.numpy(), torch.cat(scores).numpy()))
-
-
-def batches(data: ClickData, options: argparse.Namespace) -> Iterator[ClickBatch]:
-    """The batches of all ranks together, the same on every rank; an incomplete last one is left out."""
-    size = options.batch_size * dist.get_world_size()
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(options.seed))
-    for batch in islice(data.batches(size, order), options.steps):
-        if len(batch.labels) == size:
-            yield batch
-
-
-def say(text: str) -> None:
-    """Prints it once, whatever the number of ranks."""
-    if dist.get_rank() == 0:
-        print(text, flush=True)
-
-
-def run(options: argparse.Namespace, device: torch.device) -> None:
+def run(options: argparse.Namespace, ranks: Ranks) -> None:
     """Trains, and judges the result on clicks that were held back."""
-    data = generated_clicks(options.samples, options.seed)
+
+    def say(text: str) -> None:
+        if ranks.rank == 0:
+            print(text, flush=True)
+
+    data, device = generated_clicks(options.samples, options.seed), ranks.device
     split = random_split(len(data), options.seed)
     train_data, test_data = data.select(split.train), data.select(split.test)
-    size = options.batch_size * dist.get_world_size()
-    tables = cached_tables(data, size, options.cache, options.dim, options.seed, device)
-    apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": options.sparse_lr})
-    torch.manual_seed(options.seed)
-    model = Model(tables, DensePart(len(data.features), options.dim, data.dense.shape[1]), device)
-    optimizer = torch.optim.Adam(model.dense.parameters(), lr=options.lr)
+    schedule = Schedule(options.batch_size, 1, options.steps, options.seed, ranks.rank, ranks.count)
+    size = schedule.global_batch
+    tables = build_tables(data, options.dim, options.seed, options.cache, size, options.sparse_lr, device)
+    dense = build_dense(data, options.dim, options.seed).to(device)
+    model = divide(ClickModel(tables, dense), list(data.features), ranks)
+    optimizer = torch.optim.Adam(whole(model).dense.parameters(), lr=options.lr)
 
     kind = "emulated, not an NPU" if emulate.active() else torch.npu.get_device_name(device)  # type: ignore[attr-defined]
-    say(f"device       {device} ({kind}), {dist.get_world_size()} rank(s)")
-    steps = min(options.steps or len(train_data), len(train_data) // (options.batch_size * dist.get_world_size()))
+    say(f"device       {device} ({kind}), {ranks.count} rank(s)")
+    steps = schedule.steps(len(train_data))
     losses: list[Tensor] = []
-    for step, batch in enumerate(batches(train_data, options), start=1):
+    # The ids stay on the host, where the tables plan their swaps.
+    for step, batch in enumerate(islice(schedule.batches(train_data), steps), start=1):
         optimizer.zero_grad()
-        loss = model.loss(batch)
+        loss, _ = model(batch)
         loss.backward()  # updates the tables
         optimizer.step()
         losses.append(loss.detach())
         if step % max(1, steps // REPORTS) == 0:
             say(f"step {step:>7,} loss {torch.stack(losses).mean().item():.4f}")
             losses.clear()
-    if dist.get_rank() == 0:
-        stats = tables.cache_stats()
-        print(f"test AUC     {model.auc(test_data, options.batch_size):.4f}")
-        print(f"cache        {hit_rate(stats):.1%} hits, {stats['rows_in']:,} rows in, {stats['rows_out']:,} rows out")
-    dist.barrier(device_ids=[device.index])
+    stats = cast(EmbCacheEmbeddingBagCollection, whole(model).embeddings).cache_stats()
+    model.eval()
+    with torch.no_grad():
+        scores = torch.cat([model(batch)[1].cpu() for batch in test_data.batches(options.batch_size)])
+    say(f"test AUC     {roc_auc_score(test_data.labels.numpy(), scores.numpy()):.4f}")
+    say(f"cache        {hit_rate(stats):.1%} hits, {stats['rows_in']:,} rows in, {stats['rows_out']:,} rows out")
+    ranks.leave()
 
 
 def main() -> None:
     """The script."""
-    options = parse_options()
-    device = start()
-    run(options, device)
-    dist.destroy_process_group()
+    run(parse_options(), join("npu"))
 
 
 if __name__ == "__main__":

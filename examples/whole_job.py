@@ -24,8 +24,10 @@ from typing import Any, cast
 
 import torch
 from dlrm.model import DensePart
+from dlrm.ranks import Ranks, divide, join
+from dlrm.served import export_dense, request_of
 from job.clicks import Clicks
-from job.model import ClickModel, Ranks, build_dense, build_tables, divide, join, whole
+from job.model import ClickModel, build_dense, build_tables, whole
 from job.scalars import Scalars, check_picture, summary_writer
 from job.server import serve
 from job.versions import (
@@ -176,14 +178,13 @@ class Job:
     def _state(self, step: int) -> State:
         """This moment of everything but the tables."""
         requests = self.clicks.requests()
-        sparse = {name: (ids.values(), ids.offsets()) for name, ids in requests.sparse.to_dict().items()}
         return {
             "step": step,  # says how far the clicks are read, too
             "settings": self._settings(),
             "dense": _copied(self.dense.state_dict()),
             "optimizer": _copied(self.optimizer.state_dict()),
             "scalars": self.scalars.copy(),
-            "requests": (requests.dense, sparse),
+            "requests": request_of(requests),
             "answers": self.scores([requests]),
         }
 
@@ -220,11 +221,8 @@ def _make_folder(folder: Path, dense: DensePart, clicks: Clicks) -> None:
         raise write_problem(folder, error) from error
     if program_of(folder).exists():
         return
-    rows, size = clicks.data.dense[:2], torch.export.Dim("batch", min=1)
-    pooled = torch.zeros(2, len(clicks.data.features) * dense.dim)
-    program = torch.export.export(dense, (rows, pooled), dynamic_shapes=({0: size}, {0: size}))
     unfinished = folder / ".unfinished.pt2"
-    torch.export.save(program, unfinished)
+    export_dense(dense, dense.dim, clicks.data, unfinished)
     unfinished.replace(program_of(folder))
 
 

@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def in_chinese(path: Path) -> bool:
     return path.name.endswith(".zh-CN.md") or path.relative_to(ROOT).parts[:2] == ("docs", "zh")
 
 
+@cache
 def files() -> list[Path]:
     """All files of the repository but those that a build has made, and pages in Chinese."""
     inside = [path for room in ROOMS for path in (ROOT / room).rglob("*")]

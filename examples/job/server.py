@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import torch
+from dlrm.served import Request, answer
 from support.errors import InputError
 from torch import Tensor, nn
 
@@ -14,9 +15,6 @@ from rec_sdk_torch.serving import TableReader
 
 CLOSE = 1e-5
 """Answers may differ this much from those of the live model, which adds in other orders on some devices."""
-
-Request = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
-"""Dense features [B, features], and of each feature ids [N] and offsets [B + 1]."""
 
 
 class Server:
@@ -60,11 +58,7 @@ class Server:
 
     def answer(self, request: Request) -> Tensor:
         """The probabilities of clicks, float32 [B]."""
-        dense, sparse = request
-        pooled = [reader.lookup_pooled(*sparse[name]) for name, reader in self._readers.items()]
-        with torch.inference_mode():
-            logits: Tensor = self._program(dense, torch.cat(pooled, dim=1))
-            return logits.sigmoid()
+        return answer(self._program, self._readers, request)
 
 
 def serve(folder: Path, until: int | None, seconds: float) -> None:

@@ -37,7 +37,7 @@ def test_it_learns_and_swaps(one_rank: dict[str, float]) -> None:
 
 
 def test_two_ranks_train_what_one_trains(one_rank: dict[str, float]) -> None:
-    """Half the batch each: the same global batches, up to rounding."""
+    """Half the batch and half the rows each: the same global batches, up to rounding."""
     two = results(warm.torchrun(2, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64"))
     assert two["auc"] == pytest.approx(one_rank["auc"], abs=2e-3)
-    assert two["in"] == one_rank["in"]
+    assert 0.4 < two["in"] / one_rank["in"] < 0.6

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "porting"
 COMPAT = ("-m", "rec_sdk_torch.compat")
 RUNS = {
-    "torchrec_script": (),
     "torchrec_ported": (),
     "recsdk_script": COMPAT,
     "recsdk_ported": (),

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 import warm
-from counts import sums
 
 pytest.importorskip("torchrec")
 
@@ -133,21 +132,18 @@ def test_a_hit_rate_is_that_since_the_point_before(monkeypatch: pytest.MonkeyPat
     assert monitor.curves.hit_rate == pytest.approx([0.2, 0.75, 0.0, 1.0])
 
 
-def test_dlrm_repeats_itself(tmp_path: Path) -> None:
+def test_dlrm_repeats_itself_with_another_cache(tmp_path: Path) -> None:
     short = [*GENERATED, "--steps", "60"]
-    first = results(tmp_path, "train_dlrm.py", *short, "--seed", "5")
-    again = results(tmp_path, "train_dlrm.py", *short, "--seed", "5")
-    other_cache = results(tmp_path, "train_dlrm.py", *short, "--seed", "5", "--cache", "1.0")
-    other_seed = results(tmp_path, "train_dlrm.py", *short, "--seed", "6")
-    assert first["cached"]["test"] == again["cached"]["test"] == other_cache["cached"]["test"]
-    assert sums(first["cached"]["cache"]) == sums(again["cached"]["cache"])
-    assert first["cached"]["test"] != other_seed["cached"]["test"]
-    assert other_cache["cached"]["cache"]["rows_out"] == 0
+    first = results(tmp_path, "train_dlrm.py", *short, "--seed", "5")["cached"]
+    other_cache = results(tmp_path, "train_dlrm.py", *short, "--seed", "5", "--cache", "1.0")["cached"]
+    other_seed = results(tmp_path, "train_dlrm.py", *short, "--seed", "6")["cached"]
+    assert first["test"] == other_cache["test"] != other_seed["test"]
+    assert other_cache["cache"]["rows_out"] == 0
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "rowwise_adagrad"])
 def test_dlrm_matches_plain_tables(tmp_path: Path, optimizer: str) -> None:
-    report = results(tmp_path, "train_dlrm.py", *GENERATED, "--steps", "150", "--optimizer", optimizer, "--baseline")
+    report = results(tmp_path, "train_dlrm.py", *GENERATED, "--steps", "100", "--optimizer", optimizer, "--baseline")
     assert abs(report["auc_difference"]) <= 0.001
     assert report["cached"]["curves"]["loss"] == pytest.approx(report["plain"]["curves"]["loss"], abs=1e-3)
     assert_swapped(report)
@@ -178,35 +174,24 @@ def test_dlrm_on_two_ranks_has_no_baseline() -> None:
     assert "--baseline is for a single process, not for the 2 of torchrun" in finished.stderr
 
 
-def test_dlrm_on_movielens_matches_plain_tables(tmp_path: Path) -> None:
-    data = write_movielens(tmp_path)
-    report = results(tmp_path, "train_dlrm.py", "--movielens", data, "--batch-size", "16", "--baseline")
-    assert report["cached"]["test"]["auc"] > 0.7
+def test_dlrm_on_movielens_matches_plain_tables_and_learns_as_much_with_16_bits(tmp_path: Path) -> None:
+    # With fewer ratings the AUC itself is too coarse.
+    options = ["--movielens", write_movielens(tmp_path, ratings=6000), "--batch-size", "16"]
+    report = results(tmp_path, "train_dlrm.py", *options, "--baseline")
+    full = report["cached"]["test"]["auc"]
+    assert full > 0.7
     assert abs(report["auc_difference"]) <= 0.002
     assert set(report["tables"]) == {"user", "item", "genre", "age", "occupation", "zip"}
     assert_swapped(report)
-
-
-def test_dlrm_on_movielens_learns_as_much_with_16_bits(tmp_path: Path) -> None:
-    # With fewer ratings the AUC itself is too coarse.
-    options = ["--movielens", write_movielens(tmp_path, ratings=6000), "--batch-size", "16"]
-    full, *halves = (
-        results(tmp_path, "train_dlrm.py", *options, "--weights", name)["cached"]["test"]
-        for name in ("fp32", "bf16", "fp16")
-    )
     # The made-up file has few clicks to test with: on MovieLens-100K itself the difference is below 0.0005.
-    for half in halves:
-        assert full["auc"] != half["auc"]
-        assert half["auc"] == pytest.approx(full["auc"], abs=0.005)
+    for name in ("bf16", "fp16"):
+        half = results(tmp_path, "train_dlrm.py", *options, "--weights", name)["cached"]["test"]["auc"]
+        assert full != half == pytest.approx(full, abs=0.005)
 
 
-@pytest.mark.parametrize("name", ["clicks.tsv", "clicks.tsv.gz", "clicks.csv"])
-def test_dlrm_reads_criteo_files(tmp_path: Path, name: str) -> None:
+def test_dlrm_learns_from_a_criteo_file(tmp_path: Path) -> None:
     rows = criteo_rows()
-    if name.endswith("csv"):
-        file = write_criteo(tmp_path / name, [CRITEO_HEADER, *rows], ",")
-    else:
-        file = write_criteo(tmp_path / name, rows)
+    file = write_criteo(tmp_path / "clicks.tsv.gz", rows)
     report = results(tmp_path, "train_dlrm.py", "--criteo", file, "--batch-size", "16", "--epochs", "10")
     assert report["cached"]["test"]["auc"] > 0.7
     assert len(report["tables"]) == 26
@@ -280,7 +265,7 @@ def test_a_second_process_serves_what_is_trained() -> None:
     assert all(line.endswith("rows, served as trained: True") for line in lines)
 
 
-@pytest.mark.parametrize(("bits", "most"), [(None, 1e-6), (8, 0.01), (4, 0.05)])
+@pytest.mark.parametrize(("bits", "most"), [(None, 1e-6), (4, 0.05)])
 def test_a_whole_model_is_deployed(bits: int | None, most: float) -> None:
     options = [] if bits is None else ["--bits", str(bits)]
     finished = run("deploy.py", "--samples", "6000", *options)
@@ -386,6 +371,19 @@ def test_wrong_movielens_files_are_named(
     for word in words:
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_criteo_files_of_all_forms_are_one_log(tmp_path: Path, readers: Any) -> None:
+    rows = criteo_rows(20)
+    tabs = readers.criteo(write_criteo(tmp_path / "clicks.tsv", rows))
+    others = [
+        readers.criteo(write_criteo(tmp_path / "clicks.tsv.gz", rows)),
+        readers.criteo(write_criteo(tmp_path / "clicks.csv", [CRITEO_HEADER, *rows], ",")),
+    ]
+    for other in others:
+        assert torch.equal(other.dense, tabs.dense)
+        assert torch.equal(other.labels, tabs.labels)
+        assert all(torch.equal(other.features[name].values, ids.values) for name, ids in tabs.features.items())
 
 
 def wrong_criteo(kind: str) -> list[list[str]]:

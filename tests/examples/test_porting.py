@@ -32,11 +32,6 @@ def test_the_scripts_for_rec_sdk_train_alike(results: dict[str, tuple[str, float
     assert results["recsdk_script"] == results["recsdk_ported"]
 
 
-def test_cached_tables_learn_what_torchrecs_do(results: dict[str, tuple[str, float, float]]) -> None:
-    """Initial weights differ, so losses are near, not equal."""
-    assert results["torchrec_ported"][2] == pytest.approx(results["torchrec_script"][2], abs=0.02)
-
-
 def test_every_loss_of_the_port_is_torchrecs() -> None:
     """To six digits, from the same weights."""
     ported, original = all_losses("torchrec_ported"), all_losses("torchrec_script")
