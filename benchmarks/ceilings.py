@@ -1,4 +1,7 @@
-"""The machine's ceilings, measured before anything else: copies, rows gathered by the host, and how rows swap."""
+"""The machine's ceilings, measured before anything else: copies, rows gathered by the host, and how rows swap.
+
+Copies between host and device, and swaps, are left out where the device is the host.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from .runner import Row
 from .timing import Clock
 
 ROW_BYTES, REPEATS = 512, 10
-NEEDS_CUDA = "needs CUDA"
 
 
 def needs(options: argparse.Namespace, record_bytes: int) -> tuple[int, int]:
@@ -66,9 +68,8 @@ class Ceilings:
         return self._row("device copy, read + written", size, self._best(lambda: target.copy_(source)))
 
     def _bus(self) -> list[Row]:
-        names = ["pinned H2D", "pinned D2H", "duplex, both at once"]
         if self._module is None:
-            return [self._row(name, absent=NEEDS_CUDA) for name in names]
+            return []
         module, size = self._module, self._buffer_bytes
         up, down = self._pinned(size), self._pinned(size)
         source, target = self._device_buffer(), self._device_buffer()
@@ -84,9 +85,9 @@ class Ceilings:
                 here.wait_stream(stream)
 
         return [
-            self._row(names[0], size, self._best(lambda: target.copy_(up, non_blocking=True))),
-            self._row(names[1], size, self._best(lambda: down.copy_(source, non_blocking=True))),
-            self._row(names[2], 2 * size, self._best(duplex)),
+            self._row("pinned H2D", size, self._best(lambda: target.copy_(up, non_blocking=True))),
+            self._row("pinned D2H", size, self._best(lambda: down.copy_(source, non_blocking=True))),
+            self._row("duplex, both at once", 2 * size, self._best(duplex)),
         ]
 
     def _host_gathers(self) -> list[Row]:
@@ -105,10 +106,8 @@ class Ceilings:
 
     def _swaps(self) -> list[Row]:
         """Rows into the cache and out of it: through a staging buffer on the device, or straight."""
-        what = f"{self._record_bytes}-byte rows"
-        names = [f"{what} {way}, {how}" for way in ("in", "out") for how in ("staged", "direct")]
         if self._module is None:
-            return [self._row(name, absent=NEEDS_CUDA) for name in names]
+            return []
         count, size = self._options.swap_rows, self._options.swap_rows * self._record_bytes
         host, back = self._pinned(count, self._record_bytes), self._pinned(count, self._record_bytes)
         host.random_(generator=torch.Generator().manual_seed(1))
@@ -121,24 +120,25 @@ class Ceilings:
         def staged_out() -> None:
             back.copy_(ops.gather_rows(cache, slots), non_blocking=True)
 
-        calls: list[Callable[[], object]] = [
-            staged_in,
-            lambda: ops.scatter_rows(cache, slots, host),
-            staged_out,
-            lambda: ops.gather_rows.out(cache, slots, out=back),
-        ]
+        calls: dict[str, Callable[[], object]] = {
+            "in, staged": staged_in,
+            "in, direct": lambda: ops.scatter_rows(cache, slots, host),
+            "out, staged": staged_out,
+            "out, direct": lambda: ops.gather_rows.out(cache, slots, out=back),
+        }
         found = []
-        for name, call in zip(names, calls, strict=True):
+        for way, call in calls.items():
+            name = f"{self._record_bytes}-byte rows {way}"
             cache.zero_()
             back.zero_()
             try:
-                if " out, " in name:
+                if way.startswith("out"):
                     staged_in()
                 seconds = self._best(call)
             except (AttributeError, RuntimeError) as error:
                 found.append(self._row(name, absent=f"not in this build: {str(error).splitlines()[0]}"))
                 continue
-            if " in, " in name:
+            if way.startswith("in"):
                 staged_out()
             self._clock.synchronize()
             found.append(self._row(name, size, seconds, correct=torch.equal(back, host)))
@@ -167,11 +167,6 @@ def faster_swaps(ceilings: list[Row]) -> Iterator[Row]:
     for name, staged in milliseconds.items():
         direct = milliseconds.get(name.replace(", staged", ", direct"))
         if name.endswith(", staged") and direct:
-            winner = "direct" if staged > direct else "staged"
-            ratio = max(staged / direct, direct / staged)
-            yield {
-                "table": "faster way of a swap",
-                "rows": name.removesuffix(", staged"),
-                "way": winner,
-                "times": ratio,
-            }
+            times = max(staged / direct, direct / staged)
+            faster = {"way": "direct" if staged > direct else "staged", "times": times}
+            yield {"table": "faster way of a swap", "rows": name.removesuffix(", staged"), **faster}

@@ -51,7 +51,7 @@ class Sample:
         return f"{self.tables.name}:{self.form}:{self.optimizer}"
 
 
-def _workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.Namespace]]:
+def workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.Namespace]]:
     """The product of the axes, as far as there is such a workload; and the samples, without caches and index tables."""
     for tables, dim, form, optimizer in itertools.product(
         options.tables, options.dims, options.forms, options.optimizers
@@ -69,7 +69,7 @@ def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
     torch.set_num_threads(threads)
     machine = Machine(threads, options.buffer_mib << 20, options.bound_repeats)
     found: list[tuple[Workload, Row]] = []
-    for workload, chosen in _workloads(options):
+    for workload, chosen in workloads(options):
         try:
             bench = StepBench(workload, chosen)
         except NotAvailableError as error:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from rec_sdk_torch.tbe import TableBatchedEmbedding
@@ -44,11 +43,9 @@ class TimedOurs(Ours):
         """Puts clocks around what a step calls of its group."""
         (self.group,) = self.embedding.groups
         group: Any = self.group
-        self.engine = group.engine
         self._clock = Clock(self.device)
         self._spans: list[tuple[str, Any, Any]] = []
         self._plan_seconds = 0.0
-        self._offsets = self.workload.offsets
         group.plan = self._timed_plan(group.plan)
         group.bring_in = self._timed("swap", group.bring_in)
         group.swap.finish = self._timed("swap", group.swap.finish)
@@ -96,11 +93,6 @@ class TimedOurs(Ours):
         self._spans.clear()
         self._plan_seconds = 0.0
         return taken
-
-    def plan(self, ids: torch.Tensor) -> Any:
-        """The engine's plan of a batch, which pins its rows until it is released; its swap is the caller's."""
-        values, keys = np.ascontiguousarray(ids.reshape(-1).numpy()), np.arange(len(ids), dtype=np.int64)
-        return self.engine.plan(values, self._offsets.numpy(), keys, self.workload.batch_size)
 
 
 class TimedCollection(TimedOurs, Collection):

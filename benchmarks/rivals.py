@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rec_sdk_torch import fbgemm
-
 from .contenders import HOST, Contender, optimizer_of
 from .phases import TimedCollection
 from .pool import Need, activation_bytes
@@ -98,11 +96,9 @@ OPTIM_TYPES = {
 }
 
 
-def fbgemm_module(
-    sizes: Sequence[tuple[int, int]], optimizer: str, training: Any = None, place: str = "HOST", **options: Any
-) -> Any:
+def fbgemm_module(sizes: Sequence[tuple[int, int]], optimizer: str, place: str = "HOST", **options: Any) -> Any:
     """`SplitTableBatchedEmbeddingBagsCodegen` of tables of (rows, D), on the CPU unless `place` is of a device."""
-    training = training or fbgemm_training()
+    training = fbgemm_training()
     location = getattr(training.EmbeddingLocation, place)
     compute = training.ComputeDevice.CPU if place == "HOST" else training.ComputeDevice.CUDA
     mode = getattr(training.PoolingMode, options.pop("pooling_mode", "SUM"))
@@ -123,10 +119,6 @@ class Fbgemm(Rival):
     PoolingMode.NONE is several times slower) or PoolingMode.NONE.
     """
 
-    def _training(self) -> Any:
-        """The namespace of the module and its enums."""
-        return fbgemm_training()
-
     def __init__(self, workload: Workload, seed: int, bags_of_one: bool = True) -> None:
         self.name = "fbgemm" if bags_of_one else "fbgemm-none"
         self.workload = workload
@@ -137,7 +129,7 @@ class Fbgemm(Rival):
             raise NotAvailableError("FBGEMM has no Adam on the CPU")
         sizes = list(zip(workload.tables.sizes, workload.dims, strict=True))
         mode = "SUM" if bags_of_one else "NONE"
-        self._module = fbgemm_module(sizes, workload.optimizer, self._training(), pooling_mode=mode)
+        self._module = fbgemm_module(sizes, workload.optimizer, pooling_mode=mode)
         lookups = workload.tables.count * workload.per_table
         self._offsets = torch.arange(lookups + 1) if self._single else workload.offsets
         grad = workload.gradient(seed)
@@ -163,17 +155,6 @@ class Fbgemm(Rival):
             return raw
         shape = (self.workload.per_table, self.workload.tables.count, self.workload.dim)
         return raw.view(shape).transpose(0, 1).reshape(-1, self.workload.dim)
-
-
-class FbgemmOurs(Fbgemm):
-    """Our module of FBGEMM's name and arguments; a sequence is PoolingMode.NONE."""
-
-    def __init__(self, workload: Workload, seed: int) -> None:
-        super().__init__(workload, seed, bags_of_one=workload.pooled)
-        self.name = "fbgemm-ours"
-
-    def _training(self) -> Any:
-        return fbgemm
 
 
 class TorchRec(Rival):
@@ -212,7 +193,7 @@ class TorchRec(Rival):
         return torch.cat(raw)
 
 
-RIVALS = ("torch", "fbgemm", "fbgemm-none", "fbgemm-ours", "torchrec")
+RIVALS = ("torch", "fbgemm", "fbgemm-none", "torchrec")
 
 
 def make_rival(name: str, workload: Workload, seed: int) -> Rival:
@@ -225,8 +206,6 @@ def make_rival(name: str, workload: Workload, seed: int) -> Rival:
         return TorchSparse(workload, seed)
     if name == "torchrec":
         return TorchRec(workload, seed)
-    if name == "fbgemm-ours":
-        return FbgemmOurs(workload, seed)
     return Fbgemm(workload, seed, bags_of_one=name == "fbgemm")
 
 
@@ -337,7 +316,7 @@ class FbgemmCuda(Resident, Fbgemm):
         options = {"beta1": BETAS[0], "beta2": BETAS[1], "cache_load_factor": place.ratio, "device": place.device}
         location = "MANAGED_CACHING" if cached else "DEVICE"
         try:
-            self._module = fbgemm_module(sizes, workload.optimizer, None, location, pooling_mode="NONE", **options)
+            self._module = fbgemm_module(sizes, workload.optimizer, location, pooling_mode="NONE", **options)
         except (RuntimeError, AttributeError, NotImplementedError) as error:
             first = str(error).splitlines()[0]
             raise NotAvailableError(f"this fbgemm_gpu has no CUDA kernels: {first}") from error
