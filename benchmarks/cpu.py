@@ -11,7 +11,7 @@ import torch
 
 from rec_sdk_torch._engine import cache_policies
 
-from .bounds import Machine
+from .bounds import CopyBound
 from .ids import Distribution
 from .planning import run_plans
 from .policy import run_policies
@@ -67,7 +67,7 @@ def workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.
 def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
     """Every case for one number of threads; bounds are known when all have been measured."""
     torch.set_num_threads(threads)
-    machine = Machine(threads, options.buffer_mib << 20, options.bound_repeats)
+    bound = CopyBound(options.buffer_mib << 19, options.bound_repeats)
     found: list[tuple[Workload, Row]] = []
     for workload, chosen in workloads(options):
         try:
@@ -76,12 +76,13 @@ def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
             say(f"{workload.tables.name} D={workload.dim} {workload.optimizer}: {error}; left out")
             continue
         for distribution in options.distributions:
-            found.append((workload, bench.run(distribution, machine)))
+            found.append((workload, {**bench.run(distribution), "threads": threads}))
+            bound.observe()
             say(" ".join(str(found[-1][1][name]) for name in ("tables", "form", "optimizer", "distribution", "dim")))
         del bench
-    yield from machine.rows()
+    yield {"table": "copy", "threads": threads, "copy_bytes_per_second": bound.bandwidth}
     for workload, case in found:
-        yield {**case, **machine.bounds(case, workload)}
+        yield {**case, **bound.over(case, workload)}
 
 
 def _problem(options: argparse.Namespace) -> str | None:
@@ -125,7 +126,7 @@ OPTIONS = {
     "lookups": Option(65536, "per step; half from D = 128 on", quick=256),
     "bag": Option(16, "ids of a sample in a table", quick=4),
     "threads": Option([1], "each in turn"),
-    "buffer_mib": Option(512, "memory that the bounds are measured in", quick=4, full=1024),
+    "buffer_mib": Option(512, "memory that the bound is measured in", quick=4, full=1024),
     "bound_repeats": Option(3, "measurements of a bound", full=5),
     "plan_batch": Option(1_000_000, "ids", quick=2000),
     "plan_rows": Option(1_000_000, quick=4000),

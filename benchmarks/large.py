@@ -23,11 +23,12 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.runtime.settings import parse_bytes
 from rec_sdk_torch.serving import TableReader
 
+from .bounds import CopyBound
 from .machine import resident_memory
 from .runner import Option, Row, Target, benchmark
 from .tables import configs, make_collection
 from .targets import BYTES_PER_ROW
-from .timing import Samples, best_of, no_collection, seconds_of
+from .timing import Samples, no_collection, seconds_of
 
 SPREAD = 7919
 """Ids are multiples of it, so that no row is where its neighbour in the order of insertion is."""
@@ -96,8 +97,7 @@ def looked_up(tables: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def saves(tables: Any, options: argparse.Namespace, path: Path) -> Iterator[Row]:
     """Saves, a delta, a load and lookups of a reader; loaded and served rows are compared with the trained ones."""
-    source, target = torch.ones(2, 64 << 20, dtype=torch.uint8)
-    bandwidth, saver = 2 * source.nbytes / best_of(lambda: target.copy_(source), 9), rst.Saver()
+    bandwidth, saver = CopyBound(64 << 20, 9).observe(), rst.Saver()
 
     def timed(phase: str, call: Callable[[], object], rows: int) -> Row:
         """Seconds, beside the time in which the rows and their ids are read and written."""

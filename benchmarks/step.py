@@ -14,7 +14,7 @@ import torch
 from rec_sdk_torch._engine import available_memory
 from rec_sdk_torch.tbe import CacheTooSmallError
 
-from .bounds import Machine, step_bytes
+from .bounds import step_bytes
 from .contenders import Collection, Contender, Ours
 from .ids import Distribution
 from .rivals import Rival, make_rival
@@ -80,15 +80,14 @@ class StepBench:
             self._budget = before
             self.skipped[name] = str(error)
 
-    def run(self, distribution: Distribution, machine: Machine) -> dict[str, Any]:
-        """One case: checks results, then times. `machine` knows the bounds when the run is over."""
+    def run(self, distribution: Distribution) -> dict[str, Any]:
+        """One case: checks results, then times."""
         rng = np.random.default_rng(self.options.seed)
         self._copy_to_rivals()
         self._fill_caches(distribution)
         correct = self._check(distribution, rng)
         timed, unique = self._time(distribution, rng)
-        machine.observe(self.workload)
-        return self._case({"distribution": distribution.name, "threads": machine.threads}, timed, unique, correct)
+        return self._case(distribution, timed, unique, correct)
 
     def _ours(self) -> list[Ours]:
         return [contender for contender in self.contenders if isinstance(contender, Ours)]
@@ -159,7 +158,9 @@ class StepBench:
                         samples[phase].seconds.append(seconds)
         return timed, (unique / self.options.rounds).tolist()
 
-    def _case(self, key: dict[str, Any], timed: Timed, unique: list[float], correct: dict[str, bool]) -> dict[str, Any]:
+    def _case(
+        self, distribution: Distribution, timed: Timed, unique: list[float], correct: dict[str, bool]
+    ) -> dict[str, Any]:
         counters = {contender.name: contender.counters() for contender in self._ours()}
         steps = {name: phases["step"] for name, phases in timed.items()}
         agree = [name for name, right in correct.items() if right]
@@ -168,7 +169,7 @@ class StepBench:
         return {
             "table": STEP,
             **{name: workload[name] for name in ("tables", "dim", "form", "optimizer")},
-            **key,
+            "distribution": distribution.name,
             "collection": steps["collection"].best * 1e3,
             **{
                 name: f"{steps[name].best * 1e3:.2f} " + (f"({ratios[name]:.2f}x)" if right else "DIFFERS")

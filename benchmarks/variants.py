@@ -25,7 +25,7 @@ from rec_sdk_torch.operators.record import RecordLayout
 from rec_sdk_torch.tbe import TableConfig, TableOptimizer
 from rec_sdk_torch.tbe.cache.group_spec import record_layout
 
-from .bounds import huge_buffer
+from .bounds import CopyBound
 from .contenders import optimizer_of
 from .rivals import fbgemm_module, fbgemm_training
 from .runner import Option, Row, Target, benchmark, say
@@ -340,19 +340,17 @@ def optimizers(options: argparse.Namespace) -> Iterator[Row]:
 
     The fastest steps, over the copy bound of their bytes: the fastest copy of the whole run counts.
     """
-    source, target = huge_buffer(options.copy_bytes), huge_buffer(options.copy_bytes)
-    bandwidth = 0.0
-    found = []
+    bound, found = CopyBound(options.copy_bytes, 2), []
     for name, dim in itertools.product(options.optimizers, options.dims):
         step, size = resident_step(OPTIMIZER_CASES[name], options.rows, dim, options.lookups)
         with no_collection():
             best_of(step, WARM_UP)
             found.append((name, dim, best_of(step, options.rounds), size))
-        bandwidth = max(bandwidth, 2 * options.copy_bytes / best_of(lambda: target.copy_(source), 2))
+        bound.observe()
     for name, dim, seconds, size in found:
-        over = seconds * bandwidth / size
+        over = seconds * bound.bandwidth / size
         yield {"optimizer": name, "dim": dim, "milliseconds": 1e3 * seconds, "bytes": size, "over_copy_bound": over}
-    yield {"table": "copy", "bytes_per_second": bandwidth}
+    yield {"table": "copy", "bytes_per_second": bound.bandwidth}
 
 
 # ---- rounding

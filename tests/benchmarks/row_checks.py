@@ -27,8 +27,7 @@ def check_cpu(rows: list[Row]) -> None:
         assert set(case["ratios"]) == set(case["times"]) - {"collection"}
         for phases in case["times"].values():
             assert {name: phase["rounds"] for name, phase in phases.items()} == dict.fromkeys(PHASES, 2)
-        for key in ("copy_bound_ms", "random_bound_ms", "over_copy_bound", "over_random_bound"):
-            assert case[key] > 0
+        assert min(case["copy_bound_ms"], case["over_copy_bound"]) > 0
         assert ("torch" in case["times"]) is (case["optimizer"] != "rowwise_adagrad")
         assert {"collection", "ours", "collection-index", "collection@0.5"} <= set(case["times"])
         for name in ("torch", "fbgemm", "torchrec"):

@@ -16,7 +16,7 @@ pytest.importorskip("torchrec", reason="tables are collections")
 pytest.importorskip("fbgemm_gpu", reason="it is a rival")
 
 from benchmarks import policy, rivals, targets
-from benchmarks.bounds import Machine, step_bytes
+from benchmarks.bounds import CopyBound, step_bytes
 from benchmarks.contenders import Collection, Ours
 from benchmarks.cpu import Sample, cpu, workloads
 from benchmarks.ids import STREAMS, Distribution, power_law_ranks, scatter, stream
@@ -39,10 +39,6 @@ def _options(**changes: Any) -> argparse.Namespace:
 
 def _bench(workload: Workload, *names: str, **changes: Any) -> StepBench:
     return StepBench(workload, _options(**{"rivals": names, "cache": [], "index": False, **changes}))
-
-
-def _machine() -> Machine:
-    return Machine(1, 1 << 20, 1)
 
 
 def _case(**changes: Any) -> Row:
@@ -126,7 +122,7 @@ def test_contenders_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(
             contender, "backward", lambda raw, call=backward, name=contender.name: (turns.append(name), call(raw))[1]
         )
-    case = bench.run(Distribution(0.0), _machine())
+    case = bench.run(Distribution(0.0))
     assert list(case["times"]) == ["collection", "ours", "torch", "collection@0.5", "collection-index"]
     timed = turns[-8 * len(bench.contenders) :]
     rounds = [tuple(timed[i : i + len(bench.contenders)]) for i in range(0, len(timed), len(bench.contenders))]
@@ -218,7 +214,7 @@ def test_criteo() -> None:
 def test_mixed_tables_agree_with_every_rival() -> None:
     workload = make_workload(TableSet.parse("criteo@300"), 16, True, "adagrad", 26 * 40, 16)
     bench = _bench(workload, "torch", "fbgemm", "torchrec", index=True)
-    case = bench.run(Distribution(1.05), _machine())
+    case = bench.run(Distribution(1.05))
     assert case["correct"] == dict.fromkeys(("ours", "torch", "fbgemm", "torchrec", "collection-index"), True)
     assert case["counters"]["collection"]["unique_rows"] == 2 * case["unique_rows"]
     assert case["bytes"]["written"] == pytest.approx(
@@ -248,9 +244,10 @@ def test_a_wrong_rival_is_marked() -> None:
     (rival,) = [contender for contender in bench.contenders if isinstance(contender, rivals.TorchSparse)]
     for group in rival._optimizer.param_groups:
         group["lr"] *= 1.5
-    machine = _machine()
-    case = bench.run(Distribution(0.0), machine)
-    case |= machine.bounds(case, bench.workload)
+    bound = CopyBound(1 << 20, 1)
+    bound.observe()
+    case = {**bench.run(Distribution(0.0)), "threads": 1}
+    case |= bound.over(case, bench.workload)
     assert case["correct"] == {"ours": True, "torch": False}
     assert list(case["ratios"]) == ["ours"]
     assert "torch" in case["times"]
@@ -263,7 +260,7 @@ def test_a_wrong_table_batched_embedding_is_marked(monkeypatch: pytest.MonkeyPat
     ours = bench.contenders[1]
     assert ours.name == "ours"
     monkeypatch.setattr(ours, "_grad", ours.workload.gradient(1))  # type: ignore[attr-defined]
-    case = bench.run(Distribution(0.0), _machine())
+    case = bench.run(Distribution(0.0))
     assert case["correct"] == {"ours": False}
     assert case["ratios"] == {}
 
@@ -280,14 +277,14 @@ def test_missing_rival_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_that_a_batch_does_not_fit_in() -> None:
     workload = _workload("sgd", lookups=1024)
     bench = _bench(workload, cache=[0.02])
-    case = bench.run(Distribution(0.0), _machine())
+    case = bench.run(Distribution(0.0))
     assert "distinct rows" in case["skipped"]["collection@0.02"]
     assert list(case["times"]) == ["collection", "ours"]
 
 
 def test_fbgemm_forms_agree() -> None:
     bench = _bench(_workload("adagrad"), "fbgemm", "fbgemm-none")
-    case = bench.run(Distribution(1.05), _machine())
+    case = bench.run(Distribution(1.05))
     assert case["correct"] == dict.fromkeys(("ours", "fbgemm", "fbgemm-none"), True)
 
 
