@@ -137,16 +137,11 @@ def test_all_ranks_train_what_all_have(ranks_of: Start, pytestconfig: pytest.Con
     """Two ranks have half of the pipelines and depths, and four a quarter, where the suite is not the full one."""
     counts, ranks = BATCHES[world_size], ranks_of(world_size)
     kinds = [*((kind, depth) for kind in ("all", "loop") for depth in range(4)), ("hybrid", 2)]
-    some = kinds if pytestconfig.getoption("--full") else {2: kinds[::2], 4: kinds[3::4]}[world_size]
+    named = [(kind, 2) for kind in NAMED]
+    full = pytestconfig.getoption("--full")
     even = ranks.run(train_epochs, "loop", 0, (min(counts),) * world_size)
-    for kind, depth in some:
+    for kind, depth in [*kinds, *named] if full else {2: [*kinds[::2], *named], 4: kinds[3::4]}[world_size]:
         check(ranks, kind, depth, counts, even)
-
-
-def test_some_collections_prefetch(ranks_of: Start) -> None:
-    even = ranks_of(2).run(train_epochs, "loop", 0, (4, 4))
-    for kind in NAMED:
-        check(ranks_of(2), kind, 2, (6, 4), even)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
