@@ -82,10 +82,15 @@ def test_options_of_collections(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 SHARDER = "cpu_device cpu_env npu_device npu_env fused_params=None qcomm_codecs_registry=None"
-TRAIN = "torchrec_embcache.distributed.train_pipeline:EmbCacheTrainPipelineSparseDist"
+CACHED = "torchrec_embcache.distributed"
+SHARDERS, CONFIG = f"{CACHED}.sharding.embedding_sharder", f"{CACHED}.configs"
+TRAIN = f"{CACHED}.train_pipeline:EmbCacheTrainPipelineSparseDist"
+HYBRID = "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist"
+JAGGED, SAVER = "torchrec_embcache.sparse.jagged_tensor_with_timestamp", "torchrec_embcache.saver:Saver"
+TABLES = "tables world_size batch_size multi_hot_sizes {}=False need_accumulate_offset=True device=None {}_cls"
 CALLS = {
-    "torchrec_embcache.distributed.sharding.embedding_sharder:EmbCacheEmbeddingCollectionSharder": SHARDER,
-    "torchrec_embcache.distributed.sharding.embedding_sharder:EmbCacheEmbeddingBagCollectionSharder": SHARDER,
+    f"{SHARDERS}:EmbCacheEmbeddingCollectionSharder": SHARDER,
+    f"{SHARDERS}:EmbCacheEmbeddingBagCollectionSharder": SHARDER,
     TRAIN: (
         "model optimizer cpu_device npu_device return_loss=False evict_step_interval=None execute_all_batches=True "
         "apply_jit=False context_type pipeline_postproc=False custom_model_fwd=None custom_model_zero_grad=None "
@@ -93,39 +98,29 @@ CALLS = {
     ),
     f"{TRAIN}.progress": "self dataloader_iter",
     f"{TRAIN}.wait_pipeline_compute_swapinfo": "self",
-    "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist": (
-        "model optimizer device execute_all_batches=True apply_jit=False return_loss=False pipe_n_batch=6"
-    ),
-    "hybrid_torchrec.distributed.hybrid_train_pipeline:HybridTrainPipelineSparseDist.progress": "self dataloader_iter",
+    HYBRID: "model optimizer device execute_all_batches=True apply_jit=False return_loss=False pipe_n_batch=6",
+    f"{HYBRID}.progress": "self dataloader_iter",
     "hybrid_torchrec:HashEmbeddingBagCollection": "tables is_weighted=False device=None",
-    "torchrec_embcache.distributed:EmbCacheEmbeddingCollection": (
-        "tables world_size batch_size multi_hot_sizes need_indices=False need_accumulate_offset=True device=None "
-        "embedding_optimizer_cls"
-    ),
-    "torchrec_embcache.distributed:EmbCacheEmbeddingBagCollection": (
-        "tables world_size batch_size multi_hot_sizes is_weighted=False need_accumulate_offset=True device=None "
-        "embedding_optimizer_cls"
-    ),
-    "torchrec_embcache.distributed.configs:AdmitAndEvictConfig": (
+    f"{CACHED}:EmbCacheEmbeddingCollection": TABLES.format("need_indices", "embedding_optimizer"),
+    f"{CACHED}:EmbCacheEmbeddingBagCollection": TABLES.format("is_weighted", "embedding_optimizer"),
+    f"{CONFIG}:AdmitAndEvictConfig": (
         "admit_threshold=-1 not_admitted_default_value=0.0 evict_threshold=0 evict_step_interval=0 "
         "showclick_params policy_type"
     ),
-    "torchrec_embcache.distributed.configs:ShowClickParams": (
-        "alpha=1 beta=0 admit_threshold=0 evict_percentage=0 score_decay=1"
-    ),
-    "torchrec_embcache.sparse.jagged_tensor_with_timestamp:JaggedTensorWithTimestamp.__init__": (
+    f"{CONFIG}:ShowClickParams": "alpha=1 beta=0 admit_threshold=0 evict_percentage=0 score_decay=1",
+    f"{JAGGED}:JaggedTensorWithTimestamp.__init__": (
         "self values weights=None lengths=None offsets=None timestamps=None"
     ),
-    "torchrec_embcache.sparse.jagged_tensor_with_timestamp:KeyedJaggedTensorWithTimestamp.__init__": (
+    f"{JAGGED}:KeyedJaggedTensorWithTimestamp.__init__": (
         "self keys values timestamps=None weights=None lengths=None offsets=None"
     ),
+    f"{JAGGED}:KeyedJaggedTensorWithTimestamp.from_jt_dict": "jt_dict",
     "hybrid_torchrec.distributed.sharding_plan:get_default_hybrid_sharders": "host_env",
-    "torchrec_embcache.saver:Saver": "rank=None",
-    "torchrec_embcache.saver:Saver.save": "self module path incremental=False",
-    "torchrec_embcache.saver:Saver.load": "self module path incremental=False",
-    "torchrec_embcache.saver:Saver.get_latest_load_path": "path",
-    "torchrec_embcache.saver:Saver.is_timestamp_format": "dir_name",
-    "torchrec_embcache.sparse.jagged_tensor_with_timestamp:KeyedJaggedTensorWithTimestamp.from_jt_dict": "jt_dict",
+    SAVER: "rank=None",
+    f"{SAVER}.save": "self module path incremental=False",
+    f"{SAVER}.load": "self module path incremental=False",
+    f"{SAVER}.get_latest_load_path": "path",
+    f"{SAVER}.is_timestamp_format": "dir_name",
 }
 """The parameters that scripts rely on, with Rec SDK's defaults, in the order in which they are taken here."""
 
@@ -338,13 +333,13 @@ def config_of(kind: Any, **fields: Any) -> Any:
     return kind(**{"name": "t", "num_embeddings": 4, "embedding_dim": 8, "feature_names": ["f"], **fields})
 
 
-CACHED = (
+EACH = (
     (rst.EmbCacheEmbeddingCollection, EmbeddingConfig, rst.EmbCacheEmbeddingConfig),
     (rst.EmbCacheEmbeddingBagCollection, EmbeddingBagConfig, rst.EmbCacheEmbeddingBagConfig),
 )
 
 
-@pytest.mark.parametrize("case", [*CACHED, (rst.HashEmbeddingBagCollection, EmbeddingBagConfig, None)])
+@pytest.mark.parametrize("case", [*EACH, (rst.HashEmbeddingBagCollection, EmbeddingBagConfig, None)])
 def test_configs_of_torchrec_make_hash_tables(case: Any) -> None:
     collection, plain, _ = case
     tables = collection([config_of(plain)])
@@ -376,7 +371,7 @@ def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
     assert [table.track_changes for table in tables.embedding.tables] == [True, True]
 
 
-@pytest.mark.parametrize("collection", CACHED)
+@pytest.mark.parametrize("collection", EACH)
 def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """LINEAR is Rec SDK's default: nothing has changed for its scripts, and nothing is announced to them."""
     make, plain, config = collection

@@ -73,7 +73,7 @@ def test_pooled_forward(device: torch.device) -> None:
     assert not ours.is_weighted()
     assert [c.name for c in ours.embedding_bag_configs()] == ["a", "b", "c", "d"]
     rng = np.random.default_rng(0)
-    for keys in (("f0", "f1", "f2", "d"), PERMUTED):
+    for keys in (("f0", "f1", "f2", "d"), ("d", "f2", "f1", "f0"), PERMUTED):
         batch = jagged(random_bags(rng, keys, ROWS, batch_size=9))
         ours.eval()
         assert_same_pooled(ours(batch), theirs(batch))

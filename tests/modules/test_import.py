@@ -195,7 +195,7 @@ except ValueError as error:
 
 TORCHREC_FIRST = """
 import sys
-import torch, torchrec, torchrec.optim
+import torchrec.optim
 construct = torchrec.optim.GradientClippingOptimizer.__init__
 before = set(sys.modules)
 import rec_sdk_torch
@@ -213,30 +213,13 @@ for _ in range(2):
 """
 
 
-def test_torchrec_first(after_torch: Run) -> None:
-    """torch's own modules take their time: `torch.distributed.optim` compiles eight optimizers as it is imported.
-
-    No class of TorchRec is changed before a fused optimizer is made.
-    """
-    pytest.importorskip("torchrec")
-    packages, of_torch, extended = after_torch(TORCHREC_FIRST + IN_TORCHREC).splitlines()
-    assert not set(packages.split()) - {"numpy", "filecmp"}
-    assert of_torch == ""
-    assert extended == "refused"
-
-
-def test_torchrec_is_extended_when_it_comes_later(after_torch: Run) -> None:
-    pytest.importorskip("torchrec")
-    assert after_torch("import rec_sdk_torch, torchrec.optim.keyed, torchrec" + IN_TORCHREC) == "refused\n"
-
-
 PROCESS_GROUP = """
 import os, torch
 import torch.distributed as dist
 {first}
 dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=0, world_size=1)
 torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-import torchrec, torch.distributed.fsdp.sharded_grad_scaler
+import torchrec.optim.keyed, torchrec, torch.distributed.fsdp.sharded_grad_scaler
 {then}
 dist.barrier()
 dist.destroy_process_group()
@@ -245,13 +228,24 @@ print(*[name for name in threads if "gloo" in name])
 """
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_no_thread_of_a_process_group_outlives_it(first: bool, after_torch: Run) -> None:
-    """One that does may abort the process while the interpreter ends."""
+def test_torchrec_first(after_torch: Run) -> None:
+    """torch's own modules take their time: `torch.distributed.optim` compiles eight optimizers as it is imported.
+
+    No class of TorchRec is changed before a fused optimizer is made. No thread of a process group outlives it: one that
+    does may abort the process while the interpreter ends.
+    """
     pytest.importorskip("torchrec")
-    ours = "import rec_sdk_torch"
-    code = PROCESS_GROUP.format(first=ours if first else "", then="" if first else ours)
-    assert after_torch(code).split() == []
+    code = PROCESS_GROUP.format(first="", then=TORCHREC_FIRST + IN_TORCHREC)
+    packages, of_torch, extended, threads = after_torch(code).splitlines()
+    assert not set(packages.split()) - {"numpy", "filecmp"}
+    assert (of_torch, extended, threads) == ("", "refused", "")
+
+
+def test_torchrec_is_extended_when_it_comes_later(after_torch: Run) -> None:
+    """And no thread of a process group outlives it."""
+    pytest.importorskip("torchrec")
+    code = PROCESS_GROUP.format(first="import rec_sdk_torch", then=IN_TORCHREC)
+    assert after_torch(code).splitlines() == ["refused", ""]
 
 
 def test_importing_again_changes_nothing() -> None:
