@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -43,15 +42,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.split("\n")[0].strip()
-
-
 def describe_device(device: torch.device) -> Row:
     """The first line of the report."""
     row: Row = {"table": "device", "type": device.type, "name": "the host: nothing here says anything about a GPU"}
@@ -61,7 +51,7 @@ def describe_device(device: torch.device) -> Row:
     return {
         **{**row, "name": properties.name, "capability": f"{properties.major}.{properties.minor}"},
         **{"memory_bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count},
-        **{"driver": _driver(), "cuda": torch.version.cuda, "torch": torch.__version__},
+        **{"cuda": torch.version.cuda, "torch": torch.__version__},
     }
 
 

@@ -24,7 +24,6 @@ from benchmarks.planning import Planner, make_engine, run_plans, shortage_of
 from benchmarks.policy import Optimum, RoundRobin, movielens_items, run_policies
 from benchmarks.runner import Row
 from benchmarks.step import StepBench
-from benchmarks.tables import NotAvailableError
 from benchmarks.workload import TableSet, Workload, make_workload
 
 
@@ -172,13 +171,6 @@ def test_samples_stand_beside_the_product_of_the_axes() -> None:
     options = cpu.parse(["--quick", *samples, "--optimizers", "sgd", "--forms", "sequence"])
     found = [(each.tables.name, each.optimizer, chosen.cache, chosen.index) for each, chosen in workloads(options)]
     assert found == [("2x500", "sgd", [0.5], True), ("1x300", "adam", [], False), ("criteo@300", "sgd", [], False)]
-
-
-def test_the_single_feature_is_part_of_every_run() -> None:
-    for arguments in ([], ["--full"]):
-        options = cpu.parse(arguments)
-        assert Sample(TableSet(1, 100_000), "sequence", "sgd") in options.samples
-        assert (options.lookups, options.dims[0] if not arguments else 64) == (65536, 64)
     assert cpu.parse(["--tables", "2x500"]).samples == []
 
 
@@ -263,15 +255,6 @@ def test_a_wrong_table_batched_embedding_is_marked(monkeypatch: pytest.MonkeyPat
     case = bench.run(Distribution(0.0))
     assert case["correct"] == {"ours": False}
     assert case["ratios"] == {}
-
-
-def test_missing_rival_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise NotAvailableError("fbgemm_gpu cannot be imported: not here")
-
-    monkeypatch.setattr(rivals, "fbgemm_training", missing)
-    bench = _bench(_workload("sgd"), "fbgemm")
-    assert bench.skipped == {"fbgemm": "fbgemm_gpu cannot be imported: not here"}
 
 
 def test_a_cache_that_a_batch_does_not_fit_in() -> None:
