@@ -78,6 +78,35 @@ def optimizer_of(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]
     return RowWiseAdagrad, options
 
 
+class OfJagged(Contender):
+    """Takes a KeyedJaggedTensor, as collections do.
+
+    A sequence gives a tensor per feature and gets a gradient for each, as from a model; a pooled output is one
+    tensor of all features.
+    """
+
+    workload: Workload
+    module: Any
+    _grads: list[torch.Tensor]
+
+    def _batch(self, values: torch.Tensor, lengths: torch.Tensor) -> Any:
+        keys = [f"f{index}" for index in range(self.workload.tables.count)]
+        return import_torchrec().KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
+
+    def inputs(self, ids: torch.Tensor) -> Any:
+        return self._batch(ids.reshape(-1), self.workload.lengths)
+
+    def forward(self, batch: Any) -> list[torch.Tensor]:
+        result, keys = self.module(batch), batch.keys()
+        return [result.values()] if self.workload.pooled else [result[key].values() for key in keys]
+
+    def backward(self, raw: list[torch.Tensor]) -> None:
+        torch.autograd.backward(raw, self._grads)
+
+    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(raw)
+
+
 class Ours(Contender):
     """`TableBatchedEmbedding`: ids and offsets in, one output and one gradient for all features."""
 
@@ -197,12 +226,8 @@ class Ours(Contender):
         self.module.reset_cache_stats()
 
 
-class Collection(Ours):
-    """`EmbCacheEmbeddingCollection` or `EmbCacheEmbeddingBagCollection`: what users call.
-
-    A KeyedJaggedTensor goes in. A sequence gives a tensor per feature and gets a gradient for each, as from a
-    model; a pooled output is one tensor of all features.
-    """
+class Collection(OfJagged, Ours):
+    """`EmbCacheEmbeddingCollection` or `EmbCacheEmbeddingBagCollection`: what users call."""
 
     kind = "collection"
 
@@ -212,8 +237,7 @@ class Collection(Ours):
         Raises:
             NotAvailableError: there is no torchrec.
         """
-        self._torchrec = import_torchrec()
-        self._keys = [f"f{index}" for index in range(workload.tables.count)]
+        import_torchrec()
         super().__init__(workload, *args, **options)
         self._grads = [self._grad] if workload.pooled else workload.by_feature(self._grad)
 
@@ -229,18 +253,3 @@ class Collection(Ours):
             seed=self.seed,
             bounds_check_mode=BoundsCheckMode.FATAL,
         )
-
-    def _batch(self, values: torch.Tensor, lengths: torch.Tensor) -> Any:
-        return self._torchrec.KeyedJaggedTensor(keys=self._keys, values=values, lengths=lengths)
-
-    def forward(self, batch: Any) -> list[torch.Tensor]:
-        result = self.module(batch)
-        if self.workload.pooled:
-            return [result.values()]
-        return [result[key].values() for key in self._keys]
-
-    def backward(self, raw: list[torch.Tensor]) -> None:
-        torch.autograd.backward(raw, self._grads)
-
-    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(raw)

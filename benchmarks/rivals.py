@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .contenders import HOST, Contender, optimizer_of
+from .contenders import HOST, Contender, OfJagged, optimizer_of
 from .phases import TimedCollection
 from .pool import Need, activation_bytes
-from .tables import NotAvailableError, configs, import_torchrec, make_collection
+from .tables import NotAvailableError, configs, make_collection
 from .workload import BETAS, EPS, LEARNING_RATE, TableSet, Workload
 
 DENSE_ROWS = 1_000_000
@@ -157,7 +157,7 @@ class Fbgemm(Rival):
         return raw.view(shape).transpose(0, 1).reshape(-1, self.workload.dim)
 
 
-class TorchRec(Rival):
+class TorchRec(OfJagged, Rival):
     """`EmbeddingCollection` or `EmbeddingBagCollection`, unsharded, with `apply_optimizer_in_backward`."""
 
     name = "torchrec"
@@ -171,26 +171,11 @@ class TorchRec(Rival):
         self.workload = workload
         grad = workload.gradient(seed)
         self._grads = [grad] if workload.pooled else workload.by_feature(grad)
-        self._keys = [f"f{index}" for index in range(workload.tables.count)]
-        self._jagged = import_torchrec().KeyedJaggedTensor
         tables = configs(list(zip(workload.tables.sizes, workload.dims, strict=True)))
-        self._collection = make_collection(tables, *optimizer_of(workload.optimizer), workload.pooled, prefix="")
+        self.module = make_collection(tables, *optimizer_of(workload.optimizer), workload.pooled, prefix="")
 
     def tables(self) -> list[torch.Tensor]:
-        return list(self._collection.parameters())
-
-    def inputs(self, ids: torch.Tensor) -> Any:
-        return self._jagged(keys=self._keys, values=ids.view(-1), lengths=self.workload.lengths)
-
-    def forward(self, batch: Any) -> list[torch.Tensor]:
-        result = self._collection(batch)
-        return [result.values()] if self.workload.pooled else [result[key].values() for key in self._keys]
-
-    def backward(self, raw: list[torch.Tensor]) -> None:
-        torch.autograd.backward(raw, self._grads)
-
-    def output(self, raw: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(raw)
+        return list(self.module.parameters())
 
 
 RIVALS = ("torch", "fbgemm", "fbgemm-none", "torchrec")
