@@ -45,7 +45,7 @@ def test_cpp_units(pytestconfig: pytest.Config, address_tree: Tree, unit: str) -
 
 
 def test_no_data_races(pytestconfig: pytest.Config) -> None:
-    tests = "planner;plan_order;window;host_store;lifecycle;stress"
+    tests = "planner;plan_order;host_store;lifecycle;stress"
     options = ["-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_ENGINE_TESTS={tests}"]
     tree = Tree("engine-thread", TESTS / "engine", options)
     tree.build()

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 // Whether repetition runs too: more rounds, every combination. `make test-full` sets the variable.
 inline bool full_tests() {
@@ -46,6 +47,24 @@ inline int check_failures = 0;
     }                                       \
     CHECK(thrown && #Exception);            \
   } while (false)
+
+// Tests register themselves, and tests/engine/main.cpp runs those of a program in their order. A threaded one
+// runs once more on eight threads, however small its batches are.
+struct RegisteredTest {
+  void (*run)();
+  bool threaded;
+};
+inline std::vector<RegisteredTest> registered_tests;
+inline bool register_test(void (*run)(), bool threaded) {
+  registered_tests.push_back({run, threaded});
+  return true;
+}
+#define REGISTERED_TEST(name, threaded)                                              \
+  void name();                                                                       \
+  [[maybe_unused]] const bool name##_is_registered = register_test(&name, threaded); \
+  void name()
+#define TEST(name) REGISTERED_TEST(name, false)
+#define THREADED_TEST(name) REGISTERED_TEST(name, true)
 
 inline int check_result() {
   std::printf("%d failed checks\n", check_failures);

@@ -29,14 +29,7 @@ class Loop {
         model(spec.tables[0], 0),
         cache_(static_cast<size_t>(spec.tables[0].slots), 0.0f) {}
 
-  std::unique_ptr<Plan> plan(const std::vector<int64_t>& ids) {
-    TestBatch batch;
-    batch.values = ids;
-    batch.batch_size = 1;
-    batch.offsets.push_back(static_cast<int64_t>(ids.size()));
-    batch.keys = {0};
-    return engine->plan(batch.input());
-  }
+  std::unique_ptr<Plan> plan(const std::vector<int64_t>& ids) { return plan_of(engine.get(), ids); }
 
   // Swaps, checks every lookup's weight, and trains.
   void run(const std::vector<int64_t>& ids, const Plan& plan) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -73,11 +74,10 @@ enum class Outcome { kPlan, kTooSmall, kCapacity, kBounds };
 struct ModelPlan {
   std::vector<int32_t> slots, unique_slots, table_offsets{0}, segment_offsets{0}, positions, grad_row,
       grad_column, grad_source;
-  std::vector<int32_t> swap_out, swap_in, pending_out, pending_in;
+  std::vector<int32_t> swap_out, swap_in;
   std::vector<float> scale;
   std::vector<int64_t> offsets{0}, unique_ids;
   std::vector<int32_t> unique_tables;
-  std::vector<std::pair<int32_t, int64_t>> evicted;  // table, id
   int64_t bounds_errors = 0;
 };
 
@@ -106,6 +106,32 @@ struct TestBatch {
   }
 };
 
+// A batch of one sample for one feature.
+inline TestBatch batch_of(std::vector<int64_t> ids) {
+  TestBatch batch;
+  batch.values = std::move(ids);
+  batch.offsets = {0, static_cast<int64_t>(batch.values.size())};
+  batch.keys = {0};
+  batch.batch_size = 1;
+  return batch;
+}
+
+inline std::unique_ptr<Plan> plan_of(Engine* engine, std::vector<int64_t> ids) {
+  TestBatch batch = batch_of(std::move(ids));
+  return engine->plan(batch.input());
+}
+
+// Applies and lands a plan whose records and sums do not matter.
+inline void swap_rows(Engine* engine, const Plan& plan) {
+  const RecordLayout& layout = engine->layout();
+  std::vector<char> records(static_cast<size_t>(std::max(plan->rows_out, plan->rows_in) * layout.bytes));
+  const std::vector<float> sums(static_cast<size_t>(plan->window_out * 2 * layout.dim));
+  engine->read_in(plan, records.data());
+  Engine::begin({&plan});
+  engine->applied(plan);
+  engine->land(plan, records.data(), sums.data());
+}
+
 class Model {
  public:
   explicit Model(const GroupSpec& spec) : features_(spec.features), pooled_(spec.pooled) {
@@ -117,22 +143,19 @@ class Model {
   }
 
   std::vector<ModelTable> tables;
-  std::map<std::pair<int32_t, int64_t>, bool> pending;  // (table, id) -> has pending gradients
 
   // Plans the batch on a copy of the state, which replaces it when nothing fails.
   Outcome plan(const TestBatch& batch, ModelPlan* plan) {
     std::vector<ModelTable> next = tables;
-    auto next_pending = pending;
     if (any_fatal(batch)) return Outcome::kBounds;
     for (int32_t t = 0; t < static_cast<int32_t>(next.size()); ++t) {
       const Outcome outcome = add_ids(batch, t, &next[t]);
       if (outcome != Outcome::kPlan) return outcome;
     }
     for (int32_t t = 0; t < static_cast<int32_t>(next.size()); ++t) {
-      if (!place_rows(batch, t, &next[t], &next_pending, plan)) return Outcome::kTooSmall;
+      if (!place_rows(batch, t, &next[t], plan)) return Outcome::kTooSmall;
     }
     tables = std::move(next);
-    pending = std::move(next_pending);
     segments(batch, plan);
     return Outcome::kPlan;
   }
@@ -183,9 +206,7 @@ class Model {
     return full ? Outcome::kCapacity : Outcome::kPlan;
   }
 
-  template <class Pending>
-  bool place_rows(const TestBatch& batch, int32_t t, ModelTable* table, Pending* marks,
-                  ModelPlan* plan) const {
+  bool place_rows(const TestBatch& batch, int32_t t, ModelTable* table, ModelPlan* plan) const {
     std::vector<int64_t> ids;
     lookups(batch, t, [&](int64_t, int64_t, int64_t id, int64_t) {
       id = clean(t, id);
@@ -200,14 +221,13 @@ class Model {
       table->used_by[id] = table->batches;
     }
     std::vector<int32_t> free;
-    if (!evict(t, needed(*table, misses.size()), table, marks, plan, &free)) return false;
+    if (!evict(needed(*table, misses.size()), table, plan, &free)) return false;
     size_t victim = 0;
     for (const int64_t id : misses) {
       const int32_t slot = table->unused_slots() > 0 ? table->take_slot() : free[victim++];
       table->slots[id] = slot;
       table->pins[slot] = 1;
       table->used_by[id] = table->batches;
-      if ((*marks)[{t, id}]) plan->pending_in.push_back(static_cast<int32_t>(plan->swap_in.size()));
       plan->swap_in.push_back(slot);
     }
     for (const int64_t id : ids) {
@@ -219,9 +239,7 @@ class Model {
     return true;
   }
 
-  template <class Pending>
-  static bool evict(int32_t t, size_t count, ModelTable* table, Pending* marks, ModelPlan* plan,
-                    std::vector<int32_t>* free) {
+  static bool evict(size_t count, ModelTable* table, ModelPlan* plan, std::vector<int32_t>* free) {
     std::vector<std::array<int64_t, 3>> order;  // last batch, slot, id
     for (const auto& [id, batch] : table->used_by) order.push_back({batch, table->slots[id], id});
     std::sort(order.begin(), order.end());
@@ -229,9 +247,7 @@ class Model {
       if (free->size() == count) break;
       if (table->pins[static_cast<int32_t>(slot)] > 0) continue;
       free->push_back(static_cast<int32_t>(slot));
-      if ((*marks)[{t, id}]) plan->pending_out.push_back(static_cast<int32_t>(plan->swap_out.size()));
       plan->swap_out.push_back(static_cast<int32_t>(slot));
-      plan->evicted.emplace_back(t, id);
       table->slots.erase(id);
       table->used_by.erase(id);
     }

@@ -1,6 +1,5 @@
 // ChangeLog against versions of all rows.
 #include <algorithm>
-#include <cstdio>
 #include <random>
 #include <set>
 #include <utility>
@@ -76,7 +75,7 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
 }
 
 // As a stable sort, of keys of many widths, of which some are the same.
-void sorts() {
+TEST(sorts) {
   std::mt19937_64 random(1);
   using Item = std::pair<uint64_t, size_t>;
   for (const size_t count : {0, 1, 511, 512, 3000}) {
@@ -93,21 +92,13 @@ void sorts() {
   }
 }
 
-void all() {
+TEST(changes) {
   Tally few, many;
   for (uint64_t seed = 0; seed < 40; ++seed) random_changes(seed, 50, 20, &few);
   for (uint64_t seed = 0; seed < 4; ++seed) random_changes(seed, 2 * ChangeLog::kLeast, 900, &many);
-  std::printf("few: known %ld, not known %ld, left out %ld; many: %ld, %ld, %ld\n", few.known, few.unknown,
-              few.left_out, many.known, many.unknown, many.left_out);
   CHECK(few.known > 1000 && few.left_out > few.known);
   CHECK(many.known > 100 && many.unknown > 100);
 }
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::sorts();
-  rec_sdk::all();
-  return check_result();
-}

@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "tests/engine/loop.h"
-#include "tests/engine/threads.h"
 
 namespace rec_sdk {
 namespace {
@@ -21,7 +20,7 @@ RowColumnValues numbers(int64_t row) {
 }
 
 // Every set of columns: neighbours in memory do not meet, and no byte is spent on what is not kept.
-void records_of_rows() {
+THREADED_TEST(records_of_rows) {
   constexpr int64_t kRows = 9;
   for (int bits = 1; bits < 1 << ColumnSet::kColumns; ++bits) {
     ColumnSet kept;
@@ -89,7 +88,7 @@ Given draw(Loop* loop, bool large, bool shows, int64_t now) {
   return given;
 }
 
-void numbers_of_batches() {
+THREADED_TEST(numbers_of_batches) {
   GroupSpec spec = one_table(true, 70000, 0,
                              {Column::kCount, Column::kLastUse, Column::kVersion, Column::kScore,
                               Column::kClicks, Column::kTimestamp});
@@ -116,10 +115,7 @@ void numbers_of_batches() {
     if (cancel) {
       loop.engine->cancel(*plan);
     } else {
-      std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
-      loop.engine->read_in(*plan, in.data());
-      Engine::begin({plan.get()});
-      loop.engine->applied(*plan);
+      swap_rows(loop.engine.get(), *plan);
       plan->release();
     }
     std::map<int64_t, Known> next = all;
@@ -173,22 +169,15 @@ void numbers_of_batches() {
 }
 
 // Sums of more than 32 bits stay at their most, and those of the batch's other rows are exact.
-void large_sums_stay_at_their_most() {
+THREADED_TEST(large_sums_stay_at_their_most) {
   constexpr int32_t kLarge = std::numeric_limits<int32_t>::max();
   Loop loop(one_table(true, 8, 0, {Column::kCount, Column::kClicks}), 1);
   const auto train = [&](const std::vector<int64_t>& ids, const std::vector<int32_t>& numbers) {
-    TestBatch batch;
-    batch.values = ids;
-    batch.batch_size = 1;
-    batch.keys = {0};
-    batch.offsets = {0, static_cast<int64_t>(ids.size())};
+    TestBatch batch = batch_of(ids);
     BatchInput input = batch.input();
     input.shows = input.clicks = numbers.data();
     const auto plan = loop.engine->plan(input);
-    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
-    loop.engine->read_in(*plan, in.data());
-    Engine::begin({plan.get()});
-    loop.engine->applied(*plan);
+    swap_rows(loop.engine.get(), *plan);
     plan->release();
   };
   const auto row = [&](int64_t id) {
@@ -202,16 +191,5 @@ void large_sums_stay_at_their_most() {
   CHECK(row(8).count == 5 && row(8).clicks == 4);
 }
 
-void all() {
-  records_of_rows();
-  large_sums_stay_at_their_most();
-  numbers_of_batches();
-}
-
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::with_and_without_threads(rec_sdk::all);
-  return check_result();
-}

@@ -63,7 +63,7 @@ void grows_without_moving(int64_t bytes, int64_t step, int64_t count) {
   CHECK(!store.has(0) && store.written_rows() == 0 && guard.committed() == 0);
 }
 
-void commits_lazily() {
+TEST(commits_lazily) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
   store.extend(1000000000);
@@ -171,7 +171,7 @@ void forgets(int64_t bytes, int64_t rows, int64_t share) {
 
 // A few rows take a few pages, wherever they are; with as many as half of a huge page has, all of it is
 // taken.
-void few_rows_take_small_pages() {
+TEST(few_rows_take_small_pages) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
   const int64_t on_huge = kHuge / 256, on_small = kSmall / 256, rows = 100 * on_huge;
@@ -197,7 +197,7 @@ void few_rows_take_small_pages() {
 }
 
 // Rows that come in order make the first chunk huge, and the following ones are that from their first row on.
-void dense_rows_take_huge_pages() {
+TEST(dense_rows_take_huge_pages) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
   const int64_t chunk_rows = 8 * kHuge / 256;
@@ -212,7 +212,7 @@ void dense_rows_take_huge_pages() {
 }
 
 // Threads read and write rows whose small pages become a huge one meanwhile.
-void becomes_huge_beside_copies() {
+TEST(becomes_huge_beside_copies) {
   constexpr int64_t kBytes = 256, kRows = 1000;
   for (int round = 0; round < 20; ++round) {
     MemoryGuard guard;
@@ -242,7 +242,7 @@ void becomes_huge_beside_copies() {
   }
 }
 
-void small_arrays_take_small_pages() {
+TEST(small_arrays_take_small_pages) {
   rec_sdk::ChunkedMemory memory(sizeof(uint64_t));
   const size_t in_chunk = rec_sdk::kHugePage / sizeof(uint64_t), kLarge = 5;  // 10 MiB
   const auto item = [&](size_t i) { return static_cast<uint64_t*>(memory.at(i)); };
@@ -262,7 +262,7 @@ void small_arrays_take_small_pages() {
 }
 
 // A map with room for many ids, of which few come; then so many that most of its pages are in use.
-void maps_with_room_take_small_pages() {
+TEST(maps_with_room_take_small_pages) {
   rec_sdk::IdMap map(400000);
   const char* const begin = reinterpret_cast<const char*>(map.homes().buckets);
   const int64_t pages = map.bytes() / kSmall;
@@ -286,7 +286,7 @@ void maps_with_room_take_small_pages() {
   for (int64_t id = 0; id < ids; ++id) CHECK(map.find(id, rec_sdk::IdMap::hash(id)).row() == id);
 }
 
-void memory_comes_back() {
+TEST(memory_comes_back) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
   const int64_t rows = 8 * 8192;  // a chunk
@@ -300,7 +300,7 @@ void memory_comes_back() {
 }
 
 // Copies of rows that are written, while others come and go: ThreadSanitizer must be content with it.
-void copies_beside_growth() {
+TEST(copies_beside_growth) {
   constexpr int64_t kBytes = 64 << 10, kRows = 130, kOthers = 4000;
   MemoryGuard guard;
   HostStore store(records_of(kBytes), &guard);
@@ -385,7 +385,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
   unlink(path.c_str());
 }
 
-void checks_memory() {
+TEST(checks_memory) {
   MemoryGuard guard;
   CHECK(rec_sdk::available_memory() > 0);
   guard.require(1 << 20, "t");
@@ -406,7 +406,7 @@ void checks_memory() {
 }
 
 // Small ones are from the heap, others are mapped: they behave alike.
-void buffers_of_every_size_are_zero_and_zero_again() {
+TEST(buffers_of_every_size_are_zero_and_zero_again) {
   for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{4097}, size_t{32} << 10, rec_sdk::kHugePage}) {
     rec_sdk::HugeBuffer buffer(bytes, rec_sdk::Pages::kSmall);
     const auto all_are = [&](size_t begin, size_t end, char value) {
@@ -424,31 +424,20 @@ void buffers_of_every_size_are_zero_and_zero_again() {
   }
 }
 
-}  // namespace
-
-int main() {
+TEST(stores_of_every_size) {
   grows_without_moving(16, 1, 300);
   grows_without_moving(48, 200011, 20);
   grows_without_moving(49152, 7, 100);
   grows_without_moving((3 << 20) + 16, 1, 12);
   grows_without_moving((40 << 20) + 16, 1, 1);  // more huge pages than a word has bits
-  commits_lazily();
   forgets(4096, 1500, 1);
   forgets(49152, 500, 1);
   forgets((3 << 20) + 16, 40, 8);
   forgets(4096, 9000, 150);
   forgets(272, 60000, 3000);
-  few_rows_take_small_pages();
-  dense_rows_take_huge_pages();
-  becomes_huge_beside_copies();
-  small_arrays_take_small_pages();
-  maps_with_room_take_small_pages();
-  memory_comes_back();
-  copies_beside_growth();
   on_disk(528, 1, 3000);
   on_disk(48, 2000003, 5);
   on_disk((40 << 20) + 16, 2, 8);
-  checks_memory();
-  buffers_of_every_size_are_zero_and_zero_again();
-  return check_result();
 }
+
+}  // namespace

@@ -52,7 +52,7 @@ void add(IdMap* map, Model* model, int64_t id, uint32_t row) {
   place.has_slot ? entry.set_slot(place.value) : entry.set_row(place.value);
 }
 
-void extreme_ids() {
+TEST(extreme_ids) {
   IdMap map;
   Model model;
   uint32_t row = 0;
@@ -89,7 +89,7 @@ void random_operations(uint64_t seed, int64_t range, int operations, int erase_p
 
 // At the highest load there are runs of full buckets; erasing must not cut them, also around the end of the
 // array.
-void erase_at_full_load() {
+TEST(erase_at_full_load) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 60; ++round) {
     IdMap map;
@@ -164,7 +164,7 @@ void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
   check_equal(map, model);
 }
 
-void growth() {
+TEST(growth) {
   IdMap map;
   Model model;
   int64_t grown = 0;
@@ -180,7 +180,7 @@ void growth() {
 }
 
 // Removing most ids gives memory back, and the others stay; a few more or less change nothing.
-void shrinking() {
+TEST(shrinking) {
   IdMap map;
   Model model;
   for (int64_t i = 0; i < 100000; ++i) add(&map, &model, i * 1000003, static_cast<uint32_t>(i));
@@ -201,18 +201,16 @@ void shrinking() {
   CHECK(map.bytes() == small);
 }
 
-}  // namespace
-
-int main() {
-  extreme_ids();
+TEST(operations) {
   random_operations(1, 1000, 40000, 45);
   random_operations(2, 100000, 100000, 20);
   random_operations(3, 64, 20000, 50);
-  erase_at_full_load();
+}
+
+TEST(growing_maps) {
   for (uint64_t seed = 10; seed < 16; ++seed) growth_in_pieces(seed, seed % 2 == 0 ? 8 : 2000);
   growth_with_a_run_around_the_end(5000, 64);
   growth_with_a_run_around_the_end(300000, 4000);
-  growth();
-  shrinking();
-  return check_result();
 }
+
+}  // namespace

@@ -190,7 +190,7 @@ void back_in_its_own_order(Map map) {
 
 // Ids that are left when others went in the order of the map, and those of a piece of a save, are close
 // together: also in a map with room for just them.
-void neighbours() {
+TEST(neighbours) {
   IdMap map = filled(IdMap(), random_ids(kIds, 6));
   const Ids order = listed(map);
   const size_t kept = order.size() * 9 / 10;
@@ -210,7 +210,7 @@ void neighbours() {
 }
 
 // Batches without their duplicates: cells that have room for twice the ids.
-void neighbours_in_a_batch() {
+TEST(neighbours_in_a_batch) {
   const Ids order = listed(filled(IdMap(), random_ids(kIds, 5)));
   std::set<uint64_t> homes;
   for (int64_t i = 0; i < 2048; ++i)
@@ -220,7 +220,7 @@ void neighbours_in_a_batch() {
 
 // Maps whose ids come in no order, and that have grown as a whole, list them in the order that they always
 // did.
-void order_of_random_ids() {
+TEST(order_of_random_ids) {
   uint64_t sum = 0;
   for (const int64_t id : listed(filled(IdMap(), random_ids(3000, 11)))) {
     sum = sum * 0x9E3779B97F4A7C15ull + static_cast<uint64_t>(id);
@@ -228,17 +228,16 @@ void order_of_random_ids() {
   CHECK(sum == 0xf9dbff8456ece466ull);
 }
 
-}  // namespace
-
-int main() {
+TEST(costs) {
   check_costs([] { return IdMap(); });
   check_costs([] { return seeded_anew(IdMap()); });
   check_costs([] { return Candidates(false); });
   check_costs([] { return seeded_anew(Candidates(true)); });
+}
+
+TEST(back_in_their_own_order) {
   back_in_its_own_order(IdMap());
   back_in_its_own_order(Candidates(true));
-  neighbours();
-  neighbours_in_a_batch();
-  order_of_random_ids();
-  return check_result();
 }
+
+}  // namespace

@@ -22,7 +22,7 @@ namespace {
 
 using Block = std::array<uint32_t, 4>;
 
-void philox_known_answers() {  // kat_vectors of Random123 1.14
+TEST(philox_known_answers) {  // kat_vectors of Random123 1.14
   CHECK(rec_sdk::philox4x32({0, 0, 0, 0}, {0, 0}) == (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   const uint32_t ones = 0xffffffff;
   CHECK(rec_sdk::philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
@@ -55,7 +55,7 @@ std::vector<float> weights(const Initializer& initializer, int64_t dim, int64_t 
   return all;
 }
 
-void linear() {
+TEST(linear) {
   const std::vector<float> w = weights(Initializer("linear", -1.0, 3.0, 0, 1), 5, 3);
   for (int64_t i = 0; i < 15; ++i) CHECK(w[i] == static_cast<float>(-1.0 + static_cast<double>(i % 5)));
   CHECK(weights(Initializer("linear", -2.0, 3.0, 0, 1), 1, 1)[0] == -2.0f);
@@ -78,7 +78,7 @@ Moments moments(const std::vector<float>& values) {
   return m;
 }
 
-void uniform() {
+TEST(uniform) {
   const Moments m = moments(weights(Initializer("uniform", -2.0, 6.0, 0, 1), 6, 50000));
   CHECK(m.low >= -2.0 && m.low < -1.999 && m.high < 6.0 && m.high > 5.999);
   CHECK(std::fabs(m.mean - 2.0) < 0.02 && std::fabs(m.variance - 64.0 / 12) < 0.03);
@@ -88,14 +88,14 @@ void uniform() {
   for (const float v : weights(Initializer("uniform", 0.5, 0.5, 0, 1), 8, 4)) CHECK(v == 0.5f);
 }
 
-void truncated_normal() {
+TEST(truncated_normal) {
   const Moments m = moments(weights(Initializer("truncated_normal", 0, 0, 1.0, 0.5), 8, 50000));
   CHECK(m.low >= 0.0 && m.low < 0.001 && m.high <= 2.0 && m.high > 1.999);
   // The variance of a standard normal cut at two sigma is 1 - 4 phi(2) / (Phi(2) - Phi(-2)) = 0.7737413.
   CHECK(std::fabs(m.mean - 1.0) < 0.003 && std::fabs(m.variance - 0.25 * 0.7737413) < 0.002);
 }
 
-void quantile() {
+TEST(quantile) {
   for (int i = 0; i <= 100000; ++i) {
     const double p = 0.02275014 + (0.97724986 - 0.02275014) * i / 100000;
     const double x = rec_sdk::central_normal_quantile(p);
@@ -107,7 +107,7 @@ double density(double z) { return std::exp(-z * z / 2) / std::sqrt(2 * std::acos
 
 double upper_tail(double z) { return std::erfc(z / std::sqrt(2.0)) / 2; }
 
-void quantile_of_every_probability() {
+TEST(quantile_of_every_probability) {
   for (double z = -37; z <= 0; z += 0.125) {
     const double tail = upper_tail(-z);
     CHECK(std::fabs(rec_sdk::normal_quantile(tail) - z) < 1e-9);
@@ -118,7 +118,7 @@ void quantile_of_every_probability() {
 
 // Mean and variance of a standard normal that is cut at two bounds, on either side of the mean or both on
 // one.
-void bounded_normal() {
+TEST(bounded_normal) {
   constexpr double kBounds[][2] = {{-1, 3}, {0, 20}, {-30, 0}, {2, 2.5}, {-6, -5}, {-0.1, 0.2}};
   for (const auto& [low, high] : kBounds) {
     const Moments m =
@@ -134,7 +134,7 @@ void bounded_normal() {
   for (const float v : weights(Initializer("bounded_normal", 1, 1, 0.25, 1), 8, 4)) CHECK(v == 1.0f);
 }
 
-void keys() {
+TEST(keys) {
   const Initializer init("uniform", 0.0, 1.0, 0, 1);
   const std::vector<float> base = weights(init, 8, 100);
   CHECK(base == weights(init, 8, 100));
@@ -166,7 +166,7 @@ float value_of(uint16_t bits, DType dtype) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-void half_rounding(DType dtype) {
+void check_rounding(DType dtype) {
   const auto convert = [dtype](float v) {
     return dtype == DType::kFloat16 ? rec_sdk::to_float16(v) : rec_sdk::to_bfloat16(v);
   };
@@ -187,7 +187,12 @@ void half_rounding(DType dtype) {
   CHECK(std::isnan(value_of(convert(NAN), dtype)));
 }
 
-void rejects() {
+TEST(half_rounding) {
+  check_rounding(DType::kFloat16);
+  check_rounding(DType::kBFloat16);
+}
+
+TEST(rejects) {
   CHECK_THROWS(Initializer("normal", 0, 1, 0, 1), std::invalid_argument);
   CHECK_THROWS(Initializer("uniform", 1, 0, 0, 1), std::invalid_argument);
   CHECK_THROWS(Initializer("linear", 0, HUGE_VAL, 0, 1), std::invalid_argument);
@@ -200,18 +205,3 @@ void rejects() {
 }
 
 }  // namespace
-
-int main() {
-  philox_known_answers();
-  linear();
-  uniform();
-  truncated_normal();
-  quantile();
-  quantile_of_every_probability();
-  bounded_normal();
-  keys();
-  half_rounding(DType::kFloat16);
-  half_rounding(DType::kBFloat16);
-  rejects();
-  return check_result();
-}

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "tests/engine/loop.h"
-#include "tests/engine/threads.h"
 #include "torch_npu_ext/engine/base/errors.h"
 
 namespace rec_sdk {
@@ -27,7 +26,7 @@ GroupSpec admitting(int64_t threshold, ColumnSet columns = {Column::kCount}, Giv
 }
 
 // All lookups of an id in a batch are answered alike: with a row if they bring it to the threshold.
-void ids_are_admitted() {
+THREADED_TEST(ids_are_admitted) {
   Loop loop(admitting(3), 1);
   auto plan = loop.plan({8, 9, 8, 8, 5});
   const std::vector<int32_t> slots((*plan)->slots, (*plan)->slots + 5);
@@ -45,9 +44,7 @@ void ids_are_admitted() {
   plan = loop.plan({8, 9, 8, 8, 5});
   CHECK((*plan)->uniques == 1);
   CHECK_THROWS(loop.engine->lifecycle.candidates(0), std::runtime_error);  // a plan that may be cancelled
-  loop.engine->read_in(*plan, std::vector<char>(static_cast<size_t>(loop.engine->layout().bytes)).data());
-  Engine::begin({plan.get()});
-  loop.engine->applied(*plan);
+  swap_rows(loop.engine.get(), *plan);
   CHECK((candidate_ids(loop.engine.get()) == std::vector<int64_t>{5, 9}));
   plan->release();
   // All default: no row, no segment.
@@ -57,13 +54,13 @@ void ids_are_admitted() {
 }
 
 // Random batches, planned ahead, cancelled and failed, against plain counts.
-void counts_are_exact(uint64_t seed) {
+THREADED_TEST(counts_are_exact) {
   GroupSpec spec = admitting(4, {Column::kCount, Column::kLastUse});
   spec.tables[0].slots = 16;
-  Loop loop(spec, seed);
+  Loop loop(spec, 1);
   std::map<int64_t, int64_t> counts;
   int failed = 0, cancelled = 0;
-  const int rounds = full_tests() ? 1500 : 600;
+  const int rounds = full_tests() ? 3000 : 1200;
   for (int i = 0; i < rounds; ++i) {
     const std::vector<int64_t> ids = loop.random_ids(loop.random() % 40, 40 + static_cast<uint64_t>(i) / 4);
     std::unique_ptr<Plan> plan;
@@ -80,12 +77,7 @@ void counts_are_exact(uint64_t seed) {
       continue;
     }
     for (const int64_t id : ids) ++counts[id];
-    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
-    std::vector<char> out(static_cast<size_t>((*plan)->rows_out * loop.engine->layout().bytes));
-    loop.engine->read_in(*plan, in.data());
-    Engine::begin({plan.get()});
-    loop.engine->applied(*plan);
-    loop.engine->land(*plan, out.data(), nullptr);
+    swap_rows(loop.engine.get(), *plan);
     plan->release();
     std::map<int64_t, int64_t> found;
     for (const Lifecycle::Candidate& candidate : loop.engine->lifecycle.candidates(0)) {
@@ -107,7 +99,7 @@ void counts_are_exact(uint64_t seed) {
   CHECK(failed > rounds / 150 && cancelled > rounds / 15);
 }
 
-void rows_in_use_are_not_evicted() {
+THREADED_TEST(rows_in_use_are_not_evicted) {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount, Column::kLastUse});
   spec.tables[0].rules = Rules({{"idle", {{"batches", 2}}}});
   Loop loop(spec, 1);
@@ -140,20 +132,17 @@ void rows_in_use_are_not_evicted() {
   CHECK_THROWS(loop.engine->lifecycle.end_step({1, 1}), std::invalid_argument);
 }
 
-void bounded_tables() {
+THREADED_TEST(bounded_tables) {
   GroupSpec spec = admitting(2, {Column::kCount, Column::kLastUse}, {{"rows", {{"most", 16}}}});
   spec.tables[0].slots = 64;
   Loop loop(spec, 2);
   for (int64_t i = 0; i < 400; ++i) {
     std::vector<int64_t> ids = {1, 3 * i, 3 * i, 3 * i + 1};
     auto plan = loop.plan(ids);
-    std::vector<char> in(static_cast<size_t>((*plan)->rows_in * loop.engine->layout().bytes));
-    loop.engine->read_in(*plan, in.data());
     auto ahead = loop.plan({-i - 1, -i - 1});
     const bool evicts = loop.engine->tables.row_count(0) - 1 > 16;  // not by what is planned ahead
     loop.engine->cancel(*ahead);
-    Engine::begin({plan.get()});
-    loop.engine->applied(*plan);
+    swap_rows(loop.engine.get(), *plan);
     plan->release();
     CHECK(!evicts || loop.engine->lifecycle.evicts({0}));
     loop.engine->lifecycle.end_step({0});
@@ -165,7 +154,7 @@ void bounded_tables() {
 }
 
 // The map of candidates against std::map, with many that share a home.
-void map_of_candidates() {
+THREADED_TEST(map_of_candidates) {
   for (const bool wide : {false, true}) {
     std::mt19937_64 random(3);
     Candidates candidates(wide);
@@ -194,7 +183,7 @@ void map_of_candidates() {
   }
 }
 
-void wrong_tables() {
+THREADED_TEST(wrong_tables) {
   GroupSpec spec = admitting(2);
   spec.tables[0].default_row = false;
   CHECK_THROWS(Engine(spec), std::invalid_argument);
@@ -223,20 +212,5 @@ void wrong_tables() {
   CHECK_THROWS(clicked.plan({1}), std::invalid_argument);  // no clicks
 }
 
-void all() {
-  ids_are_admitted();
-  counts_are_exact(1);
-  counts_are_exact(2);
-  rows_in_use_are_not_evicted();
-  bounded_tables();
-  map_of_candidates();
-  wrong_tables();
-}
-
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::with_and_without_threads(rec_sdk::all);
-  return check_result();
-}

@@ -2,12 +2,11 @@
 #include <cstdlib>
 
 #include "tests/engine/pipeline.h"
-#include "tests/engine/threads.h"
 
 namespace rec_sdk {
 namespace {
 
-void random_lives() {
+THREADED_TEST(random_lives) {
   Pipeline p(1);
   const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // under a sanitizer that is slow
   const int rounds = few ? 500 : full_tests() ? 6000 : 2000;
@@ -87,14 +86,7 @@ class OneSlot {
     engine = std::make_shared<Engine>(spec);
   }
 
-  std::unique_ptr<Plan> plan(int64_t id) {
-    TestBatch batch;
-    batch.values = {id};
-    batch.batch_size = 1;
-    batch.offsets = {0, 1};
-    batch.keys = {0};
-    return engine->plan(batch.input());
-  }
+  std::unique_ptr<Plan> plan(int64_t id) { return plan_of(engine.get(), {id}); }
   void apply(const Plan& plan) {
     engine->read_in(plan, record_);
     Engine::begin({&plan});
@@ -120,7 +112,7 @@ class OneSlot {
 using Sources = std::vector<uint64_t>;
 
 // A row leaves, comes back, and leaves again while others are on their way.
-void rows_that_leave_twice() {
+THREADED_TEST(rows_that_leave_twice) {
   OneSlot one;
   auto first = one.plan(1);
   one.apply(*first);
@@ -155,7 +147,7 @@ void rows_that_leave_twice() {
 }
 
 // A cancelled departure brings the older one back.
-void cancelled_departures() {
+THREADED_TEST(cancelled_departures) {
   OneSlot one;
   auto first = one.plan(1);
   one.apply(*first);
@@ -180,7 +172,7 @@ void cancelled_departures() {
 }
 
 // Two groups begin together, or neither.
-void groups_together() {
+THREADED_TEST(groups_together) {
   OneSlot a, b;
   auto first = a.plan(1), second = b.plan(1);
   auto later = b.plan(1);
@@ -202,6 +194,30 @@ void groups_together() {
   a.engine->applied(*left[0]);
   b.engine->applied(*second);
   CHECK(a.engine->in_flight() == 0 && b.engine->in_flight() == 2);
+}
+
+// A plan pins its rows until it is released; also sums of rows outside the cache are gone with their table.
+THREADED_TEST(tables_in_use_are_not_cleared) {
+  OneSlot one;
+  const auto away = one.plan(1);
+  one.apply(*away);
+  one.engine->mark(*away);
+  away->release();
+  const auto plan = one.plan(2);
+  CHECK((*plan)->window_out == 1);
+  CHECK_THROWS(one.engine->tables.clear(0), std::runtime_error);
+  one.apply(*plan);
+  CHECK_THROWS(one.engine->window_rows(), std::runtime_error);  // 1 is on its way
+  char record[64] = {};
+  const std::vector<float> sums(static_cast<size_t>(2 * one.engine->layout().dim));
+  one.engine->land(*plan, record, sums.data());
+  CHECK(one.engine->window_rows().rows.size() == 1);
+  CHECK_THROWS(one.engine->tables.clear(0), std::runtime_error);
+  plan->release();
+  CHECK_THROWS(one.engine->mark(*plan), std::runtime_error);
+  one.engine->tables.clear(0);
+  const Engine::WindowRows none = one.engine->window_rows();
+  CHECK(none.slot_offsets[1] == 0 && none.row_offsets[1] == 0);
 }
 
 // ---- arenas
@@ -297,23 +313,13 @@ void arenas(bool pooled, bool mean, bool weighted, int features) {
   }
 }
 
-void all() {
-  random_lives();
-  rows_that_leave_twice();
-  cancelled_departures();
-  groups_together();
+THREADED_TEST(arenas_of_plans) {
   arenas(false, false, false, 1);
   arenas(false, false, true, 3);
   for (const bool mean : {false, true}) {
-    arenas(true, mean, false, 3);
-    arenas(true, mean, true, 3);
+    for (const bool weighted : {false, true}) arenas(true, mean, weighted, 3);
   }
 }
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::with_and_without_threads(rec_sdk::all);
-  return check_result();
-}

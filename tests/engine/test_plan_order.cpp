@@ -5,33 +5,13 @@
 #include <mutex>
 #include <thread>
 
-#include "tests/engine/model.h"
+#include "tests/engine/loop.h"
 #include "torch_npu_ext/engine/base/parallel.h"
 
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kDim = 2, kSlots = 8;
-
-GroupSpec spec() {
-  const Initializer init("linear", 0, 1, 0, 1);
-  TableSpec table{"a", true, 10, kSlots, 0, init, 1, {}, BoundsCheck::kFatal};
-  return {{table}, make_record_layout(kDim, DType::kFloat32, nullptr, 0), {{0, 0, false}}, false, "lru"};
-}
-
-TestBatch batch_of(std::vector<int64_t> ids) {
-  TestBatch batch;
-  batch.batch_size = 1;
-  batch.keys = {0};
-  batch.values = std::move(ids);
-  batch.offsets = {0, static_cast<int64_t>(batch.values.size())};
-  return batch;
-}
-
-std::unique_ptr<Plan> plan(Engine* engine, std::vector<int64_t> ids) {
-  TestBatch batch = batch_of(std::move(ids));
-  return engine->plan(batch.input());
-}
+std::shared_ptr<Engine> new_engine() { return std::make_shared<Engine>(one_table(true, 8, 0)); }
 
 std::vector<char> records_of(const Engine& engine, int64_t rows) {
   return std::vector<char>(static_cast<size_t>(rows * engine.layout().bytes));
@@ -58,14 +38,14 @@ bool wait_for(const std::atomic<bool>& flag) {
   return flag;
 }
 
-void applied_beside_a_plan() {
-  const auto engine = std::make_shared<Engine>(spec());
-  const auto first = plan(engine.get(), {1, 2, 3, 4, 5, 6, 7, 8});
+TEST(applied_beside_a_plan) {
+  const auto engine = new_engine();
+  const auto first = plan_of(engine.get(), {1, 2, 3, 4, 5, 6, 7, 8});
   apply_plan(engine.get(), *first);
   first->release();
-  const auto second = plan(engine.get(), {1, 9, 10});
+  const auto second = plan_of(engine.get(), {1, 9, 10});
   CHECK((*second)->rows_out == 2);
-  const auto third = plan(engine.get(), {1, (*second)->swap_out_ids[0], (*second)->swap_out_ids[1]});
+  const auto third = plan_of(engine.get(), {1, (*second)->swap_out_ids[0], (*second)->swap_out_ids[1]});
   std::vector<char> in = records_of(*engine, (*third)->rows_in),
                     out = records_of(*engine, (*second)->rows_out);
   const std::vector<int32_t> late = engine->read_ahead(*third, in.data());
@@ -75,7 +55,7 @@ void applied_beside_a_plan() {
 
   set_parallel_runner(stand_still, [] { return int64_t{2}; }, 0);
   std::unique_ptr<Plan> fourth;
-  std::thread planner([&] { fourth = plan(engine.get(), {1, 2}); });
+  std::thread planner([&] { fourth = plan_of(engine.get(), {1, 2}); });
   CHECK(wait_for(stands_still));
   std::atomic<bool> done{false};
   std::thread trainer([&] {
@@ -105,11 +85,11 @@ void applied_beside_a_plan() {
 }
 
 // Pins end with the second of the two, whichever that is, and once.
-void ends_before_or_after_it_is_applied() {
+TEST(ends_before_or_after_it_is_applied) {
   for (const bool released_first : {false, true}) {
-    const auto engine = std::make_shared<Engine>(spec());
-    const auto held = plan(engine.get(), {1, 2, 3});
-    const auto later = plan(engine.get(), {1});
+    const auto engine = new_engine();
+    const auto held = plan_of(engine.get(), {1, 2, 3});
+    const auto later = plan_of(engine.get(), {1});
     Engine::begin({held.get()});
     if (released_first) held->release();
     CHECK(engine->in_flight() == 2);
@@ -125,9 +105,9 @@ void ends_before_or_after_it_is_applied() {
 }
 
 // A thread is about to apply it.
-void a_plan_that_is_kept_does_not_undo_itself() {
-  const auto engine = std::make_shared<Engine>(spec());
-  auto dropped = plan(engine.get(), {1, 2, 3});
+TEST(a_plan_that_is_kept_does_not_undo_itself) {
+  const auto engine = new_engine();
+  auto dropped = plan_of(engine.get(), {1, 2, 3});
   auto handles = engine->unapplied(dropped.get());
   dropped.reset();
   CHECK(engine->unapplied(nullptr).size() == 1);
@@ -138,10 +118,10 @@ void a_plan_that_is_kept_does_not_undo_itself() {
 }
 
 // A plan may be applied while another thread asks for those up to it: later ones are none of them.
-void applied_beside_a_question() {
-  const auto engine = std::make_shared<Engine>(spec());
+TEST(applied_beside_a_question) {
+  const auto engine = new_engine();
   for (int round = 0; round < 500; ++round) {
-    const auto asked = plan(engine.get(), {1}), later = plan(engine.get(), {1});
+    const auto asked = plan_of(engine.get(), {1}), later = plan_of(engine.get(), {1});
     Engine::begin({asked.get()});
     std::thread trainer([&] { engine->applied(*asked); });
     for (bool applied = false; !applied;) {
@@ -155,11 +135,3 @@ void applied_beside_a_question() {
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::a_plan_that_is_kept_does_not_undo_itself();
-  rec_sdk::ends_before_or_after_it_is_applied();
-  rec_sdk::applied_beside_a_plan();
-  rec_sdk::applied_beside_a_question();
-  return check_result();
-}

@@ -286,18 +286,17 @@ void explore_all(Report* report) {
   report->clean("stepped: two batches, a thread that saves", {"0 1"}, kStepped, kSaver);
 }
 
-}  // namespace
-}  // namespace rec_sdk
-
-int main() {
+TEST(interleavings) {
   prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);  // or each new engine clears huge pages
-  rec_sdk::Report report;
-  rec_sdk::mistakes(&report);
-  rec_sdk::explore_few(&report);
-  if (full_tests() && !rec_sdk::kSlow) {
-    rec_sdk::explore(&report);
-    rec_sdk::explore_all(&report);
+  Report report;
+  mistakes(&report);
+  explore_few(&report);
+  if (full_tests() && !kSlow) {
+    explore(&report);
+    explore_all(&report);
   }
   CHECK(report.late_rows > 0);
-  return check_result();
 }
+
+}  // namespace
+}  // namespace rec_sdk

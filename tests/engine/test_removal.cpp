@@ -1,12 +1,11 @@
 // Rows and slots that come back: the pool of numbers, ids removed between plans that are made, fail or are
-// cancelled, columns, and memory.
+// cancelled, columns, and memory; rows that a load puts into a table.
 #include <algorithm>
 #include <memory>
 #include <set>
 #include <stdexcept>
 
 #include "tests/engine/loop.h"
-#include "tests/engine/threads.h"
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/directory/number_pool.h"
 
@@ -14,7 +13,7 @@ namespace rec_sdk {
 namespace {
 
 // Numbers against a stack; a group of take() undone in reverse order leaves no trace.
-void pool_of_numbers() {
+TEST(pool_of_numbers) {
   std::mt19937_64 random(1);
   NumberPool pool;
   std::vector<uint32_t> free, used;
@@ -65,11 +64,11 @@ void pool_of_numbers() {
 
 // Failed and cancelled plans leave rows, and the order in which they come, as they were. Between a plan and
 // its cancellation nothing is removed or inserted.
-void removals_and_plans(uint64_t seed) {
-  Loop loop(one_table(true, 16, 60), seed);
+THREADED_TEST(removals_and_plans) {
+  Loop loop(one_table(true, 16, 60), 1);
   int cancelled = 0, failed = 0, refused = 0;
   int64_t removed = 0;
-  const int rounds = full_tests() ? 3000 : 900;
+  const int rounds = full_tests() ? 6000 : 1800;
   for (int i = 0; i < rounds; ++i) {
     const std::vector<int64_t> ids = loop.random_ids(loop.random() % 22, 75);
     std::unique_ptr<Plan> plan;
@@ -112,7 +111,7 @@ void removals_and_plans(uint64_t seed) {
   CHECK(cancelled > rounds / 10 && failed > rounds / 10 && removed > rounds / 3 && refused > rounds / 30);
 }
 
-void index_tables() {
+THREADED_TEST(index_tables) {
   Loop loop(one_table(false, 8, 0), 3);
   const std::vector<int64_t> ids = {1, 2, 3, 4, 5, 6, 7, 8}, others = {11, 12, 13};
   auto plan = loop.plan(ids);
@@ -138,7 +137,7 @@ void index_tables() {
   loop.run({1}, *plan);
 }
 
-void pending_gradients_stay() {
+THREADED_TEST(pending_gradients_stay) {
   Loop loop(one_table(true, 2, 0), 4);
   auto plan = loop.plan({1, 2});
   loop.run({1, 2}, *plan);
@@ -154,7 +153,7 @@ void pending_gradients_stay() {
 }
 
 // Bytes are counted as the rows come and go; the map shrinks, and rows and slots are used again.
-void memory_comes_back() {
+THREADED_TEST(memory_comes_back) {
   GroupSpec spec = one_table(true, 2000, 0);
   Loop loop(spec, 5);
   const int64_t batch = 2000, batches = 100;
@@ -184,7 +183,7 @@ void memory_comes_back() {
   CHECK(loop.engine->tables.memory().store_bytes == full.store_bytes);
 }
 
-void columns_of_rows() {
+THREADED_TEST(columns_of_rows) {
   const ColumnSet all = {Column::kCount, Column::kLastUse, Column::kVersion};
   for (const bool hashed : {true, false}) {
     Loop loop(one_table(hashed, 8, 0, all), 6);
@@ -263,20 +262,38 @@ void columns_of_rows() {
   CHECK(values[0].last_use == 2 && values[1].last_use == 2 && values[0].count == 0 && values[1].version == 0);
 }
 
-void all() {
-  pool_of_numbers();
-  removals_and_plans(1);
-  removals_and_plans(2);
-  index_tables();
-  pending_gradients_stay();
-  memory_comes_back();
-  columns_of_rows();
+THREADED_TEST(numbers_and_records_of_loaded_rows) {
+  Engine engine(one_table(true, 24, 0));
+  const std::vector<int64_t> ids = {7, -5, 7, 100, INT64_MIN};
+  const auto [rows, slots] = engine.tables.insert(0, ids);
+  CHECK((rows == std::vector<int64_t>{0, 1, 0, 2, 3}) && slots == std::vector<int32_t>(5, -1));
+  const size_t bytes = static_cast<size_t>(engine.layout().bytes);
+  std::vector<char> records(5 * bytes), back(4 * bytes);
+  for (size_t i = 0; i < records.size(); ++i) records[i] = static_cast<char>(1 + rows[i / bytes]);
+  engine.tables.write_rows(0, ids, rows, records.data());
+  const std::vector<int64_t> distinct = {7, -5, 100, INT64_MIN}, numbers = {0, 1, 2, 3};
+  engine.tables.read_rows(0, distinct, numbers, back.data());
+  for (size_t i = 0; i < back.size(); ++i) CHECK(back[i] == static_cast<char>(1 + i / bytes));
+}
+
+THREADED_TEST(more_than_the_capacity) {
+  Engine engine(one_table(true, 24, 45));
+  std::vector<int64_t> ids(46);
+  for (int64_t i = 0; i < 46; ++i) ids[i] = i;
+  CHECK_THROWS(engine.tables.insert(0, ids), CapacityError);
+  CHECK(engine.tables.row_count(0) == 0);
+  engine.tables.insert(0, {ids.data(), 45});
+  CHECK(engine.tables.row_count(0) == 45);
+}
+
+THREADED_TEST(outside_an_index_table) {
+  Engine engine(one_table(false, 24, 0));
+  const std::vector<char> record(static_cast<size_t>(engine.layout().bytes));
+  for (const int64_t outside : {int64_t{40}, int64_t{-1}}) {
+    CHECK_THROWS(engine.tables.insert(0, {&outside, 1}), std::out_of_range);
+    CHECK_THROWS(engine.tables.write_rows(0, {&outside, 1}, {&outside, 1}, record.data()), std::out_of_range);
+  }
 }
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::with_and_without_threads(rec_sdk::all);
-  return check_result();
-}

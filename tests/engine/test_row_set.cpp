@@ -39,7 +39,7 @@ void check_set(const RowSet& set, const Rows& rows, std::mt19937* random) {
 }
 
 // One set for all, as it serves one plan after the other.
-void test_random_tables() {
+TEST(random_tables) {
   std::mt19937 random(1);
   RowSet set;
   for (int round = 0; round < 300; ++round) {
@@ -58,16 +58,10 @@ void test_random_tables() {
   }
 }
 
-void test_no_rows() {
+TEST(no_rows) {
   CHECK(!RowSet().has(0, 0));
   CHECK(!RowSet().has(3, kMostRow));
 }
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::test_random_tables();
-  rec_sdk::test_no_rows();
-  return check_result();
-}

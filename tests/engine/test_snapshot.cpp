@@ -28,7 +28,7 @@ std::set<int64_t> all_but(const std::set<int64_t>& others) {
   return rows;
 }
 
-void moving_rows_are_marked_once_for_their_plans() {
+TEST(moving_rows_are_marked_once_for_their_plans) {
   Snapshot snapshot(kRows);
   snapshot.add_all();
   int64_t asked = 0;
@@ -54,7 +54,7 @@ void moving_rows_are_marked_once_for_their_plans() {
   CHECK(asked == 6 && snapshot.marked() == 3 + 5 + 2 + 1);
 }
 
-void what_fails_half_way_is_marked_anew() {
+TEST(what_fails_half_way_is_marked_anew) {
   Snapshot snapshot(kRows);
   snapshot.add_all();
   const auto nothing = [](const auto&) {};
@@ -72,7 +72,7 @@ void what_fails_half_way_is_marked_anew() {
   CHECK(thrown && still(snapshot) == all_but({}));
 }
 
-void rows_are_taken_once() {
+TEST(rows_are_taken_once) {
   Snapshot snapshot(kRows);
   snapshot.add(3);
   snapshot.add(3);
@@ -84,10 +84,3 @@ void rows_are_taken_once() {
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::moving_rows_are_marked_once_for_their_plans();
-  rec_sdk::what_fails_half_way_is_marked_anew();
-  rec_sdk::rows_are_taken_once();
-  return check_result();
-}

@@ -1,9 +1,8 @@
 // Threads as an embedding has them: one plans, one launches (applies, lands, trains, releases), one reads,
 // one lists, reads and writes whole tables; others drop plans. Their locks are the embedding's: `planning`,
-// then `launch`. They run until each has done its rounds: the first argument.
+// then `launch`. They run until each has done its rounds.
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <deque>
 #include <map>
 #include <memory>
@@ -11,35 +10,28 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tests/engine/model.h"
+#include "tests/engine/loop.h"
 #include "tests/engine/threads.h"
 #include "torch_npu_ext/engine/base/errors.h"
 
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kDim = 2, kSlots = 64, kIds = 400;
-
-GroupSpec spec() {
-  const Initializer init("linear", 0, 1, 0, 1);
-  TableSpec table{"a", true, 10, kSlots, 0, init, 1, {}, BoundsCheck::kFatal};
-  table.columns = {Column::kVersion};
-  return {{table}, make_record_layout(kDim, DType::kFloat32, nullptr, 0), {{0, 0, false}}, false, "lru"};
-}
+constexpr int64_t kSlots = 64, kIds = 400;
 
 TestBatch random_batch(std::mt19937_64* random) {
-  TestBatch batch;
-  batch.batch_size = 1;
-  batch.keys = {0};
-  for (int i = 0; i < 12; ++i) batch.values.push_back(static_cast<int64_t>((*random)() % kIds));
-  batch.offsets.push_back(static_cast<int64_t>(batch.values.size()));
-  return batch;
+  std::vector<int64_t> ids;
+  for (int i = 0; i < 12; ++i) ids.push_back(static_cast<int64_t>((*random)() % kIds));
+  return batch_of(std::move(ids));
 }
 
 // Each row's weight says whose it is: id + kIds * updates.
 class Embedding {
  public:
-  Embedding() : engine_(std::make_shared<Engine>(spec())), cache_(kSlots), sums_(kSlots) {}
+  Embedding()
+      : engine_(std::make_shared<Engine>(one_table(true, kSlots, 0, {Column::kVersion}))),
+        cache_(kSlots),
+        sums_(kSlots) {}
 
   void plan_batches() {
     std::mt19937_64 random(1);
@@ -314,13 +306,12 @@ void stress(int64_t rounds) {
   embedding.finish();
 }
 
+TEST(threads_of_an_embedding) {
+  stress(300);
+  set_parallel_runner(run_on_threads, eight_threads, 0);
+  stress(30);
+  set_parallel_runner(nullptr, nullptr);
+}
+
 }  // namespace
 }  // namespace rec_sdk
-
-int main(int count, char** arguments) {
-  const int64_t rounds = count > 1 ? std::atoll(arguments[1]) : 300;
-  rec_sdk::stress(rounds);
-  rec_sdk::set_parallel_runner(rec_sdk::run_on_threads, rec_sdk::eight_threads, 0);
-  rec_sdk::stress(rounds / 10);
-  return check_result();
-}

@@ -35,26 +35,8 @@ int64_t warm(Engine* engine, const std::vector<int64_t>& ids, const std::vector<
   return static_cast<int64_t>(those.size());
 }
 
-std::unique_ptr<Plan> plan_of(Engine* engine, const std::vector<int64_t>& ids) {
-  TestBatch batch;
-  batch.values = ids;
-  batch.batch_size = 1;
-  batch.offsets.push_back(static_cast<int64_t>(ids.size()));
-  batch.keys = {0};
-  return engine->plan(batch.input());
-}
-
-void swap_rows(Engine* engine, const Plan& plan) {
-  const size_t bytes = static_cast<size_t>(engine->layout().bytes);
-  std::vector<char> records(static_cast<size_t>(std::max(plan->rows_out, plan->rows_in)) * bytes);
-  engine->read_in(plan, records.data());
-  Engine::begin({&plan});
-  engine->applied(plan);
-  engine->land(plan, records.data(), nullptr);
-}
-
 // Seven come, one slot is free; then new rows take those of the coldest.
-void the_coldest_leave_first() {
+TEST(the_coldest_leave_first) {
   for (const std::string& policy : cache_policy_names()) {
     const auto engine = with_rows(policy, true, 30);
     CHECK(warm(engine.get(), {3, 900, 5, 3, 7, 9, 11, 13, 15}, {9, 9, 8, 9, 7, 6, 5, 4, 3}) == 7);
@@ -67,7 +49,7 @@ void the_coldest_leave_first() {
   }
 }
 
-void heats_are_those_that_were_given() {
+TEST(heats_are_those_that_were_given) {
   int counting = 0;
   for (const std::string& policy : cache_policy_names()) {
     const auto engine = with_rows(policy, false, 40);
@@ -84,7 +66,7 @@ void heats_are_those_that_were_given() {
   CHECK(counting >= 3);  // lfu, lrfu and look_ahead
 }
 
-void what_is_refused() {
+TEST(what_is_refused) {
   const auto engine = with_rows("lru", true, 30);
   const auto plan = plan_of(engine.get(), {1, 2});
   CHECK_THROWS(warm(engine.get(), {3}, {1}), std::runtime_error);  // it is not applied
@@ -108,7 +90,7 @@ void what_is_refused() {
 }
 
 // A row whose sums wait outside the cache would leave them there.
-void rows_with_sums_elsewhere_stay() {
+TEST(rows_with_sums_elsewhere_stay) {
   const auto engine = with_rows("lru", true, 30);
   const int64_t row = 4;
   const std::vector<float> sums(2 * kDim);
@@ -118,11 +100,3 @@ void rows_with_sums_elsewhere_stay() {
 
 }  // namespace
 }  // namespace rec_sdk
-
-int main() {
-  rec_sdk::the_coldest_leave_first();
-  rec_sdk::heats_are_those_that_were_given();
-  rec_sdk::what_is_refused();
-  rec_sdk::rows_with_sums_elsewhere_stay();
-  return check_result();
-}

@@ -4,7 +4,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/engine/check.h"
 #include "torch_npu_ext/engine/base/parallel.h"
 
 namespace rec_sdk {
@@ -19,16 +18,5 @@ inline void run_on_threads(int64_t count, void (*piece)(void* context, int64_t i
 }
 
 inline int64_t eight_threads() { return 8; }
-
-// The test on one thread, and again on several however small the batches are.
-inline void with_and_without_threads(void (*test)()) {
-#ifndef __SANITIZE_THREAD__  // which has nothing to see there
-  test();
-#endif
-  set_parallel_runner(run_on_threads, eight_threads, 0);
-  test();
-  set_parallel_runner(nullptr, nullptr);
-  CHECK(pieces_run > 1000);
-}
 
 }  // namespace rec_sdk
