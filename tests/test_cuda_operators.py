@@ -14,11 +14,10 @@ from cpp_units import Tree
 import rec_sdk_torch
 
 TESTS = Path(__file__).parent
-RUN = (
-    ("ops", "-k", "not threads_and_instruction_sets"),  # which CUDA knows nothing of
-    ("tbe/test_oracle.py",),
-    ("tbe/test_state_dtypes.py",),
-)
+RUN = {
+    "ops": ["-k", "not threads_and_instruction_sets"],  # which CUDA knows nothing of
+    "tbe/test_oracle.py tbe/test_state_dtypes.py": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,8 @@ def library() -> Path:
     return tree.folder / "cuda_operators.so"
 
 
-@pytest.mark.parametrize("tests", RUN, ids=lambda tests: tests[0])
-def test_passes(library: Path, pytestconfig: pytest.Config, tests: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("tests", RUN)
+def test_passes(library: Path, pytestconfig: pytest.Config, tests: str) -> None:
     """The CUDA operators must pass the tests of the CPU's."""
     paths = [str(TESTS / "cuda_operators"), os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -39,10 +38,17 @@ def test_passes(library: Path, pytestconfig: pytest.Config, tests: tuple[str, ..
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "CUDA_OPERATORS_LIBRARY": str(library),
     }
-    folder, *options = tests
-    options += ["--day", str(pytestconfig.getoption("--day"))]
+    options = [*RUN[tests], "--day", str(pytestconfig.getoption("--day"))]
     options += ["--full"] if pytestconfig.getoption("--full") else ["--scenarios", "15"]
-    command = [sys.executable, "-m", "pytest", "-p", "cuda_operators_plugin", str(TESTS / folder), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "cuda_operators_plugin",
+        *options,
+        *(str(TESTS / test) for test in tests.split()),
+    ]
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
     assert result.returncode == 0, result.stdout + result.stderr
     launches = re.search(r"launched on the host: (\d+)", result.stdout)

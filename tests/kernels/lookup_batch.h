@@ -24,6 +24,10 @@ struct Table {
     for (int64_t i = 0; i < dim * value_bytes; ++i) bytes[i] = (i + 1) % value_bytes == 0 ? 0x80 : 0;
     weights = {bytes.data(), stride, kSlots, dim, dtype};
   }
+
+  double weight(int64_t slot, int64_t k) const {
+    return element_of(bytes.data() + slot * weights.stride_bytes, k, weights.dtype);
+  }
 };
 
 struct BagShape {
@@ -64,6 +68,15 @@ struct LookupBatch {
   }
 
   int64_t lookups() const { return offsets.back(); }
+  int64_t feature(int64_t bag) const { return (first_bag_ + bag) / batch_size_; }
+  // Where the bag's slice starts in the output and in its gradient.
+  int64_t start(int64_t bag) const {
+    return (first_bag_ + bag) % batch_size_ * stride + feature_columns[feature(bag)];
+  }
+  double divisor(int64_t bag) const {
+    const int64_t length = offsets[bag + 1] - offsets[bag];
+    return means[feature(bag)] != 0 ? static_cast<double>(std::max<int64_t>(1, length)) : 1.0;
+  }
 
   rec_sdk::Bags bags() const {
     return {offsets.data(),

@@ -109,6 +109,12 @@ T read(const uint8_t* from, int64_t index) {
   return value;
 }
 
+// Element k of a row of weights or of a block of states.
+inline double element_of(const uint8_t* row, int64_t k, DType dtype) {
+  return dtype == DType::kFloat32 ? static_cast<double>(read<float>(row, k))
+                                  : value_of(read<uint16_t>(row, k), dtype);
+}
+
 template <class T>
 void write(uint8_t* to, int64_t index, T value) {
   std::memcpy(to + index * static_cast<int64_t>(sizeof value), &value, sizeof value);
@@ -133,14 +139,9 @@ struct Cache {
 
   uint8_t* record(int64_t slot) { return bytes.data() + slot * layout.bytes; }
   const uint8_t* record(int64_t slot) const { return bytes.data() + slot * layout.bytes; }
-  double weight(int64_t slot, int64_t k) const {
-    if (layout.weight_dtype == DType::kFloat32) return read<float>(record(slot), k);
-    return value_of(read<uint16_t>(record(slot), k), layout.weight_dtype);
-  }
+  double weight(int64_t slot, int64_t k) const { return element_of(record(slot), k, layout.weight_dtype); }
   double state(int64_t slot, int64_t s, int64_t k) const {
-    const uint8_t* block = record(slot) + layout.state_offset[s];
-    if (layout.state_dtype[s] == DType::kFloat32) return read<float>(block, k);
-    return value_of(read<uint16_t>(block, k), layout.state_dtype[s]);
+    return element_of(record(slot) + layout.state_offset[s], k, layout.state_dtype[s]);
   }
   rec_sdk::Weights weights() const {
     return {bytes.data(), layout.bytes, slots, layout.dim, layout.weight_dtype};

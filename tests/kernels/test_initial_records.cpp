@@ -21,9 +21,7 @@ void initial_records(const char* kind, int64_t dim, DType dtype) {
     checksum.add(record);
     const auto* bytes = reinterpret_cast<const uint8_t*>(record.data());
     for (int64_t k = 0; k < dim; ++k) {
-      const double weight = dtype == DType::kFloat32
-                                ? static_cast<double>(kernel_tests::read<float>(bytes, k))
-                                : kernel_tests::value_of(kernel_tests::read<uint16_t>(bytes, k), dtype);
+      const double weight = kernel_tests::element_of(bytes, k, dtype);
       CHECK(weight > -0.41 && weight < 0.71);  // all three kinds, with room for rounding to bfloat16
     }
   }

@@ -12,11 +12,12 @@ using rec_sdk::DType;
 
 namespace {
 
-void accumulate_into(const CpuKernels& kernels, const Gradients& gradients, bool split,
+void accumulate_into(const CpuKernels& kernels, const rec_sdk::Segments& segments,
                      std::vector<float>* pending) {
-  const rec_sdk::AccumulateRows arguments{gradients.segments(split), pending->data(), Gradients::kSlots};
-  std::vector<float> scratch(static_cast<size_t>(gradients.dim));
-  in_ranges(gradients.rows(), [&](int64_t begin, int64_t end) {
+  const int64_t slots = static_cast<int64_t>(pending->size()) / (2 * segments.dim);
+  const rec_sdk::AccumulateRows arguments{segments, pending->data(), slots};
+  std::vector<float> scratch(static_cast<size_t>(segments.dim));
+  in_ranges(segments.rows, [&](int64_t begin, int64_t end) {
     kernels.accumulate_rows(arguments, begin, end, scratch.data());
   });
 }
@@ -43,15 +44,18 @@ void check_pending(const std::vector<Gradients>& backwards, const std::vector<fl
 void accumulate(int64_t dim, bool scaled) {
   Random random(dim);
   std::vector<Gradients> backwards;
-  for (int i = 0; i < 3; ++i) backwards.emplace_back(&random, dim, scaled);
+  for (int i = 0; i < 3; ++i) {
+    backwards.emplace_back(&random, dim, scaled);
+    backwards.back().unique_slots = backwards.front().unique_slots;
+  }
   const std::string name =
-      std::string("accumulate_rows") + (scaled ? " scaled" : "") + " dim " + std::to_string(dim);
+      kernel_tests::title_of("accumulate_rows", dim, DType::kFloat32, scaled ? "scaled" : "");
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
-    std::vector<float> pending(static_cast<size_t>(Gradients::kSlots * 2 * dim)), whole = pending;
+    std::vector<float> pending(static_cast<size_t>(backwards.front().slots * 2 * dim)), whole = pending;
     for (Gradients& gradients : backwards) {
       gradients.sum_chunks(kernels);
-      accumulate_into(kernels, gradients, true, &pending);
-      accumulate_into(kernels, gradients, false, &whole);
+      accumulate_into(kernels, gradients.in_chunks(), &pending);
+      accumulate_into(kernels, gradients.joined(), &whole);
     }
     CHECK(std::memcmp(pending.data(), whole.data(), pending.size() * sizeof(float)) == 0);
     check_pending(backwards, pending);
@@ -95,9 +99,8 @@ void copies(int64_t dim, DType dtype) {
   const int64_t bytes = cache.layout.bytes;
   std::vector<int32_t> slots;
   for (int32_t i = 0; i < kCopied; ++i) slots.push_back((i * 41 + 5) % kSlots);
-  const std::string name =
-      "gather and scatter dim " + std::to_string(dim) + " " + kernel_tests::name_of(dtype);
-  same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
+  same_bits(kernel_tests::title_of("gather and scatter", dim, dtype), [&](const CpuKernels& kernels,
+                                                                          Checksum* checksum) {
     Cache changed = cache, gathered = others, scattered = others;
     const rec_sdk::CopyRows gather{
         changed.bytes.data(), gathered.bytes.data(), slots.data(), bytes, kSlots, kCopied};

@@ -1,11 +1,7 @@
 // Every optimizer's update of the CPU kernels against its formula in double, and its bits on every
 // instruction set, with hot rows whole and in chunks.
-#include <limits>
-
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/real.h"
-#include "tests/kernels/split_gradients.h"
-#include "tests/kernels/update_batch.h"
 
 using kernel_tests::Cache;
 using kernel_tests::Checksum;
@@ -15,8 +11,8 @@ using kernel_tests::in_ranges;
 using kernel_tests::Random;
 using kernel_tests::Real;
 using kernel_tests::same_bits;
-using kernel_tests::SplitGradients;
 using kernel_tests::States;
+using kernel_tests::Tables;
 using rec_sdk::DType;
 
 namespace {
@@ -103,20 +99,6 @@ struct Optimizer : kernel_tests::OptimizerCase {
   Step step;
 };
 
-constexpr int32_t kTableOffsets[] = {0, 5, 5, 12};  // one table without rows
-
-// Three tables, the last with clipping; each learns at another rate.
-std::vector<float> coefficients_of(const Optimizer& optimizer) {
-  std::vector<float> all(3 * rec_sdk::kCoefficients);
-  for (int64_t table = 0; table < 3; ++table) {
-    float* row = &all[table * rec_sdk::kCoefficients];
-    row[0] = table == 2 ? 0.75f : std::numeric_limits<float>::infinity();
-    std::copy(optimizer.coefficients.begin(), optimizer.coefficients.end(), row + 1);
-    row[1] *= 1.0f + 0.5f * static_cast<float>(table);
-  }
-  return all;
-}
-
 // The row after one step with its gradient moved by `shift` error bounds.
 Row stepped(const Optimizer& optimizer, const float* c, const Cache& before, int64_t slot,
             const std::vector<Gradients::Sum>& sums, double shift) {
@@ -165,26 +147,27 @@ void check_row(const Optimizer& optimizer, const float* c, const Cache& before, 
   }
 }
 
-void check_cache(const Optimizer& optimizer, const std::vector<float>& coefficients,
-                 const Gradients& gradients, const Cache& before, const Cache& after) {
-  std::vector<bool> updated(Gradients::kSlots);
+void check_cache(const Optimizer& optimizer, const Tables& tables, const Gradients& gradients,
+                 const Cache& before, const Cache& after) {
+  std::vector<bool> updated(static_cast<size_t>(gradients.slots));
+  int64_t table = 0;
   for (int64_t u = 0; u < gradients.rows(); ++u) {
-    const int64_t table = u < kTableOffsets[1] ? 0 : 2;
+    while (tables.offsets[table + 1] <= u) ++table;
     const int32_t slot = gradients.unique_slots[u];
-    check_row(optimizer, &coefficients[table * rec_sdk::kCoefficients], before, after, slot,
+    check_row(optimizer, &tables.coefficients[table * rec_sdk::kCoefficients], before, after, slot,
               gradients.sums(u));
     updated[slot] = true;
   }
-  for (int64_t slot = 0; slot < Gradients::kSlots; ++slot) {
+  for (int64_t slot = 0; slot < gradients.slots; ++slot) {
     const auto bytes = static_cast<size_t>(before.layout.bytes);
     CHECK(updated[slot] || std::memcmp(before.record(slot), after.record(slot), bytes) == 0);
   }
 }
 
-Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const std::vector<float>& coefficients,
-              const rec_sdk::Segments& segments, Cache cache) {
-  const rec_sdk::UpdateRows arguments{segments, cache.bytes.data(),  cache.layout,     kTableOffsets,
-                                      3,        coefficients.data(), Gradients::kSlots};
+Cache updated(const CpuKernels& kernels, const Optimizer& optimizer, const Tables& tables,
+              const Gradients& gradients, const rec_sdk::Segments& segments, Cache cache) {
+  rec_sdk::UpdateRows arguments = kernel_tests::update_arguments(gradients, tables, cache, &cache.bytes);
+  arguments.segments = segments;
   std::vector<float> scratch(static_cast<size_t>(cache.layout.dim));
   const auto kernel = kernels.update_rows(optimizer.name);
   in_ranges(segments.rows,
@@ -196,24 +179,23 @@ void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled,
             States states = States::kFloats) {
   Random random(dim);
   Gradients gradients(&random, dim, scaled);
-  const Cache before(&random, Gradients::kSlots, dim, dtype, kernel_tests::states_of(optimizer, dim), states);
-  const std::vector<float> coefficients = coefficients_of(optimizer);
-  const std::string name = std::string(optimizer.name) + (scaled ? " scaled" : "") +
-                           (states == States::kMixed ? " mixed states" : "") + " dim " + std::to_string(dim) +
-                           " " + kernel_tests::name_of(dtype);
-  const SplitGradients in_several(&random, gradients.lookups(), 3 + dim % 5);
+  const Cache before(&random, gradients.slots, dim, dtype, kernel_tests::states_of(optimizer, dim), states);
+  const Tables tables(optimizer, gradients.rows());
+  const std::string name = kernel_tests::title_of(optimizer.name, dim, dtype,
+                                                  scaled                     ? "scaled"
+                                                  : states == States::kMixed ? "mixed states"
+                                                                             : "");
+  gradients.split_gradient(&random, 3 + dim % 5);
   bool checked = false;
   same_bits(name, [&](const CpuKernels& kernels, Checksum* checksum) {
     gradients.sum_chunks(kernels);
     const auto after_update = [&](const rec_sdk::Segments& segments) {
-      return updated(kernels, optimizer, coefficients, segments, before);
+      return updated(kernels, optimizer, tables, gradients, segments, before);
     };
-    const Cache after = after_update(gradients.segments(true));
-    CHECK(after.bytes == after_update(gradients.segments(false)).bytes);
-    rec_sdk::Segments several = gradients.segments(false);
-    several.lookups = in_several.lookups(several.lookups);
-    CHECK(after.bytes == after_update(several).bytes);
-    if (!checked) check_cache(optimizer, coefficients, gradients, before, after);
+    const Cache after = after_update(gradients.in_chunks());
+    CHECK(after.bytes == after_update(gradients.joined()).bytes);
+    CHECK(after.bytes == after_update(gradients.segments()).bytes);
+    if (!checked) check_cache(optimizer, tables, gradients, before, after);
     checked = true;  // the others must give the same bits
     checksum->add(after.bytes);
   });
