@@ -101,42 +101,6 @@ def test_empty_batches() -> None:
     assert e.bag_ranges(np.array([0]), np.array([0]), 0, 5).tolist() == [0]
 
 
-def test_swaps_keep_every_record() -> None:
-    e = engine(table("a", slots=4))
-    cache = np.zeros((4, e.record_bytes), np.uint8)
-    rng = np.random.default_rng(1)
-    expected: dict[int, bytes] = {}
-    for step in range(200):
-        ids = rng.integers(-8, 8, 4).tolist()
-        p = plan(e, [ids])
-        swap(e, cache, p)
-        for lookup, slot in zip(ids, p.slots.tolist(), strict=True):
-            if lookup not in expected:
-                first = records(e, 1)
-                e.tables.initial_records(0, np.array([lookup]), first)
-                expected[lookup] = first.tobytes()
-            assert cache[slot].tobytes() == expected[lookup]
-        for lookup, slot in zip(ids, p.slots.tolist(), strict=True):
-            cache[slot] = (step + lookup) % 256
-            expected[lookup] = cache[slot].tobytes()
-        p.release()
-    rows, slots, _ = e.tables.rows(0)
-    host = records(e, len(rows))
-    e.tables.read_rows(0, rows, np.arange(len(rows)), host)
-    host[slots >= 0] = cache[slots[slots >= 0]]
-    assert {i: r.tobytes() for i, r in zip(rows.tolist(), host, strict=True)} == expected
-    stats = e.tables.stats()
-    assert stats["batches"] == 200
-    assert stats["lookups"] == 800
-    assert stats["new_rows"] == len(expected)
-    assert stats["rows_in"] == stats["unique_misses"] == stats["rows_out"] + 4
-    assert stats["bytes_out"] == stats["rows_out"] * e.record_bytes
-    assert e.tables.memory()["rows"] == len(expected)
-    assert e.tables.memory()["store_bytes"] > 0
-    e.tables.reset_stats()
-    assert set(e.tables.stats().values()) == {0}
-
-
 def test_evaluation_reads_the_same_records() -> None:
     e = engine(table("a", slots=3))
     cache = np.zeros((3, e.record_bytes), np.uint8)
@@ -420,18 +384,6 @@ def test_clear_table_and_seeds() -> None:
     engine(table("a", seed=2**64 - 1)).tables.initial_records(0, np.array([1]), same)
     e.tables.initial_records(0, np.array([1]), other)
     assert (same == other).all()
-
-
-def test_segments_do_not_depend_on_the_cache_size() -> None:
-    rng = np.random.default_rng(2)
-    small, large = engine(table("a", slots=70)), engine(table("a", slots=1000))
-    for _ in range(20):
-        ids = rng.integers(0, 500, 70).tolist()
-        p, q = apply(small, plan(small, [ids])), plan(large, [ids])
-        p.release()
-        # Which thread has a row depends on its slot, and so does the order of rows.
-        of_p, of_q = (sorted(s.tolist() for s in np.split(x.grad_row, x.segment_offsets[1:-1])) for x in (p, q))
-        assert of_p == of_q
 
 
 def test_candidates_that_come_in_the_order_of_a_map() -> None:

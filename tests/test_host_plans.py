@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import warm
-from engine_calls import DIM, Planned, engine, plan, records, run, swap, table
+from engine_calls import DIM, Planned, engine, plan, records, run, table
 
 from rec_sdk_torch import _engine
 
@@ -41,65 +41,6 @@ def test_plans_from_several_threads() -> None:
         thread.join()
     assert not errors
     assert e.tables.stats()["lookups"] == 4 * 100 * 50
-
-
-def test_cancel_gives_fresh_slots_and_victims_back() -> None:
-    e = engine(table("a", slots=4))
-    cache = np.zeros((4, e.record_bytes), np.uint8)
-    first = plan(e, [[1, 2]])
-    swap(e, cache, first)
-    first.release()
-    before = e.tables.stats()
-    failed = plan(e, [[3, 4, 5]])
-    assert failed.swap_out_slots.tolist() == first.slots.tolist()[:1], "two fresh slots and the oldest row's"
-    e.cancel(failed.host)
-    assert e.tables.stats() == before
-    assert e.tables.rows(0)[0].tolist() == [1, 2]
-    after = plan(e, [[6, 7, 8, 9]])
-    assert sorted(after.slots.tolist()) == [0, 1, 2, 3], "every slot once, also those the cancelled plan had"
-    assert sorted(after.swap_out_slots.tolist()) == sorted(first.slots.tolist())
-
-
-def test_only_the_newest_plan_can_be_cancelled() -> None:
-    e = engine(table("a"))
-    first, second = plan(e, [[1, 2]]), plan(e, [[2, 3]])
-    refused = pytest.raises(RuntimeError, match="only the newest plan can be cancelled")
-    with refused:
-        e.cancel(first.host)
-    e.cancel(second.host)
-    with refused:
-        e.cancel(second.host)
-    _engine.begin([first.host])
-    with refused:
-        e.cancel(first.host)
-    e.applied(first.host)
-    with refused:
-        e.cancel(first.host)
-    assert e.tables.rows(0)[0].tolist() == [1, 2]
-
-
-def test_plans_are_applied_in_order() -> None:
-    e, other = engine(table("a")), engine(table("b"))
-    first, second, foreign = plan(e, [[1]]), plan(e, [[2]]), plan(other, [[2]])
-    for wrong in ([second.host], [foreign.host, second.host]):
-        with pytest.raises(RuntimeError, match="in their order"):
-            _engine.begin(wrong)
-    with pytest.raises(RuntimeError, match="has not begun"):
-        e.applied(first.host)
-    with pytest.raises(RuntimeError, match="has not begun"):
-        other.applied(foreign.host)
-    with pytest.raises(ValueError, match="another engine"):
-        e.applied(foreign.host)
-    assert [host.serial for host in e.unapplied()] == [first.serial, second.serial]
-    _engine.begin([first.host, foreign.host])
-    e.applied(first.host)
-    other.applied(foreign.host)
-    assert e.unapplied(first.host) == []
-    e.cancel(second.host)
-    with pytest.raises(RuntimeError, match="cancelled"):
-        e.unapplied(second.host)
-    assert e.tables.rows(0)[0].tolist() == [1]
-    assert other.tables.rows(0)[0].tolist() == [2]
 
 
 def test_whole_tables_wait_for_plans_and_rows() -> None:
