@@ -33,6 +33,17 @@ def loss_of(collection: Any, batch: Any) -> torch.Tensor:
     return loss
 
 
+def step(collection: Any, batch: Any) -> None:
+    """A backward pass and a step."""
+    loss_of(collection, batch).backward()
+    collection.fused_optimizer.step()
+
+
+def step_of(collection: Any) -> int:
+    """The updates of the first table so far."""
+    return int(collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"])
+
+
 def assert_same(one: Any, other: Any) -> None:
     """Rows, states and steps have the same bits."""
     assert not list(same_bits(one.state_dict(), other.state_dict()))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from embeddings import one_table
 from jagged import (
     apply,
     bags_collection,
@@ -23,7 +24,7 @@ from jagged import (
     sequences_collection,
     single_ids,
 )
-from stepped_tables import Both, assert_same, batches, handles, loss_of, tables
+from stepped_tables import Both, assert_same, batches, handles, loss_of, step, step_of, tables
 from torch.nn.utils import clip_grad_norm_
 
 import rec_sdk_torch as rst
@@ -65,10 +66,8 @@ def test_it_has_the_bits_of_updates_in_the_backward_pass(device: torch.device, o
 def test_several_backward_passes_are_one_window(device: torch.device, passes: int, looks: bool) -> None:
     """Summed as the windows of Accumulate classes sum them, bit for bit, also where the gradients were looked at."""
     window = {"use_accumulate": True, "accumulate_step": passes}
-    first, then = (
-        tables(device, "backward", rst.AccumulateAdagrad, **window),
-        tables(device, "step", torch.optim.Adagrad),
-    )
+    first = tables(device, "backward", rst.AccumulateAdagrad, **window)
+    then = tables(device, "step", torch.optim.Adagrad)
     for index, batch in enumerate(batches(3 * passes)):
         loss_of(first, batch).backward()
         loss_of(then, batch).backward()
@@ -93,7 +92,7 @@ def test_several_backward_passes_through_one_forward(device: torch.device) -> No
     for table in ("t0", "t1", "t2"):
         for i, row in rows_of(first, table).items():
             torch.testing.assert_close(rows_of(then, table)[i], row)
-    assert then.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"] == 1
+    assert step_of(then) == 1
 
 
 def test_a_backward_pass_through_a_forward_that_was_updated(device: torch.device) -> None:
@@ -104,8 +103,7 @@ def test_a_backward_pass_through_a_forward_that_was_updated(device: torch.device
     loss.backward(retain_graph=True)  # as torch has it: what was dropped is not in it
     collection.fused_optimizer.step()
     once = tables(device)
-    loss_of(once, batches(1)[0]).backward()
-    once.fused_optimizer.step()
+    step(once, batches(1)[0])
     assert_same(once, collection)
     with pytest.raises(RuntimeError, match=r"updated by step\(\).*look the batch up again"):
         loss.backward()
@@ -172,8 +170,7 @@ def test_zero_grad_drops(device: torch.device) -> None:
         drop(then)
         assert all(handle.grad is None for handle in then.parameters())
         for collection in (first, then):
-            loss_of(collection, other).backward()
-            collection.fused_optimizer.step()
+            step(collection, other)
         assert_same(first, then)
 
 
@@ -238,8 +235,8 @@ def test_gradients_that_are_set(device: torch.device) -> None:
         with pytest.raises(error, match=f"table 't0': {message}"):
             handle.grad = value
     collection.fused_optimizer.step()
-    for i, step in ((3, 2.5), (4, 1.5)):
-        assert torch.equal(rows_of(collection)[i], before[i] - step)
+    for i, change in ((3, 2.5), (4, 1.5)):
+        assert torch.equal(rows_of(collection)[i], before[i] - change)
     with pytest.raises(ValueError, match="no backward pass waits"):
         handle.grad = torch.zeros(2, 4, device=device)
 
@@ -253,8 +250,8 @@ def test_gradients_that_are_changed_between_backward_passes(device: torch.device
     collection(single_ids([4, 5])).values().sum().backward()
     collection.fused_optimizer.step()
     now = rows_of(collection)
-    for i, step in ((3, 0.5), (4, 1.5)):
-        assert torch.equal(now[i], before[i] - step)
+    for i, change in ((3, 0.5), (4, 1.5)):
+        assert torch.equal(now[i], before[i] - change)
 
 
 # ---- what is refused, and what ends the gradients
@@ -267,28 +264,23 @@ def test_a_scaler_that_the_tables_are_told_of_is_refused(device: torch.device) -
     collection.set_grad_scaler(None)
 
 
-@pytest.mark.parametrize(
-    ("cls", "options", "message"),
-    [
-        (
-            rst.AccumulateSGD,
-            {"use_accumulate": True, "accumulate_step": 2},
-            r"accumulate_step is 2.*call step\(\) after",
-        ),
-        (rst.SparseGradients, {}, r"take_gradients\(\).*update='backward'"),
-    ],
-)
+WINDOW = {"use_accumulate": True, "accumulate_step": 2}
+OTHERWISE: list[tuple[type, dict[str, Any], str]] = [
+    (rst.AccumulateSGD, WINDOW, r"accumulate_step is 2.*call step\(\) after"),
+    (rst.SparseGradients, {}, r"take_gradients\(\).*update='backward'"),
+]
+
+
+@pytest.mark.parametrize(("cls", "options", "message"), OTHERWISE)
 def test_optimizers_that_update_otherwise(
     device: torch.device, cls: type, options: dict[str, Any], message: str
 ) -> None:
     collection = bags_collection(device, update="step")
-    with pytest.raises(ValueError, match=message):
-        rst.apply_optimizer_in_backward(cls, collection.parameters(), options)
-    optimizer = rst.tbe.TableOptimizer.create(cls, options)
     for make in (
-        lambda: rst.tbe.TableBatchedEmbedding([rst.tbe.TableConfig("t", 9, 4)], optimizer=optimizer, update="step"),
-        lambda: rst.tbe.TableBatchedEmbedding([rst.tbe.TableConfig("t", 9, 4)], update="step").set_optimizers(
-            {0: optimizer}
+        lambda: rst.apply_optimizer_in_backward(cls, collection.parameters(), options),
+        lambda: one_table(device, optimizer=(cls, options), update="step"),
+        lambda: one_table(device, optimizer=None, update="step").set_optimizers(
+            {0: rst.tbe.TableOptimizer.create(cls, options)}
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -310,9 +302,7 @@ def test_lbfgs_cannot_update_tables(device: torch.device) -> None:
         loss.backward()
         return loss
 
-    with pytest.raises(
-        RuntimeError, match=r"table 't0': add_ .* writes to parameters \(LBFGS\) are for the dense modules"
-    ):
+    with pytest.raises(RuntimeError, match=r"table 't0': add_ .* \(LBFGS\) are for the dense modules"):
         optimizer.step(closure)
 
 
@@ -354,24 +344,20 @@ def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
     """A save before step() has the rows as they are; a load waits for step() or zero_grad()."""
     collection = tables(device, "step", torch.optim.Adam)
     one, other = batches(2)
-    loss_of(collection, one).backward()
-    collection.fused_optimizer.step()
+    step(collection, one)
     loss_of(collection, other).backward()
-    names = ("t0", "t1", "t2")
-    before = [rows_of(collection, name) for name in names]
+    before = collection.state_dict()
     rst.Saver().save(collection, str(tmp_path))
     with pytest.raises(RuntimeError, match="in flight"):
         rst.Saver().load(collection, str(tmp_path))
     loaded = tables(device, "step", torch.optim.Adam)
     rst.Saver().load(loaded, str(tmp_path))
-    for name, expected in zip(names, before, strict=True):
-        assert all(torch.equal(rows_of(loaded, name)[i], row) for i, row in expected.items())
+    assert not list(same_bits(before, loaded.state_dict()))
     assert all(handle.grad is None for handle in loaded.parameters())
     loss_of(loaded, other).backward()
     for each in (collection, loaded):
         each.fused_optimizer.step()
-    for name in names:
-        assert all(torch.equal(rows_of(loaded, name)[i], row) for i, row in rows_of(collection, name).items())
+    assert not list(same_bits(collection.state_dict(), loaded.state_dict()))
 
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
@@ -391,14 +377,10 @@ def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
 
 def test_prefetched_batches(device: torch.device) -> None:
     """step() drops no plan that was made ahead, and bits are those without."""
-    first, then = (
-        tables(device, "step", torch.optim.Adam, cache=150),
-        tables(device, "step", torch.optim.Adam, cache=150),
-    )
+    first, then = (tables(device, "step", torch.optim.Adam, cache=150) for _ in range(2))
     every = batches(8)
     for batch in every:
-        loss_of(first, batch).backward()
-        first.fused_optimizer.step()
+        step(first, batch)
     for number, batch in enumerate(rst.prefetch(iter(every), then, depth=2)):
         loss_of(then, batch).backward()
         then.wait_for_plans()
@@ -421,4 +403,4 @@ def test_gradients_that_are_not_finite(device: torch.device) -> None:
         loss.backward()
     assert all(torch.equal(h.grad, grad) for h, grad in zip(collection.parameters(), before, strict=True))
     collection.fused_optimizer.step()
-    assert collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"] == 1
+    assert step_of(collection) == 1
