@@ -52,11 +52,13 @@ def test_good_calls(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, device: torch.device) -> None:
-    """With every argument, and without those that may be None."""
+    """With every argument, without those that may be None, and with 16-bit weights."""
     operator, every = good_calls(device)[name]
     overload: Any = getattr(operator, "default", operator)
     optional = every.keys() & {"grad_column", "scale", "per_sample_weights"}
-    for given in (every, every | dict.fromkeys(optional)) if optional else (every,):
+    given_calls = [every, every | dict.fromkeys(optional)] if optional else [every]
+    given_calls += [every | {"weights": every["weights"].half()}] if "weights" in every else []
+    for given in given_calls:
         ordered = [each.name for each in overload._schema.arguments if each.name in given and not each.kwarg_only]
         by_name = {key: given[key] for key in given.keys() - ordered}
         torch.library.opcheck(overload, tuple(given[key] for key in ordered), by_name)

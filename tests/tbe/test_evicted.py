@@ -321,7 +321,7 @@ def test_an_interrupt_loses_no_row_and_hands_none_out_twice(
     full, known, new = pytestconfig.getoption("--full"), {1, 2, 3, 4, 5, 6, 30, 31, 32, 33}, {20, 21, 22, 23}
     if device.type != "cpu" and action == "a step" and not full:
         pytest.skip("points of a step on a device are many")
-    at, stride, struck = 1, 1 if full else 3, ""
+    at, struck = 1, ""
     while struck is not None:
         embedding = make(device, replace(BOUND, bound=Rows(7)), cache=6, update=update)
         train(embedding, [1, 2, 3, 4], [5, 6])
@@ -336,7 +336,7 @@ def test_an_interrupt_loses_no_row_and_hands_none_out_twice(
         check_once(embedding, known | new & found, [rows])
         for i, weight in zip(rows.ids.tolist(), rows.weight, strict=True):
             assert i in new or torch.equal(weight, expected[sorted(known).index(i)]), struck
-        at += stride
+        at += 1 if full or at > 300 else 3  # at the end of a step, where rows leave, every point counts
 
 
 def test_an_eviction_that_fails_hands_out_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
