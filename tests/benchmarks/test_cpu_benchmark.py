@@ -231,6 +231,16 @@ def test_bytes_of_a_step() -> None:
     assert step_bytes(mixed, unique) == (8 * 260 + 8 * 10 * sum(mixed.dims), 2 * rows + 12, rows + 12)
 
 
+def test_the_copy_bound_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.bounds.best_of", lambda call, repeats: 2.0)
+    bound = CopyBound(1000, 1)
+    assert bound.observe() == 2 * 1000 / 2
+    workload = Workload(TableSet(2, 500), 8, True, "sgd", 256, 4)
+    seconds = sum(step_bytes(workload, [50, 50])) / 1000
+    found = bound.over({"unique_rows_of_tables": [50, 50], "collection": 2e3 * seconds}, workload)
+    assert found == {"copy_bound_ms": 1e3 * seconds, "over_copy_bound": pytest.approx(2)}
+
+
 def test_a_wrong_rival_is_marked() -> None:
     bench = _bench(_workload("sgd"), "torch")
     (rival,) = [contender for contender in bench.contenders if isinstance(contender, rivals.TorchSparse)]
