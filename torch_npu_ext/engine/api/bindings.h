@@ -145,8 +145,8 @@ auto to_python(std::tuple<T...> values) {
   return std::apply([](T&... each) { return std::make_tuple(to_python(std::move(each))...); }, values);
 }
 
-// Runs `call` without the interpreter's lock, which the engine's mutex must not be waited for with: whoever
-// holds the mutex may take the lock, to free the memory of a plan.
+// Runs `call` without the interpreter's lock. A thread that waited for the engine's mutex with it could stand
+// still: the thread that holds the mutex takes the lock when it frees the memory of a plan.
 template <class Call>
 auto call_unlocked(const Call& call) {
   const WithoutLock nogil;
