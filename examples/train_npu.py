@@ -25,7 +25,7 @@ from job.model import ClickModel, build_dense, build_tables, whole
 from sklearn.metrics import roc_auc_score
 from support.clicks import random_split
 from support.errors import exit_code
-from support.options import Parser, dimension, fraction, log_size, positive_float, positive_int, seed
+from support.options import Parser, add_click_options, positive_int
 from support.training import Schedule, hit_rate
 from torch import Tensor
 
@@ -37,16 +37,8 @@ REPORTS = 10  # lines about the loss
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = Parser(__doc__)
-    parser.add_argument("--samples", type=log_size, default=60_000, help="clicks to generate (default %(default)s)")
     parser.add_argument("--steps", type=positive_int, metavar="N", help="stop after N steps (default: one epoch)")
-    parser.add_argument("--batch-size", type=positive_int, default=64, help="of each NPU (default %(default)s)")
-    parser.add_argument("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
-    parser.add_argument("--lr", type=positive_float, default=0.001, help="of the dense part (default %(default)s)")
-    parser.add_argument("--sparse-lr", type=positive_float, default=0.05, help="of the tables (default %(default)s)")
-    parser.add_argument(
-        "--cache", type=fraction, default=0.1, help="share of the rows on the NPU (default %(default)s)"
-    )
-    parser.add_argument("--seed", type=seed, default=0, help="of data, weights and order (default %(default)s)")
+    add_click_options(parser, 60_000, "of each NPU")
     return parser.parse_args()
 
 

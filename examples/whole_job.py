@@ -43,7 +43,7 @@ from job.versions import (
 from sklearn.metrics import roc_auc_score
 from support.clicks import ClickBatch
 from support.errors import InputError, exit_code, write_problem
-from support.options import Parser, dimension, fraction, log_size, positive_float, positive_int, seed
+from support.options import Parser, add_click_options, positive_float, positive_int
 
 from rec_sdk_torch import (
     CacheLog,
@@ -85,13 +85,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kill-at", type=positive_int, metavar="STEP", help="end with SIGKILL after that step")
     parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu", help="default %(default)s")
     parser.add_argument("--depth", type=int, choices=range(13), default=2, help="batches ahead (default %(default)s)")
-    parser.add_argument("--samples", type=log_size, default=20_000, help="clicks to generate (default %(default)s)")
-    parser.add_argument("--batch-size", type=positive_int, default=64, help="on all ranks together (default 64)")
-    parser.add_argument("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
-    parser.add_argument("--lr", type=positive_float, default=0.001, help="of the dense part (default %(default)s)")
-    parser.add_argument("--sparse-lr", type=positive_float, default=0.05, help="of the tables (default %(default)s)")
-    parser.add_argument("--seed", type=seed, default=0, help="of data, weights and order (default %(default)s)")
-    parser.add_argument("--cache", type=fraction, default=0.1, help="share of the rows (default %(default)s)")
+    add_click_options(parser, 20_000, "on all ranks together")
     parser.add_argument("--log-every", type=positive_int, default=10, metavar="STEPS", help="default %(default)s")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves of the caches; needs matplotlib")
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write these curves; needs tensorboard")

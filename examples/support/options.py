@@ -87,6 +87,18 @@ def fraction(text: str) -> float:
     return value
 
 
+def add_click_options(parser: argparse.ArgumentParser, samples: int, batch: str) -> None:
+    """Generated clicks and a DLRM on them; `batch` says whose batch size it is."""
+    add = parser.add_argument
+    add("--samples", type=log_size, default=samples, help="clicks to generate (default %(default)s)")
+    add("--batch-size", type=positive_int, default=64, help=f"{batch} (default %(default)s)")
+    add("--dim", type=dimension, default=16, help="embedding dimension (default %(default)s)")
+    add("--lr", type=positive_float, default=0.001, help="of the dense part (default %(default)s)")
+    add("--sparse-lr", type=positive_float, default=0.05, help="of the tables (default %(default)s)")
+    add("--cache", type=fraction, default=0.1, help="share of the rows that are cached (default %(default)s)")
+    add("--seed", type=seed, default=0, help="of data, weights and order (default %(default)s)")
+
+
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Model, optimizers, length and order of the training."""
     group = parser.add_argument_group("training")
