@@ -161,7 +161,18 @@ def batches_are_planned_ahead(number: int, _: Path) -> None:
     a_moment(number)
 
 
-SCENES = [
+def check_exits(interpreters: Interpreters, scene: Scene, count: int, folder: Path) -> None:
+    ends = interpreters.run(f"{scene.__module__}.{scene.__name__}(number, folder)", count, folder)
+    bad = [end for end in ends if end.status or end.printed]
+    assert len(ends) == count
+    assert not bad, f"{len(bad)} of {count} exits: {bad[0]}"
+
+
+def scenes(*all_of_them: Scene) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("scene", all_of_them, ids=lambda scene: scene.__name__)
+
+
+@scenes(
     a_daemon_trains,
     a_daemon_looks_up,
     a_daemon_prefetches,
@@ -170,41 +181,36 @@ SCENES = [
     a_daemon_is_in_the_engine,
     a_reader_follows,
     batches_are_planned_ahead,
-]
-
-
-def check_exits(interpreters: Interpreters, scene: Scene, count: int, folder: Path) -> None:
-    ends = interpreters.run(f"{scene.__module__}.{scene.__name__}(number, folder)", count, folder)
-    bad = [end for end in ends if end.status or end.printed]
-    assert len(ends) == count
-    assert not bad, f"{len(bad)} of {count} exits: {bad[0]}"
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_threads_are_anywhere(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
-    check_exits(interpreters, scene, 4, tmp_path)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_two_hundred_exits(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
-    check_exits(interpreters, scene, 200, tmp_path)
+)
+def test_threads_are_anywhere(
+    interpreters: Interpreters, scene: Scene, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Four times, and in the full suite two hundred."""
+    check_exits(interpreters, scene, 200 if pytestconfig.getoption("--full") else 4, tmp_path)
 
 
 # ---- threads that are at one point when the main thread ends
 
 
-def held_in_a_call(_: int, __: Path) -> None:
-    """The call ends, its backward pass comes, and the thread stays at the next call."""
-    embedding, steps, held, stage = trained(), [], threading.Event(), Group.bring_in
+def slowed(owner: type, name: str) -> threading.Event:
+    """Makes the calls of a method take a tenth of a second more; the event that one has begun."""
+    held, method = threading.Event(), getattr(owner, name)
 
-    def slow_stage(group: Group, *arguments: object) -> None:
+    def slow(*arguments: object) -> object:
         held.set()
         time.sleep(0.1)
-        stage(group, *arguments)
+        return method(*arguments)
+
+    setattr(owner, name, slow)
+    return held
+
+
+def held_in_a_call(_: int, __: Path) -> None:
+    """The call ends, its backward pass comes, and the thread stays at the next call."""
+    embedding, steps = trained(), []
+    held = slowed(Group, "bring_in")
 
     def run() -> None:
-        Group.bring_in = slow_stage
         output = embedding(*batch())
         steps.append("forward")
         output.sum().backward()
@@ -236,30 +242,17 @@ def held_between_calls(_: int, __: Path) -> None:
 
 
 def held_in_a_refresh(_: int, folder: Path) -> None:
-    embedding, held, of_reader = trained(), threading.Event(), TableReader._open
+    embedding = trained()
     Saver().save(embedding, folder)
     reader = TableReader(folder, "t", follow=1e-3)
-
-    def slow_open(reader: TableReader, save: Path) -> object:
-        held.set()
-        time.sleep(0.1)
-        return of_reader(reader, save)
-
-    TableReader._open = slow_open
+    held = slowed(TableReader, "_open")
     last = Path(Saver().save(embedding, folder))
     held.wait()
     after_the_threads(lambda: reader.save == last and not reader._thread.is_alive())
 
 
 def held_in_planning(_: int, __: Path) -> None:
-    embedding, held, plan = trained(), threading.Event(), Group.plan
-
-    def slow_plan(group: Group, *arguments: object) -> object:
-        held.set()
-        time.sleep(0.1)
-        return plan(group, *arguments)
-
-    Group.plan = slow_plan
+    embedding, held = trained(), slowed(Group, "plan")
     embedding.prefetch(*batch())
     held.wait()
     after_the_threads(lambda: not any(thread.is_alive() for thread in embedding.queue._worker._threads))
@@ -277,10 +270,7 @@ def used_after_the_threads(_: int, __: Path) -> None:
     after_the_threads(use)
 
 
-HELD = [held_in_a_call, held_between_calls, held_in_a_refresh, held_in_planning, used_after_the_threads]
-
-
-@pytest.mark.parametrize("scene", HELD, ids=lambda scene: scene.__name__)
+@scenes(held_in_a_call, held_between_calls, held_in_a_refresh, held_in_planning, used_after_the_threads)
 def test_threads_are_at_one_point(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
     check_exits(interpreters, scene, 1, tmp_path)
 
@@ -303,10 +293,7 @@ def a_load_at_the_exit(_: int, folder: Path) -> None:
     atexit.register(Saver().load, embedding, folder)
 
 
-SAVES = [a_save_in_the_background, a_save_at_the_exit, a_load_at_the_exit]
-
-
-@pytest.mark.parametrize("scene", SAVES, ids=lambda scene: scene.__name__)
+@scenes(a_save_in_the_background, a_save_at_the_exit, a_load_at_the_exit)
 def test_saves_are_whole(interpreters: Interpreters, scene: Scene, tmp_path: Path) -> None:
     check_exits(interpreters, scene, 1, tmp_path)
     assert Saver().load(make(), tmp_path) == str(latest_save(tmp_path).resolve())

@@ -14,6 +14,14 @@ def batch(ids: list[int]) -> tuple[Any, ...]:
     return np.array(ids), np.array([0, len(ids)]), np.zeros(1, np.int64), 1
 
 
+def cache(slots: int, *batches: list[int], policy: str = "look_ahead", hashed: bool = True) -> Any:
+    """An engine of a table with so many slots, after batches."""
+    e = engine(table("a", hashed=hashed, slots=slots), policy=policy)
+    for ids in batches:
+        run(e, [ids])
+    return e
+
+
 def resident(e: Any) -> set[int]:
     ids, slots, _ = e.tables.rows(0)
     return set(ids[slots >= 0].tolist())
@@ -25,9 +33,7 @@ def planned(e: Any, ids: list[int], announced: Any) -> None:
 
 @pytest.mark.parametrize("hashed", [True, False])
 def test_announced_rows_stay(hashed: bool) -> None:
-    e = engine(table("a", hashed=hashed, slots=4), policy="look_ahead")
-    run(e, [[4]])
-    run(e, [[2, 3, 1]])
+    e = cache(4, [4], [2, 3, 1], hashed=hashed)
     soon, later = e.announce(*batch([1, 4])), e.announce(*batch([2, 4]))
     run(e, [[5]])
     assert resident(e) == {1, 2, 4, 5}, "3 is needed by none"
@@ -44,10 +50,7 @@ def test_announced_rows_stay(hashed: bool) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_rows_that_come_before_their_batch_stay_too(known: bool) -> None:
-    e = engine(table("a", slots=2), policy="look_ahead")
-    if known:
-        run(e, [[1]])
-    run(e, [[8, 9]])
+    e = cache(2, *([[1]] if known else []), [8, 9])
     kept = e.announce(*batch([1]))
     run(e, [[1, 2]])
     run(e, [[3]])
@@ -61,9 +64,7 @@ def test_rows_that_come_before_their_batch_stay_too(known: bool) -> None:
 
 @pytest.mark.parametrize("drop", [True, False])
 def test_what_is_dropped_counts_no_more(drop: bool) -> None:
-    e = engine(table("a", slots=2), policy="look_ahead")
-    run(e, [[1]])
-    run(e, [[2]])
+    e = cache(2, [1], [2])
     announced = e.announce(*batch([1]))
     if drop:
         del announced
@@ -72,9 +73,7 @@ def test_what_is_dropped_counts_no_more(drop: bool) -> None:
 
 
 def test_a_plan_that_fails_leaves_the_announcement() -> None:
-    e = engine(table("a", slots=2), policy="look_ahead")
-    run(e, [[1]])
-    run(e, [[2]])
+    e = cache(2, [1], [2])
     announced = e.announce(*batch([1]))
     with pytest.raises(RuntimeError, match="needs 3 distinct rows"):
         e.plan(*batch([4, 5, 6]), announced=announced)
@@ -83,8 +82,7 @@ def test_a_plan_that_fails_leaves_the_announcement() -> None:
 
 
 def test_a_cancelled_plan_gives_announced_rows_back() -> None:
-    e = engine(table("a", slots=2), policy="look_ahead")
-    run(e, [[1, 2]])
+    e = cache(2, [1, 2])
     announced = e.announce(*batch([1]))
     e.cancel(e.plan(*batch([3, 4])))
     run(e, [[5]])
@@ -94,16 +92,14 @@ def test_a_cancelled_plan_gives_announced_rows_back() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lrfu"])
 def test_other_policies_ignore_announcements(policy: str) -> None:
-    e = engine(table("a", slots=2), policy=policy)
-    run(e, [[1]])
-    run(e, [[2]])
+    e = cache(2, [1], [2], policy=policy)
     announced = [e.announce(*batch([1])) for _ in range(100)]
     planned(e, [3], announced[0])
     assert resident(e) == {2, 3}
 
 
 def test_wrong_announcements() -> None:
-    e, other = (engine(table("a", slots=2), policy="look_ahead") for _ in range(2))
+    e, other = cache(2), cache(2)
     announced = [e.announce(*batch([1])) for _ in range(16)]
     with pytest.raises(RuntimeError, match="at most 16 batches can be announced"):
         e.announce(*batch([1]))
@@ -118,7 +114,7 @@ def test_wrong_announcements() -> None:
 
 
 def test_announcements_beside_plans_of_another_thread() -> None:
-    e = engine(table("a", slots=60), policy="look_ahead")
+    e = cache(60)
     errors: list[BaseException] = []
 
     def announce() -> None:
