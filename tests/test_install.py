@@ -46,14 +46,9 @@ def run(*command: str | Path, folder: Path, **variables: str) -> str:
     environment |= {"REC_SDK_CUDA": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     # pip builds in a new folder each time; ccache, where it is, finds the objects again all the same.
     environment |= {"CCACHE_BASEDIR": tempfile.gettempdir(), "CCACHE_NOHASHDIR": "1", **variables}
+    program = [sys.executable, *map(str, command)]
     done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
+        program, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
@@ -71,15 +66,20 @@ for folder in "before", "after":
 """
 
 
+def archived(source: Path, folder: Path) -> Path:
+    """Makes the source distribution of a folder."""
+    run("setup.py", "-q", "sdist", "--dist-dir", folder, folder=source, SOURCE_DATE_EPOCH="1700000000")
+    (archive,) = folder.iterdir()
+    return archive
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As it is built from a fresh checkout."""
-    source, made = tmp_path_factory.mktemp("source") / "source", tmp_path_factory.mktemp("sdist")
+    source = tmp_path_factory.mktemp("source") / "source"
     shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
     shutil.copy(ROOT / ".clang-format", source)
-    run("setup.py", "-q", "sdist", "--dist-dir", made, folder=source)
-    (archive,) = made.iterdir()
-    return archive
+    return archived(source, tmp_path_factory.mktemp("sdist"))
 
 
 def test_a_build_goes_on_when_a_project_has_moved(tmp_path: Path) -> None:
@@ -98,19 +98,12 @@ def test_every_package_is_installed() -> None:
 def test_the_source_distribution_is_whole(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
-    tracked = [
-        path.relative_to(ROOT)
-        for room in ("cmake", "emulator", "op_kernels", "torch_npu_ext")
-        for path in walk(ROOT / room)
-    ]
-    assert len(tracked) > 100
-    assert not [path for path in tracked if str(path) not in files]
+    rooms = [ROOT / room for room in ("cmake", "emulator", "op_kernels", "torch_npu_ext")]
+    sources = [path for room in rooms for path in room.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert len(sources) > 100
+    assert not [path for path in sources if str(path.relative_to(ROOT)) not in files]
     assert {"CMakeLists.txt", "Makefile", "requirements-npu.txt", "rec_sdk_torch/__init__.pyi"} <= files
     assert not [name for name in files if name.endswith(".so") or "__pycache__" in name]
-
-
-def walk(room: Path) -> list[Path]:
-    return [path for path in room.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
 def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
@@ -158,20 +151,25 @@ def pins(file: str) -> dict[str, str]:
     return {name: str(r.specifier).removeprefix("==") for name, r in requirements(lines).items()}
 
 
+def fits(requirement: Requirement, tested: str, *others: str) -> bool:
+    """Whether a requirement allows the version that is tested, and none of the others."""
+    return tested in requirement.specifier and not any(other in requirement.specifier for other in others)
+
+
 def test_pip_chooses_versions_that_fit() -> None:
-    torch = requirements(PROJECT["project"]["dependencies"])["torch"].specifier
-    tested = pins("requirements-torch.txt")["torch"]
-    assert tested in torch
-    assert "2.11.0" in torch
-    assert "2.10.0" not in torch
-    assert "2.14.0" not in torch
-    extra = requirements(PROJECT["project"]["optional-dependencies"]["torchrec"])
-    assert str(extra["torchrec"].specifier).removeprefix("==") == pins("requirements.txt")["torchrec"]
+    oldest = ".".join(map(str, CHECKS.OLDEST))  # said once more where torch is not fetched yet
+    assert PROJECT["project"]["requires-python"] == f">={oldest}"
+    versions = [each for each in PROJECT["project"]["classifiers"] if "Python :: 3." in each]
+    assert versions[0].endswith(oldest)
+    tested, pinned = pins("requirements-torch.txt")["torch"], pins("requirements.txt")
+    torch = requirements(PROJECT["project"]["dependencies"])["torch"]
+    assert fits(torch, tested, "2.10.0", "2.14.0")
+    assert fits(torch, "2.11.0")
+    extra = requirements(EXTRAS["torchrec"])
+    assert str(extra["torchrec"].specifier) == f"=={pinned['torchrec']}"
     # The CUDA build here, the CPU build in requirements.txt; one version, which fits one torch.
-    assert str(extra["fbgemm-gpu"].specifier).removeprefix("==") == pins("requirements.txt")["fbgemm-gpu-cpu"]
-    assert tested in extra["torch"].specifier
-    assert "2.12.0" not in extra["torch"].specifier
-    assert "2.14.0" not in extra["torch"].specifier
+    assert str(extra["fbgemm-gpu"].specifier) == f"=={pinned['fbgemm-gpu-cpu']}"
+    assert fits(extra["torch"], tested, "2.12.0", "2.14.0")
 
 
 def test_the_build_requirements_are_those_tested() -> None:
@@ -208,17 +206,7 @@ def test_extras() -> None:
         assert all(version in dev[name].specifier for name, version in pins(file).items() if name in dev)
 
 
-def test_the_oldest_python_is_said_once_more_where_torch_is_not_fetched_yet() -> None:
-    assert PROJECT["project"]["requires-python"] == ">=" + ".".join(map(str, CHECKS.OLDEST))
-    versions = [each for each in PROJECT["project"]["classifiers"] if "Python :: 3." in each]
-    assert versions[0].endswith(".".join(map(str, CHECKS.OLDEST)))
-
-
 # ---------------------------------------------------------------- what is looked for first
-
-
-def test_nothing_is_missing_here() -> None:
-    assert CHECKS.missing(packages=True) == []
 
 
 @pytest.fixture
@@ -240,6 +228,7 @@ def test_no_compiler(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_headers_and_no_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert CHECKS.missing(packages=True) == [], "nothing is missing here"
     monkeypatch.setattr(CHECKS.sysconfig, "get_path", lambda name: str(tmp_path))
     (sentence,) = CHECKS.missing(packages=False)
     assert f"there is no {tmp_path}/Python.h; on Debian: apt-get install python3-dev" in sentence
@@ -283,10 +272,8 @@ def test_links_of_the_index_page_lead_somewhere() -> None:
     page = INDEX.description((ROOT / "README.md").read_text())
     links = re.findall(r"\]\(([^)]+)\)", page)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
-    assert (
-        INDEX.description("[Saves](docs/checkpoint.md#files), [LICENSE](LICENSE)")
-        == "Saves (docs/checkpoint.md), LICENSE"
-    )
+    shown = INDEX.description("[Saves](docs/checkpoint.md#files), [LICENSE](LICENSE)")
+    assert shown == "Saves (docs/checkpoint.md), LICENSE"
 
 
 def test_metadata(sdist: Path) -> None:
@@ -296,15 +283,14 @@ def test_metadata(sdist: Path) -> None:
         assert file is not None
         text = file.read().decode()
     head, _, description = text.partition("\n\n")
-    for line in (
+    assert set(head.splitlines()) >= {
         "Author: rec_sdk_torch contributors",
         "License-Expression: Apache-2.0",
         "Requires-Python: >=3.11",
         "Description-Content-Type: text/markdown",
         "Provides-Extra: npu",
         "License-File: LICENSE",
-    ):
-        assert line in head.splitlines()
+    }
     assert "Project-URL" not in head
     assert description.strip() == INDEX.description((ROOT / "README.md").read_text()).strip()
 
@@ -332,9 +318,7 @@ def test_a_source_distribution_can_be_made_again(sdist: Path, tmp_path: Path) ->
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    for name in "ab":
-        run("setup.py", "-q", "sdist", "--dist-dir", tmp_path / name, folder=source, SOURCE_DATE_EPOCH="1700000000")
-    first, second = (next((tmp_path / name).iterdir()).read_bytes() for name in "ab")
+    first, second = (archived(source, tmp_path / name).read_bytes() for name in "ab")
     assert first == second
 
 
@@ -368,9 +352,8 @@ def test_the_launcher_says_how_to_get_the_emulated_npu(capsys: pytest.CaptureFix
 @pytest.mark.usefixtures("without_torch_npu")
 def test_the_hint_outside_of_a_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(emulator, "_ROOT", tmp_path)
-    assert emulate.hint().endswith(
-        "make build-npu && .venv-npu/bin/python -m rec_sdk_torch.emulate program.py, in the repository of rec_sdk_torch"
-    )
+    command = ".venv-npu/bin/python -m rec_sdk_torch.emulate program.py"
+    assert emulate.hint().endswith(f"make build-npu && {command}, in the repository of rec_sdk_torch")
 
 
 @pytest.mark.parametrize("missing", ["_emulator/libascendcl.so", "_ops_npu.so"])
