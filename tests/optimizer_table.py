@@ -80,7 +80,6 @@ def class_named(name: str) -> type:
 
 
 EPS = 1e-3
-_TORCHREC = "torchrec.optim.optimizers"
 _ROWWISE = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
 _ADAM = {"lr": 0.05, "betas": (0.8, 0.95), "eps": EPS}
 _ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": EPS}
@@ -157,164 +156,70 @@ def _rmsprop(kind: dict[str, Any]) -> Row:
     return Row(name, "torch.optim.rmsprop.RMSprop", torch.optim.RMSprop, options, 1e-5, extremes, exact)
 
 
+def _rowwise(name: str, formula: type, options: dict[str, Any], extremes: Any = ({},), tolerance: float = 1e-6) -> Row:
+    return Row(name, _ROWWISE, formula, {"lr": 0.2, "eps": EPS, **options}, tolerance, extremes)
+
+
+def _torchrec(name: str, cls: str, formula: type, options: dict[str, Any], *extremes: dict[str, Any]) -> Row:
+    return Row(name, f"torchrec.optim.optimizers.{cls}", formula, {**options, "weight_decay": 0.1}, 1e-5, extremes)
+
+
+_SGD = "torch.optim.sgd.SGD", torch.optim.SGD
+_TORCHS_ADAGRAD = "torch.optim.adagrad.Adagrad", torch.optim.Adagrad
+_TORCHS_ADADELTA = "torch.optim.adadelta.Adadelta", torch.optim.Adadelta
+_MOMENTA = tuple({"momentum": momentum} for momentum in (1e-3, 0.9, 0.999999))
+_DAMPENED = {"dampening": 0.5, **_GROWING}
+_MOMENTUM = {"lr": 0.1, "momentum": 0.8, "dampening": 0.4, **_GROWING}
+_ENSEMBLE = {"step_ema": 2, "step_swap": 3, "step_start": 4, "step_ema_coef": 0.75, "initial_accumulator_value": 0.1}
+_SCALED = {"step_ema": 3, "step_swap": 6, "step_mode": "none", "step_ema_coef": 0.5}
+_DECOUPLED = {"weight_decay": 0.1, "weight_decay_mode": "decouple"}
+_GLOBAL = {"weight_decay": 0.25, "weight_decay_mode": "decouple_global", "gwd_start_iter": 3, "gwd_lower_bound": 0.875}
+_CLIPS = _of_modes(_EXTREME_COWCLIP, ("none", "l2", "decouple"))
+_COUNTS = tuple({**_of_modes(_EXTREME_COUNTED, ("adagradw",))[0], "counter_halflife": h} for h in (-1, -2))
+_EACH_RHO = tuple({**rho, **decay} for rho in _RHOS for decay in _DECAYS)
+_BOUND = {"weight_decay": 0.1, "max_norm": 0.5}
+_START = {"initial_accumulator_value": 0.1}
+_SPARSE_ADAM = "torch.optim.sparse_adam.SparseAdam", torch.optim.SparseAdam
 ROWS = (
-    Row("sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5}),
-    Row("growing_sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5, "maximize": True}),
-    Row("decayed_sgd", "torch.optim.sgd.SGD", torch.optim.SGD, {"lr": 0.5, **_GROWING}, extremes=_DECAYS),
-    Row(
-        "momentum_sgd",
-        "torch.optim.sgd.SGD",
-        torch.optim.SGD,
-        {"lr": 0.1, "momentum": 0.8, "dampening": 0.4, "weight_decay": 0.1, "maximize": True},
-        extremes=tuple(
-            {"momentum": momentum, **more}
-            for momentum in (1e-3, 0.9, 0.999999)
-            for more in ({}, {"dampening": 0.5, "weight_decay": 0.1, "maximize": True})
-        ),
-    ),
+    Row("sgd", *_SGD, {"lr": 0.5}),
+    Row("growing_sgd", *_SGD, {"lr": 0.5, "maximize": True}),
+    Row("decayed_sgd", *_SGD, {"lr": 0.5, **_GROWING}, extremes=_DECAYS),
+    Row("momentum_sgd", *_SGD, _MOMENTUM, extremes=tuple({**m, **more} for m in _MOMENTA for more in ({}, _DAMPENED))),
     Row(
         "nesterov_sgd",
-        "torch.optim.sgd.SGD",
-        torch.optim.SGD,
+        *_SGD,
         {"lr": 0.1, "momentum": 0.8, "nesterov": True},
-        extremes=tuple({"momentum": momentum, "nesterov": True} for momentum in (1e-3, 0.9, 0.999999)),
+        extremes=tuple({**momentum, "nesterov": True} for momentum in _MOMENTA),
     ),
-    Row(
-        "lars_sgd",
-        f"{_TORCHREC}.LarsSGD",
-        formulas.LarsSgd,
-        {"lr": 0.5, "eta": 0.1, "momentum": 0.5, "weight_decay": 0.1},
-        1e-5,
-        ({}, _DECAY),
+    _torchrec("lars_sgd", "LarsSGD", formulas.LarsSgd, {"lr": 0.5, "eta": 0.1, "momentum": 0.5}, {}, _DECAY),
+    Row("adagrad", *_TORCHS_ADAGRAD, _ADAGRAD),
+    Row("decayed_adagrad", *_TORCHS_ADAGRAD, {**_ADAGRAD, **_GROWING}, extremes=_DECAYS),
+    _rowwise("rowwise_adagrad", formulas.RowWiseAdagrad, _ADAGRAD),
+    _rowwise("l2_rowwise_adagrad", formulas.RowWiseAdagrad, {**_DECAY, **_START}, (_DECAY,)),
+    _rowwise("decoupled_rowwise_adagrad", formulas.RowWiseAdagrad, _DECOUPLED, (_DECOUPLED,)),
+    _rowwise("bounded_rowwise_adagrad", formulas.BoundedRowWiseAdagrad, _BOUND, ({"max_norm": 1.0},), 2e-6),
+    _rowwise(
+        "ensemble_rowwise_adagrad", formulas.EnsembleRowWiseAdagrad, {**_BOUND, **_ENSEMBLE}, ({"step_ema": 99},), 2e-6
     ),
-    Row("adagrad", "torch.optim.adagrad.Adagrad", torch.optim.Adagrad, _ADAGRAD),
-    Row(
-        "decayed_adagrad",
-        "torch.optim.adagrad.Adagrad",
-        torch.optim.Adagrad,
-        {**_ADAGRAD, **_GROWING},
-        extremes=_DECAYS,
-    ),
-    Row("rowwise_adagrad", _ROWWISE, formulas.RowWiseAdagrad, _ADAGRAD),
-    Row(
-        "l2_rowwise_adagrad",
-        _ROWWISE,
-        formulas.RowWiseAdagrad,
-        {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
-        extremes=(_DECAY,),
-    ),
-    Row(
-        "decoupled_rowwise_adagrad",
-        _ROWWISE,
-        formulas.RowWiseAdagrad,
-        {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "weight_decay_mode": "decouple"},
-        extremes=({**_DECAY, "weight_decay_mode": "decouple"},),
-    ),
-    Row(
-        "bounded_rowwise_adagrad",
-        _ROWWISE,
-        formulas.BoundedRowWiseAdagrad,
-        {"lr": 0.2, "eps": EPS, "weight_decay": 0.1, "max_norm": 0.5},
-        2e-6,
-        ({"max_norm": 1.0},),
-    ),
-    Row(
-        "ensemble_rowwise_adagrad",
-        _ROWWISE,
-        formulas.EnsembleRowWiseAdagrad,
-        {
-            "lr": 0.2,
-            "eps": EPS,
-            "weight_decay": 0.1,
-            "max_norm": 0.5,
-            "step_ema": 2,
-            "step_swap": 3,
-            "step_start": 4,
-            "step_ema_coef": 0.75,
-            "initial_accumulator_value": 0.1,
-        },
-        2e-6,
-        ({"step_ema": 99},),
-    ),
-    Row(
-        "scaled_ensemble",
-        _ROWWISE,
-        formulas.EnsembleRowWiseAdagrad,
-        {"lr": 0.2, "eps": EPS, "step_ema": 3, "step_swap": 6, "step_mode": "none", "step_ema_coef": 0.5},
-        2e-6,
-        ({"step_ema": 99, "max_norm": 1.0},),
-    ),
-    Row(
+    _rowwise("scaled_ensemble", formulas.EnsembleRowWiseAdagrad, _SCALED, ({"step_ema": 99, "max_norm": 1.0},), 2e-6),
+    _rowwise(
         "globally_decayed_rowwise_adagrad",
-        _ROWWISE,
         formulas.GloballyDecayedRowWiseAdagrad,
-        {
-            "lr": 0.2,
-            "eps": EPS,
-            "weight_decay": 0.25,
-            "weight_decay_mode": "decouple_global",
-            "gwd_start_iter": 3,
-            "gwd_lower_bound": 0.875,
-            "initial_accumulator_value": 0.1,
-        },
-        extremes=({**_DECAY, "weight_decay_mode": "decouple_global"},),
+        {**_GLOBAL, **_START},
+        ({**_DECAY, "weight_decay_mode": "decouple_global"},),
     ),
-    Row(
-        "cowclip_rowwise_adagrad",
-        _ROWWISE,
-        formulas.CowClipRowWiseAdagrad,
-        _COWCLIP,
-        5e-6,
-        _of_modes(_EXTREME_COWCLIP, ("none", "l2", "decouple")),
-    ),
+    _rowwise("cowclip_rowwise_adagrad", formulas.CowClipRowWiseAdagrad, _COWCLIP, _CLIPS, 5e-6),
     *map(_counted, ("equal", "tail_id_lr_increase", "tail_id_lr_decrease", "counter_sgd")),
-    Row(
-        "counted_adagradw",
-        _ROWWISE,
-        formulas.CountedRowWiseAdagrad,
-        _ADAGRADW,
-        5e-6,
-        tuple({**_of_modes(_EXTREME_COUNTED, ("adagradw",))[0], "counter_halflife": h} for h in (-1, -2)),
-    ),
+    _rowwise("counted_adagradw", formulas.CountedRowWiseAdagrad, _ADAGRADW, _COUNTS, 5e-6),
     Row("adam", "torch.optim.adam.Adam", torch.optim.Adam, _ADAM, 1e-5),
     Row("decayed_adam", "torch.optim.adam.Adam", torch.optim.Adam, {**_ADAM, **_GROWING}, 1e-5, _DECAYS),
-    Row(
-        "sparse_adam",
-        "torch.optim.sparse_adam.SparseAdam",
-        torch.optim.SparseAdam,
-        {**_ADAM, "maximize": True},
-        1e-5,
-        exact=formulas.SparseAdam,
-    ),
+    Row("sparse_adam", *_SPARSE_ADAM, {**_ADAM, "maximize": True}, 1e-5, exact=formulas.SparseAdam),
     Row("adamw", "torch.optim.adamw.AdamW", torch.optim.AdamW, {**_ADAM, **_GROWING}, 1e-5, (_DECAY, _GROWING)),
-    Row(
-        "partial_rowwise_adam",
-        f"{_TORCHREC}.PartialRowWiseAdam",
-        formulas.PartialRowWiseAdam,
-        {**_ADAM, **_DECAY},
-        1e-5,
-        (_DECAY,),
-    ),
+    _torchrec("partial_rowwise_adam", "PartialRowWiseAdam", formulas.PartialRowWiseAdam, _ADAM, _DECAY),
     *map(_rmsprop, ({}, {"momentum": 0.8}, {"centered": True}, {"momentum": 0.8, "centered": True})),
-    Row(
-        "adadelta", "torch.optim.adadelta.Adadelta", torch.optim.Adadelta, {**_ADADELTA, "maximize": True}, 1e-5, _RHOS
-    ),
-    Row(
-        "decayed_adadelta",
-        "torch.optim.adadelta.Adadelta",
-        torch.optim.Adadelta,
-        {**_ADADELTA, **_GROWING},
-        1e-5,
-        tuple({**rho, **decay} for rho in _RHOS for decay in _DECAYS),
-    ),
-    Row("lamb", f"{_TORCHREC}.LAMB", formulas.Lamb, {**_ADAM, **_DECAY}, 1e-5, ({}, _DECAY)),
-    Row(
-        "partial_rowwise_lamb",
-        f"{_TORCHREC}.PartialRowWiseLAMB",
-        formulas.PartialRowWiseLamb,
-        {**_ADAM, **_DECAY},
-        1e-5,
-        ({}, _DECAY),
-    ),
+    Row("adadelta", *_TORCHS_ADADELTA, {**_ADADELTA, "maximize": True}, 1e-5, _RHOS),
+    Row("decayed_adadelta", *_TORCHS_ADADELTA, {**_ADADELTA, **_GROWING}, 1e-5, _EACH_RHO),
+    _torchrec("lamb", "LAMB", formulas.Lamb, _ADAM, {}, _DECAY),
+    _torchrec("partial_rowwise_lamb", "PartialRowWiseLAMB", formulas.PartialRowWiseLamb, _ADAM, {}, _DECAY),
 )
 BY_NAME = {row.name: row for row in ROWS}

@@ -9,6 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+States = dict[str, Tensor]
+Options = dict[str, Any]
+COUNTED = ("counter_weight_decay_mode", "weight_decay", "counter_halflife")
 
 
 class OnRows(torch.optim.Optimizer):
@@ -41,23 +46,21 @@ class OnRows(torch.optim.Optimizer):
         for name, values in states.items():
             state[name][rows] = values
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         """Changes the rows `w` and their states in place."""
         raise NotImplementedError
 
 
-def mean_square(g: torch.Tensor) -> torch.Tensor:
+def mean_square(g: Tensor) -> Tensor:
     return (g * g).mean(dim=1, keepdim=True)
 
 
-def norm(rows: torch.Tensor) -> torch.Tensor:
+def norm(rows: Tensor) -> Tensor:
     """Not torch's, whose squares do not overflow."""
     return (rows * rows).sum(dim=1, keepdim=True).sqrt()
 
 
-def ratio(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
+def ratio(over: Tensor, under: Tensor) -> Tensor:
     """0 where nothing is under, unless what is over has overflowed."""
     return torch.where((under == 0) & over.isfinite(), 0, over / under)
 
@@ -67,9 +70,7 @@ class _ByTorch(OnRows):
 
     cls: type[torch.optim.Optimizer]
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         rows = torch.nn.Parameter(w.clone())
         optimizer = self.cls([rows], **{name: value for name, value in options.items() if name != "params"})
         state, for_all = optimizer.state[rows], self.state[self.weight].setdefault("for_all", {})
@@ -88,7 +89,7 @@ def on_rows_by(torchs: type[torch.optim.Optimizer], states: tuple[str, ...]) -> 
     return type(f"{torchs.__name__}OnRows", (_ByTorch,), {"cls": torchs, "states": states})
 
 
-def of_all_rows(g: torch.Tensor) -> torch.Tensor:
+def of_all_rows(g: Tensor) -> Tensor:
     """A dense gradient as a sparse one."""
     return torch.sparse_coo_tensor(torch.arange(len(g))[None], g, check_invariants=True)
 
@@ -98,14 +99,10 @@ class Adam(OnRows):
 
     states = ("exp_avg", "exp_avg_sq")
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         w -= options["lr"] * self.direction(g, states, t, options)
 
-    def direction(
-        self, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> torch.Tensor:
+    def direction(self, g: Tensor, states: States, t: int, options: Options) -> Tensor:
         (m, v), (b1, b2) = states.values(), options["betas"]
         m.mul_(b1).add_(g, alpha=1 - b1)
         if "exp_avg_sq" in self.rowwise:
@@ -118,9 +115,7 @@ class Adam(OnRows):
 class SparseAdam(Adam):
     """torch.optim.SparseAdam's formula, with moments as Adam's: torch's own lose digits where betas are small."""
 
-    def direction(
-        self, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> torch.Tensor:
+    def direction(self, g: Tensor, states: States, t: int, options: Options) -> Tensor:
         b2, eps = options["betas"][1], options["eps"]
         return super().direction(g, states, t, {**options, "eps": eps / (1 - b2**t) ** 0.5})
 
@@ -130,9 +125,7 @@ class CenteredRmsProp(OnRows):
 
     states = ("square_avg", "momentum_buffer", "grad_avg")
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         (squares, buffer, average), alpha = states.values(), options["alpha"]
         g = (-g if options["maximize"] else g) + options["weight_decay"] * w
         variance = alpha * ((squares - average * average).clamp(min=0) + (1 - alpha) * (g - average) ** 2)
@@ -142,9 +135,7 @@ class CenteredRmsProp(OnRows):
 
 
 class Lamb(Adam):
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         step = self.direction(g, states, t, options) + options["weight_decay"] * w
         w -= options["lr"] * ratio(norm(w), norm(step)) * step
 
@@ -156,18 +147,14 @@ class PartialRowWiseLamb(Lamb):
 class PartialRowWiseAdam(Adam):
     rowwise = ("exp_avg_sq",)
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         w -= options["lr"] * (self.direction(g, states, t, options) + options["weight_decay"] * w)
 
 
 class LarsSgd(OnRows):
     states = ("momentum",)
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         decay, length = options["weight_decay"], norm(w)
         rate = options["lr"] * options["eta"] * ratio(length, norm(g) + decay * length)
         w -= states["momentum"].mul_(options["momentum"]).add_(rate * (g + decay * w))
@@ -179,9 +166,7 @@ class RowWiseAdagrad(OnRows):
     states = ("sum",)
     rowwise = ("sum",)
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         decay = options.get("weight_decay", 0.0)
         l2 = options.get("weight_decay_mode", "l2") == "l2"
         lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
@@ -195,9 +180,7 @@ class RowWiseAdagrad(OnRows):
 class BoundedRowWiseAdagrad(RowWiseAdagrad):
     """RowWiseAdagrad, after which rows longer than max_norm are cut to it."""
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         super().update(w, g, states, t, options)
         bound = options.get("max_norm") or torch.inf
         w *= ratio(torch.full_like(norm(w), bound), norm(w)).where(norm(w) > bound, 1)
@@ -209,7 +192,7 @@ class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
     states = ("sparse_ema", "sum")
 
     @torch.no_grad()
-    def between(self, rows: torch.Tensor) -> None:
+    def between(self, rows: Tensor) -> None:
         """Changes `rows`, all that the table has, before the next update."""
         options, state = self.param_groups[0], self.state[self.weight]
         t = state["step"] + 1
@@ -224,7 +207,7 @@ class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
         self.weight[rows], state["sparse_ema"][rows] = weight, average
 
 
-def missed_updates(states: dict[str, torch.Tensor], t: int) -> torch.Tensor:
+def missed_updates(states: dict[str, Tensor], t: int) -> Tensor:
     """Updates of the table between a row's last one and this one; none before its first."""
     last = states["prev_iter"]
     missed = torch.where(last == 0, 0.0, t - last - 1)
@@ -238,9 +221,7 @@ class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
     states = ("sum", "prev_iter")
     rowwise = ("sum", "prev_iter")
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
         missed = missed_updates(states, t)
         if t >= options.get("gwd_start_iter", 0):
@@ -248,7 +229,7 @@ class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
         super().update(w, g, states, t, {**options, "weight_decay_mode": "decouple"})
 
 
-def count_update(count: torch.Tensor, steps: torch.Tensor, halflife: int) -> None:
+def count_update(count: Tensor, steps: Tensor, halflife: int) -> None:
     """One more, after the count has faded for `steps` updates: not with a half-life below 0, to nothing with 0."""
     count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
 
@@ -259,12 +240,8 @@ class CountedRowWiseAdagrad(OnRows):
     states = ("sum", "prev_iter", "row_counter")
     rowwise = states
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
-        mode, decay, halflife = (
-            options[name] for name in ("counter_weight_decay_mode", "weight_decay", "counter_halflife")
-        )
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
+        mode, decay, halflife = map(options.get, COUNTED)
         bound, begin = options["adjustment_ub"], options["adjustment_iter"]
         total, count = states["sum"], states["row_counter"]
         lr = options["lr"]
@@ -298,14 +275,8 @@ class CowClipRowWiseAdagrad(OnRows):
     states = ("sum", "prev_iter", "row_counter")
     rowwise = states
 
-    def update(
-        self, w: torch.Tensor, g: torch.Tensor, states: dict[str, torch.Tensor], t: int, options: dict[str, Any]
-    ) -> None:
-        mode, decay, halflife = (
-            options["counter_weight_decay_mode"],
-            options["weight_decay"],
-            options["counter_halflife"],
-        )
+    def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
+        mode, decay, halflife = map(options.get, COUNTED)
         lr = options["lr"] / (1 + (t - 1) * options.get("lr_decay", 0.0))
         if mode == "l2":
             g = g + decay * w

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,11 +79,17 @@ class Scenario:
         bounds = {"max_norm": float(1 + self.seed % 20), "max_gradient": float("inf")}
         return replace(self, tables=tables, update="step", window=max(2, self.window), **bounds)
 
+    def varied(self, **fields: Any) -> Scenario:
+        """The same with other `fields`, which change no batch: these are drawn once."""
+        other = replace(self, **fields)
+        other.steps = self.steps
+        return other
+
     def with_other_update(self) -> Scenario:
         """The same, with updates at another time, which are the same where a window has one backward pass."""
         if self.window > 1:
             return self
-        return replace(self, update="step" if self.update == "backward" else "backward")
+        return self.varied(update="step" if self.update == "backward" else "backward")
 
     def with_rounding(self, stored: torch.dtype | None = None) -> Scenario:
         """The same, of weights that are rounded at random, and states of 16 bits.
@@ -92,7 +99,7 @@ class Scenario:
         assert self.rounded is not None
         types = {"weight_dtype": stored or self.rounded, "cache_dtype": self.rounded, "stochastic_rounding": True}
         tables = [replace(table, **types) for table in self.tables]
-        return replace(self, tables=tables, narrow=True)
+        return self.varied(tables=tables, narrow=True)
 
     def state_dtypes(self, optimizer: TableOptimizer) -> dict[str, torch.dtype]:
         """Types of the states of `optimizer`, which are of both kinds where it has some."""

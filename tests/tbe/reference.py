@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from coin_reference import Coin
 from life_reference import MOST, Id, Life
 from optimizer_table import BY_NAME
+from oracle_scenarios import Scenario
 from reference_optimizers import EnsembleRowWiseAdagrad
 
 from rec_sdk_torch.tbe import EvictReason, Pooling, TableConfig
@@ -33,35 +34,24 @@ class Left:
 class Reference:
     """Tables as dense float64 matrices over all ids that ever occur."""
 
-    def __init__(
-        self,
-        tables: list[TableConfig],
-        ids: list[np.ndarray],
-        initial: list[torch.Tensor],
-        optimizer: str,
-        window: int,
-        max_gradient: float,
-        frozen: str | None = None,
-        seed: int = 0,
-        max_norm: float = float("inf"),
-    ) -> None:
-        self.tables = tables
-        self.max_norm, self.last_norm = max_norm, 0.0  # of the gradients of an update together
-        self.frozen = frozen
+    def __init__(self, scenario: Scenario, ids: list[np.ndarray], initial: list[torch.Tensor]) -> None:
+        tables = self.tables = scenario.tables
+        self.max_norm, self.last_norm = scenario.max_norm, 0.0  # of the gradients of an update together
+        self.frozen = scenario.frozen
         self.places = [{int(i): row for row, i in enumerate(every)} for every in ids]
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
-        row = BY_NAME[optimizer]
+        row = BY_NAME[scenario.optimizer]
         self.optimizers = [row.on_rows(weight) for weight in self.weights]
         self.start = float(row.options.get("initial_accumulator_value", 0.0))  # of a state
-        self.window, self.backwards = window, 0
+        self.window, self.backwards = scenario.window, 0
         self.last_gradients: dict[str, torch.Tensor] = {}  # of the last update, before they are clipped
         self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
-        self.max_gradient = max_gradient
+        self.max_gradient = scenario.max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
         self.seen: list[set[int]] = [set() for _ in tables]  # ids that a training batch had, and were not removed
         self._waiting: list[set[int]] = [set() for _ in tables]  # rows with gradients of the open window
         self.left: list[list[Left]] = [[] for _ in tables]  # of tables that keep those
-        self.lives = [None if table.life is None else Life(table.life, coin=Coin(seed, table.name)) for table in tables]
+        self.lives = [table.life and Life(table.life, coin=Coin(scenario.seed, table.name)) for table in tables]
 
     def features_of(self, table: int) -> range:
         begin = sum(t.num_features for t in self.tables[:table])
