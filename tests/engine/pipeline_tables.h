@@ -7,9 +7,11 @@ namespace rec_sdk {
 
 inline void Pipeline::check_tables() {
   std::map<Row, float> seen_sums;
-  const std::vector<int32_t> slots = engine->window_rows().slots;
+  const Engine::WindowRows window = engine->window_rows();
   for (int32_t t = 0; t < kTables; ++t) {
     const auto [ids, row_slots, rows] = engine->tables.rows(t);
+    const auto of_window = window.slots.begin() + window.slot_offsets[t];
+    const auto end_of_window = window.slots.begin() + window.slot_offsets[t + 1];
     std::vector<int64_t> kept;
     std::vector<char> records(ids.size() * static_cast<size_t>(bytes()));
     engine->tables.read_rows(t, ids, rows, records.data());
@@ -20,7 +22,7 @@ inline void Pipeline::check_tables() {
       CHECK(row_slots[i] == (resident == residents_.end() ? -1 : resident->second));
       CHECK((row_slots[i] < 0 ? weight(&records[i * bytes()]) : cache_[row_slots[i]]) == expected(row));
       if (row_slots[i] >= 0 || stored_.count(row) != 0) kept.push_back(ids[i]);
-      if (std::binary_search(slots.begin(), slots.end(), row_slots[i])) {
+      if (std::binary_search(of_window, end_of_window, row_slots[i])) {
         seen_sums[row] = sums_[row_slots[i]];
       }
     }
