@@ -176,7 +176,7 @@ def test_dlrm_on_two_ranks_has_no_baseline() -> None:
 
 def test_dlrm_on_movielens_matches_plain_tables_and_learns_as_much_with_16_bits(tmp_path: Path) -> None:
     # With fewer ratings the AUC itself is too coarse.
-    options = ["--movielens", write_movielens(tmp_path, ratings=6000), "--batch-size", "16"]
+    options = ["--movielens", write_movielens(tmp_path, ratings=6000), "--batch-size", "16", "--epochs", "2"]
     report = results(tmp_path, "train_dlrm.py", *options, "--baseline")
     full = report["cached"]["test"]["auc"]
     assert full > 0.7
