@@ -13,7 +13,7 @@ UNITS = (
     "ascendc_updates_late$",
     "ascendc_updates_random_1$",
     "ascendc_updates_a5$",
-    "ascendc_(update_costs|widths)$",
+    "ascendc_update_costs$",
     "ascendc_lookup",
     "ascendc_swap_lookups",
     "ascendc_(copies|row_copies|planes|tile_plan|optimizer_shapes|host_pass)",

@@ -17,6 +17,17 @@ using rec_sdk::DType;
 constexpr int64_t kDims[] = {1, 3, 8, 16, 20, 64, 100, 128, 200, 1000, 4096, 5000};
 constexpr int64_t kCores[] = {1, 7, 48};
 
+// Widths of rows up to 100,000; in full tests also 10 in 100 apart, each with its neighbours.
+inline std::vector<int64_t> widths() {
+  if (!full_tests()) return {7, 129, 8193, 42503, 100000};
+  std::vector<int64_t> list;
+  for (int64_t width = 1; width <= 100000; width += 1 + width / 10) {
+    for (int64_t near = width - 1; near <= width + 1; ++near) list.push_back(std::max<int64_t>(1, near));
+  }
+  list.push_back(100000);
+  return list;
+}
+
 // Fewer for wide rows: about this many values altogether, but enough for several tiles.
 inline int64_t scaled(int64_t count, int64_t dim) {
   constexpr int64_t kValues = 200000;

@@ -1,11 +1,8 @@
 // gather_rows, scatter_rows and swap_rows.
-#include "emulator/kernels/lookup_buffers.h"
-#include "op_kernels/gather_rows/ascendc.h"
-#include "op_kernels/scatter_rows/ascendc.h"
-#include "op_kernels/swap_rows/ascendc.h"
-#include "tests/ascendc_kernels/support.h"
+#include "tests/ascendc_kernels/row_kernels.h"
 
 using ascendc_tests::check_bits;
+using ascendc_tests::kernel_of;
 using kernel_tests::distinct_slots;
 using kernel_tests::Random;
 using kernel_tests::random_bytes;
@@ -29,15 +26,13 @@ void check_copies(int64_t bytes, int64_t count) {
     std::vector<uint8_t> target = cache, out(rows.size()), from = rows;
     const rec_sdk::CopyRows gather{target.data(), out.data(), list.data(), bytes, slots, count};
     const std::string title = "gather_rows of " + std::to_string(bytes) + " bytes";
-    ascendc_tests::run(title, cores, rec_sdk::emulator::gather_buffers(gather),
-                       [&] { rec_sdk::ascendc::gather_rows(gather); });
+    ascendc_tests::gather(gather).run(cores, title);
     check_bits(title, cores, out, gathered);
     check_bits(title, cores, target, cache);
 
     const rec_sdk::CopyRows scatter{target.data(), from.data(), list.data(), bytes, slots, count};
     const std::string other = "scatter_rows of " + std::to_string(bytes) + " bytes";
-    ascendc_tests::run(other, cores, rec_sdk::emulator::scatter_buffers(scatter),
-                       [&] { rec_sdk::ascendc::scatter_rows(scatter); });
+    ascendc_tests::scatter(scatter).run(cores, other);
     check_bits(other, cores, target, scattered);
     check_bits(other, cores, from, rows);
   }
@@ -73,8 +68,7 @@ void check_swap(int64_t bytes, int64_t count) {
       const rec_sdk::SwapRows swap{target.data(), rows.data(), out.data(), list.data(), places.data(),
                                    bytes,         slots,       count,      leaving};
       const std::string title = "swap_rows of " + std::to_string(bytes) + " bytes";
-      ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(swap),
-                         [&] { rec_sdk::ascendc::swap_rows(swap); });
+      kernel_of(swap).run(cores, title);
       check_bits(title, cores, out, left);
       check_bits(title, cores, target, swapped);
     }
@@ -93,6 +87,12 @@ int main() {
   for (const int64_t bytes : {65536, 65552, 200016}) {
     check_copies(bytes, 5);
     check_swap(bytes, 5);
+  }
+  for (const int64_t dim : ascendc_tests::widths()) {
+    for (const int64_t bytes : {2 * dim, 4 * dim + 64}) {
+      check_copies(bytes, 4);
+      check_swap(bytes, 4);
+    }
   }
   return check_result();
 }

@@ -1,15 +1,12 @@
 // The bytes of lookups on a batch whose bags' lengths follow a power law, against the least they can, and
 // how evenly over the cores: counted by the emulator, not measured on a chip.
-#include "emulator/kernels/lookup_buffers.h"
-#include "op_kernels/gather_rows/ascendc.h"
-#include "op_kernels/lookup_pooled/ascendc.h"
-#include "op_kernels/lookup_sequence/ascendc.h"
-#include "op_kernels/pooled_weights_grad/ascendc.h"
-#include "op_kernels/scatter_rows/ascendc.h"
-#include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/costs.h"
+#include "tests/ascendc_kernels/row_kernels.h"
 
+using ascendc_tests::gather;
 using ascendc_tests::kAllCores;
+using ascendc_tests::kernel_of;
+using ascendc_tests::scatter;
 using kernel_tests::Random;
 using rec_sdk::DType;
 
@@ -17,14 +14,12 @@ namespace {
 
 constexpr int64_t kSlots = 2000;
 
-template <class Arguments, class Body>
-void check_costs(const char* kernel, const std::string& title, const rec_sdk::emulator::Buffers& buffers,
-                 int64_t least, const Arguments& arguments, const Body& body) {
+void check_costs(const ascendc_tests::Kernel& kernel, const std::string& title, int64_t least) {
   rec_sdk_emulator_reset_counters();
-  ascendc_tests::run(kernel, kAllCores, buffers, [&] { body(arguments); });
-  const ascendc_tests::Moved moved = ascendc_tests::moved_by(rec_sdk_emulator_counters(), kernel);
+  kernel.run(kAllCores);
+  const ascendc_tests::Moved moved = ascendc_tests::moved_by(rec_sdk_emulator_counters(), kernel.name);
   const double ratio = static_cast<double>(moved.bytes) / static_cast<double>(least);
-  std::printf("%s %s: %.1f MB, %.3f of the least bytes; busiest core %.3f\n", title.c_str(), kernel,
+  std::printf("%s %s: %.1f MB, %.3f of the least bytes; busiest core %.3f\n", title.c_str(), kernel.name,
               static_cast<double>(moved.bytes) * 1e-6, ratio, moved.imbalance());
   CHECK(ratio <= ascendc_tests::kMostBytes);
   CHECK(moved.imbalance() <= ascendc_tests::kMostImbalance);
@@ -66,20 +61,15 @@ void check_lookups(int64_t dim, DType dtype) {
 
   const std::string title = "D " + std::to_string(dim) + " " + kernel_tests::name_of(dtype);
   const rec_sdk::LookupSequence s{cache.weights(), slots.data(), sequence.data(), lookups};
-  check_costs("lookup_sequence", title, rec_sdk::emulator::buffers_of(s), lookups * (kIndex + row + slice), s,
-              rec_sdk::ascendc::lookup_sequence);
+  check_costs(kernel_of(s), title, lookups * (kIndex + row + slice));
   rec_sdk::LookupPooled p{cache.weights(), slots.data(), nullptr, bags, pooled.data(), width, width, lookups};
   const int64_t least = lookups * (kIndex + row) + kBags * (kOffset + slice);
-  check_costs("lookup_pooled", title, rec_sdk::emulator::buffers_of(p), least, p,
-              rec_sdk::ascendc::lookup_pooled);
+  check_costs(kernel_of(p), title, least);
   p.per_sample_weights = weights.data();
-  check_costs("lookup_pooled", title + " weighted", rec_sdk::emulator::buffers_of(p),
-              least + lookups * kValue, p, rec_sdk::ascendc::lookup_pooled);
+  check_costs(kernel_of(p), title + " weighted", least + lookups * kValue);
   const rec_sdk::PooledWeightsGrad g{cache.weights(), slots.data(),   bags,  pooled.data(),
                                      width,           weights.data(), width, lookups};
-  check_costs("pooled_weights_grad", title, rec_sdk::emulator::buffers_of(g),
-              lookups * (kIndex + row + kValue) + kBags * kOffset + filled * slice, g,
-              rec_sdk::ascendc::pooled_weights_grad);
+  check_costs(kernel_of(g), title, lookups * (kIndex + row + kValue) + kBags * kOffset + filled * slice);
 }
 
 void check_copies(int64_t bytes, int64_t count) {
@@ -89,10 +79,8 @@ void check_copies(int64_t bytes, int64_t count) {
   const rec_sdk::CopyRows a{cache.data(), rows.data(), slots.data(), bytes, count, count};
   const std::string title = std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes";
   const int64_t least = count * (2 * bytes + 4);
-  check_costs("gather_rows", title, rec_sdk::emulator::gather_buffers(a), least, a,
-              rec_sdk::ascendc::gather_rows);
-  check_costs("scatter_rows", title, rec_sdk::emulator::scatter_buffers(a), least, a,
-              rec_sdk::ascendc::scatter_rows);
+  check_costs(gather(a), title, least);
+  check_costs(scatter(a), title, least);
 
   std::vector<uint8_t> leaving(cache.size());
   std::vector<int32_t> places;
@@ -100,8 +88,7 @@ void check_copies(int64_t bytes, int64_t count) {
   const rec_sdk::SwapRows swap{cache.data(), rows.data(), leaving.data(), slots.data(), places.data(),
                                bytes,        count,       count,          count};
   // The slots are read twice.
-  check_costs("swap_rows", title, rec_sdk::emulator::buffers_of(swap), count * (4 * bytes + 12), swap,
-              rec_sdk::ascendc::swap_rows);
+  check_costs(kernel_of(swap), title, count * (4 * bytes + 12));
 }
 
 }  // namespace

@@ -1,14 +1,11 @@
 // lookup_sequence, lookup_pooled and pooled_weights_grad.
-#include "emulator/kernels/lookup_buffers.h"
 #include "op_kernels/common/ascendc/blocks.h"
-#include "op_kernels/lookup_pooled/ascendc.h"
-#include "op_kernels/lookup_sequence/ascendc.h"
-#include "op_kernels/pooled_weights_grad/ascendc.h"
-#include "tests/ascendc_kernels/support.h"
+#include "tests/ascendc_kernels/row_kernels.h"
 #include "tests/kernels/lookup_batch.h"
 
 using ascendc_tests::check_bits;
 using ascendc_tests::kCores;
+using ascendc_tests::kernel_of;
 using ascendc_tests::random_slots;
 using ascendc_tests::scaled;
 using ascendc_tests::title_of;
@@ -30,8 +27,7 @@ void check_sequence(int64_t dim, DType dtype, int64_t count) {
   const rec_sdk::LookupSequence a{table.weights, slots.data(), found.data(), count};
   for (const int64_t cores : kCores) {
     const std::string title = title_of("lookup_sequence", dim, dtype);
-    ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(a),
-                       [&] { rec_sdk::ascendc::lookup_sequence(a); });
+    kernel_of(a).run(cores, title);
     check_bits(title, cores, found, expected);
   }
 }
@@ -41,8 +37,7 @@ void check_pooled(const LookupBatch& batch, bool weighted, const std::string& ti
   for (const int64_t cores : kCores) {
     std::vector<float> found = batch.blank_output();
     const rec_sdk::LookupPooled a = batch.pooled(weighted, &found);
-    ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(a),
-                       [&] { rec_sdk::ascendc::lookup_pooled(a); });
+    kernel_of(a).run(cores, title);
     check_bits(title, cores, found, expected);
   }
 }
@@ -52,8 +47,7 @@ void check_weights_grad(const LookupBatch& batch, const std::string& title) {
   std::vector<float> found(expected.size());
   const rec_sdk::PooledWeightsGrad a = batch.weights_grad(&found);
   for (const int64_t cores : kCores) {
-    ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(a),
-                       [&] { rec_sdk::ascendc::pooled_weights_grad(a); });
+    kernel_of(a).run(cores, title);
     check_bits(title, cores, found, expected);
   }
 }
@@ -84,8 +78,8 @@ std::vector<BagShape> shapes_for(int64_t dim) {
   return shapes;
 }
 
-void check_bags(int64_t dim, DType dtype) {
-  for (const BagShape& shape : shapes_for(dim)) {
+void check_bags(int64_t dim, DType dtype, const std::vector<BagShape>& shapes) {
+  for (const BagShape& shape : shapes) {
     Random random(dim);
     const LookupBatch batch(&random, dim, dtype, shape, Spacing::kOdd);
     check_pooled(batch, false, title_of("lookup_pooled", dim, dtype, shape.name));
@@ -129,7 +123,14 @@ int main() {
       if (!deal.next()) continue;
       check_sequence(dim, dtype, 1);
       check_sequence(dim, dtype, scaled(3001, dim));
-      check_bags(dim, dtype);
+      check_bags(dim, dtype, shapes_for(dim));
+    }
+  }
+  for (const int64_t dim : ascendc_tests::widths()) {
+    for (const DType dtype : kernel_tests::kDTypes) {
+      if (!deal.next()) continue;
+      check_sequence(dim, dtype, 9);
+      check_bags(dim, dtype, {{"any width", 2, 0, {3, 1, 0, 5}}});
     }
   }
   check_sequence(30011, DType::kFloat32, 5);

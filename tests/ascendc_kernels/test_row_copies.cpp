@@ -3,18 +3,14 @@
 
 #include <numeric>
 
-#include "emulator/kernels/lookup_buffers.h"
-#include "op_kernels/gather_rows/ascendc.h"
-#include "op_kernels/lookup_pooled/ascendc.h"
-#include "op_kernels/lookup_sequence/ascendc.h"
-#include "op_kernels/pooled_weights_grad/ascendc.h"
-#include "op_kernels/scatter_rows/ascendc.h"
-#include "op_kernels/swap_rows/ascendc.h"
 #include "tests/ascendc_kernels/costs.h"
+#include "tests/ascendc_kernels/row_kernels.h"
 
 using ascendc_tests::check_bits;
+using ascendc_tests::gather;
+using ascendc_tests::kernel_of;
+using ascendc_tests::scatter;
 using rec_sdk::DType;
-using rec_sdk::emulator::Buffers;
 
 namespace {
 
@@ -24,12 +20,12 @@ struct Copies {
   int64_t in, out;
 };
 
-Copies copies_of(const std::string& kernel, const Buffers& buffers, const std::function<void()>& body) {
+Copies copies_of(const ascendc_tests::Kernel& kernel) {
   rec_sdk_emulator_reset_counters();
-  ascendc_tests::run(kernel, kCores, buffers, body);
+  kernel.run(kCores);
   const std::string counters = rec_sdk_emulator_counters();
   const auto sum = [&](const char* name) {
-    const std::vector<int64_t> each = ascendc_tests::counter(counters, kernel, name);
+    const std::vector<int64_t> each = ascendc_tests::counter(counters, kernel.name, name);
     return std::accumulate(each.begin(), each.end(), int64_t{0});
   };
   return {sum("mte2_instructions"), sum("mte3_instructions")};
@@ -52,11 +48,7 @@ void check_counts(const std::string& title, const std::vector<int32_t>& slots, i
   const rec_sdk::Weights weights = cache.weights();
   std::vector<float> out(static_cast<size_t>(count * kDim));
   const rec_sdk::LookupSequence sequence{weights, slots.data(), out.data(), count};
-  check_count(title + "lookup_sequence",
-              copies_of("lookup_sequence", rec_sdk::emulator::buffers_of(sequence),
-                        [&] { rec_sdk::ascendc::lookup_sequence(sequence); })
-                  .in,
-              copies);
+  check_count(title + "lookup_sequence", copies_of(kernel_of(sequence)).in, copies);
 
   std::vector<int64_t> offsets;
   for (int64_t first = 0; first <= count; first += kBag) offsets.push_back(first);
@@ -64,39 +56,22 @@ void check_counts(const std::string& title, const std::vector<int32_t>& slots, i
   const bool mean[] = {false};
   const rec_sdk::Bags all{offsets.data(), bags, 0, bags, columns, mean, 1};
   const rec_sdk::LookupPooled pooled{weights, slots.data(), nullptr, all, out.data(), kDim, kDim, count};
-  check_count(title + "lookup_pooled",
-              copies_of("lookup_pooled", rec_sdk::emulator::buffers_of(pooled),
-                        [&] { rec_sdk::ascendc::lookup_pooled(pooled); })
-                  .in,
-              copies);
+  check_count(title + "lookup_pooled", copies_of(kernel_of(pooled)).in, copies);
   std::vector<float> weights_grad(slots.size());
   const rec_sdk::PooledWeightsGrad grad{weights, slots.data(),        all,  out.data(),
                                         kDim,    weights_grad.data(), kDim, count};
-  check_count(title + "pooled_weights_grad",
-              copies_of("pooled_weights_grad", rec_sdk::emulator::buffers_of(grad),
-                        [&] { rec_sdk::ascendc::pooled_weights_grad(grad); })
-                  .in,
-              copies);
+  check_count(title + "pooled_weights_grad", copies_of(kernel_of(grad)).in, copies);
 
   const int64_t bytes = weights.stride_bytes;
   std::vector<uint8_t> table(static_cast<size_t>(count * bytes)), rows(table.size()), leaving(table.size());
   const rec_sdk::CopyRows copy{table.data(), rows.data(), slots.data(), bytes, count, count};
-  check_count(title + "gather_rows",
-              copies_of("gather_rows", rec_sdk::emulator::gather_buffers(copy),
-                        [&] { rec_sdk::ascendc::gather_rows(copy); })
-                  .in,
-              copies);
-  check_count(title + "scatter_rows",
-              copies_of("scatter_rows", rec_sdk::emulator::scatter_buffers(copy),
-                        [&] { rec_sdk::ascendc::scatter_rows(copy); })
-                  .out,
-              copies);
+  check_count(title + "gather_rows", copies_of(gather(copy)).in, copies);
+  check_count(title + "scatter_rows", copies_of(scatter(copy)).out, copies);
   std::vector<int32_t> places(slots.size());
   std::iota(places.begin(), places.end(), 0);
   const rec_sdk::SwapRows swap{table.data(), rows.data(), leaving.data(), slots.data(), places.data(),
                                bytes,        count,       count,          count};
-  const Copies swapped =
-      copies_of("swap_rows", rec_sdk::emulator::buffers_of(swap), [&] { rec_sdk::ascendc::swap_rows(swap); });
+  const Copies swapped = copies_of(kernel_of(swap));
   check_count(title + "swap_rows, in", swapped.in, copies);
   check_count(title + "swap_rows, out", swapped.out, copies);
 }
@@ -136,8 +111,7 @@ void check_far_rows() {
   std::vector<float> out(expected.size());
   const rec_sdk::LookupSequence a{
       {memory.data(), kPitch, kSlots, kDim, DType::kFloat32}, slots.data(), out.data(), count};
-  ascendc_tests::run("lookup_sequence of rows far from each other", 1, rec_sdk::emulator::buffers_of(a),
-                     [&] { rec_sdk::ascendc::lookup_sequence(a); });
+  kernel_of(a).run(1);
   check_bits("rows far from each other", 1, out, expected);
 }
 
@@ -169,8 +143,7 @@ void check_far_gradients() {
       out.data(),
       kDim,
       kBags * kBag};
-  ascendc_tests::run("pooled_weights_grad of gradients far from each other", 1,
-                     rec_sdk::emulator::buffers_of(a), [&] { rec_sdk::ascendc::pooled_weights_grad(a); });
+  kernel_of(a).run(1);
   check_bits("gradients far from each other", 1, out, expected);
 }
 

@@ -1,13 +1,11 @@
 // swap_lookup_sequence and swap_lookup_pooled: the bits of a swap on the CPU, and of lookups behind it.
-#include "emulator/kernels/lookup_buffers.h"
 #include "op_kernels/common/ascendc/blocks.h"
-#include "op_kernels/swap_lookup_pooled/ascendc.h"
-#include "op_kernels/swap_lookup_sequence/ascendc.h"
-#include "tests/ascendc_kernels/support.h"
+#include "tests/ascendc_kernels/row_kernels.h"
 #include "tests/kernels/lookup_batch.h"
 
 using ascendc_tests::check_bits;
 using ascendc_tests::kCores;
+using ascendc_tests::kernel_of;
 using ascendc_tests::random_slots;
 using ascendc_tests::scaled;
 using ascendc_tests::title_of;
@@ -110,8 +108,7 @@ void check_sequence(int64_t dim, DType dtype, int64_t lookups, int64_t coming, L
     swap.check(title, cores, [&](const rec_sdk::Weights& weights, const rec_sdk::SwapRows& rows) {
       const rec_sdk::SwapLookupSequence a{
           rows, {weights, slots.data(), found.data(), lookups}, origins.data()};
-      ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(a),
-                         [&] { rec_sdk::ascendc::swap_lookup_sequence(a); });
+      kernel_of(a).run(cores, title);
     });
     check_bits(title, cores, found, expected);
   }
@@ -133,8 +130,7 @@ void check_pooled(int64_t dim, DType dtype, const BagShape& shape, bool weighted
     swap.check(title, cores, [&](const rec_sdk::Weights& weights, const rec_sdk::SwapRows& rows) {
       rec_sdk::SwapLookupPooled a{rows, batch.pooled(weighted, &found), origins.data()};
       a.lookup.weights = weights;
-      ascendc_tests::run(title, cores, rec_sdk::emulator::buffers_of(a),
-                         [&] { rec_sdk::ascendc::swap_lookup_pooled(a); });
+      kernel_of(a).run(cores, title);
     });
     check_bits(title, cores, found, expected);
   }

@@ -70,6 +70,26 @@ void check_split(int64_t dim, const std::vector<int32_t>& lengths, int64_t gradi
   check_accumulate(batch, &random, title_of("accumulate", dim, DType::kFloat32, scaled, rows.c_str()), {7});
 }
 
+// Rows of any width: single ones, one of some lookups, and one that is summed in chunks.
+void check_widths() {
+  Deal types(2), optimizers(7);
+  for (const int64_t dim : ascendc_tests::widths()) {
+    Random random(dim);
+    const bool scaled = dim % 2 == 0;
+    const Batch batch(&random, dim, {1, 33, 1, 0, dim <= 8192 ? 1100 : 3}, scaled);
+    check_accumulate(batch, &random, title_of("accumulate", dim, DType::kFloat32, scaled, "any width"), {3});
+    for (const DType dtype : kernel_tests::kDTypes) {
+      if (!types.next()) continue;
+      for (const OptimizerCase& optimizer : kOptimizers) {
+        if (!optimizers.next()) continue;
+        const Cache cache(&random, batch.slots, dim, dtype, ascendc_tests::states_of(optimizer, dim));
+        check_update(batch, cache, optimizer, title_of(optimizer.name, dim, dtype, scaled, "any width"), {3},
+                     ascendc_tests::check_bits<uint8_t>);
+      }
+    }
+  }
+}
+
 // 950 makes a quotient 0 that only a subnormal number can hold, where the CPU keeps it.
 constexpr bool kLosesSubnormalQuotients = REC_SDK_ASCENDC_ARCH == 3510;
 
@@ -178,6 +198,7 @@ int main(int argc, char** argv) {
     check_all(dim, with_hot_rows(short_rows(300), {1024, 1025, 5000, 256, 257, 511, 512, 513}), "hot rows",
               {5, 48});
   }
+  if (only == 0 && !kOnceMore) check_widths();
   if (only == 0 || only == 64) {
     check_all(64, with_hot_rows(short_rows(100), {70000}), "a very hot row", {48});
     check_all(1000, with_hot_rows(short_rows(20), {5000}), "a hot row", {48});
