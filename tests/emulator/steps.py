@@ -9,11 +9,8 @@ import torch
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 
 
-def main() -> None:
-    """Steps of one group that miss most of their rows. Arguments: lookups of a step, how many are of one row,
-    pooling.
-    """
-    lookups, hot, pooling = int(sys.argv[1]), int(sys.argv[2]), Pooling[sys.argv[3]]
+def take_steps(lookups: int, hot: int, pooling: Pooling, name: str) -> None:
+    """Takes steps of one group that miss most of their rows; `hot` of their lookups are of one row."""
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     config = TableConfig("t", 100_000, 16, pooling=pooling)
     embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2 * (lookups - hot + 1), device="npu")
@@ -24,7 +21,7 @@ def main() -> None:
         ids = torch.randint(0, 100_000, (lookups,), generator=generator)
         ids[:hot] = 7
         torch.npu.synchronize()
-        print("step", file=sys.stderr, flush=True)
+        print("step of", name, file=sys.stderr, flush=True)
         out = embedding(ids, offsets)
         grad = torch.ones_like(out) if grad is None else grad
         out.backward(grad)
@@ -33,4 +30,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for argument in sys.argv[1:]:  # such as 1020,1000,SUM
+        lookups, hot, pooling = argument.split(",")
+        take_steps(int(lookups), int(hot), Pooling[pooling], argument)
