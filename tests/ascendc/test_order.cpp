@@ -18,7 +18,7 @@ constexpr int32_t kCount = 16;
 Global<float> input("in", 64, Access::kRead, 1.0f), output("out", 64, Access::kReadWrite);
 const std::vector<Buffer> kBuffers = {input.buffer(), output.buffer()};
 
-// What a kernel does to a part of local memory, and the order between.
+// Steps of a kernel: work on a part of local memory, and the order between.
 void in(Memory& m) { copy_in(m.part(0), input.tensor(), kCount); }
 void out(Memory& m) { copy_out(output.tensor(), m.part(0), kCount); }
 void fill(Memory& m) { Duplicate(m.part(0), 1.0f, kCount); }

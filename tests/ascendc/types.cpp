@@ -5,8 +5,8 @@ using namespace AscendC;
 
 template <class T>
 LocalTensor<T> tensor() {
-  static Ub ub;
-  return ub.Alloc<T, 64>();
+  static LocalMemAllocator<> allocator;
+  return allocator.Alloc<T, 64>();
 }
 
 void kernel() {
