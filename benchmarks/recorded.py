@@ -1,14 +1,16 @@
-"""Writes the figures of recorded.json, one table a line, into docs/performance.md: python -m benchmarks.recorded."""
+"""Writes the figures of recorded.json, one table a line, into pages of docs: python -m benchmarks.recorded."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "recorded.json"
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "performance.md", DOCS / "modelled_performance.md")
 Table = dict[str, Any]
 """`command` and `processor` of a run, the `date` of its figures in the page, `columns`, and `rows` of as many texts."""
 
@@ -26,14 +28,17 @@ def shown(table: Table) -> str:
     return f"{line_of(table['columns'])}{rule}{rows}\n{below}\n"
 
 
-def page(text: str) -> str:
-    """Returns the text of the page with every table of the file in its place."""
+def pages(texts: Sequence[str]) -> list[str]:
+    """Returns the texts of pages with every table of the file in its place, which is on one of them."""
+    written = list(texts)
     for name, table in json.loads(FILE.read_text()).items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        assert mark, f"docs/performance.md has no place for {name}"
-        text = before + mark + shown(table) + re.split(r"^Recorded .*\n", rest, maxsplit=1, flags=re.MULTILINE)[1]
-    return text
+        (number,) = (number for number, text in enumerate(written) if f"<!-- {name} -->\n" in text)
+        before, mark, rest = written[number].partition(f"<!-- {name} -->\n")
+        below = re.split(r"^Recorded .*\n", rest, maxsplit=1, flags=re.MULTILINE)[1]
+        written[number] = before + mark + shown(table) + below
+    return written
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for page, text in zip(PAGES, pages([page.read_text() for page in PAGES]), strict=True):
+        page.write_text(text)

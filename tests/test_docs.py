@@ -23,7 +23,7 @@ ITEM = re.compile(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )")
 """Ends a paragraph or an item of a list."""
 LINES, WORDS = 250, 120
 """The longest page and paragraph; tables may be longer."""
-LONG = {"CHANGELOG", "performance"}
+LONG = {"CHANGELOG"}
 """Pages that may be longer."""
 EXAMPLE = "lookup_sequence"
 """An operator that has a file wherever a page tells to add one for `my_op`."""

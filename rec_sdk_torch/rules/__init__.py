@@ -1,6 +1,6 @@
 """Rules by which ids of a hash table get rows and lose them, for `TableLife`; docs/life.md.
 
-A rule is a file here and one of the same name in `torch_npu_ext/engine`; CONTRIBUTING.md says how to add one.
+A rule is a file here and one of the same name in `torch_npu_ext/engine`; docs/extending.md says how to add one.
 """
 
 from .age import Age as Age

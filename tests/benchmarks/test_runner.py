@@ -215,7 +215,8 @@ def test_ratios_of_whole_models_are_of_rounds() -> None:
     assert (torchrecs["cached_over"], torchrecs["whole"], torchrecs["trained"]) == (10, False, 64)
 
 
-def test_tables_of_the_page_are_the_recorded_ones() -> None:
-    text = recorded.PAGE.read_text()
-    assert recorded.page(text) == text, "python -m benchmarks.recorded writes them"
-    assert text.count("\n|---") == text.count("\nRecorded 20") == text.count("<!-- "), "a table of the page is by hand"
+def test_tables_of_the_pages_are_the_recorded_ones() -> None:
+    texts = [page.read_text() for page in recorded.PAGES]
+    assert recorded.pages(texts) == texts, "python -m benchmarks.recorded writes them"
+    text = "".join(texts)
+    assert text.count("\n|---") == text.count("\nRecorded 20") == text.count("<!-- "), "a table is by hand"
