@@ -16,7 +16,7 @@ import rec_sdk_torch
 TESTS = Path(__file__).parent
 RUN = {
     "ops": ["-k", "not threads_and_instruction_sets"],  # which CUDA knows nothing of
-    "tbe/test_oracle.py tbe/test_state_dtypes.py": [],
+    "tbe/test_oracle.py tbe/test_dtypes.py": [],
 }
 
 
