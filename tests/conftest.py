@@ -8,6 +8,7 @@ import waiting_threads  # noqa: F401  # before torch, which reads what it sets
 import ast
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from datetime import date
 from importlib.util import find_spec
@@ -79,11 +80,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(autouse=True)
-def _threads_stay() -> Iterator[None]:
-    """torch's bits can depend on the number of threads: a test that changes it would show in the tests after it."""
-    before = torch.get_num_threads()
+def _process_stays() -> Iterator[None]:
+    """A test that changes the process would show in the tests after it: torch's bits can depend on the number of
+    threads, and compat gives collections other defaults."""
+    before = torch.get_num_threads(), "rec_sdk_torch.compat" in sys.modules
     yield
-    assert torch.get_num_threads() == before, "the test left another number of torch's threads"
+    after = torch.get_num_threads(), "rec_sdk_torch.compat" in sys.modules
+    assert after == before, "the test left another number of torch's threads, or imported compat"
 
 
 class WithoutTorchRec(pytest.Module):

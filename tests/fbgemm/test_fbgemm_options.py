@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 from fbgemm_cases import Case, make_both, training, weights_of
 
 from rec_sdk_torch import fbgemm
@@ -133,9 +134,12 @@ def test_fbgemm_is_not_imported() -> None:
 
 def test_compat_has_the_same_names() -> None:
     pytest.importorskip("torchrec")
-    from rec_sdk_torch.compat import fbgemm as compat
-
-    assert all(getattr(compat, name) is getattr(fbgemm, name) for name in fbgemm.__all__)
+    code = (
+        "from rec_sdk_torch import fbgemm; from rec_sdk_torch.compat import fbgemm as compat; "
+        "assert all(getattr(compat, name) is getattr(fbgemm, name) for name in fbgemm.__all__)"
+    )
+    done = warm.python("-c", code, folder=ROOT)  # compat changes the process
+    assert done.returncode == 0, done.stderr
 
 
 EMAINPLACE = {"optimizer": "EMAINPLACE_ROWWISE_ADAGRAD"}
