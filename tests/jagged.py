@@ -12,20 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from batches import jagged, numbered, random_bags, random_weights, single_ids  # noqa: F401  # rooms import them here
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
-from training import (  # noqa: F401  # as above
-    assert_trains,
-    equal_rows,
-    output_parts,
-    output_values,
-    read,
-    rows_of,
-    same_bits,
-    state_of,
-    train,
-    train_step,
-)
 
 import rec_sdk_torch as rst
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from batches import jagged
 from forking import fork
-from jagged import jagged, same_bits
 from ranks import Place, Ranks, Start, error_of, on_ranks
 from sharded_model import (
     KEYS,
@@ -32,6 +32,7 @@ from sharded_model import (
 )
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from training import same_bits
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.saves.save import job

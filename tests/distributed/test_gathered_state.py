@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from jagged import jagged
+from batches import jagged
 from ranks import Place, Start, error_of, on_ranks
 from sharded_model import FEATURES, KEYS, Model, Scenario, assert_same, rows, sharded, train
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import bag_config, bags_collection, jagged
+from batches import jagged
+from jagged import bag_config, bags_collection
 from ranks import Place, Start, error_of, on_ranks
 from reference_homes import MASK, fold, home_of
 from sharded_model import (

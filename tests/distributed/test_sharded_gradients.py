@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import expanded, variable_batch
-from jagged import apply, bag_config, bags_collection, jagged, rows_of, same_bits
+from batches import expanded, jagged, variable_batch
+from jagged import apply, bag_config, bags_collection
 from ranks import Place, Start, on_ranks
 from sharded_model import KEYS, Scenario, assert_rows, assert_same, rows, shard_tables, sharded, united
 from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import DataType
+from training import rows_of, same_bits
 
 import rec_sdk_torch as rst
 

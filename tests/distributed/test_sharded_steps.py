@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from jagged import jagged
+from batches import jagged
 from ranks import Place, Start, error_of, on_ranks
 from sharded_model import (
     Model,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged
+from batches import jagged
+from jagged import apply, bag_config, bags_collection
 from ranks import Place, Start, on_ranks
 from sharded_model import (
     Model,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.optim
-from jagged import apply, bag_config, bags_collection, jagged, random_bags, rows_of, train_step
+from batches import jagged, random_bags
+from jagged import apply, bag_config, bags_collection
 from ranks import Place, Start, on_ranks
 from sharded_model import Model, Scenario, assert_same, batches_of, optimizer_of, rows, shard, sharded, united, world
 from torch.distributed.device_mesh import DeviceMesh
@@ -49,6 +50,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.streamable import Pipelineable
+from training import rows_of, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.sharded import ShardedCollection

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, sequence_config, sequences_collection
+from batches import jagged
+from jagged import apply, bag_config, bags_collection, sequence_config, sequences_collection
 from ranks import Place as Device
 from ranks import Start, error_of, on_ranks
 from sharded_model import (

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jagged import apply, bag_config, bags_collection, jagged, random_bags, read, rows_of, same_bits
+from batches import jagged, random_bags
+from jagged import apply, bag_config, bags_collection
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper
+from training import read, rows_of, same_bits
 
 KEYS = ("f0", "f1", "f2")
 

@@ -9,25 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torchrec
-from jagged import (
-    apply,
-    assert_trains,
-    bag_config,
-    bags_collection,
-    index_bag_config,
-    jagged,
-    numbered,
-    read,
-    rows_of,
-    same_bits,
-    single_ids,
-    train,
-    train_step,
-)
+from batches import jagged, numbered, single_ids
+from jagged import apply, bag_config, bags_collection, index_bag_config
 from optimizer_table import ROWS, Row
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torch.distributed.optim import _get_in_backward_optimizers
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
+from training import assert_trains, read, rows_of, same_bits, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, spec_for

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bags_collection, jagged, rows_of, same_bits, single_ids
+from batches import jagged, single_ids
+from jagged import apply, bags_collection
 from stepped_tables import KEYS, Both, assert_same, batches, loss_of, step_of, tables
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from training import rows_of, same_bits
 
 import rec_sdk_torch as rst
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torchrec
-from jagged import apply, bags_collection, index_bag_config, single_ids, train_step
+from batches import single_ids
+from jagged import apply, bags_collection, index_bag_config
 from optimizer_table import ROWS
+from training import train_step
 
 from rec_sdk_torch.formulas import SPECS, UPDATES, OptimizerSpec, spec_for
 from rec_sdk_torch.operators.schemas import coefficient_names

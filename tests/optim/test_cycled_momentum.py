@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, index_bag_config, jagged, rows_of, same_bits, train_step
+from batches import jagged
+from jagged import apply, bag_config, bags_collection, index_bag_config
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.optim import lr_scheduler
+from training import rows_of, same_bits, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import UPDATES

@@ -17,7 +17,8 @@ import optimizer_table
 import pytest
 import torch
 import torchrec
-from jagged import bags_collection, jagged
+from batches import jagged
+from jagged import bags_collection
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torchrec import EmbeddingBagConfig
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply

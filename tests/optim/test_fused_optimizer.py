@@ -11,19 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import (
-    apply,
-    bag_config,
-    bags_collection,
-    index_bag_config,
-    jagged,
-    random_bags,
-    rows_of,
-    same_bits,
-    single_ids,
-    state_of,
-    train_step,
-)
+from batches import jagged, random_bags, single_ids
+from jagged import apply, bag_config, bags_collection, index_bag_config
 from torch.optim import lr_scheduler
 from torchrec.optim import (
     CombinedOptimizer,
@@ -36,6 +25,7 @@ from torchrec.optim import (
     WarmupPolicy,
     WarmupStage,
 )
+from training import rows_of, same_bits, state_of, train_step
 
 from rec_sdk_torch.formulas import UPDATES, OptimizerSpec
 from rec_sdk_torch.optim import torchrec_hooks

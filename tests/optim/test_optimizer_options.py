@@ -8,21 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import (
-    apply,
-    assert_trains,
-    bag_config,
-    bags_collection,
-    jagged,
-    numbered,
-    read,
-    rows_of,
-    same_bits,
-    single_ids,
-    state_of,
-    train,
-    train_step,
-)
+from batches import jagged, numbered, single_ids
+from jagged import apply, bag_config, bags_collection
+from training import assert_trains, read, rows_of, same_bits, state_of, train, train_step
 
 import rec_sdk_torch as rst
 

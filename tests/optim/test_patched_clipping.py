@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bags_collection, single_ids
+from batches import single_ids
+from jagged import apply, bags_collection
 from torch.nn.utils import clip_grad
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 

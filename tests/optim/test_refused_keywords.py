@@ -13,7 +13,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CounterBasedRegularizationDefinition,
     CowClipDefinition,
 )
-from jagged import apply, assert_trains, bag_config, bags_collection
+from jagged import apply, bag_config, bags_collection
+from training import assert_trains
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, OptimizerSpec

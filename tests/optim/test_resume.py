@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import warm
-from jagged import apply, bag_config, bags_collection, jagged
+from batches import jagged
+from jagged import apply, bag_config, bags_collection
 from torchrec import EmbeddingBagConfig
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torchrec
+from batches import jagged, single_ids
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -21,18 +22,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     TailIdThreshold,
     WeightDecayMode,
 )
-from jagged import (
-    apply,
-    bag_config,
-    bags_collection,
-    jagged,
-    rows_of,
-    same_bits,
-    single_ids,
-    state_of,
-    train,
-    train_step,
-)
+from jagged import apply, bag_config, bags_collection
+from training import rows_of, same_bits, state_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer

@@ -8,23 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import (
-    apply,
-    bag_config,
-    bags_collection,
-    jagged,
-    random_bags,
-    read,
-    rows_of,
-    same_bits,
-    single_ids,
-    train_step,
-)
+from batches import jagged, random_bags, single_ids
+from jagged import apply, bag_config, bags_collection
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import CombinedOptimizer
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
+from training import read, rows_of, same_bits, train_step
 
 import rec_sdk_torch as rst
 

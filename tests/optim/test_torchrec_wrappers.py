@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import apply, bag_config, bags_collection, rows_of, same_bits, single_ids, train_step
+from batches import single_ids
+from jagged import apply, bag_config, bags_collection
 from torchrec.optim import (
     CombinedOptimizer,
     FusedOptimizer,
@@ -24,6 +25,7 @@ from torchrec.optim import (
     WarmupStage,
 )
 from torchrec.optim.fused import EmptyFusedOptimizer
+from training import rows_of, same_bits, train_step
 
 import rec_sdk_torch as rst
 

@@ -12,20 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from batches import jagged, single_ids
 from embeddings import one_table
-from jagged import (
-    apply,
-    bags_collection,
-    jagged,
-    read,
-    rows_of,
-    same_bits,
-    sequence_config,
-    sequences_collection,
-    single_ids,
-)
+from jagged import apply, bags_collection, sequence_config, sequences_collection
 from stepped_tables import Both, assert_same, batches, handles, loss_of, step, step_of, tables
 from torch.nn.utils import clip_grad_norm_
+from training import read, rows_of, same_bits
 
 import rec_sdk_torch as rst
 

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import tables
 import torch
+from batches import numbered
 from embeddings import SGD, embedding_of
 from forking import fork, sleeping_child
-from jagged import apply, bag_config, bags_collection, numbered, rows_of, train_step
+from jagged import apply, bag_config, bags_collection
 from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, same, save, train, trained
+from training import rows_of, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Count, Idle, Rows

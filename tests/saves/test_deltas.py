@@ -251,12 +251,12 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
 
 
 def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
-    jagged = pytest.importorskip("jagged")
+    jagged, batches = pytest.importorskip("jagged"), pytest.importorskip("batches")
     config = jagged.bag_config(is_incremental=True)
     collections = (jagged.bags_collection(torch.device("cpu"), config) for _ in range(2))
     source, target = (jagged.apply(each, torch.optim.Adagrad, lr=0.1) for each in collections)
     for ids in ([[1], [2, 5]], [[3, 1], [7]]):
-        source(jagged.jagged({"f0": ids})).values().sum().backward()
+        source(batches.jagged({"f0": ids})).values().sum().backward()
         delta(source, tmp_path)
     loaded(tmp_path, target)
     same(target.embedding, source.embedding)
