@@ -7,10 +7,9 @@ import os
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -221,9 +220,8 @@ def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]
         count = until(training.save(folder / "save", False)[1].done, "a save")
         saves.append(time.perf_counter() - begin)
         steps["nothing"] += [training.step() for _ in range(max(count, 20))]
-        writer = threading.Thread(target=write_with_numpy, args=({"records": records}, folder / f"numpy{number}"))
-        writer.start()
-        until(lambda writer=writer: not writer.is_alive(), "numpy")  # type: ignore[misc]
+        with ThreadPoolExecutor(1) as pool:
+            until(pool.submit(write_with_numpy, {"records": records}, folder / f"numpy{number}").done, "numpy")
     found = {name: summary(each, "step") for name, each in steps.items()}
     for name, figures in found.items():
         over = {

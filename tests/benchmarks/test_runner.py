@@ -142,7 +142,9 @@ def test_targets_of_prefetch_take_their_own_cases_only() -> None:
     def met(*changes: Row) -> list[bool | None]:
         case = {"cache": 0.1, "depth": 2, "hides a plan": True, "correct": True}
         rows = [{**case, "wait_share": 0.04, "ms_over_resident": 1.3, **change} for change in changes]
-        return [target.judge(rows)["met"] for target in prefetch.prefetch.targets]  # type: ignore[union-attr]
+        targets = prefetch.prefetch.targets
+        assert not callable(targets)
+        return [target.judge(rows)["met"] for target in targets]
 
     both = {"wait_share": 0.9, "ms_over_resident": 9.0}
     assert met() == [None, None]
