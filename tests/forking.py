@@ -27,6 +27,12 @@ class Child:
         assert status == 0, f"the child ended with status {status} (14: it hung)"
         return text
 
+    def kill(self) -> None:
+        """Kills the process, and waits for its end."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._output)
+
 
 def fork(work: Callable[[], object]) -> Child:
     """Runs `work` in a process that is forked now."""

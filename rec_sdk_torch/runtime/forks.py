@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import weakref
 from collections.abc import Callable
@@ -60,10 +61,10 @@ _descriptors: set[int] = set()
 
 
 def keep_from_children(descriptor: int) -> Callable[[], None]:
-    """A forked process does not have the open file `descriptor`, so that a lock on it ends with this process.
+    """Keeps the open file `descriptor`, and the lock on it, from forked processes.
 
     Returns:
-        Closes it; nothing to a forked process, where the number may be another file's.
+        Unlocks and closes it; does nothing in a forked process, where the number may be another file's.
     """
     _descriptors.add(descriptor)
     process = os.getpid()
@@ -71,6 +72,7 @@ def keep_from_children(descriptor: int) -> Callable[[], None]:
     def close() -> None:
         if os.getpid() == process:
             _descriptors.discard(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked just now may not have closed it yet
             os.close(descriptor)
 
     return close

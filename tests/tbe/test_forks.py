@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +182,38 @@ def test_children_that_live_on_keep_no_folder_locked(tmp_path: Path) -> None:
     with sleeping_child():
         del embedding
         train(make(tmp_path))
+
+
+def test_the_lock_of_a_folder_ends_where_a_child_has_not_run_yet(tmp_path: Path) -> None:
+    embedding = make(tmp_path)
+    train(embedding)
+    (lock,) = (fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(tmp_path / ".lock"))
+    child_has = os.dup(int(lock.name))
+    del embedding
+    train(make(tmp_path))
+    os.close(child_has)
+
+
+def test_a_child_that_outlives_its_parent_keeps_no_folder_locked(tmp_path: Path) -> None:
+    running, go_on = os.pipe(), os.pipe()
+
+    def live_on() -> None:
+        os.write(running[1], b".")
+        os.read(go_on[0], 1)
+
+    def have_a_child() -> None:
+        embedding = make(tmp_path)
+        train(embedding)
+        fork(live_on)
+        signal.pause()
+
+    parent = fork(have_a_child)
+    os.read(running[0], 1)
+    parent.kill()
+    train(make(tmp_path))
+    os.write(go_on[1], b".")
+    for descriptor in (*running, *go_on):
+        os.close(descriptor)
 
 
 def test_a_child_of_a_child_is_told_of_the_process_that_has_the_rows(tmp_path: Path) -> None:
