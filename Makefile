@@ -18,7 +18,7 @@ FULL :=
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal $(FULL)
 # These tests are about imports, which know nothing of devices.
 NPU_SUITES := --ignore=tests/modules/test_import.py tests/ops tests/tbe tests/modules tests/optim tests/distributed \
-	tests/saves/test_saver.py tests/saves/test_deltas.py tests/saves/test_saved_life.py
+	tests/saves/test_saver.py tests/saves/test_deltas.py tests/saves/test_saved_lifecycle.py
 NPU_TESTS ?= tests/emulator tests/examples/test_whole_job.py $(NPU_SUITES)
 # Once more with streams as late as their events allow, where a missing event shows; the oracle would take longer than
 # the others together.

@@ -328,13 +328,13 @@ def many_tables(options: argparse.Namespace) -> Iterator[Row]:
     later ones, a save and a load of all rows; and the bytes that the model takes. TorchRec's tables are saved by
     `torch.save` of their state dict, and loaded by `torch.load` and `load_state_dict`.
     """
-    lives = {"ours": Life(Ours, options), "torchrec": Life(Model, options)}
+    lifecycles = {"ours": Life(Ours, options), "torchrec": Life(Model, options)}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for number in range(options.rounds):
-            for name, life in lives.items():
-                life.round(number, Path(folder) / f"{number}.{name}")
-    for phase in lives["ours"].found:
-        ours, theirs = (min(life.found[phase]) for life in lives.values())
+            for name, lifecycle in lifecycles.items():
+                lifecycle.round(number, Path(folder) / f"{number}.{name}")
+    for phase in lifecycles["ours"].found:
+        ours, theirs = (min(lifecycle.found[phase]) for lifecycle in lifecycles.values())
         unit, factor = ("MiB", 2**-20) if phase == "bytes" else ("ms", 1e3)
         ratio = ours / theirs if theirs else None
         yield {"phase": phase, "ours": ours * factor, "torchrec": theirs * factor, "unit": unit, "ratio": ratio}

@@ -14,7 +14,7 @@ import torch
 
 from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, begin
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
-from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
 from .ids import Distribution, Int64Array
 from .machine import resident_memory
@@ -31,9 +31,9 @@ def make_engine(
     slots: int,
     hashed: bool = True,
     expected: int = 0,
-    life: TableLife | None = None,
+    lifecycle: TableLifecycle | None = None,
 ) -> Engine:
-    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, which come by `life`."""
+    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, which come by `lifecycle`."""
     table = TableSpec(
         name="t",
         hashed=hashed,
@@ -44,8 +44,8 @@ def make_engine(
         seed=0,
         state_init=[],
         bounds_check="fatal",
-        columns=life.columns() if life else [],
-        life=life.of_engine(16) if life else None,
+        columns=lifecycle.columns() if lifecycle else [],
+        lifecycle=lifecycle.of_engine(16) if lifecycle else None,
     )
     return Engine([table], 1, 0, [], [0], [], [], "lru")
 
@@ -54,18 +54,20 @@ class Planner:
     """An engine that is fed batches; the swap is done for it, against a cache that is never read."""
 
     def __init__(
-        self, engine: Engine, life: TableLife | None = None, clock: Callable[[], float] = time.perf_counter
+        self, engine: Engine, lifecycle: TableLifecycle | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.engine = engine
         self._clock = clock
-        self._life = life or TableLife()
+        self._lifecycle = lifecycle or TableLifecycle()
         self._records = np.zeros((0, engine.record_bytes), np.uint8)
 
     def plan(self, ids: Int64Array) -> float:
         """Plans and swaps a batch; the seconds of plan and release, by the planner's clock."""
         offsets = np.array([0, len(ids)], np.int64)
-        clicks = (ids % 8 == 0).astype(np.int32) if self._life.needs_clicks else None
-        times = np.full(len(ids), self.engine.tables.stats()["batches"], np.int64) if self._life.rule(Age) else None
+        clicks = (ids % 8 == 0).astype(np.int32) if self._lifecycle.needs_clicks else None
+        times = (
+            np.full(len(ids), self.engine.tables.stats()["batches"], np.int64) if self._lifecycle.rule(Age) else None
+        )
         plans: list[Any] = []
         make = partial(self.engine.plan, clicks=clicks, timestamps=times)
         spent = seconds_of(lambda: plans.append(make(ids, offsets, _FEATURES, 1)), self._clock)
@@ -186,25 +188,25 @@ def run_plans(options: argparse.Namespace) -> Iterator[Row]:
 # ---- admission and eviction
 
 RULES = {
-    "POLICY_COUNT": TableLife(admission=Count(2)),
-    "POLICY_SHOWCLICK": TableLife(admission=ShowClick(2, beta=1)),
-    "sketch_bytes": TableLife(admission=Sketch(2, bytes=2**22)),
-    "admit_probability": TableLife(admission=Probability(0.5)),
-    "evict_norm": TableLife(eviction=Norm(0.1), every=1000),
-    "evict_idle_steps": TableLife(eviction=Idle(1000), every=1000),
-    "timestamps": TableLife(eviction=Age(1000), every=1000),
-    "max_rows": TableLife(bound=Rows(2**30)),
-    "evict_share": TableLife(eviction=Share(0.1), every=1000),
-    "POLICY_COUNT, max_rows": TableLife(admission=Count(2), bound=Rows(2**30)),
-    "POLICY_SHOWCLICK, evict_share": TableLife(
+    "POLICY_COUNT": TableLifecycle(admission=Count(2)),
+    "POLICY_SHOWCLICK": TableLifecycle(admission=ShowClick(2, beta=1)),
+    "sketch_bytes": TableLifecycle(admission=Sketch(2, bytes=2**22)),
+    "admit_probability": TableLifecycle(admission=Probability(0.5)),
+    "evict_norm": TableLifecycle(eviction=Norm(0.1), every=1000),
+    "evict_idle_steps": TableLifecycle(eviction=Idle(1000), every=1000),
+    "timestamps": TableLifecycle(eviction=Age(1000), every=1000),
+    "max_rows": TableLifecycle(bound=Rows(2**30)),
+    "evict_share": TableLifecycle(eviction=Share(0.1), every=1000),
+    "POLICY_COUNT, max_rows": TableLifecycle(admission=Count(2), bound=Rows(2**30)),
+    "POLICY_SHOWCLICK, evict_share": TableLifecycle(
         admission=ShowClick(2, beta=1), eviction=Share(0.1), every=1000, score=Score(beta=1, decay=0.9)
     ),
-    "score_half_life, max_rows": TableLife(bound=Rows(2**30), score=Score(half_life=100)),
+    "score_half_life, max_rows": TableLifecycle(bound=Rows(2**30), score=Score(half_life=100)),
 }
 """The rules that `planning` measures. None of them evicts there: an eviction is no part of a plan."""
 
 
-def _time_life(life: TableLife, fresh: int, options: argparse.Namespace) -> dict[str, Samples]:
+def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Namespace) -> dict[str, Samples]:
     """Plans with a rule and without, in turn; `fresh` ids of each batch are new."""
     rows = options.plan_rows
 
@@ -214,8 +216,8 @@ def _time_life(life: TableLife, fresh: int, options: argparse.Namespace) -> dict
             yield ids
 
     calls: dict[str, Callable[[], float]] = {}
-    for name, rule in (("off", None), ("on", life)):
-        planner = Planner(make_engine(rows, 2 * rows, life=rule), rule, time.thread_time)
+    for name, rule in (("off", None), ("on", lifecycle)):
+        planner = Planner(make_engine(rows, 2 * rows, lifecycle=rule), rule, time.thread_time)
         for _ in range(2 if rule else 1):  # the second time admits the ids
             planner.fill(rows, options.plan_batch)
         calls[name] = planner.turns(batches())
@@ -240,9 +242,9 @@ def planning(options: argparse.Namespace) -> Iterator[Row]:
 
     By the time of the processor, on one thread: the ratio of the shortest plans.
     """
-    for rule, life in RULES.items():
-        row: Row = {"rule": rule, "kind": "admission" if life.admits and "," not in rule else "eviction"}
+    for rule, lifecycle in RULES.items():
+        row: Row = {"rule": rule, "kind": "admission" if lifecycle.admits and "," not in rule else "eviction"}
         for name, fresh in (("all known", 0), ("a tenth new", options.plan_batch // 10)):
-            samples = _time_life(life, fresh, options)
+            samples = _time_lifecycle(lifecycle, fresh, options)
             rate = options.plan_batch / samples["on"].median / 1e6
             yield {**row, "lookups": name, "M ids/s": rate, "ratio": samples["on"].best / samples["off"].best}

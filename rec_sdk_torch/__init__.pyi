@@ -16,15 +16,15 @@ from .distributed.sharders import HashEmbeddingBagCollectionSharder as HashEmbed
 from .distributed.sharders import get_default_hybrid_sharders as get_default_hybrid_sharders
 from .distributed.train_pipeline import EmbCacheTrainPipelineSparseDist as EmbCacheTrainPipelineSparseDist
 from .distributed.train_pipeline import HybridTrainPipelineSparseDist as HybridTrainPipelineSparseDist
+from .modules.admission_eviction import AdmitAndEvictConfig as AdmitAndEvictConfig
+from .modules.admission_eviction import AdmitAndEvictPolicyType as AdmitAndEvictPolicyType
+from .modules.admission_eviction import ShowClickParams as ShowClickParams
 from .modules.configs import EmbCacheEmbeddingBagConfig as EmbCacheEmbeddingBagConfig
 from .modules.configs import EmbCacheEmbeddingConfig as EmbCacheEmbeddingConfig
 from .modules.configs import HashEmbeddingBagConfig as HashEmbeddingBagConfig
 from .modules.embedding_collections import EmbCacheEmbeddingBagCollection as EmbCacheEmbeddingBagCollection
 from .modules.embedding_collections import EmbCacheEmbeddingCollection as EmbCacheEmbeddingCollection
 from .modules.embedding_collections import HashEmbeddingBagCollection as HashEmbeddingBagCollection
-from .modules.life_configs import AdmitAndEvictConfig as AdmitAndEvictConfig
-from .modules.life_configs import AdmitAndEvictPolicyType as AdmitAndEvictPolicyType
-from .modules.life_configs import ShowClickParams as ShowClickParams
 from .optim.accumulate import AccumulateAdadelta as AccumulateAdadelta
 from .optim.accumulate import AccumulateAdagrad as AccumulateAdagrad
 from .optim.accumulate import AccumulateAdam as AccumulateAdam
@@ -61,7 +61,7 @@ from .tbe import InitializerType as InitializerType
 from .tbe import Pooling as Pooling
 from .tbe import TableBatchedEmbedding as TableBatchedEmbedding
 from .tbe import TableConfig as TableConfig
-from .tbe import TableLife as TableLife
+from .tbe import TableLifecycle as TableLifecycle
 from .tbe import TableOptimizer as TableOptimizer
 
 __version__: str

@@ -6,11 +6,11 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from rec_sdk_torch.saves.format.contents import open_file
 from rec_sdk_torch.saves.format.folders import chain_of, latest_save
 from rec_sdk_torch.saves.format.index import write_indexes
 from rec_sdk_torch.saves.format.manifest import FULL, MANIFEST, REMOVED, ROWS
-from rec_sdk_torch.saves.save.writing import RankFiles
+from rec_sdk_torch.saves.format.validation import open_file
+from rec_sdk_torch.saves.save.rank_writer import RankFiles
 
 
 def write_layered(saves: Path, target: Path, *, packed: bool) -> Path:

@@ -33,7 +33,7 @@ from rec_sdk_torch.tbe import (
     Pooling,
     TableBatchedEmbedding,
     TableConfig,
-    TableLife,
+    TableLifecycle,
 )
 
 WORLD_SIZE = 2
@@ -233,14 +233,14 @@ TABLE: dict[str, Option] = {
         of_collection(cache_dtype=torch.bfloat16),
         Given({"cache_precision": SparseType.BF16}),
     ),
-    "life": Option(
-        TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(40)),
+    "lifecycle": Option(
+        TableLifecycle(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(40)),
         OF_MODEL,
         of_table(
             admit_and_evict_config=rst.AdmitAndEvictConfig(max_rows=40, evict_idle_steps=9, evict_step_interval=3)
         ),
         NO_LIFE,
-        shard=Becomes(TableLife(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
+        shard=Becomes(TableLifecycle(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
     ),
     "home": Option(
         Home.HASH, ROWS_ALONE, of_collection(home="hash"), Not("FBGEMM's module has all rows of its tables")

@@ -1,4 +1,4 @@
-"""A count-min sketch with conservative update in plain Python: what docs/life.md says of it."""
+"""A count-min sketch with conservative update in plain Python: what docs/admission_eviction.md says of it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 import torch
-from test_levels import FILES, PACKAGE, ROOT, room
+from test_layers import FILES, PACKAGE, ROOT, room
 
 FACE = f"{PACKAGE}.tbe"
 STUBS = {PACKAGE: ROOT / PACKAGE / "__init__.pyi", FACE: ROOT / PACKAGE / "tbe" / "__init__.pyi"}

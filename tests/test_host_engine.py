@@ -391,7 +391,7 @@ def test_candidates_that_come_in_the_order_of_a_map() -> None:
     source = engine(table("s", slots=20000))
     source.tables.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
     order = source.saves.scan_ids(0, 0, 6000)[0][:400]
-    e = engine(table("t", slots=1000, life=_engine.Life(rules=[("count", {"threshold": 2})]), columns=["count"]))
+    e = engine(table("t", slots=1000, lifecycle=_engine.Life(rules=[("count", {"threshold": 2})]), columns=["count"]))
     others = np.arange(3000)
     e.lifecycle.set_candidates(0, others, {"count": np.full(3000, 1)})
     e.lifecycle.set_candidates(0, others[:0], {})

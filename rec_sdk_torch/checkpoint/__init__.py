@@ -1,8 +1,14 @@
-"""Saves of tables, for programs that read them: `manifest`, `folders`, `contents`, `errors`; and the command line."""
+"""Checkpoints, for programs that read them: `manifest`, `folders`, `validation`, `errors`; and the command line."""
 
 import sys
 
-from ..saves.format import contents, errors, folders, manifest
+from ..saves.format import errors, folders, manifest, validation
 
-for _module in (contents, errors, folders, manifest):
-    sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
+for _name, _module in {
+    "errors": errors,
+    "folders": folders,
+    "manifest": manifest,
+    "validation": validation,
+    "contents": validation,  # its name until 0.2
+}.items():
+    sys.modules[f"{__name__}.{_name}"] = _module

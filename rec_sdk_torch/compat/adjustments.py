@@ -4,7 +4,7 @@
 - `torch.ops.load_library` of `libfbgemm_npu_api.so`, Rec SDK's operators, does nothing where there is no such file:
   the operators here are `rec_sdk_torch`'s, and loaded already.
 - Adagrad and AccumulateAdagrad have Rec SDK's eps, 1e-8, in tables whose script does not give one.
-- Collections read configs as Rec SDK's do (`modules/conventions.py`): TorchRec's own make hash tables, and initial
+- Collections read configs as Rec SDK's do (`modules/defaults.py`): TorchRec's own make hash tables, and initial
   weights are Rec SDK's where a config does not give them.
 - Processes that `multiprocessing` spawns (`torch.multiprocessing.spawn`) import compat before the script.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..modules.conventions import use_rec_sdk
+from ..modules.defaults import use_rec_sdk
 from ..patches.topology import DEVICE, take_npu_for
 from ..tbe import use_defaults
 

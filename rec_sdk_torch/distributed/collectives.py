@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from ..runtime.forks import Refusal, watch
 from ..runtime.host_groups import exchanging, lost_rank
-from .alike import Told, by_rank, differences
 from .all_to_all import COUNTERS as TRAFFIC
 from .all_to_all import OneLevel, Waited
-from .machines import LocalSize, Place, ranks_of_machine
-from .two_levels import Pair, TwoLevels, pair_of
+from .consistency import Told, by_rank, differences
+from .hierarchical_all_to_all import Pair, TwoLevels, pair_of
+from .topology import LocalSize, Place, ranks_of_machine
 
 COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "bytes_with_duplicates")
 """The counters' names beside those of messages, see `ShardedCollection.exchange_stats`."""

@@ -14,7 +14,7 @@ from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
 from ..operators.segments import HOT_SEGMENT_FIELDS
 from ..runtime.warn import InputWarning, warn
-from ..tbe import NEVER, Batch, BoundsCheckMode, Int64Array, Pooling, Seen, SeenArrays, TableConfig, Transfers
+from ..tbe import NEVER, Batch, BoundsCheckMode, IdSignalArrays, IdSignals, Int64Array, Pooling, TableConfig, Transfers
 from .placement import Placement
 from .replicas import Replicas
 
@@ -68,10 +68,12 @@ class Deduplication:
         self.groups = tables.groups
         self.row_bytes = np.array([4 * config.embedding_dim for config in tables.configs])
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
-        lives = [config.life for config in tables.configs]
+        lifecycles = [config.lifecycle for config in tables.configs]
         self._numbers = [  # what ids take along to their owners, in bits of the engine's Deduplicator
-            0 if life is None else life.counts_shows + 2 * life.needs_clicks + 4 * ("timestamp" in life.columns())
-            for life in lives
+            0
+            if lifecycle is None
+            else lifecycle.counts_shows + 2 * lifecycle.needs_clicks + 4 * ("timestamp" in lifecycle.columns())
+            for lifecycle in lifecycles
         ]
         of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
         self._host = Deduplicator(
@@ -119,7 +121,7 @@ class Deduplication:
             numbers = numbers[self.replicas.spread(counts * self.words, tables)]
         return Questions(self.replicas.for_all(counts), ids, numbers)
 
-    def _check_seen(self, seen: SeenArrays) -> None:
+    def _check_seen(self, seen: IdSignalArrays) -> None:
         for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
             if kinds & 4 and seen.timestamps is None:
                 raise ValueError(
@@ -129,10 +131,10 @@ class Deduplication:
             if kinds & 2 and seen.clicks is None:
                 raise ValueError(
                     f"table {config.name!r} scores ids by clicks (beta is not 0), and the batch has none: give it "
-                    "click labels, as docs/life.md says"
+                    "click labels, as docs/admission_eviction.md says"
                 )
 
-    def received(self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor) -> Seen:
+    def received(self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor) -> IdSignals:
         """The facts that all ranks told of the ids that they ask this one for.
 
         Args:
@@ -148,7 +150,7 @@ class Deduplication:
             by_key[:, self.dated] = latest
             keys = torch.from_numpy(by_key.ravel())
         shows, clicks, stamps = (None if array is None else torch.from_numpy(array) for array in arrays)
-        return Seen(shows, clicks, stamps, keys)
+        return IdSignals(shows, clicks, stamps, keys)
 
     def _out_of_range(self, found: Sequence[tuple[int, int, int]]) -> None:
         """Says which ids are out of range: they read row 0 here, and only the rank that has them can tell."""

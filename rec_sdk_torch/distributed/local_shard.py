@@ -21,10 +21,10 @@ from ..tbe import (
     Batch,
     BatchHint,
     CacheOption,
+    IdSignals,
     Layout,
     Pooling,
     Prefetched,
-    Seen,
     TableBatchedEmbedding,
     TableConfig,
     TableView,
@@ -32,8 +32,8 @@ from ..tbe import (
     row_numbers,
     warn_of_rows,
 )
-from .alike import TrainingSettings
 from .collectives import Exchange
+from .consistency import TrainingSettings
 from .dedup import Tables
 from .full_state_dicts import has_whole_tables, whole_table
 from .placement import Placement
@@ -193,13 +193,15 @@ class HomeTables(CachedCollection):
 
             self.embedding.view(table.name).take_over(source.view(table.name), mine)
 
-    def announce(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None, depth: int | None) -> Prefetched:
+    def announce(
+        self, values: torch.Tensor, offsets: torch.Tensor, seen: IdSignals | None, depth: int | None
+    ) -> Prefetched:
         """Prefetches the batch that `look_up` will be given."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
         self.embedding.queue.add(prefetched)
         return prefetched
 
-    def look_up(self, values: torch.Tensor, offsets: torch.Tensor, seen: Seen | None) -> list[torch.Tensor]:
+    def look_up(self, values: torch.Tensor, offsets: torch.Tensor, seen: IdSignals | None) -> list[torch.Tensor]:
         """Looks up ids of all ranks, rank by rank and there table by table.
 
         Args:
@@ -261,7 +263,7 @@ def _part(table: TableConfig, placement: Placement, world_size: int) -> TableCon
         init_min=table.range_of_parts[0],
         init_max=table.range_of_parts[1],
         init_fn=table.init_fn if table.hashed else None,
-        life=table.life and table.life.part(placement.part),
+        lifecycle=table.lifecycle and table.lifecycle.part(placement.part),
         **rows,
     )
 

@@ -14,16 +14,16 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from ..modules.collection import CachedCollection
-from ..modules.conventions import plain_as_index
+from ..modules.defaults import plain_as_index
 from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ..optim.in_backward import apply_optimizer_in_backward
-from ..optim.requests import noted
+from ..optim.optimizer_assignments import noted
 from ..runtime.host_groups import exchanging
 from ..tbe import WEIGHT
 from .collectives import Exchange
-from .machines import LocalSize
 from .placement import Placement
 from .sharder import TableSharder
+from .topology import LocalSize
 
 _THEIRS = ("cpu", "cuda")
 """Devices on which TorchRec shards its collections itself."""

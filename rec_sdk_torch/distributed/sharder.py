@@ -13,12 +13,12 @@ from ..modules.collection import CachedCollection
 from ..operators.devices.backends import parse_device
 from ..runtime.host_groups import host_group, reaches_host, spans_world
 from ..runtime.warn import ConfigurationWarning, warn
-from .alike import Told, tables_of
 from .collectives import Exchange
-from .machines import LocalSize, check_local_size
+from .consistency import Told, tables_of
 from .placement import SHARDING_TYPES, Placement, placements_of
 from .replicas import check_replicas
 from .sharded import ShardedCollection
+from .topology import LocalSize, check_local_size
 
 
 class TableSharder(BaseEmbeddingSharder[Any]):

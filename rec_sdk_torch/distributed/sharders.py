@@ -13,9 +13,9 @@ from ..modules.embedding_collections import (
     HashEmbeddingBagCollection,
 )
 from .feature_processed_sharder import FeatureProcessedSharder
-from .machines import LocalSize
 from .plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
 from .sharder import TableSharder
+from .topology import LocalSize
 
 
 class EmbCacheEmbeddingCollectionSharder(TableSharder):

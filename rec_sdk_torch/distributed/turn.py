@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from ..modules.bags import Bags
-from ..tbe import Int64Array, Prefetched, Seen
+from ..tbe import IdSignals, Int64Array, Prefetched
 from .all_to_all import Relayed, Waited
 from .collectives import Exchange, Vote
 from .dedup import Deduplication, UniqueBatch
@@ -70,7 +70,7 @@ class Turn(Multistreamable):
         self.unique: UniqueBatch | None = None
         self.missing = self.training = self.trains = self.at_once = False
         self.error: Exception | None = None
-        self.seen: Seen | None = None
+        self.seen: IdSignals | None = None
         self._works: list[Waited] = []
         self._sent = self._received = False
         self._relayed: Relayed = None

@@ -18,14 +18,14 @@ from ..formulas import spec_for
 from ..optim.clipping import look_for_tables
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..optim.handles import TableHandle, module_dict
-from ..optim.requests import share_options, table_optimizers
+from ..optim.optimizer_assignments import share_options, table_optimizers
 from ..runtime.eager import check_batch, eager
 from ..sparse.jagged_tensor_with_timestamp import clicks_of, timestamps_of
 from ..tbe import (
     Batch,
+    IdSignals,
     Int64Array,
     Prefetched,
-    Seen,
     TableBatchedEmbedding,
     TableOptimizer,
     TablesModule,
@@ -67,9 +67,9 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         refuse_tables()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self.handles_name, module_dict(handles))
-        lives = [table.life for table in embedding.tables if table.life is not None]
-        self._needs_clicks = any(life.needs_clicks for life in lives)
-        self._needs_timestamps = any("timestamp" in life.columns() for life in lives)
+        lifecycles = [table.lifecycle for table in embedding.tables if table.lifecycle is not None]
+        self._needs_clicks = any(lifecycle.needs_clicks for lifecycle in lifecycles)
+        self._needs_timestamps = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
         self._needs_seen = self._needs_clicks or self._needs_timestamps
         self._seen_keys: list[str] | None = None
         self.feature_keys: Int64Array = np.empty(0, np.int64)
@@ -150,12 +150,12 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         )
         return bags, batch
 
-    def id_signals(self, features: KeyedJaggedTensor) -> Seen | None:
+    def id_signals(self, features: KeyedJaggedTensor) -> IdSignals | None:
         """The facts about the ids of a training batch that the tables admit and evict by."""
         if not self._needs_seen or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
-        return Seen(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
+        return IdSignals(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
     def checked_bags(self, features: KeyedJaggedTensor) -> Bags:
         """Returns the bags of a batch, and finds its features in it: `feature_keys`; for errors see `_batch`."""

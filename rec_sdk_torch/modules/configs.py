@@ -16,9 +16,9 @@ from torchrec.modules.embedding_configs import (
     data_type_to_dtype,
 )
 
-from ..tbe import InitFn, InitializerType, Pooling, TableConfig, TableLife
-from .conventions import announce_default, conventions, hashes_plain
-from .life_configs import AdmitAndEvictConfig
+from ..tbe import InitFn, InitializerType, Pooling, TableConfig, TableLifecycle
+from .admission_eviction import AdmitAndEvictConfig
+from .defaults import announce_default, conventions, hashes_plain
 
 # `@` joins a shared feature's name with its table's.
 _FEATURE_NAME = re.compile(r"[^\s@]+")
@@ -31,7 +31,7 @@ class _HashTableFields:
     weight_init_mean: float = 0.0
     weight_init_stddev: float = 0.05
     initializer_type: InitializerType | None = None
-    admit_and_evict_config: AdmitAndEvictConfig | TableLife | None = field(default_factory=AdmitAndEvictConfig)
+    admit_and_evict_config: AdmitAndEvictConfig | TableLifecycle | None = field(default_factory=AdmitAndEvictConfig)
     is_incremental: bool = False
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
         init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
             ids arrive.
         admit_and_evict_config: which ids get a row, and when they lose it: Rec SDK's `AdmitAndEvictConfig`, or a
-            `TableLife` of `rules`. None or the default: all do, and keep it.
+            `TableLifecycle` of `rules`. None or the default: all do, and keep it.
         is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
             for each row.
 
@@ -168,15 +168,15 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     hashed = hashes_plain() or isinstance(config, _HashTableFields)
     name = config.name
     mean, stddev = 0.0, 0.05
-    life: TableLife | None = None
+    lifecycle: TableLifecycle | None = None
     if isinstance(config, _HashTableFields):
         if not isinstance(config.is_incremental, bool):
             raise TypeError(f"table {name!r}: is_incremental is {config.is_incremental!r}, expected a bool")
         given = config.admit_and_evict_config
-        life = given.table_life() if isinstance(given, AdmitAndEvictConfig) else given
-        if not isinstance(life, (TableLife, type(None))):
+        lifecycle = given.table_lifecycle() if isinstance(given, AdmitAndEvictConfig) else given
+        if not isinstance(lifecycle, (TableLifecycle, type(None))):
             raise TypeError(
-                f"table {name!r}: admit_and_evict_config is {given!r}, expected AdmitAndEvictConfig or TableLife"
+                f"table {name!r}: admit_and_evict_config is {given!r}, expected AdmitAndEvictConfig or TableLifecycle"
             )
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
     pooling = Pooling.NONE
@@ -209,7 +209,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         init_stddev=stddev,
         init_fn=_init_fn(config),
         track_changes=isinstance(config, _HashTableFields) and config.is_incremental,
-        life=life,
+        lifecycle=lifecycle,
     )
 
 

@@ -104,7 +104,7 @@ def empty_output(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-# Without a frame of Python between caller and operator: they cost less, and `tbe.cache.ledger` needs it.
+# Without a frame of Python between caller and operator: they cost less, and `tbe.cache.update_journal` needs it.
 lookup_pooled: Callable[..., None] = ops.lookup_pooled.default._op
 lookup_sequence: Callable[..., torch.Tensor] = ops.lookup_sequence.default._op
 update_rows: Callable[..., None] = ops.update_rows.default._op

@@ -24,7 +24,7 @@ from ..tbe import (
 )
 from .clipping import look_for_tables
 from .handles import TableParameter
-from .requests import defaults_of
+from .optimizer_assignments import defaults_of
 from .torchrec_hooks import check_clipping
 
 _FIRST_STATE = "momentum1"

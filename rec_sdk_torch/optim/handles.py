@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ..runtime.eager import check_real, eager
 from ..runtime.rank_rows import note_rank_rows
 from ..tbe import TableBatchedEmbedding, TableConfig, save_table
-from . import requests
+from . import optimizer_assignments
 
 
 def _writes(function: Callable[..., Any]) -> bool:
@@ -125,13 +125,13 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         """A handle on `data` with the same requests. The optimizer objects that torch made stay with the first."""
         with torch.inference_mode(False):
             twin: TableParameter = torch.Tensor._make_subclass(TableParameter, torch.empty_like(data), True)
-        notes = {name: self.__dict__[name] for name in requests.NOTES if name in self.__dict__}
+        notes = {name: self.__dict__[name] for name in optimizer_assignments.NOTES if name in self.__dict__}
         twin.__dict__.update({name: value for name, value in self.__dict__.items() if name not in notes})
         for name, values in notes.items():
-            dropped = name == requests.OPTIMIZERS and requests.is_hooked(self)
+            dropped = name == optimizer_assignments.OPTIMIZERS and optimizer_assignments.is_hooked(self)
             twin.__dict__[name] = [] if dropped else list(values)
         if notes:
-            twin._optimizer_kwargs = notes[requests.KEYWORDS]
+            twin._optimizer_kwargs = notes[optimizer_assignments.KEYWORDS]
         return twin
 
     def _updated_at_step(self) -> TableBatchedEmbedding | None:
@@ -174,17 +174,17 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         return twin
 
     @property
-    def _optimizer_kwargs(self) -> requests.Keywords:
+    def _optimizer_kwargs(self) -> optimizer_assignments.Keywords:
         """The keywords that torch's apply adds to, checked; the attribute is there when an optimizer was noted."""
         try:
-            keywords: requests.Keywords = self.__dict__[requests.KEYWORDS]
+            keywords: optimizer_assignments.Keywords = self.__dict__[optimizer_assignments.KEYWORDS]
         except KeyError:
             raise AttributeError(f"table {self.table!r} was given no optimizer") from None
         return keywords
 
     @_optimizer_kwargs.setter
     def _optimizer_kwargs(self, values: Iterable[dict[str, Any]]) -> None:
-        self.__dict__[requests.KEYWORDS] = requests.Keywords(self, values)
+        self.__dict__[optimizer_assignments.KEYWORDS] = optimizer_assignments.Keywords(self, values)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:
         """Freezes the table or, with True, thaws it; see `TableBatchedEmbedding.freeze`."""
@@ -240,7 +240,7 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
-        return requests.noted(self)
+        return optimizer_assignments.noted(self)
 
 
 class _OnlyHandle(dict[str, Any]):

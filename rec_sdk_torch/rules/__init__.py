@@ -1,4 +1,4 @@
-"""Rules by which ids of a hash table get rows and lose them, for `TableLife`; docs/life.md.
+"""Rules by which ids of a hash table get rows and lose them, for `TableLifecycle`; docs/admission_eviction.md.
 
 A rule is a file here and one of the same name in `torch_npu_ext/engine`; docs/extending.md says how to add one.
 """

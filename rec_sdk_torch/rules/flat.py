@@ -1,4 +1,4 @@
-"""The rules of a table in one list of options: `AdmitAndEvictConfig` has them so, and `TableLife` had."""
+"""The rules of a table in one list of options: `AdmitAndEvictConfig` has them so, and `TableLifecycle` had."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ _NEEDS = {
 
 
 def rules_of(owner: str, **options: Any) -> dict[str, Any]:
-    """Returns the fields of a `TableLife`. A number of 0 turns its rule off.
+    """Returns the fields of a `TableLifecycle`. A number of 0 turns its rule off.
 
     Raises:
         ValueError: two options that exclude each other, or one without the other that it needs; `owner` begins the

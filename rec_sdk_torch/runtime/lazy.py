@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import former_names
+
 _TORCHREC = {"torchrec", "fbgemm_gpu"}
 
 
@@ -62,6 +64,8 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     namespace = sys.modules[package].__dict__
 
     def load(name: str) -> Any:
+        if name in former_names.CLASSES:
+            return load(former_names.current_name(package, name))
         if name not in exports:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         namespace[name] = _load(package, exports[name], name)

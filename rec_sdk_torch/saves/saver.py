@@ -20,15 +20,15 @@ from .format.errors import CheckpointError
 from .format.folders import PathLike, Paths, Place
 from .format.manifest import Manifest
 from .load import rec_sdk
-from .load.loading import can_be_followed, check, check_counts, put_in_place, replacements, warn_of_losses
-from .load.reading import match, verify
-from .load.room import has_room_beside
-from .load.warming import warm_by_counts, warm_tables
+from .load.cache_warming import warm_by_counts, warm_tables
+from .load.capacity import has_room_beside
+from .load.loader import can_be_followed, check, check_counts, put_in_place, replacements, warn_of_losses
+from .load.save_reader import match, verify
 from .owners import Owner, owners_of
+from .participants import Team
+from .save.base_saves import drop_marks, places_of, set_mark
 from .save.draft import formats_of
 from .save.job import SaveJob, one_moment
-from .save.marks import drop_marks, places_of, set_mark
-from .team import Team
 
 logger = logging.getLogger("rec_sdk_torch.checkpoint")
 
@@ -231,7 +231,7 @@ def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental
         else:
             beside = team.together(lambda: rec_sdk.has_room(found, folder), "whether memory is free")[team.rank]
             put_in_place(team, owners, rec_sdk.replacements(owners, found, beside))
-        team.together(lambda: rec_sdk.put_life(found), "whether all ranks have loaded a save")
+        team.together(lambda: rec_sdk.put_lifecycle(found), "whether all ranks have loaded a save")
         for owner in owners:
             drop_marks(owner.embedding)
         if warm:

@@ -1,4 +1,4 @@
-# All names that other rooms import from `tbe`, read by __init__.py; tests/test_levels.py holds rooms to them.
+# All names that other rooms import from `tbe`, read by __init__.py; tests/test_layers.py holds rooms to them.
 # isort: skip_file
 
 # The tables of one module, and the methods for users that every module with tables has.
@@ -21,9 +21,9 @@ from .config.table import InitializerType as InitializerType
 from .config.table import Pooling as Pooling
 from .cache.group_spec import drawn as drawn
 from .cache.group_spec import record_layout as record_layout
-from .config.life import TableLife as TableLife
-from .config.life import EvictReason as EvictReason
-from .config.life import NEVER as NEVER
+from .config.lifecycle import TableLifecycle as TableLifecycle
+from .config.lifecycle import EvictReason as EvictReason
+from .config.lifecycle import NEVER as NEVER
 from .config.optimizer import TableOptimizer as TableOptimizer
 from .config.optimizer import check_window as check_window
 from .config.optimizer import use_defaults as use_defaults
@@ -37,8 +37,8 @@ from .config.cache_size import CacheOption as CacheOption
 from .cache.batch import Batch as Batch
 from .cache.batch import Int64Array as Int64Array
 from .cache.batch import meta_error as meta_error
-from .config.life import Seen as Seen
-from .config.life import SeenArrays as SeenArrays
+from .config.lifecycle import IdSignals as IdSignals
+from .config.lifecycle import IdSignalArrays as IdSignalArrays
 from .cache.batch import padded_places as padded_places
 from .cache.padding_ids import PaddingIds as PaddingIds
 from .cache.padding_ids import with_zeros as with_zeros
@@ -56,28 +56,28 @@ from .rows.table_view import Content as Content
 from .rows.table_view import load as load
 from .cache.evicted import EvictedRows as EvictedRows
 from .cache.evicted import next_serial as next_serial
-from .rows.given import check_left as check_left
+from .rows.user_tensors import check_left as check_left
 
 # State dicts of tables and of optimizers.
 from .rows.state_dict import load_tables as load_tables
 from .rows.state_dict import save_table as save_table
 from .rows.state_dict import row_numbers as row_numbers
 from .rows.state_dict import warn_of_rows as warn_of_rows
-from .rows.given import known_ids_problem as known_ids_problem
-from .rows.given import step_problem as step_problem
-from .rows.given import tensor_problem as tensor_problem
+from .rows.user_tensors import known_ids_problem as known_ids_problem
+from .rows.user_tensors import step_problem as step_problem
+from .rows.user_tensors import tensor_problem as tensor_problem
 
 # Saves: one moment of tables and what changed since another; the replacement of tables by what was saved.
 from .rows.snapshot import Aside as Aside
 from .rows.snapshot import Snapshot as Snapshot
 from .rows.snapshot import SnapshotRows as SnapshotRows
-from .cache.warming import CachedRows as CachedRows
-from .rows.pieces import forget_changes as forget_changes
-from .rows.pieces import versions as versions
+from .cache.cache_warming import CachedRows as CachedRows
+from .rows.table_chunks import forget_changes as forget_changes
+from .rows.table_chunks import versions as versions
 from .rows.replacement import Replacement as Replacement
 from .rows.replacement import TableSource as TableSource
 from .rows.replacement import SavedRows as SavedRows
 from .rows.replacement import RemovedIds as RemovedIds
-from .rows.replacement import LifeState as LifeState
+from .rows.replacement import LifecycleState as LifecycleState
 
 __all__: list[str]

@@ -18,15 +18,15 @@ from .cache.device_cache import Group
 from .cache.padding_ids import with_zeros
 from .cache.store_folder import folder_for_copy
 from .config.cache_size import BatchHint, CacheOption
-from .config.life import Seen
+from .config.lifecycle import IdSignals
 from .config.optimizer import TableOptimizer
 from .config.table import BoundsCheckMode, TableConfig
 from .options import Device, EmbeddingOptions, Folder
 from .rows.layout import Layout
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
 from .rows.table_view import fill_tables
+from .step.deferred_update import LaterStep, WaitingGradients
 from .step.gradient_check import GradientGuard
-from .step.later import LaterStep, WaitingGradients
 from .step.monitor import Monitor, describe_table
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
@@ -192,7 +192,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         """
         batch_size = self.batch_size(offsets)
         weighted = per_sample_weights is not None
-        seen = Seen(shows, clicks, timestamps)
+        seen = IdSignals(shows, clicks, timestamps)
         prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
         self.queue.add(prefetched)
         return prefetched
@@ -245,7 +245,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
             raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
-        size, seen = self.batch_size(offsets), Seen(shows, clicks, timestamps)
+        size, seen = self.batch_size(offsets), IdSignals(shows, clicks, timestamps)
         batch = self.queue.batch(offsets, indices, offsets, size, self._keys, per_sample_weights, not self.pooled, seen)
         if self.pooled:
             return self.lookup_pooled(batch)

@@ -15,7 +15,7 @@ from ..saves.format.folders import Paths, chain_of, latest_save, paths_of, saves
 from ..saves.format.index import check_indexes
 from ..saves.format.manifest import read_manifest
 from ..saves.format.quantized import NAMES
-from ..saves.load.reading import verify, verify_tables
+from ..saves.load.save_reader import verify, verify_tables
 from ..saves.serve.export import export
 from ..saves.serve.quantize import quantize_save
 

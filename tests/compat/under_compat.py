@@ -31,7 +31,7 @@ from training import output_parts
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
-from rec_sdk_torch.modules.conventions import conventions, use_rec_sdk
+from rec_sdk_torch.modules.defaults import conventions, use_rec_sdk
 from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"

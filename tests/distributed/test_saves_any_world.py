@@ -31,7 +31,7 @@ from torchrec import EmbeddingBagConfig
 import rec_sdk_torch as rst
 from rec_sdk_torch.saves.format import files, manifest
 from rec_sdk_torch.saves.format.manifest import DELTA, read_manifest
-from rec_sdk_torch.saves.load import reading
+from rec_sdk_torch.saves.load import save_reader
 from rec_sdk_torch.saves.owners import owners_of
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe.rows.table_view import TableView
@@ -89,7 +89,7 @@ def held(model: torch.nn.Module) -> Bytes:
 
 def counted(name: str, view: TableView) -> Bytes:
     """The numbers that admission and eviction go by: of rows, of candidates, and the clocks."""
-    if view.config.life is None:
+    if view.config.lifecycle is None:
         return {}
     result: Bytes = {
         f"{name}.clocks": {place: repr(clock).encode() for place, clock in enumerate(view.clocks().items())}
@@ -304,7 +304,7 @@ def test_what_fails_on_one_rank_fails_on_all(rank: int, tmp_path: Path) -> None:
     saver.save(model, tmp_path)
     train(model, scenario, range(2, 3))
     state = held(model)
-    for owner, name in ((reading.TensorReader, "verify"), (reading, "open_file")):
+    for owner, name in ((save_reader.TensorReader, "verify"), (save_reader, "open_file")):
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(owner, name, fail)

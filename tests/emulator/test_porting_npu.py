@@ -24,4 +24,4 @@ def test_it_learns_on_two_npus(script: str) -> None:
 
 
 def test_ids_that_come_and_go_on_two_npus(tmp_path: Path) -> None:
-    porting.check_life(tmp_path / "saves", "npu")
+    porting.check_lifecycle(tmp_path / "saves", "npu")

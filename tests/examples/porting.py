@@ -39,9 +39,9 @@ def all_losses(script: str) -> list[float]:
     return [float(loss) for loss in printed.split()]
 
 
-def check_life(saves: Path, device: str) -> None:
+def check_lifecycle(saves: Path, device: str) -> None:
     """Runs the script whose ids come and go; it compares a reload itself."""
-    of_script, first, last = losses("recsdk_life_script", [str(saves)])
+    of_script, first, last = losses("recsdk_lifecycle_script", [str(saves)])
     assert of_script == device
     assert first > 0.4
     assert last < 0.2

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from porting import ROOT, RUNS, all_losses, check_life, losses
+from porting import ROOT, RUNS, all_losses, check_lifecycle, losses
 
 pytestmark = pytest.mark.skipif(find_spec("torch_npu") is not None, reason="there the scripts choose the NPU")
 pytest.importorskip("torchrec")
@@ -40,7 +40,7 @@ def test_every_loss_of_the_port_is_torchrecs() -> None:
 
 
 def test_ids_that_come_and_go_and_saves(tmp_path: Path) -> None:
-    check_life(tmp_path / "saves", "cpu")
+    check_lifecycle(tmp_path / "saves", "cpu")
 
 
 def test_the_guide_shows_the_diffs() -> None:

@@ -77,7 +77,8 @@ for name in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe", "compat"
     assert module.__doc__, name
     assert getattr(rec_sdk_torch, name) is module
     print(name, name in dir(rec_sdk_torch), name in rec_sdk_torch.__all__)
-from rec_sdk_torch.checkpoint.contents import open_file
+from rec_sdk_torch.checkpoint.validation import open_file
+assert sys.modules["rec_sdk_torch.checkpoint.contents"].open_file is open_file
 from rec_sdk_torch.checkpoint.errors import CheckpointError
 from rec_sdk_torch.checkpoint.folders import chain_of, latest_save
 from rec_sdk_torch.checkpoint.manifest import read_manifest
@@ -94,6 +95,17 @@ def test_packages_are_attributes(tmp_path: Path) -> None:
     assert lines[0] == "False True"
     assert lines[1:-1] == [f"{n} True False" for n in ("checkpoint", "export", "fbgemm", "ops", "serving", "tbe")]
     assert lines[-1].startswith("compat ")
+
+
+def test_former_names_warn() -> None:
+    with pytest.warns(FutureWarning, match="TableLife is now named TableLifecycle"):
+        assert rst.TableLife is rst.TableLifecycle
+    rules = rst.TableLifecycle(admission=rst.rules.Count(2))
+    with pytest.warns(FutureWarning, match="life is now named lifecycle"):
+        table = rst.TableConfig("t", 10, 4, life=rules)  # type: ignore[call-arg]
+    assert table == rst.TableConfig("t", 10, 4, lifecycle=rules)
+    with pytest.warns(FutureWarning, match="life is now named lifecycle"):
+        assert table.life is rules  # type: ignore[attr-defined]
 
 
 WITHOUT_TORCHREC = """

@@ -26,7 +26,7 @@ from training import read, rows_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch import HashEmbeddingBagCollection, InitializerType
-from rec_sdk_torch.modules.conventions import conventions
+from rec_sdk_torch.modules.defaults import conventions
 
 IDS = (-(2**63), -1, 0, 1, 5, 1000, 2**63 - 1)
 

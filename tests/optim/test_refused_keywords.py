@@ -19,7 +19,7 @@ from training import assert_trains
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, OptimizerSpec
 from rec_sdk_torch.rules import Count
-from rec_sdk_torch.tbe import TableConfig, TableLife, TableOptimizer
+from rec_sdk_torch.tbe import TableConfig, TableLifecycle, TableOptimizer
 from rec_sdk_torch.tbe.config.optimizer import check_options
 
 SGD, ADAM, ADAGRAD, RMSPROP = torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop
@@ -225,8 +225,8 @@ def test_a_refused_optimizer_leaves_the_tables_without_one(device: torch.device)
     ({"init_max": 1e5, "cache_dtype": torch.float16}, r"needs finite ones of torch\.float32 and torch\.float16"),
     ({"init_mean": 1e39}, "mean"),
     ({"init_mean": 3e38, "init_stddev": 3e38}, r"mean 3e\+38 and stddev 3e\+38"),
-    ({"life": TableLife(admission=Count(2), default_value=1e39)}, r"table 't': default_value is 1e\+39"),
-    ({"life": TableLife(admission=Count(2), default_value=1e5), "weight_dtype": torch.half}, "default_value is 1000"),
+    ({"lifecycle": TableLifecycle(admission=Count(2), default_value=1e39)}, r"table 't': default_value is 1e\+39"),
+    ({"lifecycle": TableLifecycle(admission=Count(2), default_value=1e5), "weight_dtype": torch.half}, "is 100000"),
 ])  # fmt: skip
 def test_numbers_of_rows(options: dict[str, Any], message: str) -> None:
     normal = {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL} if "init_mean" in options else {}

@@ -28,7 +28,7 @@ sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # models of se
 
 import ranks  # noqa: E402
 import sharded_model  # noqa: E402
-import test_saved_life as life  # noqa: E402
+import test_saved_lifecycle as lifecycle  # noqa: E402
 import test_saves_any_world as any_world  # noqa: E402
 
 import rec_sdk_torch as rst  # noqa: E402
@@ -47,7 +47,7 @@ SHARDED = sharded_model.Scenario(
 )
 """Five steps in windows of three: one is open."""
 
-SKETCH = next(place for place, each in enumerate(life.LIVES) if each.rule(Sketch))
+SKETCH = next(place for place, each in enumerate(lifecycle.LIVES) if each.rule(Sketch))
 
 Contents = Mapping[str, Any]
 
@@ -116,20 +116,20 @@ def _cached(embedding: Any) -> Contents:
     return {"cached": ids, **tables.contents(embedding)}
 
 
-def _life(folder: Path, of: int = 1) -> Contents:
-    embedding = life.make(life.LIVES[of])
-    for _ in _series(embedding, life.train, (5, 10), folder):
+def _lifecycle(folder: Path, of: int = 1) -> Contents:
+    embedding = lifecycle.make(lifecycle.LIVES[of])
+    for _ in _series(embedding, lifecycle.train, (5, 10), folder):
         pass
     return _living(embedding)
 
 
 def _sketch(folder: Path) -> Contents:
     """Ids without a row are counted in a sketch."""
-    return _life(folder, SKETCH)
+    return _lifecycle(folder, SKETCH)
 
 
 def _living(embedding: Any) -> Contents:
-    return {"lives": life.lives(embedding), **tables.contents(embedding)}
+    return {"lives": lifecycle.lifecycles(embedding), **tables.contents(embedding)}
 
 
 def _evicted(folder: Path) -> Contents:
@@ -156,8 +156,8 @@ MODELS = {
     "packs": Former(_window, tables.contents, _packed),
     "folders": Former(_window, tables.contents, _folders, "deltas"),
     "warm": Former(_window, _cached, _warm),
-    "life": Former(lambda: life.make(life.LIVES[1]), _living, _life),
-    "sketch": Former(lambda: life.make(life.LIVES[SKETCH]), _living, _sketch),
+    "lifecycle": Former(lambda: lifecycle.make(lifecycle.LIVES[1]), _living, _lifecycle),
+    "sketch": Former(lambda: lifecycle.make(lifecycle.LIVES[SKETCH]), _living, _sketch),
     "evicted": Former(leaving.make, _waiting, _evicted),
     "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
 }

@@ -16,9 +16,9 @@ from tables import WINDOWS, contents, delta
 from rec_sdk_torch.rules import Age, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.saves.format.manifest import MANIFEST
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
-from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
-LIFE = TableLife(
+LIFE = TableLifecycle(
     admission=ShowClick(2, beta=0.5),
     eviction=[Age(1000), Share(0.1)],
     every=50,
@@ -26,13 +26,13 @@ LIFE = TableLife(
     keep_evicted=True,
 )
 
-SKETCH = TableLife(admission=Sketch(3, bytes=200))
+SKETCH = TableLifecycle(admission=Sketch(3, bytes=200))
 
 
-def make(life: TableLife = LIFE, **options: Any) -> TableBatchedEmbedding:
+def make(lifecycle: TableLifecycle = LIFE, **options: Any) -> TableBatchedEmbedding:
     """A hash table that admits ids, and may evict them, and an index table."""
     tables = [
-        TableConfig("a", 30, 4, track_changes=True, life=life),
+        TableConfig("a", 30, 4, track_changes=True, lifecycle=lifecycle),
         TableConfig("b", 12, 4, hashed=False, track_changes=True),
     ]
     return embedding_of(*tables, optimizer=WINDOWS, **{"cache": 12, **options})
@@ -46,9 +46,9 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
         embedding(ids, torch.arange(0, 11, 5), clicks=clicks, timestamps=times).square().sum().backward()
 
 
-def saved(path: Path, life: TableLife = LIFE) -> list[tuple[Path, dict[str, Any]]]:
+def saved(path: Path, lifecycle: TableLifecycle = LIFE) -> list[tuple[Path, dict[str, Any]]]:
     """A full save, and a delta with removed ids and their rows, candidates and an open window; with what was saved."""
-    source = make(life)
+    source = make(lifecycle)
     train(source, range(6))
     source.view("a").remove(source.view("a").ids()[-1:])
     train(source, range(6, 7))

@@ -21,22 +21,22 @@ from training import rows_of, train_step
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Count, Idle, Rows
 from rec_sdk_torch.saves.format import manifest
-from rec_sdk_torch.saves.save import saving
+from rec_sdk_torch.saves.save import save_writer
 from rec_sdk_torch.saves.save.job import SaveJob
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
-from rec_sdk_torch.tbe.cache.batch import Seen
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLifecycle
+from rec_sdk_torch.tbe.cache.batch import IdSignals
 from rec_sdk_torch.tbe.rows import snapshot
 
-LIFE = TableLife(admission=Count(2), eviction=Idle(3), every=2, bound=Rows(25), keep_evicted=True)
+LIFE = TableLifecycle(admission=Count(2), eviction=Idle(3), every=2, bound=Rows(25), keep_evicted=True)
 HASHED = ("a", "c")
 
 
-def with_life(cache: int) -> TableBatchedEmbedding:
+def with_lifecycle(cache: int) -> TableBatchedEmbedding:
     """As `make`, whose hash tables admit and evict ids."""
     configs = tables.configs()
     for config in configs:
         if config.hashed:
-            object.__setattr__(config, "life", LIFE)
+            object.__setattr__(config, "lifecycle", LIFE)
     return embedding_of(*configs, optimizer=ADAGRAD, cache=cache)
 
 
@@ -45,7 +45,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in HASHED:
         view = embedding.view(name)
-        if view.config.life is None:
+        if view.config.lifecycle is None:
             continue
         ids = view.ids()
         columns = dict(sorted(view.row_columns(ids).items()))
@@ -62,7 +62,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
     """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
     monkeypatch.setattr(snapshot, "PIECE_BYTES", 200)
-    monkeypatch.setattr(saving, "ASIDE_BYTES", 1000)
+    monkeypatch.setattr(save_writer, "ASIDE_BYTES", 1000)
     pieces = snapshot.Snapshot.pieces
 
     def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.SnapshotRows]:
@@ -86,7 +86,7 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
             view.remove(ids)
         elif kind == 1 and not view.config.hashed:
             view.write(ids, {"weight": torch.full((5, view.config.embedding_dim), 7.0, dtype=view.config.weight_dtype)})
-        elif kind == 2 and view.config.life is not None:
+        elif kind == 2 and view.config.lifecycle is not None:
             view.evict()
             view.put_back(view.take_evicted(3))
         elif kind == 3 and not source.layout.window_open():  # a row is planned twice before its first update
@@ -100,7 +100,7 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
     return change
 
 
-@pytest.mark.parametrize("case", ["adagrad", "window", "packs", "life"])
+@pytest.mark.parametrize("case", ["adagrad", "window", "packs", "lifecycle"])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 def test_a_save_has_its_moment_whatever_happens_meanwhile(
     case: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +108,11 @@ def test_a_save_has_its_moment_whatever_happens_meanwhile(
     """A full save, and a delta of the next moment."""
 
     def build(cache: int) -> TableBatchedEmbedding:
-        return with_life(cache) if case == "life" else make(ADAGRAD if case == "adagrad" else WINDOWS, cache=cache)
+        return (
+            with_lifecycle(cache)
+            if case == "lifecycle"
+            else make(ADAGRAD if case == "adagrad" else WINDOWS, cache=cache)
+        )
 
     if case == "packs":
         monkeypatch.setattr(manifest, "MANY_TABLES", 1)
@@ -216,7 +220,7 @@ def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkey
     source = trained(5)
     job, then = SaveJob(source, tmp_path, False), contents(source)
     indices, offsets = tables.batch(99)
-    arguments: tuple[Any, ...] = (offsets, indices, offsets, 4, source._keys, None, False, Seen(None, None, None))
+    arguments: tuple[Any, ...] = (offsets, indices, offsets, 4, source._keys, None, False, IdSignals(None, None, None))
     call = source.queue.take(source.queue.batch(*arguments))
     assert any(group.engine.unapplied() for group in source.groups)
     job.run()
@@ -226,7 +230,7 @@ def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkey
 
 def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, twin = trained(5), trained(5)
-    monkeypatch.setattr(saving, "ASIDE_BYTES", 0)
+    monkeypatch.setattr(save_writer, "ASIDE_BYTES", 0)
     job = SaveJob(source, tmp_path, False)
 
     def full(**_: Any) -> Any:

@@ -16,7 +16,7 @@ from odd_saves import make, state_of, train
 from tables import loaded, same, save
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.saves.load import reading, room
+from rec_sdk_torch.saves.load import capacity, save_reader
 from rec_sdk_torch.tbe.cache.device_cache import Group
 
 
@@ -37,7 +37,7 @@ class Breaks:
     """`open_file` fails at the n-th file that a load reads for its rows."""
 
     def __init__(self, number: int, error: BaseException) -> None:
-        self.left, self.error, self.open_file = number, error, reading.open_file
+        self.left, self.error, self.open_file = number, error, save_reader.open_file
 
     def __call__(self, *arguments: Any) -> Any:
         self.left -= 1
@@ -49,7 +49,7 @@ class Breaks:
 def files_read(saves: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     counting = Breaks(0, OSError())
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "open_file", counting)
+        patch.setattr(save_reader, "open_file", counting)
         loaded(saves, make())
     return -counting.left
 
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_any_more(
     before = state_of(target)
     for number in range(1, files + 1):
         with monkeypatch.context() as patch:
-            patch.setattr(reading, "open_file", Breaks(number, error))
+            patch.setattr(save_reader, "open_file", Breaks(number, error))
             with pytest.raises(type(error)):
                 loaded(path, target)
         same(state_of(target), before)
@@ -83,7 +83,7 @@ def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monke
         train(each, range(50, 52))
     before = [state_of(each) for each in target]
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "open_file", Breaks(6, OSError("planted")))
+        patch.setattr(save_reader, "open_file", Breaks(6, OSError("planted")))
         with pytest.raises(OSError, match="planted"):
             loaded(tmp_path, target)
     for each, was in zip(target, before, strict=True):
@@ -99,7 +99,7 @@ def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monke
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for few rows."""
-    monkeypatch.setattr(room, "available_memory", lambda: 100)
+    monkeypatch.setattr(capacity, "available_memory", lambda: 100)
 
 
 def large() -> Any:
@@ -117,7 +117,7 @@ def test_tables_are_emptied_first_where_memory_is_short(
     target = large()
     optimizer = state_of(target)["optimizer 0"]
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "open_file", Breaks(number, OSError("planted")))
+        patch.setattr(save_reader, "open_file", Breaks(number, OSError("planted")))
         with (
             pytest.warns(UserWarning, match=r"host memory has no room .* emptied first"),
             pytest.raises(OSError, match="planted"),
@@ -172,16 +172,16 @@ def test_a_disk_with_room_for_one_of_both(
     saves: tuple[Path, Any], stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows on disk need no memory."""
-    monkeypatch.setattr(room, "available_memory", lambda: 0)
+    monkeypatch.setattr(capacity, "available_memory", lambda: 0)
     path, saved = saves
     target = before_a_load(host_store=stores / "rows")
     same(state_of(loaded(path, target)), saved)
     assert len(list(stores.rglob("*.rows"))) == 2, "those of the rows before are gone"
-    monkeypatch.setattr(room, "_free", lambda store: 100)
+    monkeypatch.setattr(capacity, "_free", lambda store: 100)
     with pytest.warns(UserWarning, match="the disk of host_store .* emptied first"):
         same(state_of(loaded(path, target)), saved)
     fresh = make(host_store=stores / "more")
-    monkeypatch.setattr(room, "_free", lambda store: -(1 << 40))
+    monkeypatch.setattr(capacity, "_free", lambda store: -(1 << 40))
     with pytest.raises(OSError, match=r"its rows need .* of the disk of host_store .*more', -1099511627776 are free"):
         loaded(path, fresh)
 

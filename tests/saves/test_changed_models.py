@@ -21,21 +21,21 @@ from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, Sketch
 from rec_sdk_torch.saves.format.manifest import DELTA, FULL, read_manifest
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableLife
+from rec_sdk_torch.tbe import InitializerType, Pooling, TableBatchedEmbedding, TableConfig, TableLifecycle
 
 RULES = {
     "none": None,
-    "kept": TableLife(keep_evicted=True),
-    "admitted": TableLife(admission=Count(2)),
-    "sketch": TableLife(admission=Sketch(2, bytes=500)),
-    "chance": TableLife(admission=Probability(0.5)),
-    "idle": TableLife(admission=Count(2), eviction=Idle(3), every=2, keep_evicted=True),
-    "age": TableLife(admission=Count(2), eviction=Age(25), every=2, keep_evicted=True),
-    "norm": TableLife(eviction=Norm(0.001), every=2),
-    "share": TableLife(eviction=Share(0.1), every=4),
-    "clicks": TableLife(eviction=Share(0.1), every=4, score=Score(beta=2)),
-    "half-life": TableLife(eviction=Share(0.1), every=4, score=Score(half_life=2)),
-    "bound": TableLife(bound=Rows(30), keep_evicted=True),
+    "kept": TableLifecycle(keep_evicted=True),
+    "admitted": TableLifecycle(admission=Count(2)),
+    "sketch": TableLifecycle(admission=Sketch(2, bytes=500)),
+    "chance": TableLifecycle(admission=Probability(0.5)),
+    "idle": TableLifecycle(admission=Count(2), eviction=Idle(3), every=2, keep_evicted=True),
+    "age": TableLifecycle(admission=Count(2), eviction=Age(25), every=2, keep_evicted=True),
+    "norm": TableLifecycle(eviction=Norm(0.001), every=2),
+    "share": TableLifecycle(eviction=Share(0.1), every=4),
+    "clicks": TableLifecycle(eviction=Share(0.1), every=4, score=Score(beta=2)),
+    "half-life": TableLifecycle(eviction=Share(0.1), every=4, score=Score(half_life=2)),
+    "bound": TableLifecycle(bound=Rows(30), keep_evicted=True),
 }
 OPTIMIZERS = {
     "no optimizer": None,
@@ -66,8 +66,8 @@ class Model(NamedTuple):
 
     def make(self, cache: int = 60) -> TableBatchedEmbedding:
         fields = {"hashed": True, "num_embeddings": 60, **FORMATS[self.format]}
-        life = RULES[self.rules] if fields["hashed"] else None
-        table = TableConfig("t", embedding_dim=4, track_changes=True, life=life, **fields)
+        lifecycle = RULES[self.rules] if fields["hashed"] else None
+        table = TableConfig("t", embedding_dim=4, track_changes=True, lifecycle=lifecycle, **fields)
         return embedding_of(table, optimizer=OPTIMIZERS[self.optimizer], cache=min(cache, table.num_embeddings))
 
 
@@ -80,17 +80,17 @@ def change(model: TableBatchedEmbedding, seed: int) -> None:
             rows = ids.unique()
             model.view("t").write(rows, {"weight": torch.rand(len(rows), 4).to(table.weight_dtype)})
             continue
-        seen = {"clicks": ids % 2} if table.life is not None and table.life.needs_clicks else {}
-        if table.life is not None and table.life.rule(Age):
+        seen = {"clicks": ids % 2} if table.lifecycle is not None and table.lifecycle.needs_clicks else {}
+        if table.lifecycle is not None and table.lifecycle.rule(Age):
             seen["timestamps"] = 10 * step + ids % 10
         model(ids, torch.arange(0, 25, 4), **seen).square().sum().backward()
 
 
 def kept(model: TableBatchedEmbedding) -> tuple[set[str], set[str]]:
     """The columns and the parts of a row."""
-    life, optimizer = model.tables[0].life, model.optimizers[0]
+    lifecycle, optimizer = model.tables[0].lifecycle, model.optimizers[0]
     states = [] if optimizer is None else [state.name for state in optimizer.spec.states]
-    return set(life.columns() if life else ()), {"weight", *states}
+    return set(lifecycle.columns() if lifecycle else ()), {"weight", *states}
 
 
 def family(model: Model) -> str:
@@ -165,9 +165,9 @@ def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: se
 
 def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
     """A training step with one lookup of each of `ids`."""
-    life = model.tables[0].life
-    seen = {"timestamps": torch.full_like(ids, time)} if life is not None and life.rule(Age) else {}
-    if life is not None and life.needs_clicks:
+    lifecycle = model.tables[0].lifecycle
+    seen = {"timestamps": torch.full_like(ids, time)} if lifecycle is not None and lifecycle.rule(Age) else {}
+    if lifecycle is not None and lifecycle.needs_clicks:
         seen["clicks"] = torch.zeros_like(ids)
     model(ids, torch.tensor([0, len(ids)]), **seen).sum().backward()
 

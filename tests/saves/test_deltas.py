@@ -18,9 +18,9 @@ from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, refused, sam
 from rec_sdk_torch.rules import Age, Rows
 from rec_sdk_torch.saves.format.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
 from rec_sdk_torch.saves.format.tensors import TensorReader
-from rec_sdk_torch.saves.save.marks import marks_of
+from rec_sdk_torch.saves.save.base_saves import marks_of
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLifecycle
 
 
 def ids_in(folder: Path, table: str, role: str) -> list[int]:
@@ -126,9 +126,9 @@ def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
 
 
 def aging() -> TableBatchedEmbedding:
-    life = TableLife(eviction=Age(20), bound=Rows(100))
+    lifecycle = TableLifecycle(eviction=Age(20), bound=Rows(100))
     return embedding_of(
-        TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, life=life), optimizer=SGD, cache=50
+        TableConfig("t", 100, 4, pooling=Pooling.NONE, track_changes=True, lifecycle=lifecycle), optimizer=SGD, cache=50
     )
 
 

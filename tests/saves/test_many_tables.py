@@ -27,20 +27,22 @@ from rec_sdk_torch.saves.format.folders import chain_of
 from rec_sdk_torch.saves.format.index import SMALL_ROWS, index_path
 from rec_sdk_torch.saves.format.manifest import MANIFEST, MANY_TABLES, PACKED_VERSION, read_manifest
 from rec_sdk_torch.saves.format.tensors import TensorReader
-from rec_sdk_torch.saves.load import reading
-from rec_sdk_torch.saves.load.loading import check
-from rec_sdk_torch.saves.load.reading import match, verify, verify_tables
+from rec_sdk_torch.saves.load import save_reader
+from rec_sdk_torch.saves.load.loader import check
+from rec_sdk_torch.saves.load.save_reader import match, verify, verify_tables
 from rec_sdk_torch.saves.owners import owners_of
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
-from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
-LIFE = TableLife(admission=Count(2))
+LIFE = TableLifecycle(admission=Count(2))
 
 
-def make(count: int, optimizer: Any = ADAGRAD, life: TableLife | None = None) -> TableBatchedEmbedding:
+def make(count: int, optimizer: Any = ADAGRAD, lifecycle: TableLifecycle | None = None) -> TableBatchedEmbedding:
     """So many hash tables of 12 ids."""
-    configs = [TableConfig(f"t{i}", 12, 4, pooling=Pooling.SUM, track_changes=True, life=life) for i in range(count)]
+    configs = [
+        TableConfig(f"t{i}", 12, 4, pooling=Pooling.SUM, track_changes=True, lifecycle=lifecycle) for i in range(count)
+    ]
     return embedding_of(*configs, optimizer=optimizer, cache=12)
 
 
@@ -79,8 +81,10 @@ def counting(found: Counter[str], name: str, call: Any) -> Any:
     return counted
 
 
-def saves_and_loads(count: int, path: Path, optimizer: Any, life: TableLife | None) -> dict[str, Counter[str]]:
-    source, target = make(count, optimizer, life), make(count, optimizer, life)
+def saves_and_loads(
+    count: int, path: Path, optimizer: Any, lifecycle: TableLifecycle | None
+) -> dict[str, Counter[str]]:
+    source, target = make(count, optimizer, lifecycle), make(count, optimizer, lifecycle)
     saver, found = rst.Saver(), {}
     for first in range(3):
         train(source, first)
@@ -98,10 +102,14 @@ def saves_and_loads(count: int, path: Path, optimizer: Any, life: TableLife | No
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "life"), [(ADAGRAD, None), (WINDOWS, None), (ADAGRAD, LIFE)], ids=["rows", "windows", "candidates"]
+    ("optimizer", "lifecycle"),
+    [(ADAGRAD, None), (WINDOWS, None), (ADAGRAD, LIFE)],
+    ids=["rows", "windows", "candidates"],
 )
-def test_the_work_does_not_grow_with_the_tables(optimizer: Any, life: TableLife | None, tmp_path: Path) -> None:
-    few, many = (saves_and_loads(n, tmp_path / str(n), optimizer, life) for n in (MANY_TABLES, 2 * MANY_TABLES))
+def test_the_work_does_not_grow_with_the_tables(
+    optimizer: Any, lifecycle: TableLifecycle | None, tmp_path: Path
+) -> None:
+    few, many = (saves_and_loads(n, tmp_path / str(n), optimizer, lifecycle) for n in (MANY_TABLES, 2 * MANY_TABLES))
     assert many == few
     for kind in ("full", "delta", "in the background"):
         assert many[kind]["fsync"] <= 6, many
@@ -203,15 +211,15 @@ def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: p
     source, started = trained(), list[str]()
     save(source, tmp_path)
 
-    class Noted(reading.Pool):
+    class Noted(save_reader.Pool):
         def __init__(self, name: str) -> None:
             started.append(name)
             super().__init__(name)
 
-    monkeypatch.setattr(reading, "Pool", Noted)
+    monkeypatch.setattr(save_reader, "Pool", Noted)
     same(loaded(tmp_path), source)
     assert started == []
-    monkeypatch.setattr("rec_sdk_torch.tbe.rows.pieces.PIECE_BYTES", 100)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.PIECE_BYTES", 100)
     same(loaded(tmp_path), source)
     assert len(started) == 4, "one for each table"
 
@@ -235,8 +243,8 @@ def test_tables_of_every_kind_share_a_pack(tmp_path: Path) -> None:
 def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors larger than a buffer are written by pieces between those that share one."""
     monkeypatch.setattr("rec_sdk_torch.saves.format.tensors.WRITE_BYTES", 1500)
-    monkeypatch.setattr("rec_sdk_torch.saves.save.writing.PACKED_BYTES", 3000)
-    monkeypatch.setattr("rec_sdk_torch.saves.save.writing.MOST_BYTES", 6000)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.PACKED_BYTES", 3000)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MOST_BYTES", 6000)
     monkeypatch.setattr("rec_sdk_torch.tbe.rows.snapshot.PIECE_BYTES", 100)
     source = trained(8, WINDOWS)
     folder = save(source, tmp_path)

@@ -30,7 +30,7 @@ from rec_sdk_torch.saves.format.manifest import MANIFEST
 from rec_sdk_torch.saves.format.tensors import TensorReader
 from rec_sdk_torch.saves.serve.export import export
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import TableLife
+from rec_sdk_torch.tbe import TableLifecycle
 
 DEEP: Any = json.loads("[" * 40 + "]" * 40)
 NUMBERS = (-1, -3, 1.5, True, 10**15, 10**30, float("nan"), float("inf"))
@@ -95,12 +95,12 @@ def tried(save: Path, saved: Any, target: Any, few: int) -> int:
     return refused
 
 
-@pytest.mark.parametrize(("life", "least"), [(LIFE, (80, 1300)), (SKETCH, (70, 1000))], ids=["counters", "sketch"])
+@pytest.mark.parametrize(("lifecycle", "least"), [(LIFE, (80, 1300)), (SKETCH, (70, 1000))], ids=["counters", "sketch"])
 def test_every_value_of_a_manifest(
-    life: TableLife, least: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
+    lifecycle: TableLifecycle, least: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    saves = odd_saves.saved(tmp_path, life)
-    target = make(life)
+    saves = odd_saves.saved(tmp_path, lifecycle)
+    target = make(lifecycle)
     train(target, range(50, 53))
     full, day = map(request.config.getoption, ("--full", "--day"))
     refused = [tried(save, saved, target, 0 if full else 1 + day) for save, saved in saves]
@@ -215,9 +215,9 @@ class Changed:
         target: a model with other rows.
     """
 
-    def __init__(self, path: Path, life: TableLife = LIFE) -> None:
-        self.save, self.saved = odd_saves.saved(path, life)[-1]
-        self.target = make(life)
+    def __init__(self, path: Path, lifecycle: TableLifecycle = LIFE) -> None:
+        self.save, self.saved = odd_saves.saved(path, lifecycle)[-1]
+        self.target = make(lifecycle)
         train(self.target, range(50, 53))
         self._before = state_of(self.target)
         self._files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

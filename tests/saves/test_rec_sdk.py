@@ -77,7 +77,11 @@ def test_an_incremental_save_is_written_over_the_tables(tmp_path: Path) -> None:
         assert now[name] == before[name] | {i: wanted[name][i] for i in last}
 
 
-LIFE = {"life": rst.TableLife(admission=rst.rules.Count(2), eviction=rst.rules.Age(50), bound=rst.rules.Rows(1000))}
+LIFE = {
+    "lifecycle": rst.TableLifecycle(
+        admission=rst.rules.Count(2), eviction=rst.rules.Age(50), bound=rst.rules.Rows(1000)
+    )
+}
 
 
 def seen(target: Any, ids: torch.Tensor, times: torch.Tensor) -> None:

@@ -16,16 +16,19 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.rules import Idle, Rows
 from rec_sdk_torch.saves.format.manifest import EVICTED, read_manifest
-from rec_sdk_torch.saves.save import job, saving
-from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLife
+from rec_sdk_torch.saves.save import job, save_writer
+from rec_sdk_torch.tbe import EvictedRows, Pooling, TableBatchedEmbedding, TableConfig, TableLifecycle
 
-LIFE = TableLife(eviction=Idle(4), every=3, bound=Rows(20), keep_evicted=True)
+LIFE = TableLifecycle(eviction=Idle(4), every=3, bound=Rows(20), keep_evicted=True)
 
 
 def make(
-    life: TableLife = LIFE, optimizer: Any = ADAGRAD, device: Any = "cpu", cache: int = 16, **fields: Any
+    lifecycle: TableLifecycle = LIFE, optimizer: Any = ADAGRAD, device: Any = "cpu", cache: int = 16, **fields: Any
 ) -> TableBatchedEmbedding:
-    tables = [TableConfig(name, 60, 4, pooling=Pooling.NONE, track_changes=True, life=life, **fields) for name in "ab"]
+    tables = [
+        TableConfig(name, 60, 4, pooling=Pooling.NONE, track_changes=True, lifecycle=lifecycle, **fields)
+        for name in "ab"
+    ]
     return embedding_of(*tables, optimizer=optimizer, cache=cache, device=device)
 
 
@@ -165,9 +168,9 @@ def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, mo
     taken(source)
     source.view("a").remove(source.view("a").ids()[:5])  # one removal's rows
     then = waiting(source)
-    written = saving.write
+    written = save_writer.write
 
-    def later(moment: saving.Moment) -> saving.Written:
+    def later(moment: save_writer.Moment) -> save_writer.Written:
         rows = source.view("a").take_evicted()
         for values in (rows.ids, rows.weight, *rows.states.values()):
             values.fill_(7)  # they are the caller's
@@ -180,7 +183,7 @@ def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, mo
 
 
 def test_a_table_that_keeps_none_leaves_them_out(tmp_path: Path) -> None:
-    source, target = trained(), make(TableLife(bound=Rows(20)))
+    source, target = trained(), make(TableLifecycle(bound=Rows(20)))
     save(source, tmp_path)
     rows = len(waiting(source)["a"])
     with pytest.warns(UserWarning, match=f"{rows} rows had left table 'a' and were not taken: they are left out"):
@@ -189,7 +192,7 @@ def test_a_table_that_keeps_none_leaves_them_out(tmp_path: Path) -> None:
 
 
 def test_another_optimizer_has_states_of_new_rows(tmp_path: Path) -> None:
-    source, target = trained(), make(TableLife(eviction=Idle(5), keep_evicted=True), ADAM)
+    source, target = trained(), make(TableLifecycle(eviction=Idle(5), keep_evicted=True), ADAM)
     save(source, tmp_path)
     with pytest.warns(UserWarning, match="only their weights are loaded"):
         loaded(tmp_path, target)

@@ -17,7 +17,7 @@ from rec_sdk_torch.runtime.exits import OwnThread, _own
 from rec_sdk_torch.runtime.worker import Pool
 from rec_sdk_torch.saves.format import tensors
 from rec_sdk_torch.saves.format.manifest import read_manifest
-from rec_sdk_torch.saves.load.reading import verify
+from rec_sdk_torch.saves.load.save_reader import verify
 
 START = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
 start = getattr(threading, START)

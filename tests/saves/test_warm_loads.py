@@ -21,7 +21,7 @@ from rec_sdk_torch.saves.format.manifest import CACHED
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tbe.cache.device_cache import Group
-from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
 ROWS, SLOTS, BATCH = 4000, 400, 32
 MARGIN = 1.03
@@ -158,12 +158,12 @@ def save_without_the_list(source: TableBatchedEmbedding, path: Path) -> None:
 
 def test_a_save_without_the_list(tmp_path: Path) -> None:
     """Counts of a table's rules say which rows were hot; without any the cache is empty."""
-    counts = {"score": TableLife(eviction=Share(0.1)), "count": TableLife(bound=Rows(10**6)), None: None}
-    for column, life in counts.items():
+    counts = {"score": TableLifecycle(eviction=Share(0.1)), "count": TableLifecycle(bound=Rows(10**6)), None: None}
+    for column, lifecycle in counts.items():
         folder = tmp_path / str(column)
-        source = trained(50, life=life)
+        source = trained(50, lifecycle=lifecycle)
         save_without_the_list(source, folder)
-        target = loaded(folder, skewed(100, life=life))
+        target = loaded(folder, skewed(100, lifecycle=lifecycle))
         assert target.cache_stats()["warmed_rows"] == (0 if column is None else 100)
         if column is not None:
             view = source.view("t")
@@ -173,12 +173,12 @@ def test_a_save_without_the_list(tmp_path: Path) -> None:
 
 def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
     """A score is of the last batch that had the row, and rows are compared as they are now."""
-    life = TableLife(bound=Rows(10**6), score=Score(half_life=3))
-    source = trained(50, life=life)
+    lifecycle = TableLifecycle(bound=Rows(10**6), score=Score(half_life=3))
+    source = trained(50, lifecycle=lifecycle)
     save_without_the_list(source, tmp_path)
     columns = source.view("t").row_columns(source.view("t").ids())
     left = columns["score"] * 0.5 ** ((50 - columns["last_use"]) / 3)
-    target = loaded(tmp_path, skewed(100, life=life))
+    target = loaded(tmp_path, skewed(100, lifecycle=lifecycle))
     warmed = torch.isin(source.view("t").ids(), torch.tensor(ids_in_cache(target)))
     assert warmed.sum() == 100
     assert left[warmed].min() >= left[~warmed].max() * (1 - 1e-12)

@@ -19,7 +19,7 @@ from rec_sdk_torch.saves.format.quantized import dequantize, quantize
 from rec_sdk_torch.saves.saver import Saver
 from rec_sdk_torch.saves.serve import quantize as quantize_module
 from rec_sdk_torch.serving import TableReader
-from rec_sdk_torch.tbe import TableConfig, TableLife
+from rec_sdk_torch.tbe import TableConfig, TableLifecycle
 
 UNPACK = {8: "embedding_bag_byte_unpack", 4: "embedding_bag_4bit_unpack"}
 
@@ -153,7 +153,7 @@ def test_other_bits_never_follow(tmp_path: Path) -> None:
 
 def test_a_delta_after_evicted_rows_that_wait(tmp_path: Path) -> None:
     """The plain delta counts evicted rows of the save before, of which a copy has none."""
-    table = TableConfig("t", 100, 4, track_changes=True, life=TableLife(keep_evicted=True))
+    table = TableConfig("t", 100, 4, track_changes=True, lifecycle=TableLifecycle(keep_evicted=True))
     embedding = embedding_of(table, cache=50)
     for removed in (range(3), range(3, 5)):
         embedding(torch.arange(20), torch.arange(21)).sum().backward()

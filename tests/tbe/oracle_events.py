@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from life_reference import MOST
+from lifecycle_reference import MOST
 from oracle_leaving import Result
 from oracle_scenarios import Scenario, Step
 
@@ -25,7 +25,7 @@ def fill_counts(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step
     """Writes counts of rows that are one below the last that they can have."""
     for index, table in enumerate(scenario.tables):
         view, ids = embedding.view(table.name), torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
-        if table.life is not None and table.name != scenario.frozen:
+        if table.lifecycle is not None and table.name != scenario.frozen:
             known = ids[view.knows(ids)]
             names = view.row_columns(known).keys() & {"count", "clicks"}
             view.write_row_columns(known, {name: torch.full_like(known, MOST - 1) for name in names})
@@ -78,7 +78,7 @@ def collect(embedding: TableBatchedEmbedding, name: str, result: Result) -> None
     result |= {f"{name}.candidate {column}": values for column, values in ({"ids": candidates} | columns).items()}
     result[f"{name}.sketch"] = view.sketch()
     result |= {f"{name}.clock {clock}": torch.tensor(value) for clock, value in view.clocks().items()}
-    if view.config.life is not None:
+    if view.config.lifecycle is not None:
         stats = embedding.cache_stats(name)
         result |= {f"{name}.{key}": torch.tensor(stats[key]) for key in ("not_admitted_lookups", "evicted")}
     for part, values in whole.parts.items():

@@ -14,7 +14,7 @@ Result = dict[str, torch.Tensor]
 
 
 def keeps(table: TableConfig) -> bool:
-    return table.life is not None and table.life.keep_evicted
+    return table.lifecycle is not None and table.lifecycle.keep_evicted
 
 
 def take(embedding: TableBatchedEmbedding, name: str, result: Result, when: object) -> EvictedRows:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from life_reference import lives
+from lifecycle_reference import lifecycles
 from optimizer_table import BY_NAME
 
 from rec_sdk_torch import _engine
@@ -75,7 +75,7 @@ class Scenario:
 
     def clipped(self) -> Scenario:
         """The same tables without rules: step() comes after two backward passes or more, and clips by one norm."""
-        tables = [replace(table, life=None) for table in self.tables]
+        tables = [replace(table, lifecycle=None) for table in self.tables]
         bounds = {"max_norm": float(1 + self.seed % 20), "max_gradient": float("inf")}
         return replace(self, tables=tables, update="step", window=max(2, self.window), **bounds)
 
@@ -225,7 +225,7 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
                 num_features=draw(st.integers(1, 2)),
                 pooling=pooling,
                 hashed=hashed,
-                life=draw(lives()) if hashed else None,
+                lifecycle=draw(lifecycles()) if hashed else None,
                 padding_idx=draw(st.sampled_from((None, None, None, 1, -7, 2**63 - 1))),
                 initializer_type=draw(st.sampled_from(InitializerType)),
                 init_min=-0.5,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from coin_reference import Coin
-from life_reference import MOST, Id, Life
+from lifecycle_reference import MOST, Id, Life
 from optimizer_table import BY_NAME
 from oracle_scenarios import Scenario
 from reference_optimizers import EnsembleRowWiseAdagrad
@@ -51,7 +51,9 @@ class Reference:
         self.seen: list[set[int]] = [set() for _ in tables]  # ids that a training batch had, and were not removed
         self._waiting: list[set[int]] = [set() for _ in tables]  # rows with gradients of the open window
         self.left: list[list[Left]] = [[] for _ in tables]  # of tables that keep those
-        self.lives = [table.life and Life(table.life, coin=Coin(scenario.seed, table.name)) for table in tables]
+        self.lifecycles = [
+            table.lifecycle and Life(table.lifecycle, coin=Coin(scenario.seed, table.name)) for table in tables
+        ]
 
     def features_of(self, table: int) -> range:
         begin = sum(t.num_features for t in self.tables[:table])
@@ -69,40 +71,40 @@ class Reference:
         self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
     ) -> None:
         """A training batch has come: ids are counted. An id that has no row then is none of its rows later either."""
-        for index, life in enumerate(self.lives):
+        for index, lifecycle in enumerate(self.lifecycles):
             if self.tables[index].name == self.frozen:
                 continue
             meant = self.meant(index, features)
             known = set(self.ids_of(index, features)[meant].tolist())
             self.seen[index] |= known
             self._rows_of[id(features), index] = known
-            if life is not None:
-                life.batch(*(self.ids_of(index, of)[meant] for of in (features, clicks, timestamps)))
-                self._rows_of[id(features), index] = known & life.rows.keys()
+            if lifecycle is not None:
+                lifecycle.batch(*(self.ids_of(index, of)[meant] for of in (features, clicks, timestamps)))
+                self._rows_of[id(features), index] = known & lifecycle.rows.keys()
 
     @torch.no_grad()
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
         """Ids leave: their rows are as at first."""
-        for index, life in enumerate(self.lives):
+        for index, lifecycle in enumerate(self.lifecycles):
             if self.tables[index].name == self.frozen:
                 continue
             self._waiting[index] |= self._rows_of[id(features), index]
             if not self.backwards % self.window:
                 self._waiting[index] = set()
-            if life is None:
+            if lifecycle is None:
                 continue
-            life.waiting = self._waiting[index]
-            before = dict(life.rows)
-            for i in life.end_step(self._held(index, in_flight)):
-                self._leave(index, i, before[i], life.reasons[i])
+            lifecycle.waiting = self._waiting[index]
+            before = dict(lifecycle.rows)
+            for i in lifecycle.end_step(self._held(index, in_flight)):
+                self._leave(index, i, before[i], lifecycle.reasons[i])
 
     def _held(self, table: int, in_flight: list[list[list[np.ndarray]]]) -> set[int]:
         return set().union(*(self._rows_of.get((id(batch), table), set()) for batch in in_flight))
 
     def _leave(self, table: int, i: int, counted: Id, reason: EvictReason) -> None:
         row, weight = self.places[table][i], self.weights[table]
-        life = self.tables[table].life
-        if life is not None and life.keep_evicted:
+        lifecycle = self.tables[table].lifecycle
+        if lifecycle is not None and lifecycle.keep_evicted:
             names = self.optimizers[table].states
             states = {name: self.state(table, name)[row].clone() for name in names}
             self.left[table].append(Left(i, weight[row].detach().clone(), states, replace(counted), reason))
@@ -110,40 +112,40 @@ class Reference:
 
     def fill_counts(self, table: int, ids: set[int]) -> None:
         """Sets the counts of rows to one below their last; of clicks where they are counted."""
-        life = self.lives[table]
-        if life is None or self.tables[table].name == self.frozen:
+        lifecycle = self.lifecycles[table]
+        if lifecycle is None or self.tables[table].name == self.frozen:
             return
-        for one in (life.rows[i] for i in ids & life.rows.keys()):
-            one.count, one.clicks = MOST - 1, MOST - 1 if life.rules.needs_clicks else one.clicks
+        for one in (lifecycle.rows[i] for i in ids & lifecycle.rows.keys()):
+            one.count, one.clicks = MOST - 1, MOST - 1 if lifecycle.rules.needs_clicks else one.clicks
 
     @torch.no_grad()
     def remove(self, table: int, ids: list[int], in_flight: list[list[list[np.ndarray]]]) -> int | None:
         """Takes ids out; how many the table knew, or None where batches in flight or gradients need some."""
-        life, hashed = self.lives[table], self.tables[table].hashed
-        known = [i for i in ids if not hashed or i in (self.seen[table] if life is None else life.rows)]
+        lifecycle, hashed = self.lifecycles[table], self.tables[table].hashed
+        known = [i for i in ids if not hashed or i in (self.seen[table] if lifecycle is None else lifecycle.rows)]
         if (self._held(table, in_flight) | self._waiting[table]) & set(known):
             return None
         for i in known:
-            self._leave(table, i, Id() if life is None else life.rows.pop(i), EvictReason.REMOVED)
+            self._leave(table, i, Id() if lifecycle is None else lifecycle.rows.pop(i), EvictReason.REMOVED)
         self.seen[table] -= set(known)
-        if life is not None:
-            life.candidates = {i: one for i, one in life.candidates.items() if i not in ids}
+        if lifecycle is not None:
+            lifecycle.candidates = {i: one for i, one in lifecycle.candidates.items() if i not in ids}
         return len(known)
 
     @torch.no_grad()
     def put_back(self, table: int, rows: list[Left], overwrite: bool) -> int:
         """Makes them rows again, each id as it left last; how many."""
-        life = self.lives[table]
-        assert life is not None
+        lifecycle = self.lifecycles[table]
+        assert lifecycle is not None
         latest = {row.id: row for row in rows}
-        chosen = [row for i, row in latest.items() if overwrite or i not in life.rows]
+        chosen = [row for i, row in latest.items() if overwrite or i not in lifecycle.rows]
         for left in chosen:
             place, weight = self.places[table][left.id], self.weights[table]
             weight[place] = left.weight
             for name, state in left.states.items():
                 self.optimizers[table].state[weight][name][place] = state
-            life.rows[left.id] = replace(left.counted)
-            life.candidates.pop(left.id, None)
+            lifecycle.rows[left.id] = replace(left.counted)
+            lifecycle.candidates.pop(left.id, None)
             self.seen[table].add(left.id)
         return len(chosen)
 
@@ -174,10 +176,10 @@ class Reference:
         weights: list[list[torch.Tensor]] | None,
     ) -> list[torch.Tensor]:
         outputs, feature = [], 0
-        for table, place, weight, life in zip(self.tables, self.places, tables, self.lives, strict=True):
+        for table, place, weight, lifecycle in zip(self.tables, self.places, tables, self.lifecycles, strict=True):
             for _ in range(table.num_features):
                 given = weights[feature] if weights is not None else None
-                outputs.append(self._feature(table, place, weight, features[feature], given, life))
+                outputs.append(self._feature(table, place, weight, features[feature], given, lifecycle))
                 feature += 1
         return outputs
 
@@ -188,15 +190,17 @@ class Reference:
         weight: torch.Tensor,
         bags: list[np.ndarray],
         scale: list[torch.Tensor] | None,
-        life: Life | None,
+        lifecycle: Life | None,
     ) -> torch.Tensor:
         meant = [[int(i) for i in bag if i != table.padding_idx] for bag in bags]
         lengths = torch.tensor([len(bag) for bag in meant], dtype=torch.int64)
         ids = [int(i) for bag in bags for i in bag]
-        admitted = life.rows if life is not None and life.rules.admits else place
+        admitted = lifecycle.rows if lifecycle is not None and lifecycle.rules.admits else place
         known = [n for n, i in enumerate(ids) if i != table.padding_idx and i in admitted]
         found = F.embedding(torch.tensor([place[ids[n]] for n in known], dtype=torch.int64), weight, sparse=True)
-        rows = found.new_full((len(ids), table.embedding_dim), 0.0 if life is None else life.rules.default_value)
+        rows = found.new_full(
+            (len(ids), table.embedding_dim), 0.0 if lifecycle is None else lifecycle.rules.default_value
+        )
         rows = rows.index_copy(0, torch.tensor(known, dtype=torch.int64), found)
         padding = [n for n, i in enumerate(ids) if i == table.padding_idx]
         rows = rows.index_fill(0, torch.tensor(padding, dtype=torch.int64), 0.0)
@@ -242,10 +246,10 @@ class Reference:
 
     def _rows(self, table: int) -> list[int]:
         """The rows of the ids that the table knows."""
-        place, life = self.places[table], self.lives[table]
+        place, lifecycle = self.places[table], self.lifecycles[table]
         if not self.tables[table].hashed:
             return list(place.values())
-        return [place[i] for i in (self.seen[table] if life is None else life.rows)]
+        return [place[i] for i in (self.seen[table] if lifecycle is None else lifecycle.rows)]
 
     def state(self, table: int, name: str) -> torch.Tensor:
         """A state of every row, `[n, D]` or `[n, 1]`."""

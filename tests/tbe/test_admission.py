@@ -1,6 +1,6 @@
 """Admission by a sketch, which never counts too little, and by chance, one coin for an id and a batch.
 
-A sketch counts too much no more often than docs/life.md says. The oracle draws both among all other rules.
+A sketch counts too much no more often than docs/admission_eviction.md says. The oracle draws both among all rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from embeddings import ids_of, one_table
 from sketch_reference import Sketch as PlainSketch
 
 from rec_sdk_torch.rules import Age, Count, Probability, Sketch
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLifecycle
 
 THRESHOLD = 4
 LOOKUPS, BATCH = 60_000, 6_000
@@ -31,8 +31,8 @@ def stream(kind: str, lookups: int = LOOKUPS) -> np.ndarray:
 
 
 def table(device: torch.device, cache: int = 40_000, **rules: Any) -> TableBatchedEmbedding:
-    life = TableLife(**{"admission": Count(THRESHOLD), **rules})
-    return one_table(device, rows=1000, dim=1, life=life, cache=cache, seed=5)
+    lifecycle = TableLifecycle(**{"admission": Count(THRESHOLD), **rules})
+    return one_table(device, rows=1000, dim=1, lifecycle=lifecycle, cache=cache, seed=5)
 
 
 def look_up(embedding: TableBatchedEmbedding, ids: np.ndarray) -> torch.Tensor:

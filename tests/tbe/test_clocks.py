@@ -12,15 +12,15 @@ import torch
 from embeddings import ids_of, one_table
 
 from rec_sdk_torch.rules import Age, Count, Rows, Share
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableLife
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableLifecycle
 
 NOW = 1_700_000_000
 AGE = 3600
 
 
 def make(device: torch.device, **rules: Any) -> TableBatchedEmbedding:
-    life = TableLife(**{"eviction": Age(AGE), "every": 2} | rules)
-    return one_table(device, pooling=Pooling.NONE, life=life)
+    lifecycle = TableLifecycle(**{"eviction": Age(AGE), "every": 2} | rules)
+    return one_table(device, pooling=Pooling.NONE, lifecycle=lifecycle)
 
 
 def train(embedding: TableBatchedEmbedding, ids: list[int], timestamps: list[int]) -> None:

@@ -24,20 +24,20 @@ from rec_sdk_torch.tbe import (
     EvictReason,
     Pooling,
     TableBatchedEmbedding,
-    TableLife,
+    TableLifecycle,
     TableOptimizer,
 )
 from rec_sdk_torch.tbe.cache import evicted
 
 DIM = 4
-BOUND = TableLife(bound=Rows(8), keep_evicted=True)
+BOUND = TableLifecycle(bound=Rows(8), keep_evicted=True)
 
 
 def make(
-    device: torch.device | None, life: TableLife = BOUND, cache: int = 12, **options: Any
+    device: torch.device | None, lifecycle: TableLifecycle = BOUND, cache: int = 12, **options: Any
 ) -> TableBatchedEmbedding:
     options = {"pooling": Pooling.NONE, "optimizer": (torch.optim.Adagrad, {"lr": 0.5}), "seed": 3, **options}
-    return one_table(device, rows=60, dim=DIM, life=life, cache=cache, **options)
+    return one_table(device, rows=60, dim=DIM, lifecycle=lifecycle, cache=cache, **options)
 
 
 def train(embedding: TableBatchedEmbedding, *batches: Iterable[int], **signals: torch.Tensor) -> None:
@@ -55,7 +55,7 @@ FOURS = [range(first, first + 4) for first in (0, 4, 8)]
 
 def first_rows(ids: list[int], batches: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights and states of rows that so many batches trained, each of which had them once; no rule is on."""
-    embedding = make(device, TableLife(), cache=60)
+    embedding = make(device, TableLifecycle(), cache=60)
     train(embedding, *[ids] * batches)
     parts = embedding.view("t").read(torch.tensor(ids)).parts
     return parts["weight"], parts["sum"]
@@ -85,8 +85,8 @@ def test_a_bound_hands_out_the_newest_weights(cache: int, update: str, device: t
 
 
 def test_each_rule_is_the_reason() -> None:
-    life = TableLife(eviction=[Age(5), Idle(3), Share(0.25)], bound=Rows(9), keep_evicted=True)
-    embedding = make(None, life, cache=20)
+    lifecycle = TableLifecycle(eviction=[Age(5), Idle(3), Share(0.25)], bound=Rows(9), keep_evicted=True)
+    embedding = make(None, lifecycle, cache=20)
 
     def stamped(ids: list[int], when: int) -> None:
         train(embedding, ids, timestamps=torch.full((len(ids),), when))
@@ -130,18 +130,18 @@ def test_some_at_a_time(device: torch.device) -> None:
 
 
 def test_a_table_that_keeps_none_says_so(device: torch.device) -> None:
-    embedding = make(device, TableLife(bound=Rows(8)))
+    embedding = make(device, TableLifecycle(bound=Rows(8)))
     with pytest.raises(RuntimeError, match="'t' keeps no rows that leave it: set keep_evicted=True"):
         embedding.view("t").take_evicted()
     with pytest.raises(ValueError, match="only a hash table admits or evicts ids, and hands out rows that leave"):
-        make(device, TableLife(keep_evicted=True), hashed=False)
+        make(device, TableLifecycle(keep_evicted=True), hashed=False)
 
 
 # ---- putting back
 
 
 def test_rows_that_are_put_back_are_as_they_were(device: torch.device) -> None:
-    embedding = make(device, TableLife(eviction=Idle(9), every=9, keep_evicted=True), cache=6)
+    embedding = make(device, TableLifecycle(eviction=Idle(9), every=9, keep_evicted=True), cache=6)
     train(embedding, *[[1, 2, 3, 4]] * 3)
     view, ids = embedding.view("t"), torch.tensor([1, 2, 3, 4])
     before, columns = view.read(ids).parts, view.row_columns(ids)
@@ -203,7 +203,7 @@ def test_rows_that_cannot_be_put_back_change_nothing(device: torch.device) -> No
 
 
 def test_a_candidate_that_is_put_back_waits_no_more(device: torch.device) -> None:
-    embedding = make(device, TableLife(admission=Count(2), bound=Rows(5), keep_evicted=True))
+    embedding = make(device, TableLifecycle(admission=Count(2), bound=Rows(5), keep_evicted=True))
     train(embedding, [1, 1])
     view = embedding.view("t")
     view.remove(torch.tensor([1]))
@@ -290,8 +290,8 @@ def test_much_that_waits_warns(device: torch.device, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("rules", [{"eviction": Idle(5), "every": 1}, {"score": Score(half_life=2)}, {}])
 def test_rows_of_a_later_moment_are_of_now(device: torch.device, rules: dict[str, Any]) -> None:
     """They left after the save that training goes on from."""
-    life = replace(BOUND, **rules)
-    later, earlier = make(device, life), make(device, life)
+    lifecycle = replace(BOUND, **rules)
+    later, earlier = make(device, lifecycle), make(device, lifecycle)
     train(later, *[[1, 2]] * 9)
     later.view("t").remove(torch.tensor([1, 2]))
     train(earlier, [3, 4, 5])

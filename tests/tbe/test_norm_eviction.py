@@ -12,8 +12,8 @@ import torch
 from embeddings import embedding_of, ids_of, one_table, weights_of
 
 from rec_sdk_torch.rules import Norm
-from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLife
-from rec_sdk_torch.tbe.cache.leaving import norms
+from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLifecycle
+from rec_sdk_torch.tbe.cache.eviction import norms
 
 DIM, RATE = 3, 0.25
 NORM = 0.75
@@ -21,9 +21,11 @@ STEPS_OF = (torch.optim.SGD, {"lr": RATE})
 
 
 def table(device: torch.device, cache: int = 50, dtype: torch.dtype = torch.float32, **rules: Any) -> Any:
-    life = TableLife(**{"eviction": Norm(NORM), "every": 2, **rules})
+    lifecycle = TableLifecycle(**{"eviction": Norm(NORM), "every": 2, **rules})
     initial = {"initializer_type": InitializerType.UNIFORM, "init_min": -1, "init_max": 1}
-    return one_table(device, dim=DIM, optimizer=STEPS_OF, life=life, weight_dtype=dtype, cache=cache, **initial)
+    return one_table(
+        device, dim=DIM, optimizer=STEPS_OF, lifecycle=lifecycle, weight_dtype=dtype, cache=cache, **initial
+    )
 
 
 def given(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,8 +99,8 @@ def test_rows_in_flight_stay(device: torch.device) -> None:
 
 
 def test_a_frozen_table_keeps_its_rows(device: torch.device) -> None:
-    life = TableLife(eviction=Norm(100), every=2)
-    tables = [TableConfig(name, 100, DIM, life=life) for name in "tu"]
+    lifecycle = TableLifecycle(eviction=Norm(100), every=2)
+    tables = [TableConfig(name, 100, DIM, lifecycle=lifecycle) for name in "tu"]
     embedding = embedding_of(*tables, cache=50, device=device)
     both = torch.tensor([1, 2]), torch.arange(3)
     embedding(*both).sum().backward()

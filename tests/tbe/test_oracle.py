@@ -21,7 +21,7 @@ import torch
 from embeddings import embedding_of
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from life_reference import Life
+from lifecycle_reference import Life
 from optimizer_table import BY_NAME
 from oracle_events import clip, collect, fill_counts, loaded, norm_of, norms, warm
 from oracle_leaving import Result, compare_left, keeps, leave, note_left, reference_leave, take
@@ -35,7 +35,7 @@ from rec_sdk_torch.operators.schemas import parallel_runner
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
 from rec_sdk_torch.tbe.cache import device_cache, transfers
 from rec_sdk_torch.tbe.cache.swap import Swap
-from rec_sdk_torch.tbe.config.life import Seen
+from rec_sdk_torch.tbe.config.lifecycle import IdSignals
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
 _engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on threads too
@@ -134,7 +134,7 @@ def separate(
 ) -> Prefetched:
     """The batch of a sequence whose features have a gradient each."""
     keys = np.arange(embedding.num_features)
-    return Prefetched(indices, offsets, BATCH, keys, False, offsets, seen=Seen(**extras))
+    return Prefetched(indices, offsets, BATCH, keys, False, offsets, seen=IdSignals(**extras))
 
 
 def forward(
@@ -155,7 +155,7 @@ def forward(
         lengths = [sum(map(len, feature)) for feature in step.features]
         return list(embedding(indices, offsets, **extras).mul_(2).split(lengths)), None
     keys = np.arange(embedding.num_features)
-    batch = embedding.queue.batch(offsets, indices, offsets, BATCH, keys, None, seen=Seen(**extras))
+    batch = embedding.queue.batch(offsets, indices, offsets, BATCH, keys, None, seen=IdSignals(**extras))
     outputs = embedding.lookup_features(batch)
     return [output.mul_(2) for output in outputs], None
 
@@ -320,20 +320,20 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     return result, reference
 
 
-def compare_life(name: str, result: Result, life: Life) -> None:
+def compare_lifecycle(name: str, result: Result, lifecycle: Life) -> None:
     """The table says of its ids, and counts, what plain Python says."""
     ids, candidates = result[f"{name}.ids"].tolist(), result[f"{name}.candidate ids"].tolist()
-    assert set(ids) == set(life.rows), f"{name}: rows"
-    assert candidates == sorted(life.candidates), f"{name}: candidates"
-    for kind, known, of in (("row", ids, life.rows), ("candidate", candidates, life.candidates)):
+    assert set(ids) == set(lifecycle.rows), f"{name}: rows"
+    assert candidates == sorted(lifecycle.candidates), f"{name}: candidates"
+    for kind, known, of in (("row", ids, lifecycle.rows), ("candidate", candidates, lifecycle.candidates)):
         prefix = f"{name}.{kind} "
         for key in [key for key in result if key.startswith(prefix) and key != f"{prefix}ids"]:
             assert result[key].tolist() == [getattr(of[i], key.removeprefix(prefix)) for i in known], key
-    sketch = b"" if life.sketch is None else life.sketch.state()
+    sketch = b"" if lifecycle.sketch is None else lifecycle.sketch.state()
     assert bytes(result[f"{name}.sketch"].tolist()) == sketch, f"{name}: sketch"
-    clocks = life.batches, life.steps, life.latest if life.rules.rule(rules.Age) else -(2**63)
+    clocks = lifecycle.batches, lifecycle.steps, lifecycle.latest if lifecycle.rules.rule(rules.Age) else -(2**63)
     assert clocks == tuple(int(result[f"{name}.clock {clock}"]) for clock in ("batches", "steps", "timestamp"))
-    assert int(result[f"{name}.evicted"]) == life.evicted
+    assert int(result[f"{name}.evicted"]) == lifecycle.evicted
 
 
 def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
@@ -350,12 +350,12 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
     for index, table in enumerate(scenario.tables):
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
-            life = reference.lives[index]
-            if life is not None and table.name != scenario.frozen:
-                compare_life(table.name, result, life)
+            lifecycle = reference.lifecycles[index]
+            if lifecycle is not None and table.name != scenario.frozen:
+                compare_lifecycle(table.name, result, lifecycle)
         if table.hashed and table.name == scenario.frozen:
             assert not ids, "what is frozen gets no row"
-        elif table.hashed and table.life is None:
+        elif table.hashed and table.lifecycle is None:
             assert set(ids) == reference.seen[index], "eval must insert nothing, training everything"
         kept = [row for row, i in enumerate(ids) if i in reference.places[index]]
         rows = [reference.places[index][ids[row]] for row in kept]
@@ -389,7 +389,9 @@ def check(scenario: Scenario, device: torch.device) -> None:
         now = f"{cache} rows on {where}{', rows late' if late else ''}"
         same_bits(result, again, f"{small} rows on {device}", now, norms_off(where))
     # Elsewhere the bits are those of the CPU, which has scenarios of its own. float64 has other norms.
-    if device.type == "cpu" and not any(table.life and table.life.rule(rules.Norm) for table in scenario.tables):
+    if device.type == "cpu" and not any(
+        table.lifecycle and table.lifecycle.rule(rules.Norm) for table in scenario.tables
+    ):
         compare(scenario, result, device)
     if scenario.rounded is not None:
         rounded, again = run(scenario.with_rounding(), small, device), other.with_rounding()

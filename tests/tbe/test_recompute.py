@@ -17,20 +17,20 @@ from oracle_leaving import Result
 from torch.utils.checkpoint import checkpoint
 
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
-from rec_sdk_torch.tbe import Pooling, TableConfig, TableLife
+from rec_sdk_torch.tbe import Pooling, TableConfig, TableLifecycle
 
-RULES: dict[str, TableLife | None] = {
+RULES: dict[str, TableLifecycle | None] = {
     "no rule": None,
-    "counts": TableLife(admission=Count(2), default_value=3),
-    "clicks": TableLife(admission=ShowClick(3, alpha=0.5, beta=1), default_value=3),
-    "a sketch": TableLife(admission=Sketch(3, bytes=256, halve_after=20), default_value=3),
-    "a coin": TableLife(admission=Probability(0.5), default_value=3),
-    "idleness": TableLife(eviction=Idle(2), every=1),
-    "age": TableLife(eviction=Age(25), every=1),
-    "a half-life": TableLife(eviction=Share(0.3), every=2, score=Score(half_life=2)),
-    "decay": TableLife(eviction=Share(0.3), every=2, score=Score(decay=0.5)),
-    "a norm": TableLife(eviction=Norm(0.2), every=2),
-    "a bound": TableLife(bound=Rows(8)),
+    "counts": TableLifecycle(admission=Count(2), default_value=3),
+    "clicks": TableLifecycle(admission=ShowClick(3, alpha=0.5, beta=1), default_value=3),
+    "a sketch": TableLifecycle(admission=Sketch(3, bytes=256, halve_after=20), default_value=3),
+    "a coin": TableLifecycle(admission=Probability(0.5), default_value=3),
+    "idleness": TableLifecycle(eviction=Idle(2), every=1),
+    "age": TableLifecycle(eviction=Age(25), every=1),
+    "a half-life": TableLifecycle(eviction=Share(0.3), every=2, score=Score(half_life=2)),
+    "decay": TableLifecycle(eviction=Share(0.3), every=2, score=Score(decay=0.5)),
+    "a norm": TableLifecycle(eviction=Norm(0.2), every=2),
+    "a bound": TableLifecycle(bound=Rows(8)),
 }
 UPDATE = pytest.mark.parametrize("update", ["backward", "step"])
 
@@ -38,9 +38,14 @@ UPDATE = pytest.mark.parametrize("update", ["backward", "step"])
 class Model:
     """Two tables of which one has a rule, and a function of their rows that saves tensors for its backward pass."""
 
-    def __init__(self, device: torch.device, life: TableLife | None, *, pooled: bool = True, update: str = "backward"):
+    def __init__(
+        self, device: torch.device, lifecycle: TableLifecycle | None, *, pooled: bool = True, update: str = "backward"
+    ):
         pooling = Pooling.SUM if pooled else Pooling.NONE
-        tables = [TableConfig("a", 100, 4, life=life, pooling=pooling), TableConfig("b", 100, 4, pooling=pooling)]
+        tables = [
+            TableConfig("a", 100, 4, lifecycle=lifecycle, pooling=pooling),
+            TableConfig("b", 100, 4, pooling=pooling),
+        ]
         optimizer = torch.optim.Adagrad, {"lr": 0.5}
         self.embedding = embedding_of(*tables, optimizer=optimizer, cache=24, device=device, update=update)
         self.device, self.pooled = device, pooled

@@ -12,7 +12,7 @@ from embeddings import embedding_of, ids_of, one_table, weights_of
 from reference_rounding import random_bits, rounded, row_numbers
 
 from rec_sdk_torch.tbe import Pooling, TableConfig
-from rec_sdk_torch.tbe.cache.update_numbers import rounding_seeds
+from rec_sdk_torch.tbe.cache.update_arguments import rounding_seeds
 
 DTYPES = [torch.bfloat16, torch.float16]
 DIM, STEPS, BAGS, LOOKUPS = 20, 12, 8, 3

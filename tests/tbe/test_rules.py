@@ -1,4 +1,4 @@
-"""Rules of admission and eviction: what a `TableLife` takes, what it needs of rows, and how its fields were called."""
+"""Rules of admission and eviction: the arguments of `TableLifecycle`, its columns, and its former fields."""
 
 from __future__ import annotations
 
@@ -13,71 +13,73 @@ import pytest
 import torch
 
 import rec_sdk_torch as rst
-from rec_sdk_torch import TableLife, rules
+from rec_sdk_torch import TableLifecycle, rules
 from rec_sdk_torch.rules import Age, Bytes, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.rules.flat import OPTIONS
 from rec_sdk_torch.rules.rule import Rule
 
 EVERY = (
-    TableLife(admission=Count(2)),
-    TableLife(admission=ShowClick(2, beta=3)),
-    TableLife(admission=Sketch(2, bytes=64)),
-    TableLife(admission=Probability(0.5)),
-    TableLife(eviction=Age(5)),
-    TableLife(eviction=Idle(5)),
-    TableLife(eviction=Norm(0.5)),
-    TableLife(eviction=Share(0.5), score=Score(beta=2)),
-    TableLife(bound=Rows(5)),
-    TableLife(bound=Bytes(80)),
+    TableLifecycle(admission=Count(2)),
+    TableLifecycle(admission=ShowClick(2, beta=3)),
+    TableLifecycle(admission=Sketch(2, bytes=64)),
+    TableLifecycle(admission=Probability(0.5)),
+    TableLifecycle(eviction=Age(5)),
+    TableLifecycle(eviction=Idle(5)),
+    TableLifecycle(eviction=Norm(0.5)),
+    TableLifecycle(eviction=Share(0.5), score=Score(beta=2)),
+    TableLifecycle(bound=Rows(5)),
+    TableLifecycle(bound=Bytes(80)),
 )
 
 
 def test_every_rule_is_tested_here_and_documented() -> None:
     named = {each for each in vars(rules).values() if isinstance(each, type) and issubclass(each, Rule)}
-    assert {type(rule) for life in EVERY for rule in life.rules} == named
-    assert {life.of_engine(16).__class__.__name__ for life in EVERY} == {"Life"}, "the engine knows each of them"
+    assert {type(rule) for lifecycle in EVERY for rule in lifecycle.rules} == named
+    assert {lifecycle.of_engine(16).__class__.__name__ for lifecycle in EVERY} == {"Life"}, (
+        "the engine knows each of them"
+    )
     page = (Path(__file__).resolve().parents[2] / "docs/api/tbe.md").read_text()
     for name in (each.__name__ for each in named):
-        assert f"`{name}`" in (TableLife.__doc__ or "")
+        assert f"`{name}`" in (TableLifecycle.__doc__ or "")
         assert f":: rec_sdk_torch.rules.{name}\n" in page
 
 
-COLUMNS: list[tuple[TableLife, list[str]]] = [
-    (TableLife(admission=ShowClick(2, beta=3)), []),
-    (TableLife(eviction=Age(5)), ["timestamp"]),
-    (TableLife(eviction=Idle(5)), ["last_use"]),
-    (TableLife(eviction=Norm(5)), []),
-    (TableLife(eviction=Share(0.5)), ["count", "score"]),
-    (TableLife(eviction=Share(0.5), score=Score(beta=1)), ["count", "score", "clicks"]),
-    (TableLife(eviction=Share(0.5), score=Score(half_life=3)), ["count", "last_use", "score"]),
-    (TableLife(bound=Rows(5)), ["count", "last_use"]),
-    (TableLife(bound=Bytes(5), eviction=[Age(5), Idle(4)]), ["count", "last_use", "timestamp"]),
-    (TableLife(bound=Rows(5), score=Score(beta=1), eviction=Age(3)), list(rules.COLUMNS)),
+COLUMNS: list[tuple[TableLifecycle, list[str]]] = [
+    (TableLifecycle(admission=ShowClick(2, beta=3)), []),
+    (TableLifecycle(eviction=Age(5)), ["timestamp"]),
+    (TableLifecycle(eviction=Idle(5)), ["last_use"]),
+    (TableLifecycle(eviction=Norm(5)), []),
+    (TableLifecycle(eviction=Share(0.5)), ["count", "score"]),
+    (TableLifecycle(eviction=Share(0.5), score=Score(beta=1)), ["count", "score", "clicks"]),
+    (TableLifecycle(eviction=Share(0.5), score=Score(half_life=3)), ["count", "last_use", "score"]),
+    (TableLifecycle(bound=Rows(5)), ["count", "last_use"]),
+    (TableLifecycle(bound=Bytes(5), eviction=[Age(5), Idle(4)]), ["count", "last_use", "timestamp"]),
+    (TableLifecycle(bound=Rows(5), score=Score(beta=1), eviction=Age(3)), list(rules.COLUMNS)),
 ]
 
 
-@pytest.mark.parametrize(("life", "columns"), COLUMNS, ids=[str(columns) for _, columns in COLUMNS])
-def test_columns_are_the_sum_over_the_rules(life: TableLife, columns: list[str]) -> None:
-    assert life.columns() == columns
+@pytest.mark.parametrize(("lifecycle", "columns"), COLUMNS, ids=[str(columns) for _, columns in COLUMNS])
+def test_columns_are_the_sum_over_the_rules(lifecycle: TableLifecycle, columns: list[str]) -> None:
+    assert lifecycle.columns() == columns
 
 
 def test_one_rule_or_a_list_in_any_order() -> None:
-    assert TableLife(eviction=Age(5)) == TableLife(eviction=[Age(5)])
-    assert TableLife(eviction=[Share(0.5), Age(5)]) == TableLife(eviction=(Age(5), Share(0.5)), score=Score())
-    assert hash(TableLife(bound=[Rows(5), Bytes(9)])) == hash(TableLife(bound=[Bytes(9), Rows(5)]))
+    assert TableLifecycle(eviction=Age(5)) == TableLifecycle(eviction=[Age(5)])
+    assert TableLifecycle(eviction=[Share(0.5), Age(5)]) == TableLifecycle(eviction=(Age(5), Share(0.5)), score=Score())
+    assert hash(TableLifecycle(bound=[Rows(5), Bytes(9)])) == hash(TableLifecycle(bound=[Bytes(9), Rows(5)]))
 
 
 def test_a_rank_has_its_part() -> None:
-    life = TableLife(
+    lifecycle = TableLifecycle(
         admission=Sketch(2, bytes=64, halve_after=30), eviction=Idle(9), bound=[Rows(8), Bytes(90)], every=4
     )
-    part = TableLife(
+    part = TableLifecycle(
         admission=Sketch(2, bytes=32, halve_after=15), eviction=Idle(9), bound=[Rows(4), Bytes(45)], every=4
     )
-    assert life.part(lambda number: number // 2) == part
+    assert lifecycle.part(lambda number: number // 2) == part
 
 
-any_of: Any = TableLife  # wrong types
+any_of: Any = TableLifecycle  # wrong types
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "an eviction as admission": (
         lambda: any_of(admission=Idle(5)),
@@ -95,7 +97,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a score that nothing reads": (lambda: any_of(score=Score(half_life=3)), TypeError, "no rule goes by Score"),
     "two ways to decay": (lambda: Score(decay=0.5, half_life=2), ValueError, "half_life is 2 beside decay 0.5"),
     "no flag": (lambda: any_of(keep_evicted=1), TypeError, "keep_evicted is 1, expected a bool"),
-    "no interval": (lambda: any_of(every=-1), ValueError, "TableLife: every is -1, must be at least 0 and below 2.63"),
+    "no interval": (
+        lambda: any_of(every=-1),
+        ValueError,
+        "TableLifecycle: every is -1, must be at least 0 and below 2.63",
+    ),
     "a half": (lambda: Idle(2.5), TypeError, "Idle: batches is 2.5, expected an int"),  # type: ignore[arg-type]
     "a negative half-life": (lambda: Score(half_life=-1), ValueError, "half_life is -1, must be at least 0"),
     "too many": (lambda: Rows(2**63), ValueError, "most is 9223372036854775808, must be .* below 2.63"),
@@ -138,23 +144,23 @@ def test_rules_that_do_not_fit(kind: str) -> None:
 SHOWCLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
 CLICKS = rst.ShowClickParams(1, 1, admit_threshold=3)
 COUNTS: Any = int(rst.AdmitAndEvictPolicyType.POLICY_COUNT.value)
-CONFIGS: list[tuple[dict[str, Any], TableLife]] = [
-    ({"score_half_life": 3, "max_rows": 9}, TableLife(bound=Rows(9), score=Score(half_life=3))),
+CONFIGS: list[tuple[dict[str, Any], TableLifecycle]] = [
+    ({"score_half_life": 3, "max_rows": 9}, TableLifecycle(bound=Rows(9), score=Score(half_life=3))),
     (
         {"sketch_bytes": 99, "sketch_depth": 3, "sketch_halve_after": 7, "admit_threshold": 3},
-        TableLife(admission=Sketch(3, bytes=99, depth=3, halve_after=7)),
+        TableLifecycle(admission=Sketch(3, bytes=99, depth=3, halve_after=7)),
     ),
     (
         {"admit_probability": 0.5, "evict_threshold": 9, "policy_type": COUNTS},
-        TableLife(admission=Probability(0.5), eviction=Age(9)),
+        TableLifecycle(admission=Probability(0.5), eviction=Age(9)),
     ),
-    ({"evict_norm": 2, "evict_step_interval": 7}, TableLife(eviction=Norm(2), every=7)),
+    ({"evict_norm": 2, "evict_step_interval": 7}, TableLifecycle(eviction=Norm(2), every=7)),
 ]
 
 
-@pytest.mark.parametrize(("given", "life"), CONFIGS, ids=[" ".join(given) for given, _ in CONFIGS])
-def test_a_config_means_rules(given: dict[str, Any], life: TableLife) -> None:
-    assert rst.AdmitAndEvictConfig(**given).table_life() == life
+@pytest.mark.parametrize(("given", "lifecycle"), CONFIGS, ids=[" ".join(given) for given, _ in CONFIGS])
+def test_a_config_means_rules(given: dict[str, Any], lifecycle: TableLifecycle) -> None:
+    assert rst.AdmitAndEvictConfig(**given).table_lifecycle() == lifecycle
 
 
 CONFIGS_WRONG: list[tuple[dict[str, Any], str]] = [
@@ -187,49 +193,52 @@ CONFIGS_WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "message"), CONFIGS_WRONG)
 def test_configs_that_do_not_fit(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rst.AdmitAndEvictConfig(**given).table_life()
+        rst.AdmitAndEvictConfig(**given).table_lifecycle()
 
 
 # ---- the fields of former versions
 
-SPELLINGS: list[tuple[dict[str, Any], TableLife]] = [
-    ({"admit_threshold": 3}, TableLife(admission=Count(3))),
-    ({"admit_threshold": 3, "default_value": 0.5}, TableLife(admission=Count(3), default_value=0.5)),
-    ({"admit_threshold": 3, "alpha": 2, "beta": 0.5}, TableLife(admission=ShowClick(3, 2, 0.5))),
-    ({"admit_threshold": 3, "sketch_bytes": 99}, TableLife(admission=Sketch(3, bytes=99))),
+SPELLINGS: list[tuple[dict[str, Any], TableLifecycle]] = [
+    ({"admit_threshold": 3}, TableLifecycle(admission=Count(3))),
+    ({"admit_threshold": 3, "default_value": 0.5}, TableLifecycle(admission=Count(3), default_value=0.5)),
+    ({"admit_threshold": 3, "alpha": 2, "beta": 0.5}, TableLifecycle(admission=ShowClick(3, 2, 0.5))),
+    ({"admit_threshold": 3, "sketch_bytes": 99}, TableLifecycle(admission=Sketch(3, bytes=99))),
     (
         {"admit_threshold": 3, "sketch_bytes": 99, "sketch_depth": 2, "sketch_halve_after": 7, "alpha": 0.5},
-        TableLife(admission=Sketch(3, bytes=99, depth=2, halve_after=7, alpha=0.5)),
+        TableLifecycle(admission=Sketch(3, bytes=99, depth=2, halve_after=7, alpha=0.5)),
     ),
-    ({"admit_probability": 0.5}, TableLife(admission=Probability(0.5))),
+    ({"admit_probability": 0.5}, TableLifecycle(admission=Probability(0.5))),
     (
         {"evict_age": 9, "evict_idle_steps": 8, "evict_norm": 0.5, "evict_step_interval": 7},
-        TableLife(eviction=[Age(9), Idle(8), Norm(0.5)], every=7),
+        TableLifecycle(eviction=[Age(9), Idle(8), Norm(0.5)], every=7),
     ),
-    ({"evict_share": 0.25}, TableLife(eviction=Share(0.25))),
+    ({"evict_share": 0.25}, TableLifecycle(eviction=Share(0.25))),
     (
         {"evict_share": 0.25, "alpha": 2, "beta": 1, "score_decay": 0.5},
-        TableLife(eviction=Share(0.25), score=Score(2, 1, 0.5)),
+        TableLifecycle(eviction=Share(0.25), score=Score(2, 1, 0.5)),
     ),
-    ({"max_rows": 9, "score_half_life": 4}, TableLife(bound=Rows(9), score=Score(half_life=4))),
-    ({"max_rows": 9, "max_bytes": 99, "keep_evicted": True}, TableLife(bound=[Rows(9), Bytes(99)], keep_evicted=True)),
+    ({"max_rows": 9, "score_half_life": 4}, TableLifecycle(bound=Rows(9), score=Score(half_life=4))),
+    (
+        {"max_rows": 9, "max_bytes": 99, "keep_evicted": True},
+        TableLifecycle(bound=[Rows(9), Bytes(99)], keep_evicted=True),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("former", "life"), SPELLINGS, ids=[" ".join(former) for former, _ in SPELLINGS])
-def test_former_fields_work_and_say_how_they_are_written_now(former: dict[str, Any], life: TableLife) -> None:
+@pytest.mark.parametrize(("former", "lifecycle"), SPELLINGS, ids=[" ".join(former) for former, _ in SPELLINGS])
+def test_former_fields_work_and_say_how_they_are_written_now(former: dict[str, Any], lifecycle: TableLifecycle) -> None:
     with pytest.warns(FutureWarning, match="takes rules as objects: write ") as seen:
-        made = TableLife(**former)
-    assert made == life
+        made = TableLifecycle(**former)
+    assert made == lifecycle
     (warning,) = seen
     assert issubclass(warning.category, rst.DeprecatedWarning)
     assert warning.filename == __file__
     spelling = str(warning.message).partition("write ")[2]
-    assert eval(spelling, {"TableLife": TableLife, "rules": rules}) == life, "it can be copied"
+    assert eval(spelling, {"TableLifecycle": TableLifecycle, "rules": rules}) == lifecycle, "it can be copied"
     for name, value in former.items():
         if name not in ("default_value", "keep_evicted"):
-            with pytest.warns(FutureWarning, match=f"TableLife.{name} is read from its rules"):
-                assert getattr(life, name) == value
+            with pytest.warns(FutureWarning, match=f"TableLifecycle.{name} is read from its rules"):
+                assert getattr(lifecycle, name) == value
 
 
 def test_every_former_field_is_in_the_table() -> None:
@@ -238,10 +247,10 @@ def test_every_former_field_is_in_the_table() -> None:
 
 def test_the_warning_is_one_that_users_can_copy() -> None:
     with pytest.warns(FutureWarning) as seen:
-        TableLife(3, evict_idle_steps=1000, evict_step_interval=100)  # type: ignore[misc, call-arg]
+        TableLifecycle(3, evict_idle_steps=1000, evict_step_interval=100)  # type: ignore[misc, call-arg]
     assert str(seen[0].message) == (
-        "TableLife(admit_threshold, evict_idle_steps, evict_step_interval) takes rules as objects: write "
-        "TableLife(admission=rules.Count(threshold=3.0), eviction=[rules.Idle(batches=1000)], every=100)"
+        "TableLifecycle(admit_threshold, evict_idle_steps, evict_step_interval) takes rules as objects: write "
+        "TableLifecycle(admission=rules.Count(threshold=3.0), eviction=[rules.Idle(batches=1000)], every=100)"
     )
 
 
@@ -265,27 +274,32 @@ FORMER_WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_former_fields_that_do_not_fit(kind: str) -> None:
     fields, message = FORMER_WRONG[kind]
     with pytest.raises(ValueError, match=message):
-        TableLife(**fields)
+        TableLifecycle(**fields)
 
 
 def test_former_fields_beside_rules() -> None:
     wrong: Any = {"max_rows": 9}
-    with pytest.raises(TypeError, match="TableLife: max_rows beside admission: give rules alone"):
-        TableLife(admission=Count(3), **wrong)
+    with pytest.raises(TypeError, match="TableLifecycle: max_rows beside admission: give rules alone"):
+        TableLifecycle(admission=Count(3), **wrong)
     with pytest.raises(TypeError, match="max_rows beside eviction, score"):
-        dataclasses.replace(TableLife(eviction=Share(0.5)), **wrong)
+        dataclasses.replace(TableLifecycle(eviction=Share(0.5)), **wrong)
     with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
         any_of(no_such=3)
-    with pytest.raises(AttributeError, match="TableLife has no attribute 'no_such'"):
+    with pytest.raises(AttributeError, match="TableLifecycle has no attribute 'no_such'"):
         any_of().no_such  # noqa: B018
 
 
 def test_copies_and_pickles_of_either_version() -> None:
-    life = TableLife(admission=Count(3), eviction=[Age(9), Share(0.5)])
-    before, former = {name: default for name, (default, *_) in OPTIONS.items()}, copy.copy(life)
+    lifecycle = TableLifecycle(admission=Count(3), eviction=[Age(9), Share(0.5)])
+    before, former = {name: default for name, (default, *_) in OPTIONS.items()}, copy.copy(lifecycle)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert pickle.loads(pickle.dumps(life)) == copy.deepcopy(life) == dataclasses.replace(life) == life
-    with pytest.warns(FutureWarning, match="write TableLife"):
+        assert (
+            pickle.loads(pickle.dumps(lifecycle))
+            == copy.deepcopy(lifecycle)
+            == dataclasses.replace(lifecycle)
+            == lifecycle
+        )
+    with pytest.warns(FutureWarning, match="write TableLifecycle"):
         former.__setstate__({**before, "admit_threshold": 3.0, "evict_age": 9, "evict_share": 0.5})  # type: ignore[attr-defined]
-    assert former == life
+    assert former == lifecycle

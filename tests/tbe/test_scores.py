@@ -10,14 +10,14 @@ import embeddings
 import pytest
 import torch
 from embeddings import ids_of, one_table
-from life_reference import MOST, decayed
+from lifecycle_reference import MOST, decayed
 
 from rec_sdk_torch.rules import Age, Count, Rows, Score, ShowClick, Sketch
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLife
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLifecycle
 
 
 def table(device: torch.device, **rules: Any) -> TableBatchedEmbedding:
-    return one_table(device, life=TableLife(**rules))
+    return one_table(device, lifecycle=TableLifecycle(**rules))
 
 
 def train(embedding: TableBatchedEmbedding, *ids: int, **signals: torch.Tensor) -> None:

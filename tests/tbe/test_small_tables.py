@@ -12,7 +12,7 @@ import torch
 from embeddings import embedding_of
 
 from rec_sdk_torch.rules import Idle, Rows
-from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLife
+from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLifecycle
 
 PAGE = mmap.PAGESIZE
 DIM = 4
@@ -26,9 +26,9 @@ COLUMNS = {"version": 8, "count": 4, "last_use": 4}
 def make(
     device: torch.device, tables: int, rows: int, cache: int, hashed: bool = True, columns: bool = True
 ) -> TableBatchedEmbedding:
-    life = TableLife(eviction=Idle(1000), every=1000, bound=Rows(1000)) if hashed and columns else None
+    lifecycle = TableLifecycle(eviction=Idle(1000), every=1000, bound=Rows(1000)) if hashed and columns else None
     configs = [
-        TableConfig(f"t{t}", rows, DIM, pooling=Pooling.NONE, hashed=hashed, track_changes=columns, life=life)
+        TableConfig(f"t{t}", rows, DIM, pooling=Pooling.NONE, hashed=hashed, track_changes=columns, lifecycle=lifecycle)
         for t in range(tables)
     ]
     return embedding_of(*configs, cache=cache, device=device)

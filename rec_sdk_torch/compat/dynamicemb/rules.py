@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...rules import Count, Rows, Score
-from ...tbe import InitializerType, TableLife
+from ...tbe import InitializerType, TableLifecycle
 from .admission import FrequencyAdmissionStrategy, KVCounter
 from .enums import DynamicEmbInitializerArgs, DynamicEmbInitializerMode, DynamicEmbScoreStrategy, evicts_by
 from .options import DynamicEmbTableOptions
@@ -81,7 +81,7 @@ def _admission(name: str, options: DynamicEmbTableOptions) -> int:
     return strategy.threshold
 
 
-def table_life(name: str, options: DynamicEmbTableOptions, world_size: int) -> TableLife:
+def table_lifecycle(name: str, options: DynamicEmbTableOptions, world_size: int) -> TableLifecycle:
     """Returns the rules of a table on `world_size` ranks.
 
     Rows leave by their count (LFU), or by their score. It is 0 for each row, so that those leave which were idle for
@@ -94,7 +94,7 @@ def table_life(name: str, options: DynamicEmbTableOptions, world_size: int) -> T
     assert options.score_strategy is not None
     kind, strategy = evicts_by(options.score_strategy), DynamicEmbScoreStrategy
     evicts = kind is not strategy.NO_EVICTION
-    return TableLife(
+    return TableLifecycle(
         admission=Count(max(1, _admission(name, options))),
         bound=Rows(options.max_capacity * world_size) if evicts and options.max_capacity else (),
         score=Score(alpha=0) if evicts and kind is not strategy.LFU else None,

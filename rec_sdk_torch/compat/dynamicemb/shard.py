@@ -22,13 +22,13 @@ from ...distributed.sharders import EmbCacheEmbeddingBagCollectionSharder, EmbCa
 from ...distributed.turn import Turn
 from ...modules.collection import CachedCollection
 from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConfig
-from ...modules.conventions import plain_as_index
+from ...modules.defaults import plain_as_index
 from ...optim.in_backward import apply_optimizer_in_backward
-from ...optim.requests import noted
+from ...optim.optimizer_assignments import noted
 from .enums import HOMES
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, row_bytes
-from .rules import check_options, initial_weights, table_life
+from .rules import check_options, initial_weights, table_lifecycle
 from .scored import ScoredTables
 from .scores import TableScores
 
@@ -131,7 +131,7 @@ def _config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, 
         weight_init_min=weights.get("init_min"),
         weight_init_max=weights.get("init_max"),
         init_fn=weights.get("init_fn"),
-        admit_and_evict_config=table_life(table.name, options, world_size),
+        admit_and_evict_config=table_lifecycle(table.name, options, world_size),
         **{key: weights[key] for key in ("initializer_type",) if key in weights},
         **({"pooling": table.pooling} if pooled else {}),
     )

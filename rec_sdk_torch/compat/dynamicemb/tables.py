@@ -10,7 +10,7 @@ from ...tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from .enums import HOMES, DynamicEmbPoolingMode
 from .optimizers import checked, torch_optimizer
 from .options import DynamicEmbTableOptions, complete_initializer_args, row_bytes
-from .rules import check_options, initial_weights, table_life
+from .rules import check_options, initial_weights, table_lifecycle
 from .scored import ScoredTables
 from .scores import TableScores
 
@@ -125,7 +125,7 @@ def _config(name: str, options: DynamicEmbTableOptions, features: int, pooling: 
         num_features=features,
         pooling=pooling,
         weight_dtype=_dtype(options),
-        life=table_life(name, options, 1),
+        lifecycle=table_lifecycle(name, options, 1),
         home=HOMES[options.dist_type],
         **initial_weights(name, complete_initializer_args(options.initializer_args)),
     )

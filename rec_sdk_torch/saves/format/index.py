@@ -11,9 +11,9 @@ import numpy as np
 
 from ..._engine import IndexWriter, ServedTable, same_index
 from . import files
-from .contents import Int64Array, are_in, open_file
 from .errors import CheckpointError
 from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedTable
+from .validation import Int64Array, are_in, open_file
 
 _PIECE = 1 << 18
 """Ids that are in memory at once."""

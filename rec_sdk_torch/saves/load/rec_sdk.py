@@ -28,8 +28,8 @@ from ..format.errors import CheckpointError
 from ..format.folders import is_timestamp
 from ..format.manifest import MANIFEST
 from ..owners import Owner
-from .rec_sdk_life import SavedLife, read_life
-from .room import has_room_beside
+from .capacity import has_room_beside
+from .rec_sdk_lifecycle import SavedLifecycle, read_lifecycle
 
 _KEY, _EMBEDDING = "key", "embedding"
 _ATTRIBUTE, _DATA = "slice.attribute", "slice.data"
@@ -94,7 +94,7 @@ class _Table:
     owner: Owner
     name: str
     arrays: list[tuple[np.ndarray, dict[str, np.ndarray]]]
-    life: SavedLife | None
+    lifecycle: SavedLifecycle | None
 
     def pieces(self, rows: int) -> Iterator[SavedRows]:
         """Rows that are at home in this process, so many at a time."""
@@ -136,7 +136,7 @@ def _table(owner: Owner, name: str, folder: Path) -> _Table:
             raise CheckpointError(f"{rank}: {wrong} have another number of rows than its {len(ids)} ids")
         arrays.append((ids, parts))
     keys = [ids for ids, _ in arrays]
-    return _Table(owner, name, arrays, read_life(owner, name, folder, list(zip(ranks, keys, strict=True))))
+    return _Table(owner, name, arrays, read_lifecycle(owner, name, folder, list(zip(ranks, keys, strict=True))))
 
 
 def _check(table: _Table, folder: Path) -> None:
@@ -185,12 +185,12 @@ def write_over(owners: Sequence[Owner], found: Sequence[Sequence[_Table]]) -> No
         load(owner.embedding.layout, contents)
 
 
-def put_life(found: Sequence[Sequence[_Table]]) -> None:
+def put_lifecycle(found: Sequence[Sequence[_Table]]) -> None:
     """Sets what is counted of the rows, once they are in the tables."""
     for tables in found:
         for table in tables:
-            if table.life is not None:
-                table.life.put(table.owner.embedding.view(table.name))
+            if table.lifecycle is not None:
+                table.lifecycle.put(table.owner.embedding.view(table.name))
 
 
 def has_room(found: Sequence[Sequence[_Table]], folder: Path) -> bool:

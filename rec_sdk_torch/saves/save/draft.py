@@ -90,7 +90,7 @@ def draft_table(owner: Owner, name: str, key: str, optimizer: int | None = None)
         optimizer: its place in the save's optimizers.
     """
     config, view = owner.configs[name], owner.embedding.view(name)
-    life = view.config.life
+    lifecycle = view.config.lifecycle
     return SavedTable(
         key=key,
         name=name,
@@ -105,7 +105,7 @@ def draft_table(owner: Owner, name: str, key: str, optimizer: int | None = None)
         parts={part: shape[0] for part, shape in view.parts().items()},
         optimizer=optimizer,
         rows=0,
-        columns={name: "F64" if name == "score" else "I64" for name in (life.columns() if life else [])},
+        columns={name: "F64" if name == "score" else "I64" for name in (lifecycle.columns() if lifecycle else [])},
         clocks={},
     )
 

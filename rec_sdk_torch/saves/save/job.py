@@ -11,9 +11,9 @@ import torch
 from ..format import files
 from ..format.errors import CheckpointError
 from ..owners import Owner, owners_of
-from ..team import Team
+from ..participants import Team
 from .draft import Start, keys_of
-from .saving import Moment, begin, check_shared, check_tracked, finish, follows, manifest_of, note, take, write
+from .save_writer import Moment, begin, check_shared, check_tracked, finish, follows, manifest_of, note, take, write
 
 
 class SaveJob:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from ...tbe import Int64Array
-from ..format.contents import SavedTables, open_file, saved_tables
 from ..format.errors import CheckpointError
 from ..format.file_writer import FileWriter
 from ..format.folders import Paths, chain_of, latest_save, paths_of
 from ..format.manifest import REMOVED, ROWS
 from ..format.quantized import BITS
 from ..format.tensors import DTYPES, TensorLayout, TensorReader, TensorSpec, TensorWriter
-from ..load.reading import verify, verify_tables
+from ..format.validation import SavedTables, open_file, saved_tables
+from ..load.save_reader import verify, verify_tables
 
 _PIECE = 1 << 16
 """Rows that are in memory at a time, with safetensors."""

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 from ..format import files
-from ..format.contents import open_file
 from ..format.errors import CheckpointError
 from ..format.folders import UNFINISHED, PathLike, Paths, chain_of, latest_save, paths_of
 from ..format.index import write_indexes
 from ..format.manifest import MANIFEST, REMOVED, ROWS, WEIGHT, Manifest, SavedFile, SavedTable, read_manifest
 from ..format.quantized import BITS, NAMES, dequantize, quantize, row_bytes
 from ..format.tensors import TensorSpec
-from ..load.reading import verify
-from ..save.writing import Piece, RankFiles
+from ..format.validation import open_file
+from ..load.save_reader import verify
+from ..save.rank_writer import Piece, RankFiles
 
 _PIECE = 1 << 14
 """Rows that are in memory at a time."""

@@ -22,13 +22,13 @@ from ... import _engine
 from ...runtime.exits import OwnThread, calls
 from ...runtime.numbers import is_number
 from ...runtime.warn import SaveWarning, warn
-from ..format.contents import saved_tables
 from ..format.errors import CheckpointError
 from ..format.folders import Paths, chain_of, latest_save, paths_of
 from ..format.index import ensure_index, open_served
 from ..format.manifest import Manifest
 from ..format.quantized import BITS
 from ..format.tensors import DTYPES
+from ..format.validation import saved_tables
 
 logger = logging.getLogger("rec_sdk_torch.serving")
 

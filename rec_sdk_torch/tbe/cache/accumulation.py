@@ -10,9 +10,9 @@ import torch
 
 from ... import _engine
 from ...operators.calls import accumulate_rows
-from .ledger import Ledger, Run, run_now
 from .plan import Plan
 from .transfers import Transfers
+from .update_journal import Ledger, Run, run_now
 
 Segments = tuple[torch.Tensor | None, ...]
 """The arrays of a plan that an update takes behind the gradients: segment_offsets, grad_row, grad_source, grad_column,

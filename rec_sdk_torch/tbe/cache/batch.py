@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..config.life import NOTHING_SEEN, Seen, SeenArrays
+from ..config.lifecycle import NO_SIGNALS, IdSignalArrays, IdSignals
 
 Int64Array = npt.NDArray[np.int64]
 IntArray = npt.NDArray[np.signedinteger[Any]]
@@ -81,7 +81,7 @@ class Batch:
     copied: bool = False
     weighted: bool = False
     joined: bool = False
-    seen: SeenArrays = NOTHING_SEEN
+    seen: IdSignalArrays = NO_SIGNALS
     given: Batch | None = None
     kept: Int64Array | None = None
 
@@ -95,7 +95,7 @@ class Batch:
         weights: torch.Tensor | None = None,
         weighted: bool | None = None,
         joined: bool = False,
-        seen: Seen | None = None,
+        seen: IdSignals | None = None,
     ) -> Batch:
         """A batch of tensors, copied to the host where they are not there yet.
 
@@ -115,7 +115,7 @@ class Batch:
         ids: IntArray = (values if values.is_cpu else _to_host("ids", values)).numpy()
         bags: IntArray = (offsets if offsets.is_cpu else _to_host("offsets", offsets)).numpy()
         weighted = weights is not None if weighted is None else weighted
-        known = NOTHING_SEEN if seen is None else seen.arrays(len(ids))
+        known = NO_SIGNALS if seen is None else seen.arrays(len(ids))
         return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, known)
 
     def same_plan(self, other: Batch) -> bool:

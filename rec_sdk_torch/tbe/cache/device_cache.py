@@ -15,21 +15,21 @@ from ...operators.devices.backends import Backend, backend_for
 from ...operators.record import dtype_codes
 from ...operators.schemas import parallel_runner
 from ...rules import Norm
-from ..config.life import warn_of_evictions, warn_of_timestamps
+from ..config.lifecycle import warn_of_evictions, warn_of_timestamps
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import Segments, Window
 from .batch import Batch, Int64Array
 from .evicted import Departures
-from .graded import GradedPlan, graded_rows
 from .group_spec import Member, Watcher, drawn, engine_of, fill_default_rows, record_layout, state_inits
-from .ledger import Call, Ledger, Run
 from .norms import UpdateNorms
 from .plan import Plan
-from .ranges import profiled
+from .profiler_ranges import profiled
 from .store_folder import StoreFolder
 from .swap import Swap, joined_lookup
+from .touched_rows import GradedPlan, graded_rows
 from .transfers import Transfers
-from .update_numbers import UpdateNumbers
+from .update_arguments import UpdateNumbers
+from .update_journal import Call, Ledger, Run
 
 _engine.set_parallel_runner(*parallel_runner())
 
@@ -123,10 +123,10 @@ class Group:
         self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
         self.set_evict_step_interval(None)
         self._frozen = [False] * len(members)
-        lives = [member.config.life for member in members if member.config.life is not None]
-        self._dated = any("timestamp" in life.columns() for life in lives)
+        lifecycles = [member.config.lifecycle for member in members if member.config.lifecycle is not None]
+        self._dated = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
         self.warns = self._may_warn or self._dated
-        self.evicting, self.measuring = bool(lives), any(life.rule(Norm) for life in lives)
+        self.evicting, self.measuring = bool(lifecycles), any(lifecycle.rule(Norm) for lifecycle in lifecycles)
         self.norms: UpdateNorms | None = None
         self.snapshots: dict[int, Watcher] = {}
         self.evicted: dict[int, Departures] = {}
@@ -422,9 +422,9 @@ class Group:
 
     def set_evict_step_interval(self, steps: int | None) -> None:
         """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
-        lives = [member.config.life for member in self.members]
-        configured = [0 if life is None else life.every for life in lives]
-        self.intervals = configured if steps is None else [steps] * len(lives)
+        lifecycles = [member.config.lifecycle for member in self.members]
+        configured = [0 if lifecycle is None else lifecycle.every for lifecycle in lifecycles]
+        self.intervals = configured if steps is None else [steps] * len(lifecycles)
 
     def freeze(self, names: Collection[str]) -> None:
         """Makes these the frozen ones of its tables: their clocks stand still, and no id leaves by itself."""

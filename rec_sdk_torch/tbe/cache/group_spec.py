@@ -36,7 +36,7 @@ class Member:
     @property
     def cache_slots(self) -> int:
         """With that of the default row, which is behind the others."""
-        return self.slots + int(self.config.life is not None and self.config.life.admits)
+        return self.slots + int(self.config.lifecycle is not None and self.config.lifecycle.admits)
 
 
 class Watcher(Protocol):
@@ -80,7 +80,7 @@ def _table_spec(
     config = member.config
     low, high = config.init_range
     initializer = _engine.Initializer(config.initializer_kind, low, high, config.init_mean, config.init_stddev)
-    optimizer, life = member.optimizer, config.life
+    optimizer, lifecycle = member.optimizer, config.lifecycle
     return _engine.TableSpec(
         **config.marked(ENGINE),
         slots=member.slots,
@@ -88,8 +88,8 @@ def _table_spec(
         seed=seed,
         state_init=state_init,
         bounds_check=bounds_check.value,
-        columns=[*(["version"] if config.track_changes else []), *(life.columns() if life else [])],
-        life=life.of_engine(stored_bytes(config, optimizer)) if life else None,
+        columns=[*(["version"] if config.track_changes else []), *(lifecycle.columns() if lifecycle else [])],
+        lifecycle=lifecycle.of_engine(stored_bytes(config, optimizer)) if lifecycle else None,
         store_path="" if stores is None else stores.new_path(config.name),
         stored_dtype=WEIGHT_DTYPES.index(config.weight_dtype),
     )
@@ -137,8 +137,8 @@ def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
     end = 0
     for member in members:
         end += member.cache_slots
-        if member.config.life is not None and member.cache_slots > member.slots:
-            weights[end - 1].fill_(member.config.life.default_value)
+        if member.config.lifecycle is not None and member.cache_slots > member.slots:
+            weights[end - 1].fill_(member.config.lifecycle.default_value)
 
 
 def drawn(config: TableConfig, rows: int) -> torch.Tensor:

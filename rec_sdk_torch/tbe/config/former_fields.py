@@ -1,4 +1,4 @@
-"""The fields that `TableLife` had before it took rules as objects: they work for one version, with a warning."""
+"""The fields that `TableLifecycle` had before it took rules as objects: they work for one version, with a warning."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _KEPT = ("default_value", "keep_evicted")
 Class = TypeVar("Class", bound=type)
 
 
-def accepts_former_fields(table_life: Class) -> Class:
-    """Lets `TableLife` take and return its former fields, with a warning that has the new spelling."""
-    make = vars(table_life)["__init__"]
+def accepts_former_fields(table_lifecycle: Class) -> Class:
+    """Lets `TableLifecycle` take and return its former fields, with a warning that has the new spelling."""
+    make = vars(table_lifecycle)["__init__"]
 
     @functools.wraps(make)
     def init(self: Any, *values: Any, **given: Any) -> None:
         former = dict(zip(OPTIONS, values, strict=False))
         if len(values) > len(OPTIONS) or former.keys() & given.keys():
-            raise TypeError(f"TableLife: {len(values)} positions and {', '.join(given)}: a field twice, or too many")
+            raise TypeError(
+                f"TableLifecycle: {len(values)} positions and {', '.join(given)}: a field twice, or too many"
+            )
         former |= {name: given.pop(name) for name in OPTIONS if name in given and (values or name not in _KEPT)}
         if not former:
             make(self, **given)
@@ -34,29 +36,31 @@ def accepts_former_fields(table_life: Class) -> Class:
             make(self, **given)  # which raises for a name that is not known
         if new:
             both = f"{', '.join(former)} beside {', '.join(new)}"
-            raise TypeError(f"TableLife: {both}: give rules alone, docs/life.md, also to dataclasses.replace")
-        make(self, **rules_of("TableLife", **former | {name: given[name] for name in _KEPT if name in given}))
-        warn(f"TableLife({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
+            raise TypeError(
+                f"TableLifecycle: {both}: give rules alone, docs/admission_eviction.md, also to dataclasses.replace"
+            )
+        make(self, **rules_of("TableLifecycle", **former | {name: given[name] for name in _KEPT if name in given}))
+        warn(f"TableLifecycle({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
 
     def read(self: Any, name: str) -> Any:
         if name not in OPTIONS:
-            raise AttributeError(f"TableLife has no attribute {name!r}")
+            raise AttributeError(f"TableLifecycle has no attribute {name!r}")
         default, number, kinds = OPTIONS[name]
         found = [getattr(rule, number) for rule in self.rules if isinstance(rule, kinds)]
         value = self.every if name == "evict_step_interval" else found[0] if found else default
-        warn(f"TableLife.{name} is read from its rules, which are {spelling(self)}", DeprecatedWarning)
+        warn(f"TableLifecycle.{name} is read from its rules, which are {spelling(self)}", DeprecatedWarning)
         return value
 
     def restore(self: Any, state: Mapping[str, Any]) -> None:  # a pickle, with former fields or new ones
         init(self, **state)
 
     for name, method in {"__init__": init, "__getattr__": read, "__setstate__": restore}.items():
-        setattr(table_life, name, method)
-    return table_life
+        setattr(table_lifecycle, name, method)
+    return table_lifecycle
 
 
 def spelling(value: Any) -> str:
-    """Returns the code that makes a `TableLife`, its rules, or a number."""
+    """Returns the code that makes a `TableLifecycle`, its rules, or a number."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(spelling, value))}]"
     if not is_dataclass(value):

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from ...operators.record import WEIGHT_DTYPES, holds
+from ...runtime.former_names import accepts_former_name
 from ...runtime.numbers import as_int, is_number
 from ...runtime.warn import InputWarning, warn
-from .life import TableLife
+from .lifecycle import TableLifecycle
 
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
@@ -132,6 +133,7 @@ DIVIDED = {"divided": True}
 """Marks a number of rows, of which each rank of a sharded table has its part; 0 says nothing of them."""
 
 
+@accepts_former_name("life", "lifecycle")
 @dataclass(frozen=True)
 class TableConfig:
     """One embedding table.
@@ -154,7 +156,7 @@ class TableConfig:
         init_stddev: its standard deviation.
         init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
             hash table's blocks of new rows `[n, D]` in order of arrival.
-        life: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
+        lifecycle: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
         track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 to 10 bytes per row.
         stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
             see docs/rounding.md. float32 weights do not round.
@@ -191,7 +193,7 @@ class TableConfig:
     stochastic_rounding: bool = False
     padding_idx: int | None = None
     cache_dtype: torch.dtype | None = None
-    life: TableLife | None = None
+    lifecycle: TableLifecycle | None = None
     home: Home = Home.MODULO
 
     def __post_init__(self) -> None:
@@ -215,12 +217,12 @@ class TableConfig:
             raise ValueError(
                 f"table {self.name!r}: cache_dtype {self.cache_dtype}, allowed are None and {WEIGHT_DTYPES}"
             )
-        if self.life is not None and self.life.any() and not self.hashed:
+        if self.lifecycle is not None and self.lifecycle.any() and not self.hashed:
             raise ValueError(
                 f"table {self.name!r}: only a hash table admits or evicts ids, and hands out rows that leave"
             )
-        if self.life is not None and not self._holds(self.life.default_value):
-            default, dtypes = self.life.default_value, self._dtypes
+        if self.lifecycle is not None and not self._holds(self.lifecycle.default_value):
+            default, dtypes = self.lifecycle.default_value, self._dtypes
             raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")
         if not isinstance(self.stochastic_rounding, bool):
             raise TypeError(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..cache.device_cache import Group
-from ..cache.ledger import Ledger, Run
+from ..cache.update_journal import Ledger, Run
 
 
 class TableGradient(NamedTuple):

@@ -26,7 +26,7 @@ from .frozen import FrozenTables
 from .locks import Locks
 from .move import move_rows
 from .parameter_edges import ParameterEdges
-from .waiting import NOTHING, Waiting
+from .pending_gradients import NOTHING, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,9 @@ class Layout:
         self.windows: dict[int, int] = {}
         self.waiting: Waiting = NOTHING
         self.needed: list[int] | None = None
-        self.evicted = {t.name: Departures(t.name) for t in self.tables if t.life is not None and t.life.keep_evicted}
+        self.evicted = {
+            t.name: Departures(t.name) for t in self.tables if t.lifecycle is not None and t.lifecycle.keep_evicted
+        }
         self.replicated: frozenset[str] = frozenset()
         self.always: dict[str, Callable[[], Int64Array]] = {}
         self.fill = fill

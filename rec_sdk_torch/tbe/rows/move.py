@@ -26,11 +26,11 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
                 rows, _ = target.engine.tables.insert(place, chosen)
                 target.engine.tables.reserve_rows(place, rows)
                 write_parts(target, place, chosen, {part: part_of(source, part)(records) for part in parts})
-            if member.config.life is not None:
-                _move_life(source, table, target, place)
+            if member.config.lifecycle is not None:
+                _move_lifecycle(source, table, target, place)
 
 
-def _move_life(source: Group, table: int, target: Group, place: int) -> None:
+def _move_lifecycle(source: Group, table: int, target: Group, place: int) -> None:
     """Copies what is counted of the ids of a table."""
     old, new = source.engine, target.engine
     new.lifecycle.set_clock(place, *old.lifecycle.clock(table))
@@ -38,6 +38,6 @@ def _move_life(source: Group, table: int, target: Group, place: int) -> None:
     columns = old.lifecycle.read_columns(table, rows)
     new.lifecycle.write_columns(place, new.tables.insert(place, ids)[0], columns)
     new.lifecycle.set_candidates(place, *old.lifecycle.candidates(table))
-    life = source.members[table].config.life
-    if life is not None and life.rule(Sketch):
+    lifecycle = source.members[table].config.lifecycle
+    if lifecycle is not None and lifecycle.rule(Sketch):
         new.lifecycle.set_sketch(place, [old.lifecycle.sketch(table)])

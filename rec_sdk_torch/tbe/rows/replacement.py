@@ -14,11 +14,11 @@ from ..cache.device_cache import Group
 from ..cache.evicted import Departed, EvictedRows
 from ..config.optimizer import TableOptimizer
 from ..config.table import TableConfig
-from .given import columns_of
 from .layout import Layout
 from .row_parts import WEIGHT, placed
-from .table_life import CLOCKS, STARTED
+from .table_lifecycle import CLOCKS, STARTED
 from .table_view import Chunk, TableView
+from .user_tensors import columns_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class SavedRows(Chunk):
 
 
 @dataclass(frozen=True, eq=False)
-class LifeState:
+class LifecycleState:
     """The state of a table that admits or evicts ids, beside its rows.
 
     Attributes:
@@ -70,14 +70,14 @@ class TableSource:
     view: TableView
     layers: Callable[[], Iterator[SavedRows | RemovedIds]]
     window: Callable[[], Iterator[tuple[Int64Array, torch.Tensor]]]
-    life: LifeState | None = None
+    lifecycle: LifecycleState | None = None
     rows: int = 0
     evicted: Callable[[], list[EvictedRows]] = list
 
     @property
     def clocks(self) -> Mapping[str, int]:
         """The clocks of the table when it has these contents: what these do not say of a row begins then."""
-        return STARTED if self.life is None else self.life.clocks
+        return STARTED if self.lifecycle is None else self.lifecycle.clocks
 
 
 class Replacement:
@@ -200,10 +200,10 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
             engine.lifecycle.write_columns(table, rows, columns_of(name, layer.columns))
     for ids, sums in source.window():
         engine.saves.put_away(table, engine.tables.find_rows(table, ids)[0], sums.contiguous().numpy())
-    if source.life is not None:
-        if source.life.candidates is not None:
-            waiting, columns = source.life.candidates
+    if source.lifecycle is not None:
+        if source.lifecycle.candidates is not None:
+            waiting, columns = source.lifecycle.candidates
             engine.lifecycle.set_candidates(table, waiting.numpy(), columns_of(name, columns))
-        if source.life.sketches:
-            engine.lifecycle.set_sketch(table, [sketch.numpy() for sketch in source.life.sketches])
+        if source.lifecycle.sketches:
+            engine.lifecycle.set_sketch(table, [sketch.numpy() for sketch in source.lifecycle.sketches])
     return rounded

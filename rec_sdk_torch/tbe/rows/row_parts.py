@@ -9,7 +9,7 @@ import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.leaving import read_known
+from ..cache.eviction import read_known
 from ..config.table import TableConfig
 
 WEIGHT = "weight"

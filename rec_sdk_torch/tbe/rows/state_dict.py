@@ -11,10 +11,10 @@ import torch
 
 from ...runtime.eager import NotScripted
 from ...runtime.warn import SaveWarning, warn
-from .given import tensor_problem
 from .layout import Layout
 from .row_parts import WEIGHT
 from .table_view import Chunk, Content, TableView, load
+from .user_tensors import tensor_problem
 
 
 class TablesModule(NotScripted, torch.nn.Module):

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..cache.cache_warming import warm_rows
 from ..cache.device_cache import Group
 from ..cache.evicted import Departed, EvictedRows
+from ..cache.eviction import remove
 from ..cache.group_spec import drawn, stored_bytes
-from ..cache.leaving import remove
-from ..cache.warming import warm_rows
 from ..config.optimizer import TableOptimizer
-from .given import (
+from .layout import Layout
+from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
+from .table_chunks import PiecesView
+from .user_tensors import (
     check_left,
     columns_of,
     columns_problem,
@@ -26,9 +29,6 @@ from .given import (
     plain,
     tensor_problem,
 )
-from .layout import Layout
-from .pieces import PiecesView
-from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,10 +235,10 @@ class TableView(PiecesView):
             old: the whole table.
             mine: which of some ids, int64 `[n]`, are of this part, bool `[n]`.
         """
-        for chunk in old.chunks(kept=old.config.life is None):  # rules count rows that are as at first, too
+        for chunk in old.chunks(kept=old.config.lifecycle is None):  # rules count rows that are as at first, too
             here = mine(chunk.ids)
             self.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
-        if old.config.life is not None:
+        if old.config.lifecycle is not None:
             self.take_over_counts(old, self.ids(), mine)
         if self.config.name in old.layout.evicted:
             pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]

@@ -18,9 +18,9 @@ from ...runtime.warn import PerformanceWarning, warn
 from ...runtime.worker import Worker
 from ..cache.batch import Batch, Int64Array
 from ..cache.plan import Plan
-from ..cache.ranges import profiled
+from ..cache.profiler_ranges import profiled
 from ..cache.transfers import in_thread, when_written
-from ..config.life import Seen
+from ..config.lifecycle import IdSignals
 from ..rows.frozen import FrozenTables
 from ..rows.layout import Layout
 from .monitor import Monitor
@@ -55,7 +55,7 @@ class Prefetched:
         weighted: bool,
         source: object = None,
         joined: bool = False,
-        seen: Seen | None = None,
+        seen: IdSignals | None = None,
         depth: int | None = None,
     ) -> None:
         """
@@ -192,7 +192,7 @@ class PrefetchQueue:
         keys: Int64Array,
         weights: torch.Tensor | None,
         joined: bool = False,
-        seen: Seen | None = None,
+        seen: IdSignals | None = None,
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
         if not values.is_cpu:
@@ -200,7 +200,7 @@ class PrefetchQueue:
             if prefetched is not None:
                 known = prefetched.given
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
-                seen = Seen(*(None if array is None else torch.from_numpy(array) for array in known.seen))
+                seen = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.seen))
         batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
         padding_ids = self._layout.padding_ids
         return batch if padding_ids is None else padding_ids.without(batch)

@@ -16,9 +16,9 @@ from ...operators.calls import empty_output
 from ...runtime.eager import eager
 from ...runtime.exits import caller
 from ..cache.device_cache import Group
-from ..cache.ledger import Call
 from ..cache.plan import Plan
-from ..cache.ranges import profiled
+from ..cache.profiler_ranges import profiled
+from ..cache.update_journal import Call
 from ..rows.layout import Layout
 from ..rows.parameter_edges import graph_task, will_execute
 from .gradient_check import GradientGuard

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from ..cache.accumulation import counted
-from ..cache.leaving import end_step
-from ..cache.ledger import Ledger
+from ..cache.eviction import end_step
 from ..cache.plan import Plan
+from ..cache.update_journal import Ledger
 from ..config.optimizer import TableOptimizer
 from ..rows.layout import Layout
-from ..rows.waiting import Holder
+from ..rows.pending_gradients import Holder
 from .optimizer_passes import TablePasses
 
 Grads = Sequence[Sequence[torch.Tensor | None]]

@@ -121,7 +121,7 @@ void bind_specs(py::module_& m) {
           columns: what is kept of each row beside its record: "count", "last_use", "version", "score",
           "clicks", "timestamp".
 
-          life: a table that admits ids has one more slot, behind those for rows: lookups of ids without a row
+          lifecycle: a table that admits ids has one more slot, behind those for rows: lookups of ids without a row
           read it.
 
           store_path: a file for the host store, which must not be there; it is removed with the engine.
@@ -134,7 +134,8 @@ void bind_specs(py::module_& m) {
            py::kw_only(), py::arg("name"), py::arg("hashed"), py::arg("num_embeddings"), py::arg("slots"),
            py::arg("capacity"), py::arg("initializer"), py::arg("seed"), py::arg("state_init"),
            py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>(),
-           py::arg("life") = py::none(), py::arg("store_path") = "", py::arg("stored_dtype") = py::none());
+           py::arg("lifecycle") = py::none(), py::arg("store_path") = "",
+           py::arg("stored_dtype") = py::none());
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "torch_npu_ext/engine/api/locked_group.h"
-#include "torch_npu_ext/engine/life/eviction.h"
+#include "torch_npu_ext/engine/lifecycle/eviction.h"
 
 namespace rec_sdk {
 

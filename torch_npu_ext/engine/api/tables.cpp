@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "torch_npu_ext/engine/base/errors.h"
-#include "torch_npu_ext/engine/life/removal.h"
+#include "torch_npu_ext/engine/lifecycle/removal.h"
 
 namespace rec_sdk {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/base/parallel.h"
-#include "torch_npu_ext/engine/life/timestamps.h"
+#include "torch_npu_ext/engine/lifecycle/timestamps.h"
 #include "torch_npu_ext/engine/plan/row_facts.h"
 #include "torch_npu_ext/engine/plan/segments.h"
 
@@ -46,7 +46,7 @@ void check_life(const Group& group, const Batch& batch) {
     if (batch.clicks == nullptr && table.rules.needs_clicks()) {
       throw std::invalid_argument("table '" + table.name +
                                   "' scores ids by clicks (beta is not 0), and the batch has none: give it " +
-                                  "click labels, as docs/life.md says");
+                                  "click labels, as docs/admission_eviction.md says");
     }
   }
 }

@@ -8,7 +8,7 @@
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/batch/plan_buffers.h"
 #include "torch_npu_ext/engine/group/group.h"
-#include "torch_npu_ext/engine/life/column_updates.h"
+#include "torch_npu_ext/engine/lifecycle/column_updates.h"
 #include "torch_npu_ext/engine/plan/scan.h"
 
 namespace rec_sdk {

@@ -8,7 +8,7 @@
 
 #include "torch_npu_ext/engine/base/parallel.h"
 #include "torch_npu_ext/engine/directory/id_map.h"
-#include "torch_npu_ext/engine/life/timestamps.h"
+#include "torch_npu_ext/engine/lifecycle/timestamps.h"
 
 namespace rec_sdk {
 namespace {

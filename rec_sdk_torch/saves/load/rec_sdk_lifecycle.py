@@ -27,7 +27,7 @@ _MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class SavedLife:
+class SavedLifecycle:
     """The counts and timestamps of a table's ids that are at home in this process.
 
     Attributes:
@@ -58,7 +58,9 @@ def _known(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[torch.
     return wanted[known], torch.from_numpy(values)[known]
 
 
-def read_life(owner: Owner, name: str, save: Path, ranks: Sequence[tuple[Path, np.ndarray]]) -> SavedLife | None:
+def read_lifecycle(
+    owner: Owner, name: str, save: Path, ranks: Sequence[tuple[Path, np.ndarray]]
+) -> SavedLifecycle | None:
     """The counts and timestamps that the rules of a table go by; None where they need none.
 
     `ranks`: folders of the table's parts, and the ids in `key` of each.
@@ -66,8 +68,8 @@ def read_life(owner: Owner, name: str, save: Path, ranks: Sequence[tuple[Path, n
     Raises:
         CheckpointError: a file is damaged.
     """
-    life = owner.embedding.view(name).config.life
-    columns = life.columns() if life else []
+    lifecycle = owner.embedding.view(name).config.lifecycle
+    columns = lifecycle.columns() if lifecycle else []
     if "count" not in columns and "timestamp" not in columns:
         return None
     empty = np.empty(0, np.int64)
@@ -79,7 +81,7 @@ def read_life(owner: Owner, name: str, save: Path, ranks: Sequence[tuple[Path, n
             stamps.append(_stamps(save, folder / _STAMPS))
     times = np.concatenate([each for _, each in stamps])
     latest = int(times.max()) if len(times) else NEVER
-    return SavedLife(_mine(owner, name, counts), _latest(*_mine(owner, name, stamps)), latest)
+    return SavedLifecycle(_mine(owner, name, counts), _latest(*_mine(owner, name, stamps)), latest)
 
 
 def _mine(owner: Owner, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-#include "torch_npu_ext/engine/life/removal.h"
+#include "torch_npu_ext/engine/lifecycle/removal.h"
 
 #include <algorithm>
 #include <new>

@@ -9,10 +9,10 @@ import torch
 
 from ...runtime.warn import PerformanceWarning, warn
 from ...tbe import Int64Array, TableView
-from ..format.contents import open_file
 from ..format.manifest import CACHED
+from ..format.validation import open_file
 from ..owners import Owner
-from .reading import Match
+from .save_reader import Match
 
 
 def warm_tables(found: Sequence[Match]) -> None:
@@ -54,17 +54,17 @@ def _hot(found: Match) -> tuple[Int64Array, np.ndarray]:
 
 def _warm_by_counts(view: TableView) -> None:
     """By how often, or when, ids were used in batches, as far as the rules of the table keep it."""
-    if view.config.life is None:
+    if view.config.lifecycle is None:
         return
-    life = view.config.life
-    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in life.columns()), None)
+    lifecycle = view.config.lifecycle
+    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in lifecycle.columns()), None)
     ids = view.ids()
     if by is None or not len(ids):
         return
     columns = view.row_columns(ids)
     values = columns[by]
-    if life.score and life.score.half_life:  # each is of the last batch that had the row
-        values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / life.score.half_life)
+    if lifecycle.score and lifecycle.score.half_life:  # each is of the last batch that had the row
+        values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / lifecycle.score.half_life)
     chosen = ids[values.argsort(descending=True, stable=True)].numpy()
     _warm(view, chosen, np.ones(len(chosen)))
 

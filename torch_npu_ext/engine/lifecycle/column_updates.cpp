@@ -1,4 +1,4 @@
-#include "torch_npu_ext/engine/life/column_updates.h"
+#include "torch_npu_ext/engine/lifecycle/column_updates.h"
 
 #include <algorithm>
 #include <type_traits>

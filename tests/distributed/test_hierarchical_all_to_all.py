@@ -25,7 +25,7 @@ from sharded_model import (
 from walks import Walk, walking
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.distributed.machines import Place, ranks_of_machine
+from rec_sdk_torch.distributed.topology import Place, ranks_of_machine
 
 MIXED = ("row_wise", "data_parallel", "table_wise")
 SHOW_CLICK = {
@@ -202,7 +202,7 @@ def test_a_rank_that_leaves_its_output_holds_up_none(rank: int) -> None:
 
 
 ROWS = 16
-ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/two_levels.py"
+ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/hierarchical_all_to_all.py"
 
 
 def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[Walk, int]:

@@ -50,8 +50,9 @@ ColumnSet of_candidates(const Rules& rules) {
 
 void bind_rules(py::module_& m) {
   using Number = py::typing::Union<py::int_, py::float_>;
-  py::class_<Rules>(m, "Life",
-                    "The rules by which an id of a hash table gets a row and loses it; docs/life.md.")
+  py::class_<Rules>(
+      m, "Life",
+      "The rules by which an id of a hash table gets a row and loses it; docs/admission_eviction.md.")
       .def(py::init([](const std::vector<std::pair<std::string, std::map<std::string, Number>>>& rules) {
              std::vector<std::pair<std::string, RuleNumbers::Values>> given;
              for (const auto& [rule, numbers] : rules) {

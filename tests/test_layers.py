@@ -22,7 +22,7 @@ FILES = {
 
 FLOORS = {
     "operators": ["segments", "record", "schemas", "default", "devices", "calls"],
-    "saves": ["owners", "format", "team", "load", "save", "saver", "serve"],
+    "saves": ["owners", "format", "participants", "load", "save", "saver", "serve"],
     "tbe": ["config", "options", "cache", "rows", "step", "table_methods", "embedding"],
 }
 """Folders and files of a room, from below."""
@@ -35,7 +35,16 @@ ROOT_FILES = {
 
 DOORS = {
     f"{PACKAGE}.tbe.rows.{file}"
-    for file in ("gradients", "move", "pieces", "replacement", "row_parts", "snapshot", "table_life", "table_view")
+    for file in (
+        "gradients",
+        "move",
+        "replacement",
+        "row_parts",
+        "snapshot",
+        "table_chunks",
+        "table_lifecycle",
+        "table_view",
+    )
 }
 """The files beside `cache` that may call the engine of a group."""
 
@@ -72,7 +81,7 @@ def room(module: str) -> str:
 def test_every_import_is_found() -> None:
     assert "rec_sdk_torch.tbe.cache.batch" in imports("rec_sdk_torch.tbe.embedding")
     assert "rec_sdk_torch.runtime.worker" in imports("rec_sdk_torch.tbe.step.prefetch_queue")
-    assert "rec_sdk_torch.optim.requests" in imports("rec_sdk_torch.optim.handles")
+    assert "rec_sdk_torch.optim.optimizer_assignments" in imports("rec_sdk_torch.optim.handles")
     assert "rec_sdk_torch.compat.dynamicemb.cuda_names" in imports("rec_sdk_torch.compat.names"), "by a string"
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
-from ..cache.warming import CachedRows, Heats, cached_rows, warm_rows
+from ..cache.cache_warming import CachedRows, Heats, cached_rows, warm_rows
 from .layout import Layout
-from .table_life import LifeView
+from .table_lifecycle import LifecycleView
 
 PIECE_BYTES = 2 << 20
 """Bytes of records that are in memory at a time beside their table; some copies of them are as well."""
@@ -33,7 +33,7 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
                 group.engine.saves.forget_changes(table, version)
 
 
-class PiecesView(LifeView):
+class PiecesView(LifecycleView):
     """The rows of one table for saves. Hold `exclusive()` during each call, and while an iterator is read."""
 
     def piece_rows(self, most: int = 0) -> int:

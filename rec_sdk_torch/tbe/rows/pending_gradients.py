@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ..cache.waiting import WaitingRows
+from ..cache.pending_gradients import WaitingRows
 
 
 class Holder(Protocol):

@@ -12,9 +12,9 @@ import torch
 from embeddings import embedding_of
 
 from rec_sdk_torch.rules import Age, Count, Share
-from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLife
+from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig, TableLifecycle
 
-LIFE = TableLife(admission=Count(3), eviction=[Age(100), Share(0.1)])
+LIFE = TableLifecycle(admission=Count(3), eviction=[Age(100), Share(0.1)])
 
 
 def make(device: torch.device | None = None) -> TableBatchedEmbedding:
@@ -110,7 +110,7 @@ def test_ids(case: str, table: str) -> None:
 
 def living() -> TableBatchedEmbedding:
     """A table with rows 1 to 4 and candidates."""
-    embedding = embedding_of(TableConfig("h", 20, 4, life=LIFE), cache=6)
+    embedding = embedding_of(TableConfig("h", 20, 4, lifecycle=LIFE), cache=6)
     embedding.view("h").write(torch.arange(1, 5), {"weight": torch.ones(4, 4)})
     return embedding
 

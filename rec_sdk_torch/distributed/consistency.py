@@ -14,7 +14,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from ..formulas import class_name
 from ..modules.collection import CachedCollection
 from ..modules.configs import feature_names
-from ..tbe import TableBatchedEmbedding, TableConfig, TableLife, TableOptimizer
+from ..tbe import TableBatchedEmbedding, TableConfig, TableLifecycle, TableOptimizer
 from .placement import Placement
 
 Told: TypeAlias = dict[str, dict[str, str]]
@@ -47,7 +47,7 @@ def _fields(table: TableConfig) -> dict[str, Any]:
     fields = _shallow(table)
     fill = fields["init_fn"]  # it cannot be told of two functions whether they do the same
     fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
-    return fields | _shallow(fields.pop("life") or TableLife())
+    return fields | _shallow(fields.pop("lifecycle") or TableLifecycle())
 
 
 def _shallow(options: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import sketch_reference
 import torch
 from coin_reference import Coin
 from jagged import apply, bag_config, bags_collection, sequence_config
-from life_reference import Life
+from lifecycle_reference import Life
 from ranks import Place, Start, on_ranks
 from sharded_model import Model, Scenario, shard
 from torchrec import KeyedJaggedTensor
@@ -115,14 +115,14 @@ def held(view: Any) -> dict[str, Any]:
 
 def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]], int]:
     """The state of the rank's home after each step, and how many ids leave when asked after the last."""
-    rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_life()
+    rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_lifecycle()
     assert rules is not None
     bounds = [Rows(bound.numbers(16)[1]["most"] // world_size) for bound in rules.bound]
     admission = rules.admission
     if isinstance(admission, Sketch):
         part = admission.bytes // world_size, admission.depth, admission.halve_after // world_size
         admission = Sketch(admission.threshold, *part)
-    life = Life(replace(rules, admission=admission, bound=bounds), coin=Coin(SEED, "t0"))
+    lifecycle = Life(replace(rules, admission=admission, bound=bounds), coin=Coin(SEED, "t0"))
     seen = []
     names = rules.columns()
     known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.rule(Age)}
@@ -131,28 +131,28 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
         lookups = [
             of for feature in (0, 1) for each in range(world_size) for of in lookups_of(step, each, kind, feature)
         ]
-        life.see([stamp for *_, stamp in lookups])
+        lifecycle.see([stamp for *_, stamp in lookups])
         mine = np.array([of for of in lookups if of[0] % world_size == rank], np.int64).reshape(-1, 3)
-        life.batch(*mine.T, seen=True)
-        life.end_step(set())
-        rows, candidates = sorted(life.rows), sorted(life.candidates)
-        clocks = {"batches": life.batches, "steps": life.steps}
+        lifecycle.batch(*mine.T, seen=True)
+        lifecycle.end_step(set())
+        rows, candidates = sorted(lifecycle.rows), sorted(lifecycle.candidates)
+        clocks = {"batches": lifecycle.batches, "steps": lifecycle.steps}
         if rules.rule(Age):
-            clocks["timestamp"] = life.latest
+            clocks["timestamp"] = lifecycle.latest
         seen.append(
             {
                 "ids": rows,
-                "columns": life.columns(life.rows, rows, names),
+                "columns": lifecycle.columns(lifecycle.rows, rows, names),
                 "candidates": candidates,
-                "counted": life.columns(life.candidates, candidates, counted),
+                "counted": lifecycle.columns(lifecycle.candidates, candidates, counted),
                 "clocks": clocks,
-                "sketch": [] if life.sketch is None else list(life.sketch.state()),
+                "sketch": [] if lifecycle.sketch is None else list(lifecycle.sketch.state()),
             }
         )
-    before = life.evicted
-    life.rules = replace(life.rules, every=1)
-    life.end_step(set())
-    return seen, life.evicted - before
+    before = lifecycle.evicted
+    lifecycle.rules = replace(lifecycle.rules, every=1)
+    lifecycle.end_step(set())
+    return seen, lifecycle.evicted - before
 
 
 def lookups_of(step: int, rank: int, kind: str, feature: int) -> list[tuple[int, int, int]]:
@@ -251,7 +251,7 @@ def test_only_what_a_rule_needs_is_sent(rank: int, rules: dict[str, Any], each: 
         (
             {"policy_type": SHOW_CLICK, "showclick_params": rst.ShowClickParams(1, 1, 1)},
             "table 't0' scores ids by clicks (beta is not 0), and the batch has none: give it click labels, as "
-            "docs/life.md says",
+            "docs/admission_eviction.md says",
         ),
     ],
 )
@@ -294,8 +294,11 @@ def test_a_bound_is_divided_among_the_homes() -> None:
     model.sparse = bags_collection(Place.device, *configs, cache=10)
     apply(model.sparse)
     whole: Any = shard(model, Scenario(sharding=("row_wise", "table_wise")))
-    lives = [table.life for table in whole.module.sparse.home.embedding.tables]
-    assert [(life.rule(Rows).most, life.rule(Bytes).most) for life in lives] == [(3, 500), (7, 1001)]
+    lifecycles = [table.lifecycle for table in whole.module.sparse.home.embedding.tables]
+    assert [(lifecycle.rule(Rows).most, lifecycle.rule(Bytes).most) for lifecycle in lifecycles] == [
+        (3, 500),
+        (7, 1001),
+    ]
 
 
 def at_home(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from ..format.manifest import (
 from ..format.sketches import saved_sketch
 from ..format.tensors import DTYPES, TensorSpec
 from ..owners import Owner
+from .base_saves import Mark, marks_of, places_of, set_mark
 from .draft import Start, draft_of, formats_of
-from .marks import Mark, marks_of, places_of, set_mark
-from .writing import CACHED_SPECS, Piece, RankFiles, row_specs, saved_heat
+from .rank_writer import CACHED_SPECS, Piece, RankFiles, row_specs, saved_heat
 
 ASIDE_BYTES = 64 << 20
 """Bytes of rows put aside that a save keeps in memory; more wait on the disk."""
@@ -241,14 +241,14 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
             of_sums = TensorSpec("sums", torch.float32, (0, 2 * view.config.embedding_dim))
             moment.out.other(WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), of_sums], waiting, pieces)
         hot = view.cached()
-        if view.config.life is not None:
+        if view.config.lifecycle is not None:
             moment.written.clocks[key] = view.clocks()
-            if view.config.life.admits:
+            if view.config.lifecycle.admits:
                 candidates, columns = view.candidates()
                 waits = {"ids": candidates, **{f"column.{name}": values for name, values in columns.items()}}
                 of_waits = [TensorSpec(name, values.dtype, (0,)) for name, values in waits.items()]
                 table.others.append((CANDIDATES, of_waits, len(candidates), iter([waits])))
-            if view.config.life.rule(Sketch):
+            if view.config.lifecycle.rule(Sketch):
                 sketch = saved_sketch(owner, name, view.sketch())
                 cells = {"ids": sketch, SKETCH: sketch}
                 table.others.append((SKETCH, [TensorSpec(SKETCH, torch.uint8, (0,))], len(sketch), iter([cells])))

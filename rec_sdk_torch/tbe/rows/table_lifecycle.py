@@ -1,4 +1,4 @@
-"""The part of a table view that has to do with which ids have rows, and when they lose them: docs/life.md."""
+"""The lifecycle of ids, as a part of a table view: counts, candidates, clocks and eviction."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...runtime.numbers import as_int
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..cache.evicted import EvictedRows, RowShape
-from ..cache.leaving import evict
-from ..config.life import NEVER
+from ..cache.eviction import evict
+from ..config.lifecycle import NEVER
 from ..config.table import TableConfig
-from .given import columns_of, ids_of, plain
 from .layout import Layout
+from .user_tensors import columns_of, ids_of, plain
 
 STARTED = {"batches": 0, "steps": 0, "timestamp": NEVER}
 """The clocks that the rules of a table go by, of a new one."""
 CLOCKS = tuple(STARTED)
 
 
-class LifeView:
+class LifecycleView:
     """The ids of one table: what is counted of them, and those that leave.
 
     Attributes:
@@ -41,7 +41,7 @@ class LifeView:
         return group, table
 
     def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLife`.
+        """The counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLifecycle`.
 
         By name those that its rules need: `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
         `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
@@ -176,7 +176,9 @@ class LifeView:
         group.warn_of_evictions()
         return evicted
 
-    def take_over_counts(self, old: LifeView, ids: torch.Tensor, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def take_over_counts(
+        self, old: LifecycleView, ids: torch.Tensor, mine: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         """Copies the counts of rows `ids` and of candidates that are `mine`; a sketch, which does not divide, whole."""
         self.write_row_columns(ids, old.row_columns(ids))
         self.set_clocks(old.clocks())
@@ -192,7 +194,7 @@ class LifeView:
     def take_evicted(self, at_most: int | None = None) -> EvictedRows:
         """Hands out rows that have left the table and were not taken yet, those first that left first; each once.
 
-        The table keeps them where its `TableLife` has `keep_evicted`.
+        The table keeps them where its `TableLifecycle` has `keep_evicted`.
 
         Args:
             at_most: so many rows; None for all.
@@ -208,7 +210,7 @@ class LifeView:
         if departures is None:
             raise RuntimeError(
                 f"table {self.config.name!r} keeps no rows that leave it: set keep_evicted=True in its "
-                "AdmitAndEvictConfig (TableLife)"
+                "AdmitAndEvictConfig (TableLifecycle)"
             )
         # An update that an interrupt broke off may need the memory of these rows: it is not completed before.
         with calls, self.layout.locks.launch:
@@ -237,7 +239,7 @@ class LifeView:
             for state, start in zip(optimizer.spec.states, starts, strict=True):
                 shape, dtype = (1, state.elements(config.embedding_dim)), optimizer.state_dtype(state.name)
                 states[state.name] = torch.full(shape, start, dtype=dtype, device="cpu")
-        kept = config.life.columns() if config.life is not None else []
+        kept = config.lifecycle.columns() if config.lifecycle is not None else []
         dtypes = {name: torch.float64 if name == "score" else torch.int64 for name in kept}
         begins = {"last_use": clocks["batches"] % 2**32, "timestamp": clocks["timestamp"]}
         columns = {

@@ -13,8 +13,13 @@ import torch
 from ...formulas import same_states
 from ...rules import Sketch
 from ...runtime.worker import Pool
-from ...tbe import WEIGHT, EvictedRows, Int64Array, LifeState, RemovedIds, SavedRows, TableOptimizer, TableView
-from ..format.contents import (
+from ...tbe import WEIGHT, EvictedRows, Int64Array, LifecycleState, RemovedIds, SavedRows, TableOptimizer, TableView
+from ..format.errors import CheckpointError
+from ..format.manifest import CANDIDATES, REMOVED, ROWS, SKETCH, WINDOW, Chain, Manifest, SavedTable
+from ..format.quantized import BITS
+from ..format.sketches import sketches_of
+from ..format.tensors import TensorReader
+from ..format.validation import (
     SavedTables,
     check_tensors,
     check_values,
@@ -25,11 +30,6 @@ from ..format.contents import (
     saved_table,
     saved_tables,
 )
-from ..format.errors import CheckpointError
-from ..format.manifest import CANDIDATES, REMOVED, ROWS, SKETCH, WINDOW, Chain, Manifest, SavedTable
-from ..format.quantized import BITS
-from ..format.sketches import sketches_of
-from ..format.tensors import TensorReader
 from ..owners import Owner
 
 
@@ -201,9 +201,9 @@ def _read(
 def _names(found: Match, reader: TensorReader) -> list[str]:
     """The tensors of a file of rows that are loaded: the parts, and columns that file, save and table have."""
     names = [part if part == WEIGHT else f"state.{part}" for part in found.parts]
-    life = found.view.config.life
-    if life is not None:
-        columns = [f"column.{name}" for name in life.columns() if name in found.saved.columns]
+    lifecycle = found.view.config.lifecycle
+    if lifecycle is not None:
+        columns = [f"column.{name}" for name in lifecycle.columns() if name in found.saved.columns]
         names += [name for name in columns if name in reader.specs]
     return names
 
@@ -218,15 +218,15 @@ def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, t
     return parts, columns
 
 
-def life(found: Match) -> LifeState | None:
+def lifecycle(found: Match) -> LifecycleState | None:
     """The state that admission and eviction of the table go by; None where it or the save has none."""
-    rules = found.view.config.life
+    rules = found.view.config.lifecycle
     if rules is None or not found.saved.clocks:
         return None
     if not rules.counts_candidates:
-        return LifeState(found.saved.clocks, None)
+        return LifecycleState(found.saved.clocks, None)
     names = list(found.view.candidates()[1])
-    return LifeState(found.saved.clocks, _candidates(found, names), _sketches(found) if rules.rule(Sketch) else [])
+    return LifecycleState(found.saved.clocks, _candidates(found, names), _sketches(found) if rules.rule(Sketch) else [])
 
 
 def _candidates(found: Match, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

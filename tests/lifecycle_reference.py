@@ -1,4 +1,4 @@
-"""Admission and eviction of ids in plain Python: what docs/life.md says, for one table."""
+"""Admission and eviction of ids in plain Python: what docs/admission_eviction.md says, for one table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sketch_reference import Sketch, enough
 
 from rec_sdk_torch import rules
 from rec_sdk_torch.rules.rule import Admission
-from rec_sdk_torch.tbe import EvictReason, TableLife
+from rec_sdk_torch.tbe import EvictReason, TableLifecycle
 
 NEVER = -(2**63)
 MOST = 2**32 - 1
@@ -52,7 +52,7 @@ class Id:
 class Life:
     """The state of a table: `rows` and `candidates` by id."""
 
-    rules: TableLife
+    rules: TableLifecycle
     rows: dict[int, Id] = field(default_factory=dict)
     candidates: dict[int, Id] = field(default_factory=dict)
     batches: int = 0
@@ -183,7 +183,7 @@ class Life:
         if ends or (self.most_rows and max(len(self.rows), len(self.candidates)) > self.most_rows):
             by_count = {i: Id(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
             scored = self.rules.score is not None
-            beyond = self if scored else Life(TableLife(bound=self.rules.bound), by_count)
+            beyond = self if scored else Life(TableLifecycle(bound=self.rules.bound), by_count)
             rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
             candidates |= self._beyond(self.candidates, candidates, set(), False)
         gone = sorted(rows - held)
@@ -203,7 +203,7 @@ class Life:
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> TableLife | None:
+def lifecycles(draw: st.DrawFn) -> TableLifecycle | None:
     """Any mixture of rules, and none in half of the tables."""
     if draw(st.booleans()):
         return None
@@ -226,7 +226,7 @@ def lives(draw: st.DrawFn) -> TableLife | None:
     age, idle = draw(st.sampled_from((0, 3))), draw(st.sampled_from((0, 0, 2, 4)))
     norm = draw(st.sampled_from((0.0,) * 7 + (0.6,)))
     numbers: dict[Any, float] = {rules.Age: age, rules.Idle: idle, rules.Norm: norm, rules.Share: share}
-    return TableLife(
+    return TableLifecycle(
         admission=draw(st.one_of(ways)),
         eviction=[kind(number) for kind, number in numbers.items() if number],
         every=draw(st.integers(0, 3)),

@@ -1,6 +1,6 @@
 """Ids that come and go, saves and a reload, as a script for Rec SDK 26, which runs as it is:
 
-torchrun --nproc-per-node 2 -m rec_sdk_torch.compat examples/porting/recsdk_life_script.py FOLDER
+torchrun --nproc-per-node 2 -m rec_sdk_torch.compat examples/porting/recsdk_lifecycle_script.py FOLDER
 """
 
 from __future__ import annotations

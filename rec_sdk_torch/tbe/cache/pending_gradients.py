@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ...operators.calls import accumulate_rows
-from .graded import graded_rows
 from .plan import Plan, PlanArrays
+from .touched_rows import graded_rows
 
 
 @dataclass(eq=False)

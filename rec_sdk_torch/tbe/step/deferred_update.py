@@ -8,12 +8,12 @@ from typing import cast
 import torch
 
 from ...runtime.exits import calls
+from ..cache.pending_gradients import WaitingRows, aggregated
 from ..cache.plan import Plan
-from ..cache.ranges import profiled
-from ..cache.waiting import WaitingRows, aggregated
-from ..rows.given import tensor_problem
+from ..cache.profiler_ranges import profiled
 from ..rows.layout import Layout
-from ..rows.waiting import Waiting, joined
+from ..rows.pending_gradients import Waiting, joined
+from ..rows.user_tensors import tensor_problem
 from .step import Step
 from .table_update import Grads, TableUpdate
 

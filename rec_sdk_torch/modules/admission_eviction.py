@@ -8,7 +8,7 @@ from enum import Enum, unique
 from ..rules.flat import rules_of
 from ..rules.sketch import MOST_DEPTH
 from ..runtime.numbers import FLAG, check_fields, real, whole
-from ..tbe import TableLife
+from ..tbe import TableLifecycle
 
 
 @unique
@@ -31,7 +31,7 @@ class AdmitAndEvictPolicyType(Enum):
 
 @dataclass
 class ShowClickParams:
-    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`; see docs/life.md.
+    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`; see docs/admission_eviction.md.
 
     Attributes:
         alpha: factor of the times that an id was looked up.
@@ -133,23 +133,23 @@ class AdmitAndEvictConfig:
             raise TypeError(
                 f"AdmitAndEvictConfig: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType"
             )
-        self.table_life()  # which checks that the rules fit together
+        self.table_lifecycle()  # which checks that the rules fit together
 
     def is_feature_admit_enabled(self) -> bool:
         """Whether ids have to be admitted."""
-        life = self.table_life()
-        return life is not None and life.admits
+        lifecycle = self.table_lifecycle()
+        return lifecycle is not None and lifecycle.admits
 
     def is_feature_evict_enabled(self) -> bool:
         """Whether ids leave their table."""
-        life = self.table_life()
-        return life is not None and bool(life.eviction or life.bound)
+        lifecycle = self.table_lifecycle()
+        return lifecycle is not None and bool(lifecycle.eviction or lifecycle.bound)
 
     def is_feature_filter_enabled(self) -> bool:
         """Whether either is on."""
         return self.is_feature_admit_enabled() or self.is_feature_evict_enabled()
 
-    def table_life(self) -> TableLife | None:
+    def table_lifecycle(self) -> TableLifecycle | None:
         """The rules as the table-batched embedding takes them; None where all are off."""
         kinds, params, owner = AdmitAndEvictPolicyType, self.showclick_params, type(self).__name__
         ours = [each for each in fields(self) if each.kw_only and getattr(self, each.name) not in (None, each.default)]
@@ -157,7 +157,7 @@ class AdmitAndEvictConfig:
         if self.policy_type is kinds.NONE:
             if options.keys() - {"keep_evicted"}:
                 raise ValueError(f"{owner}: policy_type is NONE, which admits and evicts nothing, beside {options}")
-            return TableLife(keep_evicted=True) if self.keep_evicted else None
+            return TableLifecycle(keep_evicted=True) if self.keep_evicted else None
         if self.policy_type is kinds.POLICY_COUNT:
             options |= {"admit_threshold": self.admit_threshold, "evict_age": self.evict_threshold or 0}
             if self.admit_threshold == -1:
@@ -173,5 +173,5 @@ class AdmitAndEvictConfig:
                 "score_decay": params.score_decay,
             }
         options["evict_step_interval"] = self.evict_step_interval or 0
-        life = TableLife(**rules_of(owner, default_value=self.not_admitted_default_value or 0.0, **options))
-        return life if life.any() else None
+        lifecycle = TableLifecycle(**rules_of(owner, default_value=self.not_admitted_default_value or 0.0, **options))
+        return lifecycle if lifecycle.any() else None

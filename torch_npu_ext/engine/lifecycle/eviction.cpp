@@ -1,10 +1,10 @@
-#include "torch_npu_ext/engine/life/eviction.h"
+#include "torch_npu_ext/engine/lifecycle/eviction.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "torch_npu_ext/engine/life/removal.h"
+#include "torch_npu_ext/engine/lifecycle/removal.h"
 
 namespace rec_sdk {
 namespace {

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from ...rules import Norm
-from ..config.life import EvictReason
+from ..config.lifecycle import EvictReason
 from .batch import Int64Array
 from .device_cache import Group
 from .evicted import Departed, EvictedRows
-from .ledger import Call, Ledger
+from .update_journal import Call, Ledger
 
 
 def end_step(group: Group, ledger: Ledger) -> None:
@@ -39,8 +39,8 @@ def end_step(group: Group, ledger: Ledger) -> None:
 
 def evict(group: Group, table: int) -> int:
     """Takes out the ids that the rules of a table choose now; how many had rows. All must be settled."""
-    life = group.members[table].config.life
-    if life is not None and life.rule(Norm):
+    lifecycle = group.members[table].config.lifecycle
+    if lifecycle is not None and lifecycle.rule(Norm):
         mark_small_rows(group, [table])
     calls: list[Call] = [(group.engine.lifecycle.evict, table)]
     if table in group.snapshots or table in group.evicted:
@@ -139,7 +139,7 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
     group.swap.settle()
     for table in tables:
         config = group.members[table].config
-        rule = config.life and config.life.rule(Norm)
+        rule = config.lifecycle and config.lifecycle.rule(Norm)
         assert rule
         small = [np.empty(0, np.int64)]
         ids = group.engine.tables.rows(table)[0]

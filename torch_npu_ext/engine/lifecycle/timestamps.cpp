@@ -1,4 +1,4 @@
-#include "torch_npu_ext/engine/life/timestamps.h"
+#include "torch_npu_ext/engine/lifecycle/timestamps.h"
 
 #include "torch_npu_ext/engine/base/parallel.h"
 

@@ -14,41 +14,41 @@ from tables import loaded, refused, same, save
 
 from rec_sdk_torch.rules import Age, Count, Idle, Probability, Rows, Score, Share, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
-from rec_sdk_torch.tbe.config.life import TableLife
+from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
 LIVES = [
-    TableLife(admission=Count(3), default_value=0.5),
-    TableLife(admission=Count(2), eviction=Idle(4), every=2),
-    TableLife(eviction=Share(0.2), every=3, score=Score(beta=2, decay=0.9)),
-    TableLife(eviction=Age(25), every=2),
-    TableLife(admission=Count(2), bound=Rows(24)),
-    TableLife(eviction=Share(0.2), every=3, score=Score(beta=2, half_life=2)),
-    TableLife(admission=Count(2), bound=Rows(24), score=Score(half_life=3)),
-    TableLife(admission=Probability(0.3), bound=Rows(50)),
-    TableLife(admission=Sketch(5, bytes=200, halve_after=100)),
+    TableLifecycle(admission=Count(3), default_value=0.5),
+    TableLifecycle(admission=Count(2), eviction=Idle(4), every=2),
+    TableLifecycle(eviction=Share(0.2), every=3, score=Score(beta=2, decay=0.9)),
+    TableLifecycle(eviction=Age(25), every=2),
+    TableLifecycle(admission=Count(2), bound=Rows(24)),
+    TableLifecycle(eviction=Share(0.2), every=3, score=Score(beta=2, half_life=2)),
+    TableLifecycle(admission=Count(2), bound=Rows(24), score=Score(half_life=3)),
+    TableLifecycle(admission=Probability(0.3), bound=Rows(50)),
+    TableLifecycle(admission=Sketch(5, bytes=200, halve_after=100)),
 ]
 
 
-def make(life: TableLife, cache: int = 40) -> TableBatchedEmbedding:
-    tables = [TableConfig(name, 60, 4, track_changes=True, life=life) for name in "ab"]
+def make(lifecycle: TableLifecycle, cache: int = 40) -> TableBatchedEmbedding:
+    tables = [TableConfig(name, 60, 4, track_changes=True, lifecycle=lifecycle) for name in "ab"]
     return embedding_of(*tables, cache=cache)
 
 
 def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
-    outputs, life = [], embedding.tables[0].life
+    outputs, lifecycle = [], embedding.tables[0].lifecycle
     for seed in seeds:
         random = np.random.default_rng(seed)
         ids, clicks, times = (torch.from_numpy(random.integers(0, most, 24)) for most in (60, 2, 10))
-        seen = {"clicks": clicks} if life.needs_clicks else {}
-        seen |= {"timestamps": 10 * seed + times} if "timestamp" in life.columns() else {}
+        seen = {"clicks": clicks} if lifecycle.needs_clicks else {}
+        seen |= {"timestamps": 10 * seed + times} if "timestamp" in lifecycle.columns() else {}
         output = embedding(ids, torch.arange(0, 25, 4), **seen)
         output.square().sum().backward()
         outputs.append(output.detach())
     return outputs
 
 
-def lives(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+def lifecycles(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     """Clocks, candidates and columns of rows, by table."""
     result: dict[str, Any] = {}
     for name in "ab":
@@ -64,24 +64,24 @@ def lives(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-@pytest.mark.parametrize("life", LIVES, ids=range(len(LIVES)))
-def test_life_goes_on_after_a_load(life: TableLife, incremental: bool, tmp_path: Path) -> None:
-    source, target = make(life), make(life, cache=50)
+@pytest.mark.parametrize("lifecycle", LIVES, ids=range(len(LIVES)))
+def test_life_goes_on_after_a_load(lifecycle: TableLifecycle, incremental: bool, tmp_path: Path) -> None:
+    source, target = make(lifecycle), make(lifecycle, cache=50)
     train(target, range(100, 103))
     for begin in (0, 5, 9):
         train(source, range(begin, begin + 4))
         save(source, tmp_path, incremental)
     loaded(tmp_path, target)
-    assert lives(target) == lives(source)
-    assert any(lives(source)[name].get(kept) for name in "ab" for kept in ("columns", "candidates", "sketch"))
+    assert lifecycles(target) == lifecycles(source)
+    assert any(lifecycles(source)[name].get(kept) for name in "ab" for kept in ("columns", "candidates", "sketch"))
     for a, b in zip(train(source, range(13, 25)), train(target, range(13, 25)), strict=True):
         assert torch.equal(a, b)
-    assert lives(target) == lives(source)
+    assert lifecycles(target) == lifecycles(source)
     same(target, source)
 
 
-COUNTERS = TableLife(admission=Count(3))
-SKETCH = TableLife(admission=Sketch(3, bytes=4000))
+COUNTERS = TableLifecycle(admission=Count(3))
+SKETCH = TableLifecycle(admission=Sketch(3, bytes=4000))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ SKETCH = TableLife(admission=Sketch(3, bytes=4000))
     [
         (COUNTERS, SKETCH, True),
         (SKETCH, COUNTERS, False),  # ids cannot be read from a sketch
-        (COUNTERS, TableLife(admission=Probability(1e-9)), False),
-        (SKETCH, TableLife(admission=Sketch(3, bytes=1500, depth=3)), True),
+        (COUNTERS, TableLifecycle(admission=Probability(1e-9)), False),
+        (SKETCH, TableLifecycle(admission=Sketch(3, bytes=1500, depth=3)), True),
     ],
     ids=["into a sketch", "into counters", "into chance", "into another sketch"],
 )
-def test_counts_go_on_in_another_way(saved: TableLife, other: TableLife, knows: bool, tmp_path: Path) -> None:
+def test_counts_go_on_in_another_way(saved: TableLifecycle, other: TableLifecycle, knows: bool, tmp_path: Path) -> None:
     source, target = make(saved), make(other)
     train(source, range(5))
     waiting = set(range(60)) - set(source.view("a").ids().tolist())
@@ -117,13 +117,13 @@ def test_the_state_of_a_sketch_that_is_damaged(tmp_path: Path) -> None:
         save(source, tmp_path)
     target = make(SKETCH)
     train(target, range(20, 23))
-    before = lives(target)
+    before = lifecycles(target)
     refused(target, tmp_path, "the sketch of table 'a' has cell_bytes 0")
-    assert lives(target) == before
+    assert lifecycles(target) == before
 
 
 def test_a_table_that_admits_every_id_loads_the_rows(tmp_path: Path) -> None:
     source = make(LIVES[1])
     train(source, range(6))
     save(source, tmp_path)
-    assert loaded(tmp_path, make(TableLife())).view("a").count() == source.view("a").count() > 0
+    assert loaded(tmp_path, make(TableLifecycle())).view("a").count() == source.view("a").count() > 0

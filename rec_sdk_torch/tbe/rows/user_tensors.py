@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..cache.cache_warming import LATEST
 from ..cache.evicted import EvictedRows
-from ..cache.warming import LATEST
 from ..config.table import TableConfig
 
 
@@ -138,7 +138,7 @@ def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], ro
     Raises:
         TypeError, ValueError: as `columns_of`.
     """
-    kept = config.life.columns() if config.life is not None else []
+    kept = config.lifecycle.columns() if config.lifecycle is not None else []
     for name, values in columns_of(config.name, columns).items():
         if name not in kept:
             return f"it keeps no column {name!r}, only {kept}"

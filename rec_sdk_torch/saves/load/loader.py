@@ -8,12 +8,12 @@ from typing import Any
 
 from ...runtime.warn import SaveWarning, warn
 from ...tbe import CapacityError, Replacement, TableOptimizer, TableSource, warn_of_rows
-from ..format.contents import SavedTables, count_problem, evicted_files
 from ..format.errors import CheckpointError
 from ..format.manifest import WINDOW, Formats, Manifest, RowFormat, SavedOptimizer
+from ..format.validation import SavedTables, count_problem, evicted_files
 from ..owners import Owner
-from ..team import Team
-from .reading import Match, evicted, layers, life, window
+from ..participants import Team
+from .save_reader import Match, evicted, layers, lifecycle, window
 
 
 def check(found: Sequence[Match]) -> list[int]:
@@ -125,7 +125,7 @@ def _source(found: Match, with_window: bool) -> TableSource:
         view,
         lambda: layers(found, size),
         lambda: window(found, size) if with_window else iter(()),
-        life(found),
+        lifecycle(found),
         rows,
         lambda: evicted(found),
     )

@@ -21,7 +21,7 @@ from .former_fields import accepts_former_fields
 NEVER = -(2**63)
 """The timestamp of a table that has seen none."""
 _KINDS = {"admission": Admission, "eviction": Eviction, "bound": Bound, "score": Score}
-"""The kind of the rules in each field of `TableLife`."""
+"""The kind of the rules in each field of `TableLifecycle`."""
 
 
 @unique
@@ -49,8 +49,8 @@ Chosen = TypeVar("Chosen", bound=Rule)
 
 @accepts_former_fields
 @dataclass(frozen=True, kw_only=True)
-class TableLife:
-    """Admission and eviction of a hash table's ids, by objects of `rec_sdk_torch.rules`; see docs/life.md.
+class TableLifecycle:
+    """Admission and eviction of a hash table's ids, by rules of `rec_sdk_torch.rules`: docs/admission_eviction.md.
 
     Attributes:
         admission: the rule by which ids get a row: `Count`, `ShowClick`, `Sketch` or `Probability`. None: all get one.
@@ -67,9 +67,9 @@ class TableLife:
         ValueError: a number out of range.
 
     Example:
-        >>> from rec_sdk_torch import TableConfig, TableLife, rules
-        >>> life = TableLife(admission=rules.Count(3), eviction=[rules.Idle(1000)], every=100)
-        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, life=life).life.columns()
+        >>> from rec_sdk_torch import TableConfig, TableLifecycle, rules
+        >>> lifecycle = TableLifecycle(admission=rules.Count(3), eviction=[rules.Idle(1000)], every=100)
+        >>> TableConfig("item", num_embeddings=100, embedding_dim=4, lifecycle=lifecycle).lifecycle.columns()
         ['last_use']
     """
 
@@ -88,13 +88,13 @@ class TableLife:
             given = _listed(value) if several else [each for each in [value] if each is not None]
             if len({type(each) for each in given if isinstance(each, kind)}) < len(given):
                 allowed = ", ".join(each.__name__ for each in kind.__subclasses__() or [kind])
-                raise TypeError(f"TableLife: {name} is {value!r}, expected {allowed}{', each once' * several}")
+                raise TypeError(f"TableLifecycle: {name} is {value!r}, expected {allowed}{', each once' * several}")
             if several:
                 object.__setattr__(self, name, tuple(sorted(given, key=repr)))
         if self.score is None and self.rule(Share):
             object.__setattr__(self, "score", Score())
         if self.score is not None and not (self.bound or self.rule(Share)):
-            raise TypeError(f"TableLife: no rule goes by {self.score}: give rules.Share or a bound too")
+            raise TypeError(f"TableLifecycle: no rule goes by {self.score}: give rules.Share or a bound too")
 
     @property
     def rules(self) -> list[Rule]:
@@ -134,7 +134,7 @@ class TableLife:
         needed = {name for rule in self.rules for name in rule.columns()}
         return [name for name in COLUMNS if name in needed]
 
-    def part(self, divide: Callable[[int], int]) -> TableLife:
+    def part(self, divide: Callable[[int], int]) -> TableLifecycle:
         """Returns the rules on one rank; `divide` returns the rank's part of a number."""
         eviction, bound = ([each.part(divide) for each in _listed(several)] for several in (self.eviction, self.bound))
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
@@ -158,7 +158,7 @@ def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:
         warn(
             f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
             f"{one} came with {timestamp}): they were set aside, and count as {latest}. Timestamps are seconds. Where "
-            "these are right, set_clocks moves the clock of the table: docs/life.md",
+            "these are right, set_clocks moves the clock of the table: docs/admission_eviction.md",
             InputWarning,
         )
 
@@ -173,7 +173,7 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
         )
 
 
-class Seen(NamedTuple):
+class IdSignals(NamedTuple):
     """Facts about each lookup of a batch beside its id, for tables that admit or evict ids.
 
     Attributes:
@@ -188,14 +188,14 @@ class Seen(NamedTuple):
     timestamps: torch.Tensor | None = None
     latest: torch.Tensor | None = None
 
-    def arrays(self, lookups: int) -> SeenArrays:
+    def arrays(self, lookups: int) -> IdSignalArrays:
         """In host memory.
 
         Raises:
             TypeError: something that is not integers.
             ValueError: another number of them than of ids, or one out of range.
         """
-        return SeenArrays(
+        return IdSignalArrays(
             _array("shows", self.shows, np.int32, lookups, 1),
             _array("clicks", self.clicks, np.int32, lookups, None),
             _array("timestamps", self.timestamps, np.int64, lookups, NEVER + 1),
@@ -203,23 +203,23 @@ class Seen(NamedTuple):
         )
 
 
-class SeenArrays(NamedTuple):
-    """`Seen` in host memory."""
+class IdSignalArrays(NamedTuple):
+    """`IdSignals` in host memory."""
 
     shows: npt.NDArray[np.int32] | None = None
     clicks: npt.NDArray[np.int32] | None = None
     timestamps: npt.NDArray[np.int64] | None = None
     latest: npt.NDArray[np.int64] | None = None
 
-    def same(self, other: SeenArrays) -> bool:
+    def same(self, other: IdSignalArrays) -> bool:
         """Whether both say the same."""
         pairs = zip(self, other, strict=True)
         return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
 
-    def part(self, lookups: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> SeenArrays:
+    def part(self, lookups: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> IdSignalArrays:
         """The facts about some lookups, by place; `keys`: about these keys, by place."""
         shows, clicks, timestamps, latest = self
-        return SeenArrays(
+        return IdSignalArrays(
             None if shows is None else shows[lookups],
             None if clicks is None else clicks[lookups],
             None if timestamps is None else timestamps[lookups],
@@ -227,7 +227,7 @@ class SeenArrays(NamedTuple):
         )
 
 
-NOTHING_SEEN = SeenArrays()
+NO_SIGNALS = IdSignalArrays()
 """Ids alone."""
 
 
