@@ -32,6 +32,9 @@ COMMENTS = {"": r"(?:^|\s+)#.*", "python": r"(?:^|\s+)#.*", "cpp": r"\s*//.*", "
 """By language of a block; blocks of other languages have no comments, and are the same to the letter."""
 PROMISE = re.compile(r" *print\(.*\)  # ")
 """A line whose comment is what it prints."""
+WIDE = r"[\u3000-\u9fff\uff00-\uffef]"
+HALF_WIDTH = re.compile(rf"(?<={WIDE})[,.:;?!()]|[,.:;?!()](?={WIDE})")
+"""A half-width mark next to a Chinese character or a full-width mark."""
 
 
 @dataclass
@@ -157,6 +160,23 @@ SAME: dict[str, Callable[[Path, Section], object]] = {
 }
 
 
+def half_width(page: Path) -> list[str]:
+    """Returns the half-width marks beside Chinese characters, each with the text around it.
+
+    Code is transparent, comments of blocks are included: "缓存 `x`,`y` 等" has one such mark.
+    """
+    found = []
+    for section in read(page):
+        lines = [section.title, *words(section).splitlines()]
+        for kind, block in section.blocks:
+            lines += [line[len(re.sub(COMMENTS.get(kind, "$^"), "", line)) :] for line in block]
+        for line in lines:
+            text = re.sub(r"!(?=\[)|(?<=\])\([^)]*\)|https?://[\w./#-]+", "", ITEM.sub("", line))
+            text = re.sub(r"\s*`[^`]+`\s*|[*\[\]]", "", text)
+            found += [text[max(0, mark.start() - 10) : mark.end() + 10] for mark in HALF_WIDTH.finditer(text)]
+    return found
+
+
 def alone(some: object, others: object) -> object:
     """Items that the other side lacks, for a message; all, where each is there, but in another number or order."""
     if isinstance(some, list) and isinstance(others, list):
@@ -213,6 +233,28 @@ def test_each_leads_to_the_other(page: Path) -> None:
         assert f"[{word}]({os.path.relpath(other, one.parent)})" in one.read_text(), f"{name(one)}: no link"
 
 
+@pytest.mark.parametrize("page", CHINESE, ids=name)
+def test_punctuation_beside_chinese_characters_is_full_width(page: Path) -> None:
+    assert half_width(page) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("# 行,列", 1),
+        ("1. 设置 `x`,`y` 之一(共 1,000 行),见[页](a.md)。", 4),
+        ("| 单元: | 1.5 |", 1),
+        ("```python\nx = (1, 2)  # 一.\n```", 1),
+        ("1. 设置 `x(1, 2)`，见 [torch.optim](a,b.md)（1.5、2,000）。", 0),
+        ("![图](a.svg)", 0),
+    ],
+)
+def test_half_width_marks_are_found(tmp_path: Path, line: str, number: int) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(line)
+    assert len(half_width(page)) == number
+
+
 def test_the_index_has_every_page() -> None:
     """In Chinese where it is there, else in English, where the reader is told so."""
     listed = {os.path.normpath(f"docs/zh/{link}") for link in LINK.findall((ROOT / INDEX).read_text())}
@@ -245,7 +287,7 @@ AFTER = """# 大小
 |---|---|
 | `rows` | 若干 |
 
-设置 `cache=`,适用于 200 万个 id;参见[行](page.md#行):
+设置 `cache=`，适用于 200 万个 id；参见[行](page.md#行)：
 
 ```python
 x = 1  # 一个数
