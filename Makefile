@@ -36,7 +36,7 @@ CPP := $(shell find op_kernels torch_npu_ext emulator tests examples -name '*.cp
 
 .PHONY: help train test test-full test-room test-cpu test-npu test-cuda test-aarch64 sanitize-cuda \
 	test-versions wheel bench bench-fbgemm bench-prefetch bench-sharding bench-checkpoint bench-background-saves bench-cuda \
-	build build-npu build-cuda docs lint format clean
+	build build-npu build-cuda docs lint format hooks clean
 
 help:
 	@echo "make train [TRAIN_ARGS='--movielens DIR']   train a DLRM through cached embeddings"
@@ -58,7 +58,7 @@ help:
 	@echo "make build-npu                              .venv-npu with torch_npu and the emulated NPU; then, for example,"
 	@echo "    .venv-npu/bin/python -m rec_sdk_torch.emulate examples/train_npu.py --steps 100"
 	@echo "make docs                                   the documentation site, build/docs/index.html; a warning is an error"
-	@echo "make build | lint | format | clean"
+	@echo "make build | lint | format | hooks | clean"
 
 REQUIREMENTS := requirements.txt requirements-build.txt requirements-dev.txt
 
@@ -220,6 +220,9 @@ format: build
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CPP)
+
+hooks:
+	git config core.hooksPath .githooks
 
 clean:
 	rm -rf build $(VENV) $(NPU_VENV) $(DOCS_VENV) rec_sdk_torch/*.so rec_sdk_torch/_engine.pyi rec_sdk_torch/_emulator *.egg-info

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import commit_message
 import lines
 import pytest
 
@@ -127,3 +128,31 @@ def test_budgets_are_of_rooms_that_exist() -> None:
     assert budgets.keys() - {"all"} <= counted.keys()
     assert counted["tests/tbe"] > counted["tests/*"] / 10 > 100
     assert counted["tests/data"] < 300, "saves are archives, which have no lines"
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        ("Cache: write small tables in one pack file", ""),
+        ("rec_sdk_torch/saves: bring back rows", ""),
+        ("Merge branch 'main'", ""),
+        ("Candidates say how many places they have", "an area and an imperative"),
+        ("Cache: writes small tables in one file", "'writes' is no imperative"),
+        ("Cache: fixed a wait", "'fixed' is no imperative"),
+        ("Cache: write " + 60 * "x", "73 characters"),
+        ("Cache: write files\nat once", "second line"),
+        ("", "an area and an imperative"),
+    ],
+)
+def test_messages_of_commits(summary: str, words: str) -> None:
+    assert words in (commit_message.problem(f"{summary}\n# a comment of git\n") or "")
+    assert (commit_message.problem(summary) is None) == (words == "")
+
+
+def test_the_hook_refuses_a_message(tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    for text, status in (("Docs: add a page\n\nIt was not there.\n", 0), ("A page\n", 1)):
+        message.write_text(text)
+        done = subprocess.run([".githooks/commit-msg", message], cwd=ROOT, check=False, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    assert "CONTRIBUTING.md" in done.stderr
