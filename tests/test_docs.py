@@ -143,7 +143,7 @@ def test_chunks_of_long_segments() -> None:
     few = constant("op_kernels/common/ascendc/hot_rows.h", r"kLookupsWithoutChunks = (\d+);")
     text = said("docs/npu.md")
     assert (
-        f"lists the rows with more than {npu} lookups. Where there are any, and a batch has more than {few} lookups"
+        f"lists the rows with more than {npu} lookups. If there are any, and the batch has more than {few} lookups"
         in text
     )
     assert f"sums these rows in chunks of {npu}" in text
