@@ -7,12 +7,18 @@ in a viewer of the repository.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.search.en import SearchEnglish
 
 _ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT / "docs/_site"))
+import chinese  # noqa: E402
+
 _INIT = (_ROOT / "rec_sdk_torch" / "__init__.py").read_text()
 
 project = "rec_sdk_torch"
@@ -69,6 +75,7 @@ html_additional_pages = {"index": "to_start.html"}
 templates_path = ["_site"]
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
+html_search_language = "en+zh"
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
@@ -104,8 +111,30 @@ def _show_defaults(
     return signature and signature.replace("<factory>", "..."), returns
 
 
+class _EnglishAndChinese(SearchEnglish):
+    """Search of a site with pages in both languages."""
+
+    lang = "en+zh"
+    js_splitter_code = chinese.SPLIT_QUERY
+
+    def split(self, input: str) -> list[str]:
+        return chinese.split(input)
+
+
+def _set_language(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Sets the `lang` attribute, the theme's words and the side bar of a page by the language of its text."""
+    in_chinese = chinese.is_chinese(page)
+    if in_chinese:
+        context["language"] = "zh-CN"
+        context["_"] = context["gettext"] = chinese.translate(app.translator.gettext)
+    other_start = context["pathto"](root_doc if in_chinese else "docs/zh/index")
+    context["furo_navigation_tree"] = chinese.side_bar(context["furo_navigation_tree"], in_chinese, other_start)
+
+
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Connects the functions above; called by Sphinx."""
+    app.add_search_language(_EnglishAndChinese)
+    app.connect("html-page-context", _set_language, priority=900)  # after the theme, which makes the tree
     app.connect("source-read", _add_readme)
     app.connect("doctree-read", _name_files_from_the_root)
     app.connect("autodoc-process-signature", _show_defaults)

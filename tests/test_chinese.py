@@ -6,12 +6,17 @@ one page alone is a difference unless it is in the words only.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -328,3 +333,47 @@ def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, o
     chinese.write_text(AFTER.replace(old, new))
     found = differences(english, chinese)
     assert (said in found[0]) if said else (found == [])
+
+
+@pytest.fixture(name="site")
+def imported_site(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The part of the site's build that is about Chinese; it does not need Sphinx."""
+    monkeypatch.syspath_prepend(ROOT / "docs/_site")
+    return importlib.import_module("chinese")
+
+
+QUERIES = {
+    "缓存": ["缓存"],
+    "行": ["行"],
+    "设备内存": ["设备", "备内", "内存"],
+    "NPU内存 float16_t": ["NPU", "内存", "float16_t"],
+    "cache_sizes=, 分表。": ["cache_sizes", "分表"],
+}
+"""What a reader types, and the terms that a page must have to be found."""
+
+
+def test_words_of_two_characters_are_search_terms(site: ModuleType) -> None:
+    terms = site.split("全部行在主机内存中，NPU内存只作缓存：cache_sizes=0.1，float16_t，分表设备内存")
+    assert {term for query in QUERIES.values() for term in query} <= set(terms)
+    assert "全部行在主机内存中" not in terms
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_queries_are_split_into_search_terms(site: ModuleType) -> None:
+    script = f"{site.SPLIT_QUERY}; console.log(JSON.stringify({json.dumps([*QUERIES])}.map(splitQuery)))"
+    said = subprocess.run(["node", "-e", script], check=True, capture_output=True, text=True).stdout
+    assert json.loads(said) == [*QUERIES.values()]
+
+
+def test_side_bar_has_the_language_of_the_page(site: ModuleType) -> None:
+    tree = '<p class="caption">Start</p><ul><li>安装</li></ul><p class="caption">开始</p><ul><li>Adam</li></ul>'
+    for chinese, kept, dropped, link in ((True, "Adam", "安装", "English"), (False, "安装", "Adam", "中文文档")):
+        side_bar = site.side_bar(tree, chinese, "other.html")
+        assert kept in side_bar
+        assert dropped not in side_bar
+        assert f'href="other.html">{link}<' in side_bar
+
+
+def test_pages_have_a_language(site: ModuleType) -> None:
+    assert all(site.is_chinese(name(page).removesuffix(".md")) for page in CHINESE)
+    assert not any(site.is_chinese(in_english(name(page)).removesuffix(".md")) for page in TWINS)
