@@ -214,7 +214,7 @@ lint: build
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	@$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
-	@$(PY) tests/lines.py
+	@$(PY) tests/line_counts.py
 
 format: build
 	$(PY) -m ruff check --fix-only .

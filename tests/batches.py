@@ -1,4 +1,4 @@
-"""Batches of ids: jagged tensors that tests of every room share; training.py trains on them."""
+"""Builds batches of ids (`KeyedJaggedTensor`) for tests of all folders; training.py trains on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bags = Mapping[str, Sequence[Sequence[int]]]
 def jagged(
     features: Bags, weights: Mapping[str, Sequence[Sequence[float]]] | None = None, dtype: torch.dtype = torch.int64
 ) -> KeyedJaggedTensor:
-    """A batch of `features`: by key, the ids of each sample."""
+    """Builds a batch from `features`: for each key, the ids of each sample."""
     flat_weights = None
     if weights is not None:
         flat_weights = torch.tensor([w for bags in weights.values() for bag in bags for w in bag], dtype=torch.float32)
@@ -29,7 +29,7 @@ def jagged(
 def random_bags(
     rng: np.random.Generator, keys: Sequence[str], ids: int, batch_size: int = 5, longest: int = 4
 ) -> dict[str, list[list[int]]]:
-    """Bags of up to `longest` ids below `ids`, empty ones among them."""
+    """Draws `batch_size` bags for each key: up to `longest` ids below `ids`, and some bags empty."""
     return {
         key: [rng.integers(0, ids, rng.integers(0, longest + 1)).tolist() for _ in range(batch_size)] for key in keys
     }

@@ -1,4 +1,4 @@
-"""Admission by chance in plain Python: the coin of an id in a batch."""
+"""Reference in plain Python for admission by probability: the random draw for an id in a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HALF = 2**32
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10 of Salmon and others, 2011."""
+    """Returns the four random words of Philox4x32-10 (Salmon et al., 2011)."""
     a, b, c, d = counter
     for _ in range(10):
         first, second = 0xD2511F53 * a, 0xCD9E8D57 * c

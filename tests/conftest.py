@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import waiting_threads  # noqa: F401  # before torch, which reads what it sets
+import passive_threads  # noqa: F401  # before torch, which reads what it sets
 
 # isort: split
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 import default_operators
 import pytest
 import torch
-from rooms import NEEDS_FULL, Times
+from folder_durations import NEEDS_FULL, Durations
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.operators.devices.backends import parse_device
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def has_room(folder: Path) -> bool:
-    """Whether there is such a folder, with 8 GiB free, from which programs can be run."""
+    """Returns whether programs can run from `folder` and it has 8 GiB free."""
     return (
         folder.is_dir()
         and shutil.disk_usage(folder).free > 8 << 30
@@ -53,9 +53,9 @@ def has_room(folder: Path) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-    os.environ["PYTHONFAULTHANDLER"] = "1"  # of ranks: one that is aborted says where
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # ranks print a traceback when they are aborted
     config.addinivalue_line("markers", "full: repetition, many seconds or much memory; runs with --full")
-    config.pluginmanager.register(Times(), "times")
+    config.pluginmanager.register(Durations(), "times")
     config.addinivalue_line("markers", "contents: bad contents of index tensors, which only the CPU looks for")
     config.addinivalue_line("markers", "kernels: about kernels, not about the operators in plain torch")
 
@@ -74,15 +74,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests of the emulated NPU run on it only."""
+    """Ignores the tests of the emulated NPU unless `--device npu` is set."""
     emulator = collection_path == HERE / "emulator"
     return True if emulator and config.getoption("--device") != "npu" else None
 
 
 @pytest.fixture(autouse=True)
 def _process_stays() -> Iterator[None]:
-    """A test that changes the process would show in the tests after it: torch's bits can depend on the number of
-    threads, and compat gives collections other defaults."""
+    """Fails a test that changes state of the whole process.
+
+    Later tests would show it: torch's bits can depend on the number of threads, and compat changes defaults of
+    collections.
+    """
     before = torch.get_num_threads(), "rec_sdk_torch.compat" in sys.modules
     yield
     after = torch.get_num_threads(), "rec_sdk_torch.compat" in sys.modules
@@ -97,7 +100,7 @@ class WithoutTorchRec(pytest.Module):
 
 
 def imports_torchrec(path: Path) -> bool:
-    """At its top level; what the collections' tests share is about TorchRec too."""
+    """Returns whether a test file imports TorchRec at its top level, or one of the test helpers that do."""
     names = []
     for statement in ast.parse(path.read_text()).body:
         if isinstance(statement, ast.Import):
@@ -105,12 +108,13 @@ def imports_torchrec(path: Path) -> bool:
         elif isinstance(statement, ast.ImportFrom):
             names.append(statement.module or "")
     return any(
-        name.partition(".")[0] in {"torchrec", "batches", "jagged", "training", "option_cases"} for name in names
+        name.partition(".")[0] in {"torchrec", "batches", "collection_factory", "training", "option_cases"}
+        for name in names
     )
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Operators, engine and table-batched embedding are tested without TorchRec as well."""
+    """Skips test files that need TorchRec where it is not installed; operators and engine are tested without it."""
     if find_spec("torchrec") or not imports_torchrec(module_path):
         return None
     module: pytest.Module = WithoutTorchRec.from_parent(parent, path=module_path)
@@ -118,7 +122,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # Not pytest_report_header, which says nothing under -q.
+    # pytest_report_header would print nothing under -q.
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     day, operators = session.config.getoption("--day"), session.config.getoption("--operators")
     try:
@@ -134,7 +138,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def describe(device: torch.device) -> str:
-    """The device: which GPU it is; whether an NPU is real or emulated."""
+    """Describes the device: the model of a GPU, and whether an NPU is real or emulated."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{device}, {torch.cuda.get_device_name(device)} (sm_{major}{minor})"

@@ -1,4 +1,4 @@
-"""Counters that two runs can be compared by."""
+"""Cache counters that must be equal in two runs of the same batches."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "evicted_waitin
 
 
 def exact_counts(tables: Any) -> dict[str, int]:
-    """`cache_stats` of a collection or an embedding, as far as they are sums over batches."""
+    """Returns the entries of `cache_stats` that are sums over batches, for a collection or an embedding."""
     return sums(tables.cache_stats())
 
 
 def sums(counted: Mapping[str, int]) -> dict[str, int]:
-    """The counts among `cache_stats` that are sums."""
+    """Filters `cache_stats` to the entries that are sums over batches."""
     return {name: count for name, count in counted.items() if name not in NO_SUMS}

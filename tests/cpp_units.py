@@ -1,7 +1,7 @@
-"""Builds CMake projects, and runs those that are C++ unit tests.
+"""Builds CMake projects and runs their C++ unit tests.
 
-Builds are kept in build/tests, so that only what has changed is compiled again; processes that want the same one wait
-for each other. ccache is used where it is installed.
+Build folders are kept in build/tests, so that only changed files are compiled again. A lock per folder keeps two
+processes from building in it at once. ccache is used where it is installed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ENGINE = BUILD / f"engine-{sys.implementation.cache_tag}"
 
 @dataclass(frozen=True)
 class Tree:
-    """A CMake project of tests, and the folder in build/tests where it is built.
+    """A CMake project of tests, and the folder in build/tests in which it is built.
 
     Attributes:
-        name: of the folder; each set of options has its own.
+        name: the build folder's name; each set of options needs its own.
         source: the project's folder.
-        options: of CMake, such as `-DREC_SDK_SANITIZE=address`.
+        options: CMake options, such as `-DREC_SDK_SANITIZE=address`.
     """
 
     name: str
@@ -45,25 +45,25 @@ class Tree:
 
     @property
     def folder(self) -> Path:
-        """Where it is built."""
+        """The build folder."""
         return BUILD / "tests" / self.name
 
     def build(self, *targets: str) -> None:
-        """Builds targets, by default all; fails with what CMake or the compiler says."""
+        """Builds targets, by default all; fails with the output of CMake or the compiler."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder.with_suffix(".lock")):
             result = build_cpp(self.source, self.folder, *self.options, targets=targets or ("all",))
         assert result.returncode == 0, result.stdout + result.stderr
 
     def run(self, part: str, config: pytest.Config, only: str = "", together: int = 2, **variables: str) -> None:
-        """Runs its tests; fails with the output of those that fail.
+        """Runs the project's tests; fails with the output of the tests that fail.
 
         Args:
             part: folder of the project whose tests run; "" for all.
-            config: says whether repetition is wanted, and which day's seeds.
+            config: supplies `--full` and the day that seeds random tests.
             only: regular expression for names of tests; by default all run.
-            together: tests that run at once.
-            variables: of the environment, beside what there is; nothing is preloaded.
+            together: number of tests that run at once.
+            variables: environment variables to set; nothing is preloaded.
         """
         variables["REC_SDK_TESTS_DAY"] = str(config.getoption("--day"))
         if config.getoption("--full"):
@@ -74,7 +74,7 @@ class Tree:
         assert result.returncode == 0, result.stdout + result.stderr
 
     def names(self, part: str) -> list[str]:
-        """The tests that ctest knows in a folder of the project, which is built."""
+        """Lists the tests that ctest finds in a built folder of the project."""
         return re.findall(r"Test +#\d+: (\S+)", _run(self.folder / part, "ctest", "-N").stdout)
 
 
@@ -83,7 +83,9 @@ PLAIN = Tree("plain", options=[f"-DREC_SDK_ENGINE_TREE={_ENGINE}"] if _ENGINE.ex
 
 
 def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:
-    """The values of a parameter in this session's tests that use the fixture of the request: it builds for them all."""
+    """Returns the values of a parameter over this session's tests that use the requesting fixture, to build for all of
+    them.
+    """
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     users = [item for item in items if request.fixturename in item.fixturenames]
     return [item.callspec.params[name] for item in users if item.get_closest_marker("skip") is None]
@@ -92,7 +94,7 @@ def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:
 def build_cpp(
     source: Path, build: Path, *options: str, targets: Sequence[str] = ("all",)
 ) -> subprocess.CompletedProcess[str]:
-    """Builds the project in the folder `source`: the result of CMake, or if that succeeds, of the compiler."""
+    """Configures and builds the project in `source`; returns the result of CMake if it fails, else the compiler's."""
     build.mkdir(parents=True, exist_ok=True)
     if not (build / "build.ninja").exists():
         ninja = Path(pytest.importorskip("ninja").BIN_DIR) / "ninja"
@@ -107,7 +109,7 @@ def build_cpp(
 
 def _run(folder: Path, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     programs = Path(pytest.importorskip("cmake").CMAKE_BIN_DIR)
-    # A test run's own libraries, an emulated NPU's among them, must not come between a test and what it builds.
+    # Libraries preloaded for this test run, such as an emulated NPU, must not affect the build.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "REC_SDK_"))} | variables
     command = [str(programs / program), *arguments]
     return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, env=environment)

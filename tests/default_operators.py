@@ -1,6 +1,6 @@
-"""The operators in plain torch in the places of the kernels, in this process: `--operators default` of conftest.py.
+"""Replaces kernels by the operators in plain torch, in this process: `--operators default` of conftest.py.
 
-So the suite of the operators runs as it would on the first day of a device for which there is no kernel.
+The operator tests then run as they would on a device that has no kernel yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _kept: list[torch.library.Library] = []
 
 
 def stand_in(device: str) -> None:
-    """For devices of this type. The CPU's kernels are registered already; others are kept from being loaded."""
+    """Makes devices of this type use the default operators.
+
+    The CPU's kernels are registered already and are overridden; kernels of other devices are kept from being loaded.
+    """
     kind = device.partition(":")[0]
     if kind != "cpu":
         load = npu._import_torch_npu if kind == "npu" else backends._nothing
@@ -28,6 +31,6 @@ def stand_in(device: str) -> None:
     library = torch.library.Library("rec_sdk", "IMPL", "CPU")
     _kept.append(library)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that take the place of others
+        warnings.simplefilter("ignore")  # overriding a registered kernel warns
         for name in KERNELS:
             library.impl(name, functools.partial(calls._load_and_call, name))

@@ -1,7 +1,7 @@
-"""Tables without TorchRec, and training steps on them, which tests of every room share.
+"""Builds `TableBatchedEmbedding`s and trains them, without TorchRec, for tests of all folders.
 
 `embedding_of(TableConfig("t", 100, 4), cache=8)` is a `TableBatchedEmbedding` that trains; `train(embedding, [1], [2])`
-trains it on two batches. The same for collections is in jagged.py.
+trains it on two batches. collection_factory.py does the same for collections.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ADAM: Optimizer = (torch.optim.Adam, {"lr": 0.1})
 def embedding_of(
     *tables: TableConfig, optimizer: Optimizer | TableOptimizer | None = ADAGRAD, seed: int = 1, **options: Any
 ) -> TableBatchedEmbedding:
-    """An embedding of `tables`.
+    """Builds an embedding with `tables`.
 
     Args:
-        tables: their configs.
-        optimizer: a class and its keywords, or what `TableOptimizer.create` makes of them; None: of none yet.
-        seed: of the initial weights.
-        options: of the embedding, such as `cache` and `device`.
+        tables: table configs.
+        optimizer: a class and its keywords, or a `TableOptimizer`; None: no optimizer yet.
+        seed: seed of the initial weights.
+        options: options of the embedding, such as `cache` and `device`.
     """
     made = TableOptimizer.create(*optimizer) if isinstance(optimizer, tuple) else optimizer
     return TableBatchedEmbedding(list(tables), optimizer=made, seed=seed, **options)
@@ -39,13 +39,13 @@ def embedding_of(
 def one_table(
     device: torch.device | None, *, rows: int = 100, dim: int = 4, optimizer: Optimizer | None = SGD, **options: Any
 ) -> TableBatchedEmbedding:
-    """An embedding of one hash table "t" of which 50 rows are cached.
+    """Builds an embedding with one hash table "t" and a cache of 50 rows.
 
     Args:
-        device: of the cache.
+        device: device of the cache.
         rows: `num_embeddings` of the table.
-        dim: its `embedding_dim`.
-        optimizer: a class and its keywords; None: of none yet.
+        dim: `embedding_dim` of the table.
+        optimizer: a class and its keywords; None: no optimizer yet.
         options: further fields of the table's config, and options of the embedding.
     """
     names = options.keys() & {field.name for field in fields(TableConfig)}
@@ -54,7 +54,9 @@ def one_table(
 
 
 def windowed(optimizer: str, window: int, **options: Any) -> Optimizer:
-    """A class of `torch.optim`, or for a window of several backward passes its class `Accumulate*`, and keywords."""
+    """Returns a class of `torch.optim` and its keywords; for a window of several backward passes its class
+    `Accumulate*`.
+    """
     if window == 1:
         return getattr(torch.optim, optimizer), options
     options |= {"use_accumulate": True, "accumulate_step": window}
@@ -64,14 +66,17 @@ def windowed(optimizer: str, window: int, **options: Any) -> Optimizer:
 def train(
     embedding: Any, *batches: Iterable[int] | torch.Tensor, bag: int = 0, square: bool = False, **signals: torch.Tensor
 ) -> list[torch.Tensor]:
-    """A training step on each batch, on the sum of the outputs or of their squares; the outputs.
+    """Runs a training step on each batch, with the sum of the outputs (or of their squares) as the loss.
 
     Args:
-        embedding: a `TableBatchedEmbedding`, or what is called as one.
+        embedding: a `TableBatchedEmbedding`, or a callable with the same arguments.
         batches: ids, table by table.
-        bag: ids of a bag; 0: each table has one bag.
-        square: trains on the sum of squares.
+        bag: ids per bag; 0: each table has one bag.
+        square: the loss is the sum of squares.
         signals: clicks, timestamps or weights of each batch.
+
+    Returns:
+        The output of each batch, on the host.
     """
     outputs = []
     for batch in batches:
@@ -84,10 +89,10 @@ def train(
 
 
 def ids_of(embedding: TableBatchedEmbedding, table: str = "t") -> list[int]:
-    """The ids that a hash table knows, in order."""
+    """Returns the ids that a hash table holds, sorted."""
     return sorted(embedding.view(table).ids().tolist())
 
 
 def weights_of(embedding: TableBatchedEmbedding, ids: Iterable[int], table: str = "t") -> torch.Tensor:
-    """The weights of `ids`, as a save has them: also of ids that have no row yet."""
+    """Returns the weights of `ids` as a save stores them, including the initial weights of ids without a row."""
     return embedding.view(table).read(torch.tensor(list(ids), dtype=torch.int64), ["weight"]).parts["weight"]

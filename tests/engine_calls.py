@@ -1,4 +1,4 @@
-"""Calls of the host engine that its tests share."""
+"""Calls of the host engine that several test files use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan(
 
 
 class Planned:
-    """The engine's plan, with its arrays by name."""
+    """A plan of the engine, with its arrays as attributes."""
 
     def __init__(self, host: Any) -> None:
         self.host = host
@@ -86,7 +86,7 @@ def apply(e: Any, p: Any) -> Any:
 
 
 def run(e: Any, bags: list[list[int]]) -> None:
-    """A batch whose swap takes place, and which is done."""
+    """Plans a batch, applies its swap and releases the plan."""
     apply(e, plan(e, bags)).release()
 
 

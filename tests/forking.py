@@ -1,4 +1,4 @@
-"""Work in a process that is forked from this one, as `multiprocessing` and DataLoaders do."""
+"""Runs work in a forked process, as `multiprocessing` and DataLoaders do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Child:
     def __init__(self, pid: int, output: int) -> None:
         self._pid, self._output = pid, output
 
-    def said(self) -> str:
-        """The result of `work` as text, or the type and message of what it raised; at its end."""
+    def result(self) -> str:
+        """Waits for the end; returns the result of `work` as text, or the type and message of its exception."""
         with open(self._output) as output:
             text = output.read()
         _, status = os.waitpid(self._pid, 0)
@@ -28,14 +28,14 @@ class Child:
         return text
 
     def kill(self) -> None:
-        """Kills the process, and waits for its end."""
+        """Kills the process and waits for its end."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._output)
 
 
 def fork(work: Callable[[], object]) -> Child:
-    """Runs `work` in a process that is forked now."""
+    """Runs `work` in a newly forked process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
@@ -45,7 +45,7 @@ def fork(work: Callable[[], object]) -> Child:
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS)
-        torch.set_num_threads(1)  # the threads of the parent are not here
+        torch.set_num_threads(1)  # threads of the parent do not exist in the child
         try:
             text = str(work())
         except BaseException as error:
@@ -57,7 +57,7 @@ def fork(work: Callable[[], object]) -> Child:
 
 @contextlib.contextmanager
 def sleeping_child() -> Iterator[None]:
-    """A forked process that does nothing, as a DataLoader's worker, until the end of the block."""
+    """Forks a process that does nothing, like an idle DataLoader worker, until the end of the block."""
     reader, writer = os.pipe()
 
     def sleep() -> None:
@@ -70,4 +70,4 @@ def sleeping_child() -> Iterator[None]:
         yield
     finally:
         os.close(writer)
-        child.said()
+        child.result()

@@ -1,4 +1,4 @@
-"""Interrupts at every point where a signal can strike, and the plain reference of what may have happened by then."""
+"""Raises an interrupt at every point where Python checks for signals, and models the states that may result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import torch
 
 
 class Interrupt(KeyboardInterrupt):
-    """The tests' signal handlers raise this."""
+    """The exception that the tests' signal handlers raise."""
 
 
-# ---- striking
+# ---- raising interrupts
 
 
 @contextmanager
 def handler(number: int) -> Any:
-    """Within, the signal raises Interrupt."""
+    """Makes the signal raise `Interrupt` within the block."""
 
     def raise_interrupt(*_: object) -> None:
         raise Interrupt
@@ -38,17 +38,17 @@ def handler(number: int) -> Any:
 
 
 def strike(action: Callable[[], object], at: int) -> str | None:
-    """Runs `action` with Ctrl-C at its `at`-th point (from 1) where Python looks for signals in the main thread.
+    """Runs `action` and sends SIGINT at the `at`-th point (from 1) where Python checks for signals in the main thread.
 
-    They are the entry of a Python function and the return of a C function; a handler's exception then comes in the
-    place of that function's result. The signal is a real one, to the process: a handler may defer it, but a mask of
-    the main thread does not, since any other thread takes it then.
+    These points are the entry of a Python function and the return of a C function, whose result a handler's exception
+    replaces. The signal is a real one, sent to the process: a handler may defer it. Masking it in the main thread does
+    not help, since another thread then takes it.
 
     Returns:
-        where it struck; None if the action was over before.
+        The point at which it struck; None if the action ended before that point.
 
     Raises:
-        AssertionError: another stream is the current one afterwards.
+        AssertionError: the current stream has changed afterwards.
     """
     stream = torch.accelerator.current_stream() if torch.accelerator.is_available() else None
     points = 0
@@ -65,7 +65,7 @@ def strike(action: Callable[[], object], at: int) -> str | None:
             struck = f"point {at}: {code.co_filename}:{frame.f_lineno}, {code.co_qualname}, {what}"
             os.kill(os.getpid(), signal.SIGINT)
 
-    # Code that the garbage collector calls swallows exceptions, and pytest keeps those, with the frames below them.
+    # Exceptions in code that the garbage collector calls are swallowed, and pytest keeps them with their frames.
     gc.disable()
     with handler(signal.SIGINT):
         sys.setprofile(profile)
@@ -83,20 +83,20 @@ def strike(action: Callable[[], object], at: int) -> str | None:
     return struck
 
 
-# ---- the reference
+# ---- the reference model
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The state of a training: Adagrad with lr_decay, whose every update shows t, in numpy's float32.
+class TrainingState:
+    """The state of a training run with Adagrad and lr_decay, in NumPy float32; each update depends on the step count t.
 
     Attributes:
-        weights: of each table, `[rows, D]` in the table's dtype, over all ids that ever occur.
+        weights: weights of each table, `[rows, D]` in the table's dtype, over all ids that ever occur.
         sums: Adagrad's state of each table, float32 `[rows, D]`.
-        pending: gradients of the open window, float32 `[rows, D]`.
-        known: rows of each table that are in it (every row of an index table), bool `[rows]`.
-        backwards: of the open window.
-        t: updates; None in what was seen, where only the next update shows it.
+        pending: pending gradients in the accumulation buffer, float32 `[rows, D]`.
+        known: whether a row exists in its table (always for an index table), bool `[rows]`.
+        backwards: backward passes since the last update.
+        t: updates; None in an observed state, in which only the next update shows it.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -110,20 +110,20 @@ class Moment:
     OPTIONS = {"lr_decay": 1.0, "eps": EPS}  # noqa: RUF012 (no field: it has no annotation)
 
     @classmethod
-    def start(cls, weights: Sequence[np.ndarray], hashed: Sequence[bool]) -> Moment:
+    def start(cls, weights: Sequence[np.ndarray], hashed: Sequence[bool]) -> TrainingState:
         zeros = tuple(np.zeros(w.shape, np.float32) for w in weights)
         known = tuple(np.full(len(w), not h) for w, h in zip(weights, hashed, strict=True))
         return cls(tuple(weights), known, zeros, zeros)
 
-    def forward(self, lookups: Sequence[np.ndarray]) -> Moment:
-        """A training forward of `lookups`, rows of each table: it makes them known."""
+    def forward(self, lookups: Sequence[np.ndarray]) -> TrainingState:
+        """Returns the state after a training forward of `lookups` (rows of each table), which inserts the rows."""
         known = tuple(k.copy() for k in self.known)
         for table, rows in zip(known, lookups, strict=True):
             table[rows] = True
         return replace(self, known=known)
 
-    def backward(self, lookups: Sequence[np.ndarray], lr: float, window: int) -> Moment:
-        """The backward of the sum of all outputs: each lookup's gradient is 1."""
+    def backward(self, lookups: Sequence[np.ndarray], lr: float, window: int) -> TrainingState:
+        """Returns the state after the backward pass of the sum of all outputs: each lookup's gradient is 1."""
         counts = [np.bincount(rows, minlength=len(w)) for rows, w in zip(lookups, self.weights, strict=True)]
         grads = [
             p + np.broadcast_to(count[:, None], p.shape).astype(np.float32)
@@ -142,8 +142,8 @@ class Moment:
         zeros = tuple(np.zeros_like(p) for p in self.pending)
         return replace(self, weights=weights, sums=sums, pending=zeros, backwards=0, t=t)
 
-    def difference(self, other: Moment) -> str:
-        """In what of weights, known rows, and sums and t where `other` has them, they differ."""
+    def difference(self, other: TrainingState) -> str:
+        """Describes differences in weights and known rows, and in sums and t where `other` has them; "" if equal."""
         found = []
         for table, (a, b) in enumerate(zip(self.weights, other.weights, strict=True)):
             rows = np.flatnonzero((a != b).any(axis=1) | np.isnan(b).any(axis=1))
@@ -162,35 +162,35 @@ class Moment:
         return ", ".join(found)
 
     def key(self) -> tuple[object, ...]:
-        """Equal for equal moments."""
+        """Returns a value that is equal for equal states."""
         arrays = (*self.weights, *self.known, *self.sums, *self.pending)
         return (self.backwards, self.t, *(array.tobytes() for array in arrays))
 
 
-Change = Callable[[Moment], Moment]
+Change = Callable[[TrainingState], TrainingState]
 
 
 @dataclass
-class Possible:
-    """The moments that a training may be at: more than one after an interrupt, until it is looked at."""
+class PossibleStates:
+    """The states that a training run may have: several after an interrupt, until the state is observed."""
 
-    moments: list[Moment]
+    moments: list[TrainingState]
     log: list[str] = field(default_factory=list)
 
-    def did(self, what: str, *changes: Change) -> None:
-        """All of the changes happened."""
+    def applied(self, what: str, *changes: Change) -> None:
+        """Applies all changes to every possible state."""
         self.log.append(what)
         for change in changes:
             self.moments = [change(moment) for moment in self.moments]
 
-    def may_have_done(self, what: str, *changes: Change) -> None:
-        """None of the changes happened, or the first, or the first two, ..."""
+    def may_have_applied(self, what: str, *changes: Change) -> None:
+        """Adds the states in which only the first n changes were applied, for every n from none to all."""
         self.log.append(f"interrupted {what}")
         every = [list(itertools.accumulate(changes, lambda m, change: change(m), initial=m)) for m in self.moments]
         self.moments = list({moment.key(): moment for moment in itertools.chain.from_iterable(every)}.values())
 
-    def look(self, seen: Moment) -> None:
-        """Keeps the moments that look like `seen` and fails if none does."""
+    def observe(self, seen: TrainingState) -> None:
+        """Keeps the states that match `seen`; fails if none does."""
         differences = [moment.difference(seen) for moment in self.moments]
         if all(differences):
             from_each = "; ".join(f"({n}) {text}" for n, text in enumerate(dict.fromkeys(differences), 1))

@@ -1,4 +1,4 @@
-"""Full saves of several layers, as a writer that lets training go on may leave them."""
+"""Writes full saves of several layers, as a writer that lets training continue may leave them."""
 
 from __future__ import annotations
 

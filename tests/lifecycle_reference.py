@@ -1,4 +1,4 @@
-"""Admission and eviction of ids in plain Python: what docs/admission_eviction.md says, for one table."""
+"""Reference for admission and eviction of ids in one table, in plain Python, see docs/admission_eviction.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from coin_reference import Coin
 from hypothesis import strategies as st
-from sketch_reference import Sketch, enough
+from sketch_reference import Sketch, least_admitted_count
 
 from rec_sdk_torch import rules
 from rec_sdk_torch.rules.rule import Admission
@@ -26,7 +26,7 @@ MOST_AHEAD = 10 * 365 * 24 * 60 * 60
 
 
 def decayed(score: float, batches: int, half_life: int) -> float:
-    """`score / 2 ** (batches / half_life)`: eight binary digits of the exponent at a time, the highest first."""
+    """Computes `score / 2 ** (batches / half_life)`, eight bits of the exponent at a time, the highest first."""
     part = (batches % half_life << 56) // half_life
     for begin in range(0, 56, 8):
         factor = 1.0
@@ -38,8 +38,8 @@ def decayed(score: float, batches: int, half_life: int) -> float:
 
 
 @dataclass
-class Id:
-    """The counts of an id, with a row or without."""
+class IdCounts:
+    """The counters of an id, with or without a row."""
 
     count: int = 0
     clicks: int = 0
@@ -49,20 +49,20 @@ class Id:
 
 
 @dataclass
-class Life:
-    """The state of a table: `rows` and `candidates` by id."""
+class LifecycleReference:
+    """The lifecycle state of a table: `rows` and `candidates` by id."""
 
     rules: TableLifecycle
-    rows: dict[int, Id] = field(default_factory=dict)
-    candidates: dict[int, Id] = field(default_factory=dict)
+    rows: dict[int, IdCounts] = field(default_factory=dict)
+    candidates: dict[int, IdCounts] = field(default_factory=dict)
     batches: int = 0
     steps: int = 0
     latest: int = NEVER
-    most: int = 0  # what is later is set aside
-    waiting: set[int] = field(default_factory=set)  # rows with gradients of the open window
+    most: int = 0  # timestamps above this are ignored
+    waiting: set[int] = field(default_factory=set)  # rows with gradients in the accumulation buffer
     evicted: int = 0
-    reasons: dict[int, EvictReason] = field(default_factory=dict)  # of the rows that left at the last end of a step
-    sketch: Sketch | None = None  # in place of candidates
+    reasons: dict[int, EvictReason] = field(default_factory=dict)  # of the rows evicted at the last end of a step
+    sketch: Sketch | None = None  # replaces the candidates
     coin: Coin | None = None
 
     def __post_init__(self) -> None:
@@ -70,29 +70,29 @@ class Life:
         bound = self.rules.rule(rules.Rows)
         self.most_rows = bound.most if bound is not None else 0
         if isinstance(self.admission, rules.Sketch):
-            size, least = self.admission.bytes, enough(self.admission.threshold, self.admission.alpha)
+            size, least = self.admission.bytes, least_admitted_count(self.admission.threshold, self.admission.alpha)
             self.sketch = Sketch(size, self.admission.depth, least)
 
-    def value(self, one: Id) -> float:
+    def value(self, one: IdCounts) -> float:
         return self.score.alpha * one.count + self.score.beta * one.clicks
 
-    def weighed(self, one: Id) -> float:
-        """The sum that the threshold of admission is for."""
+    def admission_score(self, one: IdCounts) -> float:
+        """Returns the weighted sum that is compared with the threshold of admission."""
         alpha, beta = getattr(self.admission, "alpha", 1.0), getattr(self.admission, "beta", 0.0)
         return alpha * one.count + beta * one.clicks
 
-    def admitted(self, one: Id) -> bool:
-        """Whether a candidate gets a row. Where chance decides, the coins of a batch are tossed before."""
+    def admitted(self, one: IdCounts) -> bool:
+        """Returns whether a candidate gets a row; random draws for admission by probability precede this call."""
         chance = isinstance(self.admission, (rules.Probability, type(None)))
-        return chance or self.weighed(one) >= self.admission.threshold
+        return chance or self.admission_score(one) >= self.admission.threshold
 
-    def left(self, one: Id, now: int) -> float:
-        """The part of a score that is left in batch `now`."""
+    def decayed_score(self, one: IdCounts, now: int) -> float:
+        """Returns the decayed score in batch `now`."""
         half_life = self.score.half_life
         return decayed(one.score, now - one.last_use, half_life) if half_life else one.score
 
-    def see(self, timestamps: list[int]) -> None:
-        """The timestamps of a batch move the clock, but for those far ahead of it, at first of half of them."""
+    def advance_clock(self, timestamps: list[int]) -> None:
+        """Advances the clock to the latest timestamp of a batch, ignoring timestamps far ahead of most others."""
         earliest = min(timestamps, default=NEVER)
         while 2 * sum(each <= earliest + MOST_AHEAD for each in timestamps) < len(timestamps):
             earliest = min(each for each in timestamps if each > earliest + MOST_AHEAD)
@@ -100,13 +100,20 @@ class Life:
         self.latest = max([self.latest, *(each for each in timestamps if each <= self.most)])
 
     def batch(self, ids: np.ndarray, clicks: np.ndarray, timestamps: np.ndarray, *, seen: bool = False) -> None:
-        """A training batch: every lookup of the table, in order. `seen`: `see` was told of them, and of others."""
+        """Counts a training batch: every lookup of the table, in order.
+
+        Args:
+            ids: the ids.
+            clicks: a click count per id.
+            timestamps: a timestamp per id.
+            seen: whether `see` was already called for this batch, with more timestamps than these.
+        """
         self.batches += 1
         if not seen:
-            self.see(timestamps.tolist())
-        before = {i: Id(**vars(one)) for i, one in self.rows.items()}
+            self.advance_clock(timestamps.tolist())
+        before = {i: IdCounts(**vars(one)) for i, one in self.rows.items()}
         for i, click, timestamp in zip(ids.tolist(), clicks.tolist(), timestamps.tolist(), strict=True):
-            one = self.rows[i] if i in self.rows else self.candidates.setdefault(i, Id())
+            one = self.rows[i] if i in self.rows else self.candidates.setdefault(i, IdCounts())
             one.count += 1
             one.clicks += click
             one.timestamp = timestamp if timestamp <= self.most else self.latest
@@ -118,13 +125,13 @@ class Life:
             chance = self.admission.probability
             self.candidates = {i: one for i, one in self.candidates.items() if self.coin.toss(i, self.batches, chance)}
         for i in set(ids.tolist()):
-            one = self.rows[i] if i in self.rows else self.candidates.get(i, Id())
-            whole = Id(one.count, one.clicks)
+            one = self.rows[i] if i in self.rows else self.candidates.get(i, IdCounts())
+            whole = IdCounts(one.count, one.clicks)
             one.count, one.clicks = min(one.count, MOST), min(one.clicks, MOST)
             if i in self.rows and self.score.half_life:
                 was = before[i]
-                added = Id(whole.count - was.count, whole.clicks - was.clicks)
-                one.score = self.left(was, self.batches) + self.value(added)
+                added = IdCounts(whole.count - was.count, whole.clicks - was.clicks)
+                one.score = self.decayed_score(was, self.batches) + self.value(added)
             elif i in self.rows:
                 self.rows[i].score = (self.rows[i].score + self.value(self.rows[i])) * self.score.decay
             elif i in self.candidates and self.admitted(self.candidates[i]):
@@ -132,37 +139,37 @@ class Life:
                 self.rows[i].score = self.value(self.rows[i])
 
     def _replace_candidates(self, sketch: Sketch, ids: list[int]) -> None:
-        """Leaves the ids of a batch that are admitted, with the counts that the sketch gives them."""
+        """Removes candidates that the sketch does not admit; admitted ids get the sketch's counts."""
         for i in ids:
             if i in self.candidates:
                 sketch.add(i)
         for i, one in list(self.candidates.items()):
             count = sketch.estimate(i)
             one.count = max(one.count, count)
-            if not self.admitted(Id(count)):
+            if not self.admitted(IdCounts(count)):
                 del self.candidates[i]
 
-    def _overdue(self, one: Id) -> EvictReason | None:
+    def _overdue(self, one: IdCounts) -> EvictReason | None:
         age, idle = self.rules.rule(rules.Age), self.rules.rule(rules.Idle)
         if age and self.latest - one.timestamp > age.seconds:
             return EvictReason.AGE
         return EvictReason.IDLE if idle and self.batches - one.last_use >= idle.batches else None
 
-    def _beyond(self, all_of: dict[int, Id], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
-        """The ids beyond max_rows, the least of them."""
+    def _beyond(self, all_of: dict[int, IdCounts], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
+        """Returns the ids to evict so that at most `max_rows` remain, those with the least score first."""
         most, staying = self.most_rows, [i for i in all_of if i not in leaving or i in held]
         if not most or len(staying) <= most:
             return set()
 
         def worth(i: int) -> tuple[float, int, int]:
             one = all_of[i]
-            return (self.left(one, self.batches) if by_score else self.weighed(one)), one.last_use, i
+            return (self.decayed_score(one, self.batches) if by_score else self.admission_score(one)), one.last_use, i
 
         free = sorted((i for i in staying if i not in held), key=worth)
         return set(free[: len(staying) - (most - most // 8)])
 
     def end_step(self, in_flight: set[int]) -> list[int]:
-        """The end of a training step: which rows leave. `in_flight`: ids of batches whose update is to come."""
+        """Ends a training step; returns the evicted ids. `in_flight`: ids of batches that are not updated yet."""
         self.steps += 1
         interval, share = self.rules.every, self.rules.rule(rules.Share)
         ends = bool(interval) and self.steps % interval == 0
@@ -176,14 +183,14 @@ class Life:
             candidates = {i for i, one in self.candidates.items() if self._overdue(one) is not None}
             if share is not None and self.rows:
                 count = max(1, int(len(self.rows) * share.share))
-                lowest = sorted(self.rows, key=lambda i: (self.left(self.rows[i], self.batches), i))[:count]
+                lowest = sorted(self.rows, key=lambda i: (self.decayed_score(self.rows[i], self.batches), i))[:count]
                 reasons = dict.fromkeys(lowest, EvictReason.SCORE) | reasons
                 rows |= set(lowest)
-        # The bound is looked at when it is passed, or with the others.
+        # The bound is checked when it is exceeded, or together with the other rules.
         if ends or (self.most_rows and max(len(self.rows), len(self.candidates)) > self.most_rows):
-            by_count = {i: Id(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
+            by_count = {i: IdCounts(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
             scored = self.rules.score is not None
-            beyond = self if scored else Life(TableLifecycle(bound=self.rules.bound), by_count)
+            beyond = self if scored else LifecycleReference(TableLifecycle(bound=self.rules.bound), by_count)
             rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
             candidates |= self._beyond(self.candidates, candidates, set(), False)
         gone = sorted(rows - held)
@@ -198,13 +205,13 @@ class Life:
             self.sketch.halve()
         return gone
 
-    def columns(self, of: dict[int, Id], ids: Iterable[int], names: Iterable[str]) -> dict[str, list[float]]:
+    def columns(self, of: dict[int, IdCounts], ids: Iterable[int], names: Iterable[str]) -> dict[str, list[float]]:
         return {name: [getattr(of[i], name) for i in ids] for name in names}
 
 
 @st.composite
 def lifecycles(draw: st.DrawFn) -> TableLifecycle | None:
-    """Any mixture of rules, and none in half of the tables."""
+    """Draws a random mixture of rules; None for half of the tables."""
     if draw(st.booleans()):
         return None
     share, most = draw(st.sampled_from((0.0, 0.0, 0.25))), draw(st.sampled_from((0, 0, 5, 20)))

@@ -1,4 +1,4 @@
-"""One row for each optimizer: what tests give it and compare it with. Its row is all that tests need to know of it."""
+"""The optimizers under test, one row each: the arguments of the tests and the reference to compare with."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Row:
     """An optimizer in tests.
 
     Attributes:
-        name: names the row, in tests and scenarios.
-        cls: qualified name of a class that means the optimizer.
+        name: the row's name in tests and scenarios.
+        cls: qualified name of a class that selects the optimizer.
         reference: the class itself, if it is one of torch's, or its formula on rows.
-        options: keywords that mean the optimizer. They keep its formula well conditioned: a large `eps` is seen
+        options: keywords that select the optimizer. They keep its formula well conditioned: a large `eps` shows
             wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying the rounding of
             a gradient whose terms cancel.
-        tolerance: relative and absolute, of float32 against the reference in float32 after 20 updates.
-        extremes: sets of keywords with which extreme numbers are tried; the betas, eps and lr are given beside them,
-            where they are not among these.
-        exact: what is computed in float64 there, if not the reference.
+        tolerance: relative and absolute tolerance of float32 against the reference in float32 after 20 updates.
+        extremes: sets of keywords for tests with extreme numbers; those tests add betas, eps and lr where a set lacks
+            them.
+        exact: what the tests with extreme numbers compute in float64, if not the reference.
     """
 
     name: str
@@ -39,39 +39,41 @@ class Row:
     exact: type[torch.optim.Optimizer] | None = None
 
     def optimizer(self, **more: Any) -> TableOptimizer:
-        """One of tables, with the row's keywords and more."""
+        """Builds the table optimizer, with the row's keywords and `more`."""
         return TableOptimizer.create(class_named(self.cls), {**self.options, **more})
 
     @property
     def spec(self) -> OptimizerSpec:
-        """Its spec."""
+        """The optimizer's spec."""
         return self.optimizer().spec
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Names of the states of a row."""
+        """Names of the per-row states."""
         return tuple(state.name for state in self.spec.states)
 
     def coefficients(self, t: int) -> torch.Tensor:
-        """The coefficients of update t, `[1, 16]`."""
+        """Returns the coefficients of update t, `[1, 16]`."""
         optimizer = self.optimizer()
         optimizer.step = t - 1
         return torch.tensor([optimizer.coefficients()], dtype=torch.float32)
 
     def on_rows(self, weight: torch.nn.Parameter, **more: Any) -> formulas.OnRows:
-        """The reference, with the row's keywords and more, for the rows of `weight` that a sparse gradient names."""
+        """Builds the reference for the rows of `weight` that a sparse gradient names, with the row's keywords and
+        `more`.
+        """
         options = {**self.options, **more}
         if issubclass(self.reference, formulas.OnRows):
             return self.reference([weight], **options)
         return formulas.on_rows_by(self.reference, self.states)([weight], **options)
 
     def class_of(self, window: int) -> type:
-        """Its class, or the Accumulate class for a window of several backward passes."""
+        """Returns its class, or its Accumulate class for a window of several backward passes."""
         return class_named(self.spec.window_class if window > 1 else self.cls)
 
 
 def class_named(name: str) -> type:
-    """The class; a class of that name, which tables take for it, if it is TorchRec's, which need not be there."""
+    """Imports the class; for a class of TorchRec, which need not be installed, creates one with its name."""
     module, _, short = name.rpartition(".")
     if "torchrec" in module:
         return type(short, (), {"__module__": module})
@@ -144,12 +146,12 @@ def _counted(rates: str) -> Row:
 
 def _rmsprop(kind: dict[str, Any]) -> Row:
     options = {"lr": 0.05, "alpha": 0.9, "eps": 1e-2, "weight_decay": 0.1, "maximize": True, **kind}
-    alphas = (1e-3, 0.9, 0.999999) if "centered" in kind else (0.0, 1e-3, 0.9, 0.999999)  # at 0 there is no variance
-    eps = {"eps": 1e-8} if "centered" in kind else {}  # without one, a variance that underflows divides by 0
+    alphas = (1e-3, 0.9, 0.999999) if "centered" in kind else (0.0, 1e-3, 0.9, 0.999999)  # alpha 0 leaves no variance
+    eps = {"eps": 1e-8} if "centered" in kind else {}  # without eps, a variance that underflows divides by 0
     extremes = tuple(
         {"alpha": alpha, **kind, **eps, **more}
         for alpha in alphas
-        for more in ({}, {"weight_decay": 0.06, "maximize": True})  # a decay that equals no gradient
+        for more in ({}, {"weight_decay": 0.06, "maximize": True})  # a decay unlike the gradient
     )
     name = "_".join([*kind, "rmsprop"])
     exact = formulas.CenteredRmsProp if "centered" in kind else None

@@ -1,6 +1,6 @@
-"""Every option of a table and of an embedding, and what each way of handing tables on makes of it.
+"""Every option of a table and of an embedding, and what happens to it in copies, shards, saves and other modules.
 
-An option that is added is missing here, and the tests that read these tables fail until each way has an answer for it.
+A new option is missing here until each of these has an entry for it, and the tests that read these tables fail.
 """
 
 from __future__ import annotations
@@ -41,45 +41,45 @@ SAME: Any = object()
 
 
 @dataclass(frozen=True)
-class Not:
-    """The way has nothing to do with the option, and the model has its default; or tables without it have the rows."""
+class Absent:
+    """The option is not transferred: the model has its default; or the rows are loaded into tables without it."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Such tables cannot go the way: a RuntimeError says so."""
+    """Such tables are refused with a RuntimeError."""
 
     message: str
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A state dict or a save has the option, as this function finds it."""
+class Stored:
+    """The option is stored in a state dict or a save, where this function finds it."""
 
     find: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Becomes:
-    """The option has a value of its own there: this one, or what this function makes of the rank and its device."""
+class Replaced:
+    """The option has another value afterwards: a fixed one, or one computed from the rank and its device."""
 
     value: Any
 
 
-KEPT = Becomes(SAME)
+KEPT = Replaced(SAME)
 
 
 @dataclass(frozen=True)
-class Given:
-    """Arguments of a constructor that give the option its value, or another one.
+class Arguments:
+    """Constructor arguments that set the option to its value, or to another one.
 
     Attributes:
-        arguments: of FBGEMM's module or of a collection.
+        arguments: arguments of FBGEMM's module or of a collection.
         table: fields of the table's config.
-        config, collection: their classes, by name.
-        value: what the option is then.
+        config, collection: names of their classes.
+        value: the value that the option then has.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -89,31 +89,31 @@ class Given:
     value: Any = SAME
 
 
-Rows: TypeAlias = Shown | Not | Refused
+Rows: TypeAlias = Stored | Absent | Refused
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option with a value that is not its default, and the answers.
+    """An option with an example value that is not its default, and the expected results.
 
     Attributes:
         value: the example.
-        loaded: what state dicts and saves of an embedding make of it, or a pair.
-        collection: the arguments that Rec SDK's users and ours write.
-        fbgemm: the arguments that FBGEMM's users write.
-        shard: the tables on one of two ranks, divided row by row.
-        copy: of an embedding and of a collection.
+        loaded: expectation after loading a state dict or a save of an embedding, or a pair of both.
+        collection: the arguments in collections of Rec SDK and of this package.
+        fbgemm: the arguments in FBGEMM's module.
+        shard: expectation for the tables on one of two ranks, sharded by row.
+        copy: expectation for a copy of an embedding and of a collection.
         beside: further fields of the table, which the value needs.
-        set_up: sets it on an embedding or a collection, where that is no argument of their constructors.
+        set_up: sets the option on an embedding or a collection, if it is no constructor argument.
     """
 
     value: Any
     loaded: Rows | tuple[Rows, Rows]
-    collection: Given
-    fbgemm: Given | Not
+    collection: Arguments
+    fbgemm: Arguments | Absent
     _: KW_ONLY
-    shard: Becomes = KEPT
-    copy: Becomes = KEPT
+    shard: Replaced = KEPT
+    copy: Replaced = KEPT
     beside: Mapping[str, Any] = field(default_factory=dict)
     set_up: Callable[[Any], None] | None = None
 
@@ -126,8 +126,8 @@ class Option:
         return self.loaded[1] if isinstance(self.loaded, tuple) else self.loaded
 
 
-def expected(option: Option, answer: Given | Becomes, rank: int = 0, device: torch.device | None = None) -> Any:
-    """The value after an answer; `rank`, `device`: of a shard."""
+def expected(option: Option, answer: Arguments | Replaced, rank: int = 0, device: torch.device | None = None) -> Any:
+    """Returns the expected value of the option; `rank` and `device` are those where the shard is placed."""
     if answer.value is SAME:
         return option.value
     return answer.value(rank, device) if callable(answer.value) else answer.value
@@ -138,100 +138,102 @@ def ones(weight: torch.Tensor) -> torch.Tensor:
 
 
 SCALER = torch.amp.GradScaler("cpu")
-DRAWN = Not("rows that are there have been drawn; the config of the model says how others are")
-ZEROS = Not("rows of FBGEMM's tables begin with zeros")
-OF_MODEL = Not("the model that loads has its own")
-ROWS_ALONE = Not("rows are those of a table of any other choice")
-NO_LIFE = Not("ids of FBGEMM's tables are the rows, none of which comes or goes")
+DRAWN = Absent("rows that are there have been drawn; the config of the model says how others are")
+ZEROS = Absent("rows of FBGEMM's tables begin with zeros")
+OF_MODEL = Absent("the model that loads has its own")
+ROWS_ALONE = Absent("rows are those of a table of any other choice")
+NO_LIFE = Absent("ids of FBGEMM's tables are the rows, none of which comes or goes")
 
 
-def of_table(**fields: Any) -> Given:
-    return Given(table=fields)
+def of_table(**fields: Any) -> Arguments:
+    return Arguments(table=fields)
 
 
-def of_collection(**arguments: Any) -> Given:
-    return Given(arguments)
+def of_collection(**arguments: Any) -> Arguments:
+    return Arguments(arguments)
 
 
 TABLE: dict[str, Option] = {
     "name": Option(
         "other",
-        (Shown(lambda state: next(iter(state)).split(".")[0]), Shown(lambda table: table.name)),
+        (Stored(lambda state: next(iter(state)).split(".")[0]), Stored(lambda table: table.name)),
         of_table(name="other"),
-        Given({"table_names": ["other"]}),
+        Arguments({"table_names": ["other"]}),
     ),
     "num_embeddings": Option(
         60,
-        (Shown(lambda state: len(state["t.weight"])), Shown(lambda table: table.num_embeddings)),
+        (Stored(lambda state: len(state["t.weight"])), Stored(lambda table: table.num_embeddings)),
         of_table(num_embeddings=60),
-        Given({"rows": 60}),
+        Arguments({"rows": 60}),
         beside={"hashed": False},
-        shard=Becomes(30),
+        shard=Replaced(30),
     ),
     "embedding_dim": Option(
         8,
-        (Shown(lambda state: state["t.weight"].shape[1]), Shown(lambda table: table.embedding_dim)),
+        (Stored(lambda state: state["t.weight"].shape[1]), Stored(lambda table: table.embedding_dim)),
         of_table(embedding_dim=8),
-        Given({"dim": 8}),
+        Arguments({"dim": 8}),
     ),
-    # a feature for the ids of each rank
+    # one feature per rank
     "num_features": Option(
         3,
         ROWS_ALONE,
         of_table(feature_names=["a", "b", "c"]),
-        Given({"feature_table_map": [0, 0, 0]}),
-        shard=Becomes(WORLD_SIZE),
+        Arguments({"feature_table_map": [0, 0, 0]}),
+        shard=Replaced(WORLD_SIZE),
     ),
     # rows are pooled on the rank that has the bag
     "pooling": Option(
         Pooling.MEAN,
-        (ROWS_ALONE, Shown(lambda table: Pooling(table.pooling))),
+        (ROWS_ALONE, Stored(lambda table: Pooling(table.pooling))),
         of_table(pooling=PoolingType.MEAN),
-        Given({"pooling_mode": PoolingMode.MEAN}),
-        shard=Becomes(Pooling.NONE),
+        Arguments({"pooling_mode": PoolingMode.MEAN}),
+        shard=Replaced(Pooling.NONE),
     ),
-    # ids of one rank are not its rows
+    # ids of a rank are not its row numbers
     "hashed": Option(
         False,
-        (Shown(lambda state: "t.ids" in state), Shown(lambda table: table.hashed)),
-        Given(config="EmbeddingBagConfig"),
-        Given(),
-        shard=Becomes(True),
+        (Stored(lambda state: "t.ids" in state), Stored(lambda table: table.hashed)),
+        Arguments(config="EmbeddingBagConfig"),
+        Arguments(),
+        shard=Replaced(True),
     ),
     "capacity": Option(
         50,
-        (ROWS_ALONE, Shown(lambda table: table.capacity)),
-        Given(config="HashEmbeddingBagConfig", collection="HashEmbeddingBagCollection"),
-        Not("an index table has its number of rows"),
-        shard=Becomes(25),
+        (ROWS_ALONE, Stored(lambda table: table.capacity)),
+        Arguments(config="HashEmbeddingBagConfig", collection="HashEmbeddingBagCollection"),
+        Absent("an index table has its number of rows"),
+        shard=Replaced(25),
     ),
     "weight_dtype": Option(
         torch.bfloat16,
         (
-            Shown(lambda state: state["t.weight"].dtype),
-            Shown(lambda table: {"BF16": torch.bfloat16}[table.weight_dtype]),
+            Stored(lambda state: state["t.weight"].dtype),
+            Stored(lambda table: {"BF16": torch.bfloat16}[table.weight_dtype]),
         ),
         of_table(data_type=DataType.BF16),
-        Given({"weights_precision": SparseType.BF16}),
+        Arguments({"weights_precision": SparseType.BF16}),
     ),
     "initializer_type": Option(
         InitializerType.TRUNCATED_NORMAL, DRAWN, of_table(initializer_type=InitializerType.TRUNCATED_NORMAL), ZEROS
     ),
-    "init_min": Option(-0.5, DRAWN, of_table(weight_init_min=-0.5), Given(value=0.0)),
-    "init_max": Option(0.5, DRAWN, of_table(weight_init_max=0.5), Given(value=0.0)),
+    "init_min": Option(-0.5, DRAWN, of_table(weight_init_min=-0.5), Arguments(value=0.0)),
+    "init_max": Option(0.5, DRAWN, of_table(weight_init_max=0.5), Arguments(value=0.0)),
     "init_mean": Option(0.25, DRAWN, of_table(weight_init_mean=0.25), ZEROS),
     "init_stddev": Option(0.5, DRAWN, of_table(weight_init_stddev=0.5), ZEROS),
     "init_fn": Option(ones, DRAWN, of_table(init_fn=ones), ZEROS),
-    "track_changes": Option(True, ROWS_ALONE, of_table(is_incremental=True), Not("FBGEMM has no saves of changes")),
+    "track_changes": Option(True, ROWS_ALONE, of_table(is_incremental=True), Absent("FBGEMM has no saves of changes")),
     "stochastic_rounding": Option(
-        True, ROWS_ALONE, of_collection(stochastic_rounding=True), Given({"stochastic_rounding": True})
+        True, ROWS_ALONE, of_collection(stochastic_rounding=True), Arguments({"stochastic_rounding": True})
     ),
-    "padding_idx": Option(-1, ROWS_ALONE, of_collection(padding_idx=-1), Not("FBGEMM's tables have a row for each id")),
+    "padding_idx": Option(
+        -1, ROWS_ALONE, of_collection(padding_idx=-1), Absent("FBGEMM's tables have a row for each id")
+    ),
     "cache_dtype": Option(
         torch.bfloat16,
         ROWS_ALONE,
         of_collection(cache_dtype=torch.bfloat16),
-        Given({"cache_precision": SparseType.BF16}),
+        Arguments({"cache_precision": SparseType.BF16}),
     ),
     "lifecycle": Option(
         TableLifecycle(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(40)),
@@ -240,72 +242,88 @@ TABLE: dict[str, Option] = {
             admit_and_evict_config=rst.AdmitAndEvictConfig(max_rows=40, evict_idle_steps=9, evict_step_interval=3)
         ),
         NO_LIFE,
-        shard=Becomes(TableLifecycle(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
+        shard=Replaced(TableLifecycle(eviction=rst.rules.Idle(9), every=3, bound=rst.rules.Rows(20))),
     ),
     "home": Option(
-        Home.HASH, ROWS_ALONE, of_collection(home="hash"), Not("FBGEMM's module has all rows of its tables")
+        Home.HASH, ROWS_ALONE, of_collection(home="hash"), Absent("FBGEMM's module has all rows of its tables")
     ),
 }
 """The fields of `TableConfig`."""
 
 EMBEDDING: dict[str, Option] = {
-    # rows of a rank, of which a hash table can have any number
+    # rows of a rank; a hash table can have any number of them
     "cache": Option(
-        {"t": 30}, ROWS_ALONE, of_collection(cache={"t": 30}), Given({"cache_load_factor": 0.5}, value={"t": 25})
+        {"t": 30},
+        ROWS_ALONE,
+        of_collection(cache={"t": 30}),
+        Arguments({"cache_load_factor": 0.5}, value={"t": 25}),
     ),
     "batch_hint": Option(
         BatchHint(16, [2], 3),
         ROWS_ALONE,
         of_collection(batch_size=16, multi_hot_sizes=[2], world_size=3),
-        Not("FBGEMM's arguments say how large the cache is"),
+        Absent("FBGEMM's arguments say how large the cache is"),
     ),
     "device": Option(
         torch.device("meta"),
-        (Shown(lambda state: state["t.weight"].device), Refused("meta device")),
+        (Stored(lambda state: state["t.weight"].device), Refused("meta device")),
         of_collection(device="meta"),
-        Given({"device": "cpu"}, value=torch.device("cpu")),
-        shard=Becomes(lambda rank, device: device),
+        Arguments({"device": "cpu"}, value=torch.device("cpu")),
+        shard=Replaced(lambda rank, device: device),
     ),
     "bounds_check_mode": Option(
         BoundsCheckMode.FATAL,
         OF_MODEL,
         of_collection(bounds_check_mode="fatal"),
-        Given({"bounds_check_mode": FbgemmBoundsCheckMode.FATAL}),
+        Arguments({"bounds_check_mode": FbgemmBoundsCheckMode.FATAL}),
     ),
-    "check_finite": Option("raise", OF_MODEL, of_collection(check_finite="raise"), Not("FBGEMM looks at no gradient")),
+    "check_finite": Option(
+        "raise", OF_MODEL, of_collection(check_finite="raise"), Absent("FBGEMM looks at no gradient")
+    ),
     "cache_policy": Option(
-        "lru", ROWS_ALONE, of_collection(cache_policy="lru"), Given({"cache_algorithm": CacheAlgorithm.LRU})
+        "lru",
+        ROWS_ALONE,
+        of_collection(cache_policy="lru"),
+        Arguments({"cache_algorithm": CacheAlgorithm.LRU}),
     ),
-    "update": Option("step", OF_MODEL, of_collection(update="step"), Not("FBGEMM updates in the backward pass")),
+    "update": Option("step", OF_MODEL, of_collection(update="step"), Absent("FBGEMM updates in the backward pass")),
     "host_store": Option(
         "store",
         ROWS_ALONE,
         of_collection(host_store="store"),
-        Not("FBGEMM keeps rows in memory"),
-        copy=Becomes("store/copy1"),
-        shard=Becomes(lambda rank, _: f"store/rank{rank}"),
+        Absent("FBGEMM keeps rows in memory"),
+        copy=Replaced("store/copy1"),
+        shard=Replaced(lambda rank, _: f"store/rank{rank}"),
     ),
     "evict_step_interval": Option(
-        5, OF_MODEL, Given(), NO_LIFE, set_up=lambda tables: tables.set_evict_step_interval(5)
+        5, OF_MODEL, Arguments(), NO_LIFE, set_up=lambda tables: tables.set_evict_step_interval(5)
     ),
     "grad_scaler": Option(
         SCALER,
         OF_MODEL,
-        Given(),
-        Not("FBGEMM's users scale gradients back themselves"),
+        Arguments(),
+        Absent("FBGEMM's users scale gradients back themselves"),
         set_up=lambda tables: tables.set_grad_scaler(SCALER),
     ),
     "frozen": Option(
-        frozenset({"t"}), OF_MODEL, Given(), Not("FBGEMM's tables all train"), set_up=lambda tables: tables.freeze("t")
+        frozenset({"t"}),
+        OF_MODEL,
+        Arguments(),
+        Absent("FBGEMM's tables all train"),
+        set_up=lambda tables: tables.freeze("t"),
     ),
     "grad_norms": Option(
-        True, OF_MODEL, Given(), Not("FBGEMM counts no norms"), set_up=lambda tables: tables.count_grad_norms()
+        True,
+        OF_MODEL,
+        Arguments(),
+        Absent("FBGEMM counts no norms"),
+        set_up=lambda tables: tables.count_grad_norms(),
     ),
     "seed": Option(
         5,
-        (OF_MODEL, Shown(lambda table: table.seed)),
+        (OF_MODEL, Stored(lambda table: table.seed)),
         of_collection(seed=5),
-        Given(value=lambda *_: torch.initial_seed()),
+        Arguments(value=lambda *_: torch.initial_seed()),
     ),
 }
 """The fields of `EmbeddingOptions`."""
@@ -316,13 +334,13 @@ OPTIONS = {f"TableConfig.{name}": option for name, option in TABLE.items()} | {
 
 
 def missing() -> list[str]:
-    """Options that have no answers, and answers to no option."""
+    """Lists the options without an entry, and the entries without an option."""
     every = [f"{owner.__name__}.{each.name}" for owner in (TableConfig, EmbeddingOptions) for each in fields(owner)]
     return sorted(set(every) ^ set(OPTIONS))
 
 
 def observed(name: str, embedding: TableBatchedEmbedding) -> Any:
-    """The value of an option in an embedding of one table."""
+    """Returns the value of an option in an embedding with one table."""
     owner, _, attribute = name.partition(".")
     return getattr(embedding.tables[0] if owner == "TableConfig" else embedding.options, attribute)
 
@@ -334,7 +352,7 @@ def default_of(name: str) -> Any:
 
 
 def make_embedding(name: str, *, without: bool = False) -> TableBatchedEmbedding:
-    """By the public constructor, one table with the option; `without`: with its default."""
+    """Builds an embedding of one table with the option by its public constructor; `without`: with its default."""
     option = OPTIONS[name]
     owner, _, attribute = name.partition(".")
     table: dict[str, Any] = {"name": "t", "num_embeddings": 50, "embedding_dim": 4, **option.beside}
@@ -351,7 +369,7 @@ def make_embedding(name: str, *, without: bool = False) -> TableBatchedEmbedding
 
 
 def make_collection(name: str, classes: Any) -> Any:
-    """With the option; `classes`: where a user finds them, by name."""
+    """Builds a collection with the option; `classes`: the module or object that holds the classes."""
     option, given = OPTIONS[name], OPTIONS[name].collection
     config = EmbeddingBagConfig if given.config == "EmbeddingBagConfig" else getattr(classes, given.config)
     table = {"name": "t", "num_embeddings": 50, "embedding_dim": 4, "feature_names": ["f"], **given.table}
@@ -363,8 +381,8 @@ def make_collection(name: str, classes: Any) -> Any:
     return collection
 
 
-def make_fbgemm(given: Given) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """One cached table."""
+def make_fbgemm(given: Arguments) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """Builds FBGEMM's module with one cached table."""
     arguments = {
         "table_names": ["t"],
         "optimizer": OptimType.EXACT_SGD,
@@ -377,7 +395,7 @@ def make_fbgemm(given: Given) -> SplitTableBatchedEmbeddingBagsCodegen:
 
 
 def fill(embedding: TableBatchedEmbedding) -> None:
-    """Twenty rows of numbers that every data type has."""
+    """Writes twenty rows of numbers that every data type represents exactly."""
     config = embedding.tables[0]
     weight = torch.arange(20 * config.embedding_dim).view(20, config.embedding_dim) / 4
     embedding.view(config.name).write(torch.arange(20), {"weight": weight.to(config.weight_dtype)})

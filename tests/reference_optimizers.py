@@ -1,6 +1,6 @@
-"""Optimizers on the rows that a sparse gradient names: torch's own, and the documented formulas of those it lacks.
+"""Reference optimizers on the rows that a sparse gradient names: torch's own, and documented formulas of the others.
 
-The formulas are in the optimizers page of the docs. States are `[n, D]`, or `[n, 1]` where there is one number a row.
+The formulas are in docs/optimizers.md. States are `[n, D]`, or `[n, 1]` where there is one number per row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OnRows(torch.optim.Optimizer):
             state[name][rows] = values
 
     def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
-        """Changes the rows `w` and their states in place."""
+        """Updates the rows `w` and their states in place."""
         raise NotImplementedError
 
 
@@ -56,17 +56,17 @@ def mean_square(g: Tensor) -> Tensor:
 
 
 def norm(rows: Tensor) -> Tensor:
-    """Not torch's, whose squares do not overflow."""
+    """Returns the L2 norm of each row, `[n, 1]`; unlike torch's norm, it overflows when the squares do."""
     return (rows * rows).sum(dim=1, keepdim=True).sqrt()
 
 
 def ratio(over: Tensor, under: Tensor) -> Tensor:
-    """0 where nothing is under, unless what is over has overflowed."""
+    """Divides; returns 0 where the denominator is 0, unless the numerator has overflowed."""
     return torch.where((under == 0) & over.isfinite(), 0, over / under)
 
 
 class _ByTorch(OnRows):
-    """A class of torch's on a matrix of the rows that were named; it counts the updates of all rows."""
+    """A torch optimizer applied to the rows that a gradient names; its step count is the table's."""
 
     cls: type[torch.optim.Optimizer]
 
@@ -85,17 +85,17 @@ class _ByTorch(OnRows):
 
 
 def on_rows_by(torchs: type[torch.optim.Optimizer], states: tuple[str, ...]) -> type[OnRows]:
-    """A class of torch's, with the names of its states, on the rows that a gradient names."""
+    """Returns a class that applies a torch optimizer, with these state names, to the rows that a gradient names."""
     return type(f"{torchs.__name__}OnRows", (_ByTorch,), {"cls": torchs, "states": states})
 
 
 def of_all_rows(g: Tensor) -> Tensor:
-    """A dense gradient as a sparse one."""
+    """Returns a dense gradient as a sparse one."""
     return torch.sparse_coo_tensor(torch.arange(len(g))[None], g, check_invariants=True)
 
 
 class Adam(OnRows):
-    """torch.optim.Adam's formula."""
+    """The formula of torch.optim.Adam."""
 
     states = ("exp_avg", "exp_avg_sq")
 
@@ -113,7 +113,7 @@ class Adam(OnRows):
 
 
 class SparseAdam(Adam):
-    """torch.optim.SparseAdam's formula, with moments as Adam's: torch's own lose digits where betas are small."""
+    """The formula of torch.optim.SparseAdam with the moments of Adam: torch's own lose digits where betas are small."""
 
     def direction(self, g: Tensor, states: States, t: int, options: Options) -> Tensor:
         b2, eps = options["betas"][1], options["eps"]
@@ -121,7 +121,7 @@ class SparseAdam(Adam):
 
 
 class CenteredRmsProp(OnRows):
-    """torch.optim.RMSprop's centered formula, with a variance that rounding does not make negative."""
+    """The centered formula of torch.optim.RMSprop, with a variance that rounding does not make negative."""
 
     states = ("square_avg", "momentum_buffer", "grad_avg")
 
@@ -161,7 +161,10 @@ class LarsSgd(OnRows):
 
 
 class RowWiseAdagrad(OnRows):
-    """One accumulator per row: sum += mean(g * g). With L2 decay the gradient has it, decoupled the rate has."""
+    """Rowwise Adagrad with one accumulator per row: sum += mean(g * g).
+
+    L2 decay is added to the gradient before that; decoupled decay is applied with the learning rate.
+    """
 
     states = ("sum",)
     rowwise = ("sum",)
@@ -178,7 +181,7 @@ class RowWiseAdagrad(OnRows):
 
 
 class BoundedRowWiseAdagrad(RowWiseAdagrad):
-    """RowWiseAdagrad, after which rows longer than max_norm are cut to it."""
+    """RowWiseAdagrad that afterwards scales rows longer than max_norm down to it."""
 
     def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         super().update(w, g, states, t, options)
@@ -187,13 +190,13 @@ class BoundedRowWiseAdagrad(RowWiseAdagrad):
 
 
 class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
-    """With an average of each weight, which whole tables move to and fro between updates."""
+    """RowWiseAdagrad with a moving average of each weight; `between` swaps averages and weights between updates."""
 
     states = ("sparse_ema", "sum")
 
     @torch.no_grad()
     def between(self, rows: Tensor) -> None:
-        """Changes `rows`, all that the table has, before the next update."""
+        """Updates the averages before the next update, for all `rows` of the table."""
         options, state = self.param_groups[0], self.state[self.weight]
         t = state["step"] + 1
         weight, average = self.weight[rows], state["sparse_ema"][rows]
@@ -208,7 +211,7 @@ class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
 
 
 def missed_updates(states: dict[str, Tensor], t: int) -> Tensor:
-    """Updates of the table between a row's last one and this one; none before its first."""
+    """Returns the number of table updates between a row's previous update and this one; 0 before its first."""
     last = states["prev_iter"]
     missed = torch.where(last == 0, 0.0, t - last - 1)
     last.fill_(t)
@@ -216,7 +219,7 @@ def missed_updates(states: dict[str, Tensor], t: int) -> Tensor:
 
 
 class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
-    """The weight shrinks by 1 - lr * decay in each update, also in those that the row missed."""
+    """RowWiseAdagrad whose weights shrink by 1 - lr * decay in each update, including those that the row missed."""
 
     states = ("sum", "prev_iter")
     rowwise = ("sum", "prev_iter")
@@ -230,12 +233,12 @@ class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
 
 
 def count_update(count: Tensor, steps: Tensor, halflife: int) -> None:
-    """One more, after the count has faded for `steps` updates: not with a half-life below 0, to nothing with 0."""
+    """Decays a count over `steps` updates and adds one; half-life below 0: no decay, 0: decay to 0."""
     count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
 
 
 class CountedRowWiseAdagrad(OnRows):
-    """The rate of a row depends on how often it was updated, and so does its decay."""
+    """RowWiseAdagrad whose learning rate and decay of a row depend on how often the row was updated."""
 
     states = ("sum", "prev_iter", "row_counter")
     rowwise = states
@@ -270,7 +273,7 @@ class CountedRowWiseAdagrad(OnRows):
 
 
 class CowClipRowWiseAdagrad(OnRows):
-    """The gradient is no longer than the row's count times a share of the weight's length."""
+    """RowWiseAdagrad that clips each row's gradient to its count times a share of the weight's norm."""
 
     states = ("sum", "prev_iter", "row_counter")
     rowwise = states

@@ -1,4 +1,4 @@
-"""Stochastic rounding in NumPy, as docs/rounding.md states it."""
+"""Reference for stochastic rounding in NumPy, as specified in docs/rounding.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ U64 = np.uint64
 
 
 def row_numbers(ids: np.ndarray, seed: int) -> np.ndarray:
-    """Start and step of each row, uint32 `[n, 2]`."""
+    """Computes the start and step of each row's random sequence, uint32 `[n, 2]`."""
     z = ids.astype(np.int64).view(U64) * U64(0x9E3779B97F4A7C15) + U64(seed & (2**64 - 1))
     for _ in range(2):
         z = (z ^ (z >> U64(32))) * U64(0xD6E8FEB86659FD93)
@@ -17,12 +17,12 @@ def row_numbers(ids: np.ndarray, seed: int) -> np.ndarray:
 
 
 def random_bits(numbers: np.ndarray, dim: int) -> np.ndarray:
-    """uint32 `[n, dim]`."""
+    """Computes a random word for each element, uint32 `[n, dim]`."""
     return numbers[:, :1] + np.arange(dim, dtype=np.uint32) * numbers[:, 1:]
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, random: np.ndarray) -> torch.Tensor:
-    """float32 `values` `[n, dim]` in `dtype`: by neighbours and probabilities, not by bits."""
+    """Rounds float32 `values` `[n, dim]` to `dtype`, from neighbours and probabilities rather than bits."""
     below = _toward_zero(values, dtype)
     nearest = values.to(dtype)
     largest = torch.finfo(dtype).max
@@ -31,7 +31,7 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, random: np.ndarray) -> tor
     distance = (values.double() - below.double()).abs() / (above.double() - below.double()).abs()
     kept = 16 if dtype is torch.bfloat16 else 13
     chance = torch.from_numpy((random >> np.uint32(32 - kept)).astype(np.float64)) / 2**kept
-    # In steps of the random number: what is below them, of subnormal float16 alone, is cut off.
+    # Computed in steps of the random number: the remainder, only nonzero for subnormal float16, is cut off.
     up = torch.floor(distance * 2**kept) / 2**kept + chance >= 1
     by_chance = torch.where(up, above, below)
     return torch.where(values.abs() <= largest, by_chance, nearest)

@@ -1,4 +1,6 @@
-"""A count-min sketch with conservative update in plain Python: what docs/admission_eviction.md says of it."""
+"""Reference for the count-min sketch with conservative update in plain Python, as specified in
+docs/admission_eviction.md.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ def fold(a: int, b: int) -> int:
 
 
 class Sketch:
-    """`depth` rows of cells, of at most `size` bytes; `enough` is the count that admits."""
+    """A sketch with `depth` rows of cells, of at most `size` bytes; `enough` is the count that admits an id."""
 
-    def __init__(self, size: int, depth: int, enough: int) -> None:
-        self.cell_bytes = 1 if enough < 2**8 else 2 if enough < 2**16 else 4
+    def __init__(self, size: int, depth: int, least_admitted_count: int) -> None:
+        self.cell_bytes = 1 if least_admitted_count < 2**8 else 2 if least_admitted_count < 2**16 else 4
         self.width = max(1, size // (depth * self.cell_bytes))
         self.full = 2 ** (8 * self.cell_bytes) - 1
         self.seeds = [fold((row + 1) * GOLDEN % WORD, ODD) | 1 for row in range(depth)]
@@ -47,8 +49,8 @@ class Sketch:
         return struct.pack("<4q", self.width, len(self.rows), self.cell_bytes, self.counted) + cells
 
 
-def enough(threshold: float, alpha: float) -> int:
-    """The least count whose score reaches the threshold."""
+def least_admitted_count(threshold: float, alpha: float) -> int:
+    """Computes the least count whose score reaches the threshold."""
     least = max(0, math.floor(threshold / alpha) - 2)
     while alpha * least < threshold:
         least += 1

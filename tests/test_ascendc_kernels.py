@@ -1,4 +1,4 @@
-"""The AscendC kernels on emulated vector cores: the bits of the CPU kernels, and no rule of the hardware broken."""
+"""The AscendC kernels on emulated vector cores give the bits of the CPU kernels and break no hardware rule."""
 
 from __future__ import annotations
 

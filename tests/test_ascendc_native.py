@@ -1,4 +1,4 @@
-"""The strict host implementation of AscendC: its C++ unit tests. No torch, no NPU."""
+"""C++ unit tests of the AscendC emulator on the host; they need neither torch nor an NPU."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from cpp_units import PLAIN
 
 def test_cpp_units(pytestconfig: pytest.Config) -> None:
     PLAIN.build("ascendc/all")
-    # One after the other: one of them prints times.
+    # Not in parallel: one of them prints times.
     PLAIN.run("ascendc", pytestconfig, together=1)

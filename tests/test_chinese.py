@@ -1,7 +1,7 @@
-"""Pages in Chinese are in step with their English twins: headings, lists, code, tables, names, numbers, links.
+"""Chinese pages match their English twins: headings, lists, code, tables, names, numbers, links.
 
-No machine can tell whether two sentences say the same, so this compares what is the same in both languages. A change of
-one page alone is a difference unless it is in the words only.
+No machine can tell whether two sentences mean the same, so this compares what is equal in both languages. A change of
+one page alone is a difference unless only its words change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HALF_WIDTH = re.compile(rf"(?<={WIDE})[,.:;?!()]|[,.:;?!()](?={WIDE})")
 
 @dataclass
 class Section:
-    """All that is between one heading and the next."""
+    """The text between one heading and the next."""
 
     level: int
     title: str
@@ -87,7 +87,7 @@ def read(page: Path) -> list[Section]:
 
 @cache
 def anchors(page: Path) -> list[str]:
-    """The anchors that the site and viewers of repositories make of headings, in the order of the page."""
+    """Lists the anchors of a page's headings as the site and repository viewers make them, in order."""
     titles = [section.title for section in read(page)]
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
 
@@ -97,14 +97,14 @@ def name(page: Path) -> str:
 
 
 def in_english(page: str) -> str:
-    """The English page that has the same content; a page without a twin is that of itself."""
+    """Returns the path of the page's English twin, or its own path if it has none."""
     if page == INDEX:
         return page
     return page.replace("README.zh-CN.md", "README.md").replace("docs/zh/", "docs/")
 
 
 def target(page: Path, link: str) -> tuple[str, int | str]:
-    """(English page, which of its headings) of a link, so that it is the same in both languages."""
+    """Returns (English page, index of the heading) for a link, which is the same in both languages."""
     if link.startswith("https://"):
         return link, 0
     path, _, anchor = link.partition("#")
@@ -118,19 +118,19 @@ def names(text: str) -> list[str]:
 
 
 def words(section: Section) -> str:
-    """Its prose and its cells."""
+    """Returns the section's prose and table cells."""
     return "\n".join([section.prose, *(cell for table in section.tables for row in table for cell in row)])
 
 
 def numbers(page: Path, section: Section) -> list[float]:
-    """Each that is said in digits, outside of code and links."""
+    """Lists the numbers in digits, outside of code and links."""
     text = re.sub(r"\]\([^)]*\)", "]", QUOTED.sub("", ITEM.sub("", words(section))))
     return sorted({float(digits.replace(",", "")) * TIMES[times] for digits, times in NUMBER.findall(text)})
 
 
 def links(page: Path, section: Section) -> list[tuple[str, int | str]]:
     found = [target(page, link) for link in LINK.findall(words(section))]
-    return sorted((link for link in found if link[0] != INDEX), key=str)  # sentences may have another order
+    return sorted((link for link in found if link[0] != INDEX), key=str)  # sentences may be ordered differently
 
 
 def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
@@ -139,7 +139,7 @@ def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
         comment = COMMENTS.get(kind)
         directive, _, path = kind.partition("} ")  # a path is relative to the page
         told = f"{directive}}} {name(Path(os.path.normpath(page.parent / path)))}" if path else kind
-        if not kind.startswith("{toctree}"):  # each language has a table of contents of its own
+        if not kind.startswith("{toctree}"):  # each language has its own table of contents
             bare = [re.sub(comment, "", line) if comment and not PROMISE.match(line) else line for line in lines]
             bare = [re.sub(r"^(:diff: )(?:\.\./)+", r"\1", line) for line in bare]
             found.append((told, [line for line in bare if line.strip()]))
@@ -147,7 +147,7 @@ def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
 
 
 def tables(page: Path, section: Section) -> list[list[str]]:
-    """Rows, of all tables: names of each cell, or its number if it has nothing else."""
+    """Returns the rows of all tables; a cell is reduced to its quoted names, or kept if it is a plain number."""
 
     def kept(cell: str) -> str:
         return cell if PLAIN.fullmatch(cell) else " ".join(names(cell))
@@ -183,14 +183,14 @@ def half_width(page: Path) -> list[str]:
 
 
 def alone(some: object, others: object) -> object:
-    """Items that the other side lacks, for a message; all, where each is there, but in another number or order."""
+    """Returns the items that the other side lacks, for a message; all of them if only number or order differ."""
     if isinstance(some, list) and isinstance(others, list):
         return [item for item in some if item not in others] or some
     return some
 
 
 def differences(english: Path, chinese: Path) -> list[str]:
-    """A sentence for each."""
+    """Describes each difference in one sentence."""
     pair = f"{name(chinese)} and {name(english)}"
     here, there = read(english), read(chinese)
     for first, second in zip(here, there, strict=False):
@@ -214,7 +214,7 @@ TWINS = [page for page in CHINESE if name(page) != INDEX]
 
 
 @pytest.mark.parametrize("page", TWINS, ids=name)
-def test_it_is_in_step_with_its_twin(page: Path) -> None:
+def test_a_page_matches_its_english_twin(page: Path) -> None:
     english = ROOT / in_english(name(page))
     assert english.exists(), f"{name(page)} has no English twin"
     found = differences(english, page)
@@ -222,7 +222,7 @@ def test_it_is_in_step_with_its_twin(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=name)
-def test_it_leads_to_pages_in_chinese_where_there_are_some(page: Path) -> None:
+def test_links_lead_to_chinese_pages_where_they_exist(page: Path) -> None:
     translated = {in_english(name(twin)) for twin in TWINS}
     for link in LINK.findall(page.read_text()):
         path = link.partition("#")[0]
@@ -232,7 +232,7 @@ def test_it_leads_to_pages_in_chinese_where_there_are_some(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", TWINS, ids=name)
-def test_each_leads_to_the_other(page: Path) -> None:
+def test_twins_link_to_each_other(page: Path) -> None:
     english = ROOT / in_english(name(page))
     for one, other, word in ((page, english, "English"), (english, page, "中文")):
         assert f"[{word}]({os.path.relpath(other, one.parent)})" in one.read_text(), f"{name(one)}: no link"
@@ -261,7 +261,7 @@ def test_half_width_marks_are_found(tmp_path: Path, line: str, number: int) -> N
 
 
 def test_the_index_has_every_page() -> None:
-    """In Chinese where it is there, else in English, where the reader is told so."""
+    """The index lists each page in Chinese where it exists, else in English with a note."""
     listed = {os.path.normpath(f"docs/zh/{link}") for link in LINK.findall((ROOT / INDEX).read_text())}
     pages = {name(page) for page in [*TWINS, *(ROOT / "docs").glob("*.md")]} - {"docs/index.md"}
     translated = {in_english(name(page)) for page in TWINS}
@@ -324,7 +324,9 @@ print(x)  # 1
         ("page.md#行", "page.md", "links differ"),
     ],
 )
-def test_differences_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str) -> None:
+def test_differences_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str
+) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     english, chinese = tmp_path / "docs/page.md", tmp_path / "docs/zh/page.md"
     chinese.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch` lists every command; each has a help that teaches, and errors of one line."""
+"""`python -m rec_sdk_torch` lists every command; each command has a detailed help and one-line errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
-import warm
 
 from rec_sdk_torch.__main__ import COMMANDS, main, usage
 
@@ -19,12 +19,12 @@ PACKAGE = ROOT / "rec_sdk_torch"
 
 
 def run(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Like `python -m ...` in a process of its own."""
-    return warm.python("-m", *arguments, folder=folder, PYTHONPATH=str(ROOT))
+    """Runs `python -m *arguments` in a process of its own."""
+    return forked_python.python("-m", *arguments, folder=folder, PYTHONPATH=str(ROOT))
 
 
 def modules() -> set[str]:
-    """Modules of the package that do something as `__main__`."""
+    """Lists the modules of the package that can be run as `__main__`."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         body = ast.parse(path.read_text()).body
@@ -58,8 +58,8 @@ def test_a_command_runs_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(".") >= 2
 
 
-def called(command: str, arguments: list[str]) -> int:
-    """The exit status of a command's `main`, in this process."""
+def exit_status(command: str, arguments: list[str]) -> int:
+    """Runs a command's `main` in this process; returns its exit status."""
     place = "" if (PACKAGE / f"{command}.py").exists() else ".__main__"
     try:
         return int(importlib.import_module(f"rec_sdk_torch.{command}{place}").main(arguments))
@@ -71,7 +71,7 @@ HERE = [name for name in COMMANDS if name != "compat"]
 """All but the one that changes torch when it is imported: tests/compat has its wrong input."""
 
 
-def taught(text: str, command: str) -> None:
+def check_help(text: str, command: str) -> None:
     text, _, example = text.partition("\nexample:\n")
     assert f"-m rec_sdk_torch.{command} " in example or f"-m rec_sdk_torch.{command}\n" in example
     assert len(text.split()) > 60
@@ -79,15 +79,15 @@ def taught(text: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", HERE)
-def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert called(command, ["--help"]) == 0
-    taught(capsys.readouterr().out, command)
+def test_help_has_an_example_and_enough_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(command, ["--help"]) == 0
+    check_help(capsys.readouterr().out, command)
 
 
-def test_help_of_compat_teaches() -> None:
+def test_help_of_compat_has_an_example_and_enough_text() -> None:
     done = run("rec_sdk_torch.compat", "--help")
     assert done.returncode == 0, done.stderr
-    taught(done.stdout, "compat")
+    check_help(done.stdout, "compat")
 
 
 WRONG = {
@@ -103,7 +103,7 @@ WRONG = {
     ("command", "arguments"), [(name, arguments) for name, cases in WRONG.items() for arguments in cases]
 )
 def test_wrong_input_is_one_line(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert called(command, arguments) in (1, 2)
+    assert exit_status(command, arguments) in (1, 2)
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()

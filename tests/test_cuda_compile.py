@@ -1,6 +1,6 @@
-"""Where nvcc is, with or without a GPU: every CUDA kernel compiles for A100 and H100, without a warning.
+"""Every CUDA kernel compiles for A100 and H100 without a warning where nvcc is installed, with or without a GPU.
 
-For one of them takes half as long as for both, which are left to the full suite.
+Compiling for one architecture takes half as long, so only the full suite compiles for both.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ PLANTED = {
 
 
 def machine_code(object_file: Path) -> set[int]:
-    """The architectures an object has machine code for, such as 80. Its fat binaries are lists of entries with the
-    header (16 bits: 1 for PTX, 2 for machine code; 16: version; 32: bytes of the header; 64: of what follows; 64: not
-    of interest; 32: minor and major version; 32: architecture)."""
+    """Returns the architectures for which an object file has machine code, such as 80.
+
+    Its fat binaries are lists of entries with the header (16 bits: 1 for PTX, 2 for machine code; 16: version; 32:
+    bytes
+    of the header; 64: bytes that follow; 64: unused here; 32: minor and major version; 32: architecture).
+    """
     content = object_file.read_bytes()
     found: set[int] = set()
     at = content.find(struct.pack("<I", 0xBA55ED50))

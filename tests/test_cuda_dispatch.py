@@ -1,4 +1,4 @@
-"""The operators on CUDA compile against the installed torch, be it one without CUDA, with which they could not link."""
+"""The CUDA operators compile against the installed torch, even one without CUDA, with which they could not link."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.skipif(NVCC is None, reason="no nvcc in CUDA_HOME, on the path or in /usr/local/cuda")
 def test_operators_compile(tmp_path: Path) -> None:
     headers = ["-I", str(ROOT), "-isystem", str(Path(torch.__file__).parent / "include")]
-    # As in torch_npu_ext/cuda/CMakeLists.txt.
+    # The same options as in torch_npu_ext/cuda/CMakeLists.txt.
     options = ["-std=c++17", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000ULL"]
     warnings = ["-Xcompiler", "-Wall,-Wextra,-Werror"]
     files = ["-c", str(ROOT / "torch_npu_ext/cuda/operators.cpp"), "-o", str(tmp_path / "operators.o")]

@@ -1,4 +1,4 @@
-"""The CUDA kernels on the host, thread by thread: the bits of the CPU kernels, and no rule of CUDA broken. No GPU."""
+"""The CUDA kernels, run on the host thread by thread, give the bits of the CPU kernels and break no CUDA rule."""
 
 from __future__ import annotations
 

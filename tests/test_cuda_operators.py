@@ -1,4 +1,4 @@
-"""The CUDA operators from Python, without a GPU: their dispatch and their kernels, executed on the host."""
+"""The CUDA operators, called from Python without a GPU: dispatch, and kernels that are executed on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import rec_sdk_torch
 
 TESTS = Path(__file__).parent
 RUN = {
-    "ops": ["-k", "not threads_and_instruction_sets"],  # which CUDA knows nothing of
+    "ops": ["-k", "not threads_and_instruction_sets"],  # threads and instruction sets exist on the CPU only
     "tbe/test_oracle.py tbe/test_dtypes.py": [],
 }
 
@@ -31,7 +31,7 @@ def library() -> Path:
 
 @pytest.mark.parametrize("tests", RUN)
 def test_passes(library: Path, pytestconfig: pytest.Config, tests: str) -> None:
-    """The CUDA operators must pass the tests of the CPU's."""
+    """Runs the CPU's operator tests on the CUDA operators."""
     paths = [str(TESTS / "cuda_operators"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,

@@ -1,4 +1,4 @@
-"""The documentation is true where a machine can tell: its Python runs, its links and paths exist."""
+"""The documentation's Python runs and prints what it says; its links, paths and commands exist."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def name(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[str]:
-    """Each block behind as many empty lines as it has before it in the page, for tracebacks that fit."""
+    """Returns the code blocks of a page, padded with empty lines so that line numbers in tracebacks match the page."""
     text = page.read_text()
     return ["\n" * text[: match.start(1)].count("\n") + match.group(1) for match in BLOCK.finditer(text)]
 
 
 def run(page: Path) -> list[tuple[str, str]]:
-    """Runs a page's blocks one after the other; (promised, printed) of every print with a comment."""
+    """Runs a page's blocks in order; returns (promised, printed) of every print with a comment."""
     lines = page.read_text().splitlines()
     seen: list[tuple[str, str]] = []
 
@@ -54,13 +54,13 @@ def run(page: Path) -> list[tuple[str, str]]:
         exec(compile(block, str(page), "exec"), namespace)
     if "init_process_group" in page.read_text():
         namespace.clear()
-        gc.collect()  # a process that a later test forks could not end with the threads of a group
+        gc.collect()  # with a group's threads, a process that a later test forks could not end
     return seen
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and "zh" not in name(page)], ids=name)
 def test_python_runs_and_prints_what_it_says(page: Path) -> None:
-    """A page in Chinese has the code of its twin: tests/test_chinese.py."""
+    """Pages in Chinese have the same code as their twins, see tests/test_chinese.py."""
     pytest.importorskip("torchrec")
     for promised, printed in run(page):
         assert printed.startswith(promised.removesuffix(" ..."))
@@ -68,7 +68,7 @@ def test_python_runs_and_prints_what_it_says(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=name)
 def test_commands_exist(page: Path) -> None:
-    """Modules that `python -m` runs, and targets of make."""
+    """Modules run by `python -m` and targets of make exist."""
     text = page.read_text()
     for module in re.findall(r"python[0-9.]* -m ((?:benchmarks|rec_sdk_torch|tests)[.a-z_]*[a-z])", text):
         place = ROOT.joinpath(*module.split("."))
@@ -96,7 +96,7 @@ def test_pages_and_paragraphs_are_short(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_exist(page: Path) -> None:
-    rooms = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build"}  # made by tests that may come later
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build"}  # tests that run later may create it
     for path in PATH.findall(FENCED.sub("", page.read_text().replace("my_op", EXAMPLE))):
         if path.split("/")[0] in rooms and not PLACEHOLDER.search(path):
             assert list(ROOT.glob(path)), f"{name(page)} names {path}"
@@ -114,19 +114,19 @@ def constant(file: str, pattern: str) -> int:
     return int(found[1])
 
 
-def said(page: str) -> str:
-    """Its text, without the line breaks."""
+def text_of(page: str) -> str:
+    """Returns the text of a page without line breaks."""
     return " ".join((ROOT / page).read_text().split())
 
 
 def test_bytes_of_the_id_map() -> None:
-    """docs/memory.md has them: a full map has the fewest per id, one that has just grown by a quarter the most."""
+    """docs/memory.md states the bytes per id: least for a full map, most for one that has just grown by a quarter."""
     header = "torch_npu_ext/engine/directory/id_map.h"
     lanes = constant(header, r"kLanes = (\d+);")
     full = constant(header, r"kLanes \* (\d+) / 25") / 25
     quarter = constant(header, r"buckets_\.count \+ buckets_\.count / (\d+)\);")
     least = 64 / lanes / full
-    text = said("docs/memory.md")
+    text = text_of("docs/memory.md")
     assert f"{least:.0f} to {least * (1 + 1 / quarter):.0f} in the id map" in text
     assert f"at a load of {full:.0%} it grows by a quarter" in text
     assert (lanes, quarter) == (5, 4)
@@ -138,10 +138,10 @@ def test_chunks_of_long_segments() -> None:
     cuda = constant("op_kernels/common/arguments.h", r"kHotLookups = (\d+);")
     block = constant("op_kernels/common/ascendc/gradient_sums.h", r"kSumBlock = (\d+);")
     npu = block * constant("op_kernels/common/ascendc/gradient_sums.h", r"kBlocksOfChunk = (\d+);")
-    assert f"chunks, of {cpu} lookups on the CPU and of {cuda} on GPUs and NPUs" in said("docs/numerics.md")
+    assert f"chunks, of {cpu} lookups on the CPU and of {cuda} on GPUs and NPUs" in text_of("docs/numerics.md")
     assert npu == cuda
     few = constant("op_kernels/common/ascendc/hot_rows.h", r"kLookupsWithoutChunks = (\d+);")
-    text = said("docs/npu.md")
+    text = text_of("docs/npu.md")
     assert (
         f"lists the rows with more than {npu} lookups. If there are any, and the batch has more than {few} lookups"
         in text
@@ -149,17 +149,17 @@ def test_chunks_of_long_segments() -> None:
     assert f"sums these rows in chunks of {npu}" in text
 
 
-def test_num_embeddings_is_no_riddle() -> None:
-    """It sizes the cache, and the default range of the initial weights follows from it; checked where it is said."""
+def test_pages_state_the_effects_of_num_embeddings() -> None:
+    """README.md states that num_embeddings sizes the cache and sets the default range of the initial weights."""
     from rec_sdk_torch.tbe import TableConfig
 
     assert TableConfig("t", 100, 4).init_range != TableConfig("t", 400, 4).init_range
-    assert "only sizes the cache" not in said("README.md")
-    assert "sets the default range of the initial weights" in said("README.md")
+    assert "only sizes the cache" not in text_of("README.md")
+    assert "sets the default range of the initial weights" in text_of("README.md")
 
 
 def test_every_operator_is_documented() -> None:
-    """It has a page of its own, and a line in the table of operators."""
+    """Every operator has its own page, and a line in the table of operators."""
     from rec_sdk_torch.operators.default import KERNELS
 
     text = (ROOT / "docs/operators.md").read_text()
@@ -169,7 +169,7 @@ def test_every_operator_is_documented() -> None:
 
 
 def test_every_optimizer_is_documented() -> None:
-    """Its class, in the table of formulas and in the table of keywords, where several may share a row."""
+    """Each class is in the table of formulas and in the table of keywords, where several may share a row."""
     from rec_sdk_torch.formulas import SPECS
 
     text = (ROOT / "docs/optimizers.md").read_text()
@@ -187,7 +187,7 @@ def test_every_optimizer_is_documented() -> None:
 
 
 def messages() -> list[str]:
-    """Strings of the package and of the engine, with … in the place of what is put in."""
+    """Collects the strings of the package and of the engine, with … for each formatted value."""
     found = []
     for path in (ROOT / "rec_sdk_torch").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -202,7 +202,7 @@ def messages() -> list[str]:
 
 
 def test_every_message_of_the_faq_is_one_of_the_source() -> None:
-    """Its words between the places that differ, in their order, in one string."""
+    """The fixed parts of each message occur in order in one string of the source."""
     errors = (ROOT / "docs/faq.md").read_text().partition("\n## Warnings\n")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", errors, re.MULTILINE)
     assert len(quoted) > 30

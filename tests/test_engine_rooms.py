@@ -1,4 +1,4 @@
-"""Rooms of the host engine include what is below them: no include goes up, and so no circle of rooms is there."""
+"""Files of the host engine include only files of their own folder or lower ones, so that there is no cycle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOMS = ["base", "directory", "store", "batch", "policy", "rules", "group", "lif
 
 
 def included_rooms(text: str) -> set[str]:
-    """The rooms of the engine that a file with this text includes from."""
+    """Lists the folders of the engine from which a file with this text includes."""
     return set(re.findall(r'#include "torch_npu_ext/engine/(\w+)/', text))
 
 
@@ -42,7 +42,7 @@ def test_files_of_the_engine_are_included_by_their_whole_path() -> None:
 
 
 def registered_tests(file: str) -> set[str]:
-    """The tests of a C++ file of tests/engine."""
+    """Lists the tests that a C++ file of tests/engine registers."""
     return set(re.findall(r"^TEST\((\w+)\)", (TESTS / "engine" / file).read_text(), re.MULTILINE))
 
 

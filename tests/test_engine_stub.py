@@ -1,4 +1,4 @@
-"""`_engine.pyi`, which the build writes: it is that of the built module, and a type checker can read it."""
+"""`_engine.pyi`, which the build writes, matches the built module, and a type checker can read it."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_no_class_has_more_than_25_members() -> None:
 
 
 def public(each: type) -> list[str]:
-    """Names of the methods and attributes of a class."""
+    """Lists the names of a class's public methods and attributes."""
     return [name for name in vars(each) if not name.startswith("_")]

@@ -1,4 +1,4 @@
-"""The interpreter ends while threads train, look up, follow saves, plan ahead and save: with status 0, and no word."""
+"""The interpreter exits with status 0 and no output while threads train, look up, save, plan ahead or follow saves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exits import Interpreters
+from interpreter_exits import Interpreters
 
 from rec_sdk_torch.runtime import exits
 from rec_sdk_torch.runtime.worker import Pool
@@ -66,8 +66,8 @@ def trained() -> TableBatchedEmbedding:
     return embedding
 
 
-def for_ever(work: Callable[[], object]) -> None:
-    """In a daemon thread, which has begun."""
+def run_in_daemon_thread(work: Callable[[], object]) -> None:
+    """Runs `work` repeatedly in a daemon thread; returns after its first run."""
     begun = threading.Event()
 
     def run() -> None:
@@ -79,27 +79,27 @@ def for_ever(work: Callable[[], object]) -> None:
     begun.wait()
 
 
-def a_moment(number: int) -> None:
+def sleep_shortly(number: int) -> None:
     time.sleep(random.Random(number).random() * 0.005)
 
 
-def after_the_threads(check: Callable[[], bool]) -> None:
-    """Prints when `check` is not true at the end of the interpreter, once threads have been stopped."""
+def check_at_exit(check: Callable[[], bool]) -> None:
+    """Prints a message at interpreter exit, after the threads were stopped, if `check` is false."""
     weakref.finalize(Pool, lambda: check() or print("it is not so:", check))
 
 
-# ---- threads that are anywhere when the main thread ends
+# ---- threads that may be at any point when the main thread ends
 
 
 def a_daemon_trains(number: int, _: Path) -> None:
-    for_ever(functools.partial(train, trained()))
-    a_moment(number)
+    run_in_daemon_thread(functools.partial(train, trained()))
+    sleep_shortly(number)
 
 
 def a_daemon_looks_up(number: int, _: Path) -> None:
     embedding = trained().eval()
-    for_ever(lambda: embedding(*batch()))
-    a_moment(number)
+    run_in_daemon_thread(lambda: embedding(*batch()))
+    sleep_shortly(number)
 
 
 def a_daemon_prefetches(number: int, _: Path) -> None:
@@ -112,16 +112,16 @@ def a_daemon_prefetches(number: int, _: Path) -> None:
         for each in batches:
             embedding(*each).sum().backward()
 
-    for_ever(train_ahead)
-    a_moment(number)
+    run_in_daemon_thread(train_ahead)
+    sleep_shortly(number)
 
 
 def a_daemon_serves(number: int, folder: Path) -> None:
     path = folder / str(number)
     Saver().save(trained(), path)
     reader = TableReader(path, "t")
-    for_ever(lambda: reader.lookup(np.arange(IDS)))
-    a_moment(number)
+    run_in_daemon_thread(lambda: reader.lookup(np.arange(IDS)))
+    sleep_shortly(number)
 
 
 def a_daemon_saves(number: int, folder: Path) -> None:
@@ -134,31 +134,31 @@ def a_daemon_saves(number: int, folder: Path) -> None:
         else:
             Saver().save(embedding, path, incremental=True)
 
-    for_ever(save)
-    a_moment(number)
+    run_in_daemon_thread(save)
+    sleep_shortly(number)
 
 
 def a_daemon_is_in_the_engine(number: int, _: Path) -> None:
-    """Without a call that the package knows of."""
+    """Calls the engine without a call that the package tracks."""
     engine = trained().groups[0].engine
-    for_ever(lambda: engine.tables.row_count(0))
-    a_moment(number)
+    run_in_daemon_thread(lambda: engine.tables.row_count(0))
+    sleep_shortly(number)
 
 
 def a_reader_follows(number: int, folder: Path) -> None:
     embedding, path = trained(), folder / str(number)
     saves = itertools.cycle([Path(Saver().save(embedding, path)) for _ in range(2)])
-    table_reader.latest_save = lambda _: next(saves)  # each time another one
+    table_reader.latest_save = lambda _: next(saves)  # a different save each time
     reader = TableReader(path, "t", follow=1e-6)
-    after_the_threads(lambda: not reader._thread.is_alive())
-    a_moment(number)
+    check_at_exit(lambda: not reader._thread.is_alive())
+    sleep_shortly(number)
 
 
 def batches_are_planned_ahead(number: int, _: Path) -> None:
     embedding = trained()
     for _ in range(8):
         embedding.prefetch(*batch(2000))
-    a_moment(number)
+    sleep_shortly(number)
 
 
 def check_exits(interpreters: Interpreters, scene: Scene, count: int, folder: Path) -> None:
@@ -185,15 +185,15 @@ def scenes(*all_of_them: Scene) -> pytest.MarkDecorator:
 def test_threads_are_anywhere(
     interpreters: Interpreters, scene: Scene, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Four times, and in the full suite two hundred."""
+    """Runs each scene four times; two hundred times in the full suite."""
     check_exits(interpreters, scene, 200 if pytestconfig.getoption("--full") else 4, tmp_path)
 
 
-# ---- threads that are at one point when the main thread ends
+# ---- threads that are at a known point when the main thread ends
 
 
-def slowed(owner: type, name: str) -> threading.Event:
-    """Makes the calls of a method take a tenth of a second more; the event that one has begun."""
+def slow_down(owner: type, name: str) -> threading.Event:
+    """Delays every call of a method by 0.1 seconds; returns an event that is set when a call has begun."""
     held, method = threading.Event(), getattr(owner, name)
 
     def slow(*arguments: object) -> object:
@@ -206,9 +206,9 @@ def slowed(owner: type, name: str) -> threading.Event:
 
 
 def held_in_a_call(_: int, __: Path) -> None:
-    """The call ends, its backward pass comes, and the thread stays at the next call."""
+    """The call ends and its backward pass runs; the thread stays in the next call."""
     embedding, steps = trained(), []
-    held = slowed(Group, "bring_in")
+    held = slow_down(Group, "bring_in")
 
     def run() -> None:
         output = embedding(*batch())
@@ -220,11 +220,11 @@ def held_in_a_call(_: int, __: Path) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     held.wait()
-    after_the_threads(lambda: steps == ["forward", "backward"])
+    check_at_exit(lambda: steps == ["forward", "backward"])
 
 
 def held_between_calls(_: int, __: Path) -> None:
-    """The backward pass of a lookup comes, and the thread stays at the next call."""
+    """The backward pass of a lookup runs; the thread stays in the next call."""
     embedding, steps, held = trained(), [], threading.Event()
 
     def run() -> None:
@@ -238,28 +238,28 @@ def held_between_calls(_: int, __: Path) -> None:
 
     threading.Thread(target=run, daemon=True).start()
     held.wait()
-    after_the_threads(lambda: steps == ["backward"])
+    check_at_exit(lambda: steps == ["backward"])
 
 
 def held_in_a_refresh(_: int, folder: Path) -> None:
     embedding = trained()
     Saver().save(embedding, folder)
     reader = TableReader(folder, "t", follow=1e-3)
-    held = slowed(TableReader, "_open")
+    held = slow_down(TableReader, "_open")
     last = Path(Saver().save(embedding, folder))
     held.wait()
-    after_the_threads(lambda: reader.save == last and not reader._thread.is_alive())
+    check_at_exit(lambda: reader.save == last and not reader._thread.is_alive())
 
 
 def held_in_planning(_: int, __: Path) -> None:
-    embedding, held = trained(), slowed(Group, "plan")
+    embedding, held = trained(), slow_down(Group, "plan")
     embedding.prefetch(*batch())
     held.wait()
-    after_the_threads(lambda: not any(thread.is_alive() for thread in embedding.queue._worker._threads))
+    check_at_exit(lambda: not any(thread.is_alive() for thread in embedding.queue._worker._threads))
 
 
 def used_after_the_threads(_: int, __: Path) -> None:
-    """Code that still runs then is in the main thread, and may do all."""
+    """Code that still runs at exit is in the main thread and may use everything."""
     embedding = trained()
 
     def use() -> bool:
@@ -267,7 +267,7 @@ def used_after_the_threads(_: int, __: Path) -> None:
         embedding.prefetch(*batch())
         return all(Pool("a", 2).map(bool, [1, 2, 3])) and len(embedding.table_ids("t")) > 0
 
-    after_the_threads(use)
+    check_at_exit(use)
 
 
 @scenes(held_in_a_call, held_between_calls, held_in_a_refresh, held_in_planning, used_after_the_threads)
@@ -279,7 +279,7 @@ def test_threads_are_at_one_point(interpreters: Interpreters, scene: Scene, tmp_
 
 
 def a_save_in_the_background(_: int, folder: Path) -> None:
-    files.before = lambda *_: time.sleep(0.01)  # most of it is to come when the main thread ends
+    files.before = lambda *_: time.sleep(0.01)  # most of the save remains when the main thread ends
     Saver().save(trained(), folder, background=True)
 
 
@@ -299,7 +299,7 @@ def test_saves_are_whole(interpreters: Interpreters, scene: Scene, tmp_path: Pat
     assert Saver().load(make(), tmp_path) == str(latest_save(tmp_path).resolve())
 
 
-# ---- threads that are waited for
+# ---- threads that the interpreter waits for
 
 
 def test_an_idle_thread_is_not_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""Rooms import of `tbe` what its stub names, and use no private attribute of another room's class."""
+"""Other folders import only the names in the stub of `tbe`, and use no private attribute of another folder's class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_OTHERS = {
 
 
 def inside(module: str) -> bool:
-    """Whether a module is the room itself, or in it."""
+    """Returns whether a module is the room itself, or in it."""
     return module == FACE or module.startswith(f"{FACE}.")
 
 
@@ -53,12 +53,12 @@ def from_outside() -> Iterator[tuple[str, str, str]]:
             yield from ((module, of, name) for of, name in names_from(module, source, package) if inside(str(of)))
 
 
-def test_other_rooms_import_by_the_face() -> None:
+def test_other_rooms_import_public_names_only() -> None:
     inner = [f"{module} imports {of}: {name}" for module, of, name in from_outside() if of != FACE]
     assert not inner
 
 
-def test_the_face_has_no_unused_name() -> None:
+def test_the_stub_has_no_unused_name() -> None:
     named = [name for _, name in names_from(FACE, STUBS[FACE].read_text(), package=True)]
     assert len(named) == len(set(named)) <= MOST_NAMES
     assert set(named) - {name for _, _, name in from_outside()} == set()

@@ -1,4 +1,4 @@
-"""Files for forges say what is there: commands, versions and files that exist."""
+"""Workflow, templates and project files name commands, versions and files that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import commit_message
-import lines
+import line_counts
 import pytest
 
 import rec_sdk_torch
@@ -27,7 +27,7 @@ def loaded(path: Path) -> Any:
 
 
 def targets(text: str) -> set[str]:
-    """The targets of the make commands in a file; not what begins with a dot, which are files."""
+    """Lists the targets of the make commands in a file, except names that begin with a dot, which are files."""
     return set(re.findall(r"\bmake ([a-z][a-z-]*)", text))
 
 
@@ -82,7 +82,7 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_nothing_is_unpickled() -> None:
-    """SECURITY.md says so; ranks of one job send each other errors."""
+    """The package unpickles nothing, as SECURITY.md states; ranks of one job send each other errors."""
     calls = {"pickle", "eval", "exec", "marshal", "shelve"}
     found = []
     for path in (ROOT / "rec_sdk_torch").rglob("*.py"):
@@ -112,7 +112,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_image_copies_what_its_builds_need() -> None:
-    """Builds leave out what `.dockerignore` names: nothing of it is tracked."""
+    """`.dockerignore` excludes no tracked file."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout")
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
@@ -122,7 +122,7 @@ def test_the_image_copies_what_its_builds_need() -> None:
 
 def test_budgets_are_of_rooms_that_exist() -> None:
     budgets = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["lines"]
-    counted = lines.count_lines(ROOT)
+    counted = line_counts.count_lines(ROOT)
     if not counted:
         pytest.skip("no git checkout")
     assert budgets.keys() - {"all"} <= counted.keys()

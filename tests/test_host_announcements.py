@@ -1,4 +1,4 @@
-"""Announced batches: what a policy that looks ahead keeps, and what is left of them afterwards."""
+"""Announced batches: which rows a look-ahead policy keeps, and what is left of announcements afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def batch(ids: list[int]) -> tuple[Any, ...]:
 
 
 def cache(slots: int, *batches: list[int], policy: str = "look_ahead", hashed: bool = True) -> Any:
-    """An engine of a table with so many slots, after batches."""
+    """Builds an engine with one table and a cache of `slots` rows, and runs the batches."""
     e = engine(table("a", hashed=hashed, slots=slots), policy=policy)
     for ids in batches:
         run(e, [ids])
@@ -49,7 +49,7 @@ def test_announced_rows_stay(hashed: bool) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_rows_that_come_before_their_batch_stay_too(known: bool) -> None:
+def test_rows_fetched_before_their_announced_batch_stay(known: bool) -> None:
     e = cache(2, *([[1]] if known else []), [8, 9])
     kept = e.announce(*batch([1]))
     run(e, [[1, 2]])
@@ -63,7 +63,7 @@ def test_rows_that_come_before_their_batch_stay_too(known: bool) -> None:
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_what_is_dropped_counts_no_more(drop: bool) -> None:
+def test_dropped_announcements_have_no_effect(drop: bool) -> None:
     e = cache(2, [1], [2])
     announced = e.announce(*batch([1]))
     if drop:

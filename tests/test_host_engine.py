@@ -15,7 +15,7 @@ from rec_sdk_torch import _engine
 
 @pytest.mark.full
 def test_cpp_units_as_installed(pytestconfig: pytest.Config) -> None:
-    """With the optimizations that users have, and more rounds than the sanitizers have the time for."""
+    """Runs the units with the optimizations of a release, for more rounds than the sanitizers have time for."""
     PLAIN.build("engine/all")
     PLAIN.run("engine", pytestconfig)
 
@@ -32,7 +32,7 @@ SLOW = {"protocol"}
 
 @pytest.fixture(scope="module")
 def address_tree(request: pytest.FixtureRequest) -> Tree:
-    """The units that this session runs, under the address sanitizer."""
+    """The units of this session, built with the address sanitizer."""
     tree = Tree("engine-address", TESTS / "engine", ["-DREC_SDK_SANITIZE=address,undefined"])
     tree.build(*(f"test_{unit}" for unit in parameters(request, "unit")))
     return tree
@@ -387,7 +387,7 @@ def test_clear_table_and_seeds() -> None:
 
 
 def test_candidates_that_come_in_the_order_of_a_map() -> None:
-    """Their map places all of them anew within the batch, with the room that it has."""
+    """Ids in the iteration order of another map are placed within the map's capacity, which does not grow."""
     source = engine(table("s", slots=20000))
     source.tables.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
     order = source.saves.scan_ids(0, 0, 6000)[0][:400]

@@ -1,4 +1,4 @@
-"""The life of the host engine's plans: threads, cancelling, applying, dropping."""
+"""Plans of the host engine from several threads: cancelling, applying, dropping."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import gc
 import sys
 import threading
 
+import forked_python
 import numpy as np
 import pytest
-import warm
 from engine_calls import DIM, Planned, engine, plan, records, run, table
 
 from rec_sdk_torch import _engine
@@ -133,7 +133,7 @@ def test_an_arena_of_the_callers() -> None:
 
 
 def use_columns_while_plans_fail() -> None:
-    """One thread plans into arenas that are too small, and frees each; another reads and writes columns."""
+    """Plans into arenas that are too small in one thread, and reads and writes columns in another."""
     e = engine(table("a"))
     batch = (np.arange(50) % 8, np.array([0, 50]), np.array([0]), 1)
     rows = np.zeros(0, np.int64)
@@ -152,8 +152,10 @@ def use_columns_while_plans_fail() -> None:
 
 
 def test_columns_do_not_wait_for_the_engine_with_the_interpreter_lock() -> None:
-    """An arena that is freed inside the engine takes the interpreter's lock: the two threads stood still."""
-    process = warm.CONTEXT.Process(target=use_columns_while_plans_fail)
+    """Freeing an arena inside the engine takes the interpreter's lock, which once led to a deadlock of the two
+    threads.
+    """
+    process = forked_python.CONTEXT.Process(target=use_columns_while_plans_fail)
     process.start()
     process.join(60)
     process.kill()

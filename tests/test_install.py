@@ -1,4 +1,4 @@
-"""A user can install it: the source distribution builds a wheel, the wheel works, and pip chooses a stack that fits."""
+"""The source distribution builds a wheel, the wheel works, and pip chooses versions that fit."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ print(embedding.eval()(ids, offsets).tolist())
 
 
 def run(*command: str | Path, folder: Path, **variables: str) -> str:
-    # Outside of any checkout, and without what happens to be there: CUDA, or flags for CMake.
+    # Outside of any checkout, and without the machine's own CUDA or CMake flags.
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "CMAKE_ARGS"}}
     environment |= {"REC_SDK_CUDA": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    # pip builds in a new folder each time; ccache, where it is, finds the objects again all the same.
+    # pip builds in a new folder each time; ccache, where it is installed, still finds the objects.
     environment |= {"CCACHE_BASEDIR": tempfile.gettempdir(), "CCACHE_NOHASHDIR": "1", **variables}
     program = [sys.executable, *map(str, command)]
     done = subprocess.run(
@@ -67,7 +67,7 @@ for folder in "before", "after":
 
 
 def archived(source: Path, folder: Path) -> Path:
-    """Makes the source distribution of a folder."""
+    """Makes the source distribution of a folder; returns its archive."""
     run("setup.py", "-q", "sdist", "--dist-dir", folder, folder=source, SOURCE_DATE_EPOCH="1700000000")
     (archive,) = folder.iterdir()
     return archive
@@ -75,7 +75,7 @@ def archived(source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As it is built from a fresh checkout."""
+    """The source distribution, built from a fresh checkout."""
     source = tmp_path_factory.mktemp("source") / "source"
     shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
     shutil.copy(ROOT / ".clang-format", source)
@@ -83,7 +83,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_build_goes_on_when_a_project_has_moved(tmp_path: Path) -> None:
-    """CMake by itself refuses a build tree that was configured for another folder."""
+    """A build continues after the project was moved, although CMake refuses a build tree of another folder."""
     run("-c", MOVE, folder=ROOT, HERE=str(tmp_path))
     (tree,) = (tmp_path / "build").iterdir()
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={tmp_path / 'after'}" in (tree / "CMakeCache.txt").read_text()
@@ -107,7 +107,7 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
 
 
 def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    # Most of the time is the kernels', once more for each instruction set.
+    # Kernels take most of the time, once more for each instruction set.
     flags = {} if pytestconfig.getoption("--full") else {"CMAKE_ARGS": "-DREC_SDK_BASELINE_ONLY=ON"}
     offline = ("--no-deps", "--no-index", "--quiet")
     run("-m", "pip", "wheel", "--no-build-isolation", *offline, "-w", tmp_path, sdist, folder=tmp_path, **flags)
@@ -122,14 +122,14 @@ def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.
     assert run(code, target, folder=tmp_path, **options) == "[[0.0, 0.0, 0.0, 0.0]]\n"
 
 
-# ---------------------------------------------------------------- what pip chooses
+# ---------------------------------------------------------------- the versions that pip chooses
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def of_build(name: str) -> Any:
-    """A module of cmake/, which setup.py and pip import."""
+    """Imports a module of cmake/, which setup.py and pip import."""
     sys.path.insert(0, str(ROOT / "cmake"))
     try:
         return importlib.import_module(name)
@@ -146,18 +146,18 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
 
 
 def pins(file: str) -> dict[str, str]:
-    """Versions by package of a requirements file."""
+    """Returns the pinned versions of a requirements file, by package."""
     lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
     return {name: str(r.specifier).removeprefix("==") for name, r in requirements(lines).items()}
 
 
 def fits(requirement: Requirement, tested: str, *others: str) -> bool:
-    """Whether a requirement allows the version that is tested, and none of the others."""
+    """Returns whether a requirement allows the tested version, and none of the others."""
     return tested in requirement.specifier and not any(other in requirement.specifier for other in others)
 
 
 def test_pip_chooses_versions_that_fit() -> None:
-    oldest = ".".join(map(str, CHECKS.OLDEST))  # said once more where torch is not fetched yet
+    oldest = ".".join(map(str, CHECKS.OLDEST))  # repeated where torch is not installed yet
     assert PROJECT["project"]["requires-python"] == f">={oldest}"
     versions = [each for each in PROJECT["project"]["classifiers"] if "Python :: 3." in each]
     assert versions[0].endswith(oldest)
@@ -167,7 +167,7 @@ def test_pip_chooses_versions_that_fit() -> None:
     assert fits(torch, "2.11.0")
     extra = requirements(EXTRAS["torchrec"])
     assert str(extra["torchrec"].specifier) == f"=={pinned['torchrec']}"
-    # The CUDA build here, the CPU build in requirements.txt; one version, which fits one torch.
+    # The CUDA build here, the CPU build in requirements.txt; one version fits one torch.
     assert str(extra["fbgemm-gpu"].specifier) == f"=={pinned['fbgemm-gpu-cpu']}"
     assert fits(extra["torch"], tested, "2.12.0", "2.14.0")
 
@@ -183,7 +183,7 @@ def test_the_build_requirements_are_those_tested() -> None:
 
 
 def test_users_get_no_tools_of_developers() -> None:
-    """The recipe of the README names no file with linters and tests. A package in two files has one version."""
+    """The README's installation names no file with linters and tests. A package in two files has one version."""
     files = {name: pins(f"requirements{name}.txt") for name in ("", "-build", "-dev", "-npu", "-torch", "-wheel")}
     every = {pin for file in files.values() for pin in file.items()}
     assert len(every) == len({package for package, _ in every})
@@ -206,12 +206,12 @@ def test_extras() -> None:
         assert all(version in dev[name].specifier for name, version in pins(file).items() if name in dev)
 
 
-# ---------------------------------------------------------------- what is looked for first
+# ---------------------------------------------------------------- checks before a build
 
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the path, without programs."""
+    """An empty folder that is the only one on the path."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path
@@ -238,7 +238,7 @@ def test_no_headers_and_no_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_sources_beside_which_nothing_is_built(tmp_path: Path) -> None:
-    """Python in the repository imports these, although the package is installed elsewhere."""
+    """Python started in the repository imports its sources even if the package is installed elsewhere."""
     source = ROOT / "rec_sdk_torch"
     shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "_emulator"))
     command = [sys.executable, "-c", "from rec_sdk_torch.tbe import TableConfig"]
@@ -248,7 +248,7 @@ def test_sources_beside_which_nothing_is_built(tmp_path: Path) -> None:
     assert "make build" in last
 
 
-def test_an_old_python_is_all_that_is_said(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_old_python_is_reported(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CHECKS, "OLDEST", (9, 0))
     (sentence,) = CHECKS.missing(packages=True)
     own = ".".join(map(str, sys.version_info[:2]))
@@ -257,7 +257,7 @@ def test_an_old_python_is_all_that_is_said(empty: Path, monkeypatch: pytest.Monk
         BACKEND.get_requires_for_build_wheel()
 
 
-def test_setup_says_it_in_one_line(empty: Path) -> None:
+def test_setup_reports_in_one_line(empty: Path) -> None:
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(empty)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -265,7 +265,7 @@ def test_setup_says_it_in_one_line(empty: Path) -> None:
     assert line.startswith("error: rec_sdk_torch cannot be built: no C++ compiler is on the path")
 
 
-# ---------------------------------------------------------------- what an index of packages shows
+# ---------------------------------------------------------------- the page on a package index
 
 
 def test_links_of_the_index_page_lead_somewhere() -> None:
@@ -296,7 +296,7 @@ def test_metadata(sdist: Path) -> None:
 
 
 def test_two_archives_are_the_same_bytes(tmp_path: Path) -> None:
-    """Made in two folders, at two times, of files of two ages."""
+    """Two archives, made in different folders at different times from files of different ages, have the same bytes."""
     made = []
     for number, age in enumerate((0, 10**6)):
         folder = tmp_path / str(number) / "rec_sdk_torch-1"
@@ -314,7 +314,7 @@ def test_two_archives_are_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_source_distribution_can_be_made_again(sdist: Path, tmp_path: Path) -> None:
-    """From what it holds itself, as one that rebuilds it from an archive does."""
+    """An unpacked source distribution can build the same source distribution again."""
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
@@ -322,7 +322,7 @@ def test_a_source_distribution_can_be_made_again(sdist: Path, tmp_path: Path) ->
     assert first == second
 
 
-# ---------------------------------------------------------------- the emulated NPU, from an environment without it
+# ---------------------------------------------------------------- the emulated NPU, in an environment without it
 
 SET_UP = f"make -C {ROOT} build-npu && {ROOT}/.venv-npu/bin/python -m rec_sdk_torch.emulate program.py"
 
@@ -341,7 +341,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.usefixtures("without_torch_npu")
 def test_the_launcher_says_how_to_get_the_emulated_npu(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not to install torch_npu here: after that, `import torch` would fail in this environment."""
+    """The hint does not name `pip install torch_npu`, after which `import torch` would fail in this environment."""
     line = refusal(capsys)
     assert f"torch_npu is not installed for {sys.executable}" in line
     assert line.rstrip().endswith(SET_UP)
@@ -360,7 +360,7 @@ def test_the_hint_outside_of_a_repository(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_hint_never_leads_back_to_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, missing: str
 ) -> None:
-    """With torch_npu and a part of the build, the launcher would refuse: so the hint is to build."""
+    """With torch_npu and an incomplete build, the launcher refuses to start, so the hint names the build."""
     package = tmp_path / "rec_sdk_torch"
     for name in {"_emulator/libascendcl.so", "_ops_npu.so", "runtime/emulator.py"} - {missing}:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
@@ -378,7 +378,7 @@ def test_a_hint_never_leads_back_to_itself(
 
 
 def test_the_command_of_the_hint_exists() -> None:
-    """The test does what make would do, short of doing it: make makes the Python that the hint goes on with."""
+    """make's dry run creates the Python that the hint then uses."""
     command, _, launch = SET_UP.partition(" && ")
     planned = subprocess.run([*command.split(), "-n", "-B"], capture_output=True, text=True, check=False)
     assert planned.returncode == 0, planned.stderr

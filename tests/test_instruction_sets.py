@@ -1,4 +1,4 @@
-"""The libraries run on any x86-64: newer instructions are only in kernels that are chosen where they can run."""
+"""The libraries run on any x86-64 processor: newer instructions occur only in kernels chosen at run time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def newer(library: Path) -> dict[str, set[str]]:
-    """The newer instructions of each function that has some."""
+    """Returns the newer instructions of each function that has some."""
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(library)]
     found: dict[str, set[str]] = {}
     function = ""

@@ -1,4 +1,4 @@
-"""The C++ unit tests of the CPU kernels: no torch between the test and the kernel."""
+"""C++ unit tests of the CPU kernels, without torch."""
 
 from __future__ import annotations
 

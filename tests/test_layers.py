@@ -1,6 +1,6 @@
-"""Files of the package import what is below them, without a circle.
+"""Files of the package import only lower layers, without a cycle.
 
-Imports for type checkers, imports in functions and those by importlib count.
+Imports for type checkers, imports in functions and imports by importlib count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DOORS = {
 
 @functools.cache
 def imports(module: str) -> frozenset[str]:
-    """The modules of the package that one of them imports."""
+    """Returns the modules of the package that a module imports."""
     return frozenset(imported(module))
 
 
@@ -74,7 +74,7 @@ def imported(module: str) -> Iterator[str]:
 
 
 def room(module: str) -> str:
-    """The folder or file of the package that a module is in."""
+    """Returns the folder or file of the package that contains a module."""
     return ".".join(module.split(".")[:2])
 
 
@@ -85,8 +85,8 @@ def test_every_import_is_found() -> None:
     assert "rec_sdk_torch.compat.dynamicemb.cuda_names" in imports("rec_sdk_torch.compat.names"), "by a string"
 
 
-def circle(arrows: dict[str, set[str]]) -> str | None:
-    """A circle of arrows as text; None where there is none."""
+def cycle(arrows: dict[str, set[str]]) -> str | None:
+    """Returns a cycle of imports as text; None if there is none."""
     try:
         graphlib.TopologicalSorter(arrows).prepare()
     except graphlib.CycleError as error:
@@ -95,17 +95,17 @@ def circle(arrows: dict[str, set[str]]) -> str | None:
 
 
 def test_no_circle_of_files() -> None:
-    found = circle({module: imports(module) - {module} for module in FILES})
+    found = cycle({module: imports(module) - {module} for module in FILES})
     assert found is None, f"files import each other: {found}"
 
 
 def test_rooms_have_an_order() -> None:
     arrows: dict[str, set[str]] = {}
     for module in FILES:
-        if room(module) != PACKAGE:  # whose __init__ names what others have
+        if room(module) != PACKAGE:  # whose __init__ re-exports names
             below = {room(other) for other in imports(module)} - {room(module), PACKAGE}
             arrows.setdefault(room(module), set()).update(below)
-    found = circle(arrows)
+    found = cycle(arrows)
     assert found is None, f"rooms import each other: {found}"
 
 
@@ -128,7 +128,7 @@ def test_files_beside_the_rooms_are_what_users_import() -> None:
 
 
 def uses(module: str, attribute: str) -> bool:
-    """Whether a file gets or sets an attribute of this name."""
+    """Returns whether a file gets or sets an attribute of this name."""
     nodes = ast.walk(ast.parse(FILES[module].read_text()))
     return any(isinstance(node, ast.Attribute) and node.attr == attribute for node in nodes)
 

@@ -1,4 +1,4 @@
-"""Compares lists in pages and modules with the tables that they repeat, and keeps names that may come out of tests."""
+"""Lists in pages and modules match the tables that they repeat; tests call an unknown name `no_such`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LISTS: dict[str, tuple[str, str, str, Callable[[], Iterable[str]]]] = {
 
 
 @pytest.mark.parametrize("what", LISTS)
-def test_a_list_is_that_of_its_table(what: str) -> None:
+def test_a_list_matches_its_table(what: str) -> None:
     file, text, name, table = LISTS[what]
     found = re.search(text, (ROOT / file).read_text(), re.MULTILINE | re.DOTALL)
     assert found, f"{file} lists no {what}"
@@ -59,7 +59,7 @@ KNOWN: dict[str, Callable[[], set[str]]] = {
 
 
 @pytest.mark.parametrize("written", KNOWN)
-def test_tests_call_what_is_unknown_no_such(written: str) -> None:
+def test_unknown_names_in_tests_are_no_such(written: str) -> None:
     for path in (ROOT / "tests").rglob("*.py"):
         unknown = set(re.findall(written, path.read_text())) - KNOWN[written]()
         assert not unknown, f"{path}: {sorted(unknown)}"

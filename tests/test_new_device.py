@@ -1,4 +1,4 @@
-"""A device for which this package has no kernel: its operators, their warning, and the suite of the operators on it."""
+"""A device without kernels of this package: its operators, their warning, and the operator tests on it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 import torch
-import warm
 
 from rec_sdk_torch.operators.devices.backends import backend_for
 
@@ -19,11 +19,13 @@ LONG = {"test_default_operators.py", "test_extremes.py", "test_same_bits.py", "t
 
 
 def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:
-    """As on the first day of a backend; contents of index tensors are checked as well."""
+    """The operator tests pass as on the first day of a backend; contents of index tensors are checked as well."""
     full = pytestconfig.getoption("--full")
     files = sorted(path for path in (TESTS / "ops").glob("test_*.py") if full or path.name not in LONG)
     options = ["--day", str(pytestconfig.getoption("--day"))]
-    options += ["--full"] if full else ["-k", "not random_arguments and not many_hits"]  # processes of their own; long
+    options += (
+        ["--full"] if full else ["-k", "not random_arguments and not many_hits"]
+    )  # these start processes, or take long
     command = [sys.executable, "-m", "pytest", *map(str, files), "--operators", "default", *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TESTS.parent)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,14 +52,16 @@ for warning in caught:
 
 
 def python(program: str) -> str:
-    """The output of a process."""
-    done = warm.python("-c", program, PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    """Runs a program in its own process; returns its output."""
+    done = forked_python.python(
+        "-c", program, PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_one_warning_for_an_operator() -> None:
-    """At the line of the caller."""
+    """Each operator warns once, at the line of the caller."""
     lines = python(PROGRAM).splitlines()
     assert [line.partition(": ")[0] for line in lines] == ["True rec_sdk::lookup_sequence", "True rec_sdk::gather_rows"]
     assert all("no kernel of it for device 'cpu'" in line and "slow" in line for line in lines)
@@ -88,7 +92,7 @@ for bad in (slots.long(), slots.to_sparse()):
 
 
 def test_tensors_that_a_kernel_takes() -> None:
-    """Tensors that want gradients, or of inference mode, are written unseen by autograd; bad ones are refused."""
+    """Tensors that need gradients, or inference tensors, are written without autograd; bad tensors are refused."""
     of_kernels = python(TENSORS)
     assert "takes strided tensors" in of_kernels
     assert python("import default_operators; default_operators.stand_in('cpu')" + TENSORS) == of_kernels

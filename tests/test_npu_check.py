@@ -1,4 +1,4 @@
-"""rec_sdk_torch.npu_check where there is no NPU; tests/emulator has the rest."""
+"""rec_sdk_torch.npu_check without an NPU; tests/emulator tests it with one."""
 
 from __future__ import annotations
 

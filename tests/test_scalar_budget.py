@@ -1,4 +1,4 @@
-"""Scalar instructions of the AscendC kernels: what the counter counts, and that the kernels keep to a budget."""
+"""Scalar instructions of the AscendC kernels: the counter is right, and the kernels keep to a budget."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CLANG_AARCH64 = """f:                                      // @f
 
 
 def added(text: str, machine: str) -> list[tuple[int, str]]:
-    """The additions of each counter in the counted text, and the first instruction after it."""
+    """Returns each counter's increment in the instrumented text, and the first instruction after it."""
     pattern = {
         "x86_64": r"\tpushfq\n\taddq\t\$(\d+), scalar_unit_count\(%rip\)\n\tpopfq\n(.*)\n",
         "aarch64": r"\tadd\tx17, x17, #(\d+)\n\tstr.*scalar_unit_count\]\n\tldp.*\n(.*)\n",
@@ -110,7 +110,7 @@ def test_a_compiler_for_another_machine_is_named(tmp_path: Path) -> None:
     ("arguments", "message"),
     [(["--compiler", "nocc"], "nocc -dumpmachine cannot run"), (["--run", "noqemu"], "--run: noqemu is no program")],
 )
-def test_what_cannot_count_ends_with_a_sentence(
+def test_counting_that_is_impossible_ends_with_a_message(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert npu_scalar.main(arguments) == 2

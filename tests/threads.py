@@ -1,4 +1,4 @@
-"""Runs with a chosen number of torch's threads."""
+"""Runs a block with a chosen number of torch threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """The calling thread's number of torch's threads is `count`, and afterwards what it was."""
+    """Sets the calling thread's number of torch threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

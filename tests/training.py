@@ -1,4 +1,4 @@
-"""Training steps on collections, and comparisons of what they learned, which tests of every room share."""
+"""Training steps on collections, and comparisons of the results, for tests of all folders."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torchrec import KeyedJaggedTensor, KeyedTensor
 
 
 def output_parts(output: Any) -> list[torch.Tensor]:
-    """The pooled output of a collection, or the values of each sequence."""
+    """Returns the pooled output of a collection, or the values of each sequence."""
     return [output.values()] if isinstance(output, KeyedTensor) else [part.values() for part in output.values()]
 
 
 def output_values(output: Any) -> torch.Tensor:
-    """The output of a collection as one tensor on the host: `[B, total]`, or every value of the sequences, flat."""
+    """Returns the output of a collection on the host: pooled `[B, total]`, or all values of the sequences, flat."""
     if isinstance(output, KeyedTensor):
         return output.values().cpu()
     return torch.cat([part.values().flatten() for part in output.values()]).cpu()
@@ -26,7 +26,9 @@ def output_values(output: Any) -> torch.Tensor:
 def train_step(
     collection: torch.nn.Module, batch: KeyedJaggedTensor, factor: float = 1.0, *, square: bool = False
 ) -> torch.Tensor:
-    """One training step on `factor` times the sum of the outputs, or of their squares; the outputs."""
+    """Runs a training step with `factor` times the sum of the outputs (or of their squares) as the loss; returns the
+    outputs.
+    """
     output = output_values(collection(batch))
     (factor * (output.square() if square else output).sum()).backward()
     return output.detach()
@@ -35,17 +37,17 @@ def train_step(
 def train(
     collection: torch.nn.Module, batches: Iterable[KeyedJaggedTensor], *, square: bool = False
 ) -> list[torch.Tensor]:
-    """The outputs of a training step on each batch, see `train_step`."""
+    """Runs `train_step` on each batch; returns the outputs."""
     return [train_step(collection, batch, square=square) for batch in batches]
 
 
 def state_of(collection: Any) -> dict[str, Any]:
-    """Rows of all tables and the states of their optimizer, as they are saved."""
+    """Returns the rows of all tables and the states of their optimizer, as they are saved."""
     return {"rows": collection.state_dict(), "states": collection.fused_optimizer.state_dict()["state"]}
 
 
 def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.Tensor]:
-    """A table's rows by id, as float32."""
+    """Returns a table's rows by id, as float32."""
     state = collection.state_dict()
     (key,) = [key for key in state if key.endswith(f".{table}.weight")]
     weight = state[key].float()
@@ -54,12 +56,12 @@ def rows_of(collection: torch.nn.Module, table: str = "t0") -> dict[int, torch.T
 
 
 def equal_rows(one: Mapping[int, torch.Tensor], other: Mapping[int, torch.Tensor]) -> bool:
-    """Whether two tables, see `rows_of`, have the same ids with the same bits."""
+    """Returns whether two results of `rows_of` have the same ids with the same bits."""
     return one.keys() == other.keys() and all(torch.equal(row, other[i]) for i, row in one.items())
 
 
 def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
-    """The output in eval(); leaves the module in the mode it was in."""
+    """Returns the output in eval(); restores the module's mode."""
     training = collection.training
     collection.eval()
     try:
@@ -69,7 +71,7 @@ def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
 
 
 def assert_trains(collection: torch.nn.Module, ids: Sequence[int] = (3, 1, 3), lr: float = 0.5) -> None:
-    """The model is sound: it reads its rows, and one SGD step moves each by lr times its lookups.
+    """Checks that the model reads its rows, and that an SGD step moves each by lr times its lookups.
 
     For collections whose only feature is f0 of table t0.
     """
@@ -82,13 +84,13 @@ def assert_trains(collection: torch.nn.Module, ids: Sequence[int] = (3, 1, 3), l
     torch.testing.assert_close(after, before.reshape(len(ids), -1) - steps[:, None], rtol=1e-6, atol=1e-6)
 
 
-def same_bits(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the tensors in which two (nested) state dicts differ."""
+def differing_tensors(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of the tensors in which two (nested) state dicts differ."""
     if left.keys() != right.keys():
         yield f"keys {sorted(left)} and {sorted(right)}"
         return
     for name, value in left.items():
         if isinstance(value, Mapping):
-            yield from (f"{name}/{inner}" for inner in same_bits(value, right[name]))
+            yield from (f"{name}/{inner}" for inner in differing_tensors(value, right[name]))
         elif not torch.equal(value, right[name]):
             yield name

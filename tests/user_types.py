@@ -1,4 +1,4 @@
-"""Types as the checker of a user's program sees them: `make lint` fails where a wrong line here is no error."""
+"""Types as seen by the type checker of a user's program: `make lint` fails if a wrong line here is no error."""
 
 from rec_sdk_torch import NoSuchName, TableConfig  # type: ignore[attr-defined]
 

@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("torchrec", reason="tables are collections")
 pytest.importorskip("fbgemm_gpu", reason="it is a rival")
 
-import warm
+import forked_python
 from row_checks import CHECKS
 
 from benchmarks import NAMES, find, planning, variants
@@ -92,7 +92,7 @@ QUICK = {
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
 def test_a_quick_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.timing.CONTEXT", warm.CONTEXT)
+    monkeypatch.setattr("benchmarks.timing.CONTEXT", forked_python.CONTEXT)
     threads, path, command = torch.get_num_threads(), tmp_path / "results.json", find(name)
     more = ["--folder", str(tmp_path)] if "folder" in command.options else []
     assert command.main(["--quick", *QUICK.get(name, []), *more, "--json", str(path)]) == 0

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 
 pytest.importorskip("torchrec")
 
@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 def under_compat(*arguments: Any, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
     """In a process that has imported torch, TorchRec and the collections, but not compat."""
     command = ("-m", "rec_sdk_torch.compat", *map(str, arguments))
-    return warm.python(*command, folder=cwd, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    return forked_python.python(*command, folder=cwd, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
 
 
 def test_what_holds_under_compat() -> None:
@@ -113,7 +113,7 @@ def test_a_module_that_lacks_another_says_so_itself(tmp_path: Path) -> None:
 
 def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
     """With `path` among the folders of modules."""
-    return warm.python("-c", program, PYTHONPATH=f"{ROOT}{os.pathsep}{path}")
+    return forked_python.python("-c", program, PYTHONPATH=f"{ROOT}{os.pathsep}{path}")
 
 
 def test_an_installed_package_is_left_alone_aloud(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 
 pytest.importorskip("torchrec")
 
@@ -28,7 +28,7 @@ def _no_cuda(device: torch.device) -> None:
 def test_what_holds_for_dynamicemb() -> None:
     files = ("under_dynamicemb.py", "under_dynamicemb_models.py")
     command = (*COMPAT, "-m", "pytest", *files, "-p", "no:cacheprovider")
-    finished = warm.python(*command, folder=HERE, **PATHS)
+    finished = forked_python.python(*command, folder=HERE, **PATHS)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     passed = re.search(r"(\d+) passed", finished.stdout)
     assert passed, finished.stdout
@@ -37,7 +37,7 @@ def test_what_holds_for_dynamicemb() -> None:
 
 
 def results(script: str, folder: Path, *arguments: str) -> list[Any]:
-    finished = warm.torchrun(2, *COMPAT, HERE / f"{script}.py", folder / script, *arguments, **PATHS)
+    finished = forked_python.torchrun(2, *COMPAT, HERE / f"{script}.py", folder / script, *arguments, **PATHS)
     assert finished.returncode == 0, finished.stderr
     return [json.loads((folder / f"{script}{rank}").read_text()) for rank in range(2)]
 

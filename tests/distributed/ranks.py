@@ -14,9 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 
 TIMEOUT = 90
 """Seconds for one task; then the processes are killed."""
@@ -80,8 +80,8 @@ class Ranks:
         paths = [str(here), str(here.parent)]
         self._pipes, self._processes = [], []
         for rank in range(world_size):
-            ours, theirs = warm.CONTEXT.Pipe()
-            process = warm.CONTEXT.Process(
+            ours, theirs = forked_python.CONTEXT.Pipe()
+            process = forked_python.CONTEXT.Process(
                 target=_serve, args=(rank, world_size, port, kind, timeout, paths, theirs), daemon=True
             )
             process.start()

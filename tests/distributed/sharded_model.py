@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from batches import jagged, random_bags, random_weights
-from jagged import bag_config, sequence_config
+from collection_factory import bag_config, sequence_config
 from ranks import Place
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import apply, bag_config, bags_collection, sequences_collection
+from collection_factory import apply, bag_config, bags_collection, sequences_collection
 from ranks import Place, error_of, on_ranks
 from sharded_model import Model, Scenario, assert_same, batch_of, batches_of, rows, shard, shard_tables, sharded
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType

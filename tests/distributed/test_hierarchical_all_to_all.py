@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import apply, bag_config, bags_collection, sequence_config, sequences_collection
+from call_counts import CallCounter, call_counter
+from collection_factory import apply, bag_config, bags_collection, sequence_config, sequences_collection
 from ranks import Place as Device
 from ranks import Start, error_of, on_ranks
 from sharded_model import (
@@ -22,7 +23,6 @@ from sharded_model import (
     train,
     train_sharded,
 )
-from walks import Walk, walking
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.topology import Place, ranks_of_machine
@@ -205,10 +205,10 @@ ROWS = 16
 ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/hierarchical_all_to_all.py"
 
 
-def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[Walk, int]:
+def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[CallCounter, int]:
     """The walk of a batch of two tables in one group, and the rows that left the cache before its end."""
     configs = (bag_config(f"t{table}", [f"f{table}"], num_embeddings=1000) for table in range(2))
-    with walking() as walk:
+    with call_counter() as walk:
         collection = bags_collection(
             Device.device, *configs, cache=ROWS * 5 // 2
         )  # two batches and a half on each rank

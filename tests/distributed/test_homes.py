@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged
-from jagged import bag_config, bags_collection
+from collection_factory import bag_config, bags_collection
 from ranks import Place, Start, error_of, on_ranks
 from reference_homes import MASK, fold, home_of
 from sharded_model import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jagged import bags_collection
+from collection_factory import bags_collection
 from ranks import Place, Start, error_of, on_ranks
 from sharded_model import (
     Model,

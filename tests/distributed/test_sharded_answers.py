@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import apply, bag_config, bags_collection
+from collection_factory import apply, bag_config, bags_collection
 from option_cases import OPTIONS, WORLD_SIZE, expected, make_collection, observed
 from ranks import Place, Start, on_ranks
 from sharded_model import KEYS, Model, Scenario, shard_tables, sharded, train

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import sequence_config
+from collection_factory import sequence_config
 from ranks import Place, Start, error_of, on_ranks
 from sharded_model import Scenario, shard
 from torchrec import KeyedJaggedTensor

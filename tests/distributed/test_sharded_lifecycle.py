@@ -14,8 +14,8 @@ import pytest
 import sketch_reference
 import torch
 from coin_reference import Coin
-from jagged import apply, bag_config, bags_collection, sequence_config
-from lifecycle_reference import Life
+from collection_factory import apply, bag_config, bags_collection, sequence_config
+from lifecycle_reference import LifecycleReference
 from ranks import Place, Start, on_ranks
 from sharded_model import Model, Scenario, shard
 from torchrec import KeyedJaggedTensor
@@ -122,7 +122,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
     if isinstance(admission, Sketch):
         part = admission.bytes // world_size, admission.depth, admission.halve_after // world_size
         admission = Sketch(admission.threshold, *part)
-    lifecycle = Life(replace(rules, admission=admission, bound=bounds), coin=Coin(SEED, "t0"))
+    lifecycle = LifecycleReference(replace(rules, admission=admission, bound=bounds), coin=Coin(SEED, "t0"))
     seen = []
     names = rules.columns()
     known = {"count": True, "clicks": rules.needs_clicks, "timestamp": rules.rule(Age)}
@@ -131,7 +131,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
         lookups = [
             of for feature in (0, 1) for each in range(world_size) for of in lookups_of(step, each, kind, feature)
         ]
-        lifecycle.see([stamp for *_, stamp in lookups])
+        lifecycle.advance_clock([stamp for *_, stamp in lookups])
         mine = np.array([of for of in lookups if of[0] % world_size == rank], np.int64).reshape(-1, 3)
         lifecycle.batch(*mine.T, seen=True)
         lifecycle.end_step(set())

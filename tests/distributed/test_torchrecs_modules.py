@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed.optim
 from batches import jagged, random_bags
-from jagged import apply, bag_config, bags_collection
+from collection_factory import apply, bag_config, bags_collection
 from ranks import Place, Start, on_ranks
 from sharded_model import Model, Scenario, assert_same, batches_of, optimizer_of, rows, shard, sharded, united, world
 from torch.distributed.device_mesh import DeviceMesh

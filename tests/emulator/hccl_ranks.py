@@ -9,8 +9,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import forked_python
 import numpy as np
-import warm
 
 ROOT_INFO_BYTES = 4108
 TO_DEVICE, TO_HOST = 1, 2
@@ -131,9 +131,9 @@ def run(
     root = new_root()
     processes, ends = [], []
     for rank in range(ranks):
-        receive, send = warm.CONTEXT.Pipe(duplex=False)
+        receive, send = forked_python.CONTEXT.Pipe(duplex=False)
         work = (function, rank, ranks, root, arguments, environment or {}, send)
-        process = warm.CONTEXT.Process(target=_work, args=work, daemon=True)
+        process = forked_python.CONTEXT.Process(target=_work, args=work, daemon=True)
         process.start()
         send.close()
         processes.append(process)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warm
+import forked_python
 
 # torch_npu's allocator gives pieces of large blocks, in which a kernel may stray unnoticed.
 PROGRAM = """
 import torch
-import warm
+import forked_python
 from rec_sdk_torch.operators.devices.backends import parse_device
 from rec_sdk_torch.operators.schemas import COEFFICIENTS
 rows, lookups, dim = 20, 5000, 8
@@ -31,5 +31,5 @@ print("same")
 
 
 def test_updates_stay_inside_their_workspace() -> None:
-    finished = warm.python("-c", PROGRAM, PYTORCH_NO_NPU_MEMORY_CACHING="1")
+    finished = forked_python.python("-c", PROGRAM, PYTORCH_NO_NPU_MEMORY_CACHING="1")
     assert finished.stdout.splitlines()[-1:] == ["same"], finished.stderr

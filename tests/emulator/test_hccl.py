@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import warm
 from torch import Tensor, nn
 
 RANKS = 2
@@ -219,8 +219,8 @@ def work(rank: int, port: int, results: Any) -> None:
 @pytest.fixture(scope="module")
 def outcomes() -> dict[tuple[str, int], str]:
     """The errors of each check on each rank; both ranks run all of them, since starting one takes seconds."""
-    results = warm.CONTEXT.Queue()
-    start_method = warm.CONTEXT.get_start_method()
+    results = forked_python.CONTEXT.Queue()
+    start_method = forked_python.CONTEXT.get_start_method()
     spawned = mp.start_processes(work, (free_port(), results), nprocs=RANKS, join=False, start_method=start_method)
     outcomes: dict[tuple[str, int], str] = {}
     deadline = time.monotonic() + 200
@@ -264,7 +264,7 @@ except RuntimeError as error:
 def test_a_mismatch_is_an_error_in_python(tmp_path: Path) -> None:
     script = tmp_path / "mismatch.py"
     script.write_text(MISMATCH)
-    finished = warm.torchrun(RANKS, script, HCCL_EXEC_TIMEOUT="5")
+    finished = forked_python.torchrun(RANKS, script, HCCL_EXEC_TIMEOUT="5")
     output = finished.stdout + finished.stderr
     assert re.search(r"raised .*all_reduce \(collective \d+\) on rank .*number of elements is", output, re.DOTALL), (
         output

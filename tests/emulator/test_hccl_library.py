@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import numpy as np
 import pytest
 import torch
-import warm
 from hccl_ranks import MAX, MIN, PROD, RECV, SEND, SUM, TYPES, Rank, SendRecvItem, new_root, run
 
 SHARED = Path("/dev/shm")
@@ -296,7 +296,7 @@ def test_a_mistake_is_an_error_that_names_ranks_and_operation(mistake: str) -> N
 def test_a_rank_that_never_comes() -> None:
     program = "import sys, base64, hccl_ranks; hccl_ranks.Rank(0, 2, base64.b64decode(sys.argv[1]))"
     root = base64.b64encode(new_root()).decode()
-    finished = warm.python("-c", program, root, HCCL_CONNECT_TIMEOUT="1", PYTHONPATH=os.pathsep.join(sys.path))
+    finished = forked_python.python("-c", program, root, HCCL_CONNECT_TIMEOUT="1", PYTHONPATH=os.pathsep.join(sys.path))
     assert finished.returncode != 0
     assert "rank 0 of 2 waited 1 s for rank(s) 1 to join (HCCL_CONNECT_TIMEOUT)" in finished.stderr
 

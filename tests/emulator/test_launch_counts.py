@@ -8,8 +8,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import forked_python
 import pytest
-import warm
 
 _EVENTS = ("record of an event", "wait for an event")
 
@@ -25,7 +25,7 @@ UPDATES = {(20_000, 128): {}, (1020, 1000): {}, (1100, 140): {"sum_chunks": 1}}
 def last_steps() -> dict[str, Counter[str]]:
     """The work of the streams in a step of each case that swaps rows both ways."""
     cases = [f"{lookups},{hot},{pooling}" for lookups, hot in UPDATES for pooling in LOOKUP]
-    done = warm.python(Path(__file__).with_name("steps.py"), *cases, REC_SDK_EMULATED_TRACE="1")
+    done = forked_python.python(Path(__file__).with_name("steps.py"), *cases, REC_SDK_EMULATED_TRACE="1")
     assert done.returncode == 0, done.stderr
     steps = {}
     for case in cases:

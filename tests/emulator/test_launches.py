@@ -7,11 +7,11 @@ import json
 import os
 from pathlib import Path
 
+import forked_python
 import launch_failures
 import pytest
 import torch
 import torch_npu
-import warm
 
 from benchmarks.npu_model import EmulatedCounters
 from rec_sdk_torch import emulate
@@ -28,7 +28,7 @@ def test_a_launch_that_fails_raises_and_nothing_follows_it(
     operator: str, launched: int, kernels: list[str], queue: str
 ) -> None:
     script = Path(launch_failures.__file__)
-    done = warm.python(script, operator, str(launched), TASK_QUEUE_ENABLE=queue)
+    done = forked_python.python(script, operator, str(launched), TASK_QUEUE_ENABLE=queue)
     assert done.returncode == 0, done.stderr
     printed = done.stdout
     assert f"{kernels[-1]}" in printed, "names the operator"
@@ -39,7 +39,7 @@ def test_a_launch_that_fails_raises_and_nothing_follows_it(
 
 def test_an_error_of_somebody_else_is_not_that_of_the_next_launch() -> None:
     script = Path(launch_failures.__file__)
-    done = warm.python(script, "other, lookup", "0", TASK_QUEUE_ENABLE="0")
+    done = forked_python.python(script, "other, lookup", "0", TASK_QUEUE_ENABLE="0")
     assert done.returncode == 0, done.stderr
     before, _, ran = done.stdout.partition("ran: ")
     assert "kernel" not in before, before
@@ -50,7 +50,7 @@ def test_the_first_call_loads_the_kernels() -> None:
     """That process has not asked for a device "npu", only for a tensor there. Else torch_npu runs the CPU's."""
     calls = "for operator, arguments in test_edges.good_calls('npu').values(): operator(**arguments)"
     path = os.pathsep.join([str(Path(__file__).parents[1] / "ops"), os.environ.get("PYTHONPATH", "")])
-    done = warm.python("-c", f"import torch_npu, test_edges\n{calls}\nprint('through')", PYTHONPATH=path)
+    done = forked_python.python("-c", f"import torch_npu, test_edges\n{calls}\nprint('through')", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "through"
     assert "fall back to run on the CPU" not in done.stderr

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+import forked_python
 import pytest
 import torch
-import warm
 
 from rec_sdk_torch import npu_check
 from rec_sdk_torch.formulas import FORMULAS
@@ -109,7 +109,7 @@ def test_a_failure_that_is_not_seen(
 
 @pytest.mark.parametrize("queue", ["0", "1"], ids=["at once", "task queue"])
 def test_the_launch_that_fails(queue: str) -> None:
-    done = warm.python("-m", "rec_sdk_torch.npu_check", "--fail-a-launch", TASK_QUEUE_ENABLE=queue)
+    done = forked_python.python("-m", "rec_sdk_torch.npu_check", "--fail-a-launch", TASK_QUEUE_ENABLE=queue)
     assert done.returncode == 0, done.stderr
     assert "rec_sdk_launch_on_no_cores" in done.stdout
 
@@ -123,7 +123,7 @@ later, calls = torch.npu.synchronize, []
 torch.npu.synchronize = lambda device: calls.append(0) or (later(device) if len(calls) > 1 else None)
 raise SystemExit(npu_check.main(["--fail-a-launch"]))
 """
-    done = warm.python("-c", script)
+    done = forked_python.python("-c", script)
     assert done.returncode == 0, done.stderr
     assert "rec_sdk_launch_on_no_cores" in done.stdout
 

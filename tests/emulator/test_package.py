@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
-import warm
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
@@ -100,7 +100,7 @@ except RuntimeError as error:
 )
 def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, call: str) -> None:
     """Contents are not checked before the launch, so the kernel itself runs into the end of the cache."""
-    finished = warm.python("-c", BAD_SLOT.format(slot=slot, call=call))
+    finished = forked_python.python("-c", BAD_SLOT.format(slot=slot, call=call))
     refused = finished.stdout.splitlines()[-1]
     assert refused.startswith("refused"), finished.stdout + finished.stderr
     for part in (f"kernel '{kernel}'", "core 0 of 1", engine, "DataCopyPad", "in no buffer of this launch"):
@@ -109,7 +109,7 @@ def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, 
 
 def test_host_code_that_reads_device_memory_ends_the_run() -> None:
     code = "import ctypes, torch; ctypes.string_at(torch.ones(4, device='npu').data_ptr(), 4)"
-    finished = warm.python("-c", code)
+    finished = forked_python.python("-c", code)
     assert finished.returncode == -signal.SIGSEGV
     assert "host code touched device memory" in finished.stderr
 
@@ -129,5 +129,5 @@ x = torch.ones(2, device="npu:0", requires_grad=True)
 x.sum().backward()
 print(x.grad.tolist())
 """
-    finished = warm.python("-c", code)
+    finished = forked_python.python("-c", code)
     assert finished.stdout.splitlines()[-1] == "[1.0, 1.0]", finished.stderr

@@ -7,8 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import forked_python
 import pytest
-import warm
 
 from rec_sdk_torch import emulate
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     settings = {name: None for name in os.environ if name.startswith("REC_SDK_EMULATED_")} | variables
-    return warm.python(*arguments, PYTHONPATH=str(Path(emulate.__file__).parents[1]), **settings)
+    return forked_python.python(*arguments, PYTHONPATH=str(Path(emulate.__file__).parents[1]), **settings)
 
 
 @pytest.fixture

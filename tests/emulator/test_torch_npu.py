@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -425,7 +425,7 @@ except RuntimeError as error:
 
 
 def test_what_fails_on_the_stream_is_raised_at_the_next_synchronisation() -> None:
-    finished = warm.python("-c", FAILING_COPY)
+    finished = forked_python.python("-c", FAILING_COPY)
     assert "raised" in finished.stdout, finished.stderr
     assert "aclnnInplaceCopy" in finished.stdout
     assert "must match the size" in finished.stdout

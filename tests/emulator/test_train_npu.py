@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import forked_python
 import pytest
-import warm
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "train_npu.py"
@@ -27,7 +27,7 @@ def results(finished: subprocess.CompletedProcess[str]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, float]:
-    return results(warm.python(EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "128"))
+    return results(forked_python.python(EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "128"))
 
 
 def test_it_learns_and_swaps(one_rank: dict[str, float]) -> None:
@@ -38,6 +38,6 @@ def test_it_learns_and_swaps(one_rank: dict[str, float]) -> None:
 
 def test_two_ranks_train_what_one_trains(one_rank: dict[str, float]) -> None:
     """Half the batch and half the rows each: the same global batches, up to rounding."""
-    two = results(warm.torchrun(2, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64"))
+    two = results(forked_python.torchrun(2, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64"))
     assert two["auc"] == pytest.approx(one_rank["auc"], abs=2e-3)
     assert 0.4 < two["in"] / one_rank["in"] < 0.6

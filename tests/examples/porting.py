@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import warm
+import forked_python
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "porting"
@@ -23,7 +23,7 @@ RUNS = {
 def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, float]:
     """Device, first and last loss that the script prints."""
     command = (*RUNS.get(script, COMPAT), FOLDER / f"{script}.py", *arguments)
-    finished = warm.torchrun(2, *command, PYTHONPATH=str(ROOT))
+    finished = forked_python.torchrun(2, *command, PYTHONPATH=str(ROOT))
     assert finished.returncode == 0, finished.stderr
     printed = re.findall(r"^(\w+): loss ([\d.]+) at first, ([\d.]+) at last$", finished.stdout, re.MULTILINE)
     assert len(printed) == 1, finished.stdout
@@ -33,7 +33,9 @@ def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, floa
 
 def all_losses(script: str) -> list[float]:
     """All losses of rank 0, from weights that do not depend on the script."""
-    finished = warm.torchrun(2, Path(__file__).with_name("alike.py"), FOLDER / f"{script}.py", PYTHONPATH=str(ROOT))
+    finished = forked_python.torchrun(
+        2, Path(__file__).with_name("alike.py"), FOLDER / f"{script}.py", PYTHONPATH=str(ROOT)
+    )
     assert finished.returncode == 0, finished.stderr
     (printed,) = re.findall(r"^losses (.*)$", finished.stdout, re.MULTILINE)
     return [float(loss) for loss in printed.split()]

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 
 pytest.importorskip("torchrec")
 
@@ -26,7 +26,7 @@ GENERATED = ["--samples", "12000", "--batch-size", "32"]
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return warm.python(ROOT / "examples" / script, *arguments, PYTHONPATH=str(ROOT))
+    return forked_python.python(ROOT / "examples" / script, *arguments, PYTHONPATH=str(ROOT))
 
 
 def results(folder: Path, script: str, *arguments: str | Path) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_dlrm_matches_plain_tables(tmp_path: Path, optimizer: str) -> None:
 
 
 def run_ranks(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return warm.torchrun(2, ROOT / "examples" / script, *arguments, PYTHONPATH=str(ROOT))
+    return forked_python.torchrun(2, ROOT / "examples" / script, *arguments, PYTHONPATH=str(ROOT))
 
 
 def test_dlrm_on_two_ranks_learns_what_one_learns(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked_python
 import pytest
-import warm
 
 pytestmark = pytest.mark.skipif(find_spec("torch_npu") is not None, reason="the scripts are for the CPU")
 pytest.importorskip("torchrec")
@@ -36,9 +36,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     found = []
     for step, section in zip(STEPS, SECTIONS, strict=True):
         if "\ntorchrun " in section:
-            done = warm.torchrun(2, step, "saves", folder=folder, PYTHONPATH=str(ROOT))
+            done = forked_python.torchrun(2, step, "saves", folder=folder, PYTHONPATH=str(ROOT))
         else:
-            done = warm.python(step, "saves", folder=folder, PYTHONPATH=str(ROOT))
+            done = forked_python.python(step, "saves", folder=folder, PYTHONPATH=str(ROOT))
         assert done.returncode == 0, done.stderr
         assert "UserWarning: the device cache" not in done.stderr
         found.append(done.stdout)

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 
 from rec_sdk_torch.operators.devices.backends import parse_device
 
@@ -32,7 +32,11 @@ STEPS = 40
 
 def run(ranks: int, *arguments: str | Path, code: int = 0) -> str:
     """The output of the script on `ranks` ranks; it must end with `code`."""
-    start = warm.python if ranks == 1 else (lambda *given, **variables: warm.torchrun(ranks, *given, **variables))
+    start = (
+        forked_python.python
+        if ranks == 1
+        else (lambda *given, **variables: forked_python.torchrun(ranks, *given, **variables))
+    )
     finished: subprocess.CompletedProcess[str] = start(SCRIPT, *arguments, PYTHONPATH=str(ROOT))
     assert finished.returncode == code, finished.stdout + finished.stderr
     return finished.stdout
@@ -197,7 +201,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def with_writer(module: str, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     code = WRITER.replace("{module}", module)
-    return warm.python("-c", code, SCRIPT, "train", folder, *SMALL, *arguments, PYTHONPATH=str(ROOT))
+    return forked_python.python("-c", code, SCRIPT, "train", folder, *SMALL, *arguments, PYTHONPATH=str(ROOT))
 
 
 def test_curves_go_on_behind_a_kill(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_tensorboard_that_is_missing(tmp_path: Path) -> None:
 
 
 def assert_refused(arguments: list[Any], *words: str) -> None:
-    finished = warm.python(SCRIPT, *arguments, PYTHONPATH=str(ROOT))
+    finished = forked_python.python(SCRIPT, *arguments, PYTHONPATH=str(ROOT))
     assert finished.returncode == 2, finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
     # A line of ours; torch_npu has warnings of its own.
@@ -261,7 +265,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: li
 def test_ranks_are_refused_together(tmp_path: Path) -> None:
     """Both say what only rank 0 finds, and neither waits for the other."""
     (tmp_path / "file").touch()
-    finished = warm.torchrun(2, SCRIPT, "train", tmp_path / "file" / "job", *SMALL, PYTHONPATH=str(ROOT))
+    finished = forked_python.torchrun(2, SCRIPT, "train", tmp_path / "file" / "job", *SMALL, PYTHONPATH=str(ROOT))
     assert finished.returncode == 2
     assert finished.stderr.splitlines() == [f"whole_job.py: cannot write {tmp_path}/file/job: Not a directory"] * 2
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import variable_batch
-from jagged import POOLED, SEQUENCE, apply, bag_config, bags_collection, index_bag_config
+from collection_factory import POOLED, SEQUENCE, apply, bag_config, bags_collection, index_bag_config
 from safetensors.torch import load_file
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor

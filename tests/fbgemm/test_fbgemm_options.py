@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import numpy as np
 import pytest
 import torch
-import warm
 from fbgemm_cases import Case, make_both, training, weights_of
 
 from rec_sdk_torch import fbgemm
@@ -138,7 +138,7 @@ def test_compat_has_the_same_names() -> None:
         "from rec_sdk_torch import fbgemm; from rec_sdk_torch.compat import fbgemm as compat; "
         "assert all(getattr(compat, name) is getattr(fbgemm, name) for name in fbgemm.__all__)"
     )
-    done = warm.python("-c", code, folder=ROOT)  # compat changes the process
+    done = forked_python.python("-c", code, folder=ROOT)  # compat changes the process
     assert done.returncode == 0, done.stderr
 
 

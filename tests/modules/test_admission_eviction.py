@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, single_ids
-from jagged import apply, bag_config, bags_collection, sequence_config, sequences_collection
+from collection_factory import apply, bag_config, bags_collection, sequence_config, sequences_collection
 from torch.utils._pytree import tree_map
 from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import forked_python
 import pytest
 import torch
-import warm
 from batches import jagged
+from collection_factory import EACH_KIND, Kind, apply
 from counts import exact_counts
 from interrupting import strike
-from jagged import EACH_KIND, Kind, apply
 from torchrec import KeyedJaggedTensor
-from training import same_bits, state_of, train
+from training import differing_tensors, state_of, train
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import Tables
@@ -50,7 +50,7 @@ def trained(device: torch.device, kind: Kind, window: int = 1, **options: Any) -
 def assert_trains_on(collection: Any, untouched: Any) -> None:
     for each in (collection, untouched):
         steps(each, 1, 5, 6, 9)
-    assert not list(same_bits(state_of(untouched), state_of(collection)))
+    assert not list(differing_tensors(state_of(untouched), state_of(collection)))
 
 
 def changed(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_load_of_weights(device: torch.device, kind: Kind, window: int, table: s
     for each in wrong:
         with pytest.raises(REFUSALS):
             collection.load_state_dict(each)
-        assert not list(same_bits(before, state_of(collection)))
+        assert not list(differing_tensors(before, state_of(collection)))
     assert_trains_on(collection, untouched)
 
 
@@ -97,7 +97,7 @@ def test_load_of_states(device: torch.device, kind: Kind, table: str) -> None:
         values[name] = spoil(values[name])
         with pytest.raises(REFUSALS):
             collection.fused_optimizer.load_state_dict({"state": state})
-        assert not list(same_bits(before, state_of(collection)))
+        assert not list(differing_tensors(before, state_of(collection)))
 
 
 @EACH_KIND
@@ -111,7 +111,7 @@ def test_states_of_ids_that_the_table_does_not_know(device: torch.device, kind: 
     values["t2.ids"][-1] = 4711
     with pytest.raises(ValueError, match=r"t2.*\b(1 |4711)"):
         collection.fused_optimizer.load_state_dict({"state": state})
-    assert not list(same_bits(before, state_of(collection)))
+    assert not list(differing_tensors(before, state_of(collection)))
 
 
 TOO_MANY = jagged({"f0": [[900]], "f1": [[99]], "f2": [[901]], "f3": [list(range(CACHE + 1))]})
@@ -145,7 +145,7 @@ def test_forward(device: torch.device, kind: Kind, window: int, mode: str) -> No
             with pytest.raises(error):
                 collection(batch)
         assert exact_counts(collection) == counters
-    assert not list(same_bits(before, state_of(collection)))
+    assert not list(differing_tensors(before, state_of(collection)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of ids that were never looked up
         assert_trains_on(collection, trained(device, kind, window, bounds_check_mode=mode))
@@ -159,7 +159,7 @@ def test_refused_read(device: torch.device, kind: Kind) -> None:
     with pytest.raises(IndexError, match="t3"):
         collection.eval()(OUT_OF_RANGE)
     assert exact_counts(collection) == counters
-    assert not list(same_bits(before, state_of(collection)))
+    assert not list(differing_tensors(before, state_of(collection)))
 
 
 @EACH_KIND
@@ -178,7 +178,7 @@ def test_rows_of_a_table_find_no_memory(device: torch.device, kind: Kind) -> Non
 
         with mock.patch.object(Tables, "reserve_rows", refused), pytest.raises(MemoryError, match="no rows"):
             collection.load_state_dict(changed(before["rows"]))
-        assert not list(same_bits(before, state_of(collection)))
+        assert not list(differing_tensors(before, state_of(collection)))
     collection.load_state_dict(changed(before["rows"]))
 
 
@@ -210,9 +210,9 @@ def test_an_interrupt(
             assert "interrupt" in str(refused), struck  # noqa: PT017
             collection = trained(device, kind, 3)
             continue
-        changed_parts = [part for part in after if list(same_bits(before[part], after[part]))]
+        changed_parts = [part for part in after if list(differing_tensors(before[part], after[part]))]
         assert loaded in changed_parts or not changed_parts, struck
-        assert not changed_parts or not list(same_bits(target[loaded], after[loaded])), struck
+        assert not changed_parts or not list(differing_tensors(target[loaded], after[loaded])), struck
         if struck is None:
             break
     assert at > 50, "points of a call"
@@ -222,7 +222,7 @@ OUT_OF_MEMORY = """
 import resource, sys
 import torch
 from batches import jagged
-from jagged import apply, bag_config, bags_collection
+from collection_factory import apply, bag_config, bags_collection
 from training import same_bits, train_step
 
 device = torch.device(sys.argv[1])
@@ -258,5 +258,5 @@ def test_load_without_memory(device: torch.device) -> None:
     if device.type != "cpu":
         pytest.skip("a device's driver needs address space of its own")
     tests = Path(__file__).parents[1]
-    done = warm.python("-c", OUT_OF_MEMORY, str(device), folder=tests)
+    done = forked_python.python("-c", OUT_OF_MEMORY, str(device), folder=tests)
     assert done.stdout.split("\n")[:3] == ["refused", "changed: []", "trains"], done.stdout + done.stderr

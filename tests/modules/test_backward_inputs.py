@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, random_bags, random_weights
-from jagged import apply, bag_config, bags_collection, sequence_config, sequences_collection
+from collection_factory import apply, bag_config, bags_collection, sequence_config, sequences_collection
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
-from training import equal_rows, output_parts, output_values, rows_of, same_bits, state_of
+from training import differing_tensors, equal_rows, output_parts, output_values, rows_of, state_of
 
 TABLES = ("t0", "t1", "t2")
 FEATURES = {"t0": ["f0", "f3"], "t1": ["f1"], "t2": ["f2"]}
@@ -94,7 +94,7 @@ def test_all_parameters_of_a_model(device: torch.device, kind: str, update: str)
     for seed in (1, 2):
         expected.step(seed)
         found.step(seed, list(found.parameters()))
-    assert not list(same_bits(state_of(expected.tables), state_of(found.tables)))
+    assert not list(differing_tensors(state_of(expected.tables), state_of(found.tables)))
     assert expected.dense.grad is not None
     assert found.dense.grad is not None
     assert torch.equal(expected.dense.grad, found.dense.grad)
@@ -153,7 +153,7 @@ def test_no_table(device: torch.device, kind: str, update: str, how: str) -> Non
     loss.backward()
     found.tables.fused_optimizer.step()
     expected.step(1)
-    assert not list(same_bits(state_of(expected.tables), state_of(found.tables)))
+    assert not list(differing_tensors(state_of(expected.tables), state_of(found.tables)))
     assert all(torch.equal(tensor.grad, grad) for tensor, grad in zip(wanted, gradients, strict=True))  # type: ignore[arg-type]
 
 
@@ -165,10 +165,10 @@ def test_gradients_of_tables_are_not_returned(device: torch.device, update: str)
     for inputs in (found.handles("t1"), list(found.parameters())):
         with pytest.raises(RuntimeError, match=r"autograd\.grad cannot return the gradient of table 't[01]'"):
             torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-    assert not list(same_bits(before, state_of(found.tables)))
+    assert not list(differing_tensors(before, state_of(found.tables)))
     loss.backward()
     found.tables.fused_optimizer.step()
-    assert list(same_bits(before, state_of(found.tables)))
+    assert list(differing_tensors(before, state_of(found.tables)))
 
 
 @UPDATE
@@ -190,7 +190,7 @@ def test_a_copy_has_parameters_of_its_own(device: torch.device, update: str) -> 
         torch.autograd.grad(twin(twin.features(1)), first.handles("t0"))
     for one in (first, twin):
         one.step(1, one.handles(*TABLES))
-    assert not list(same_bits(state_of(first.tables), state_of(twin.tables)))
+    assert not list(differing_tensors(state_of(first.tables), state_of(twin.tables)))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, RowWiseAdagrad], ids=lambda each: each.__name__)
@@ -206,7 +206,7 @@ def test_optimizers_that_torch_has_hooked(device: torch.device, update: str, giv
             output_values(one(jagged({"f0": ids}))).pow(2).sum().backward(inputs=list(one.parameters()))
             assert all((handle.grad is not None) == (update == "step") for handle in one.parameters())
             one.fused_optimizer.step()
-    assert not list(same_bits(expected.state_dict(), found.state_dict()))
+    assert not list(differing_tensors(expected.state_dict(), found.state_dict()))
 
 
 @UPDATE

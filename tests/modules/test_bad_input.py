@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, numbered, single_ids
-from counts import exact_counts
-from jagged import (
+from collection_factory import (
     EACH_KIND,
     Kind,
     apply,
@@ -24,8 +23,9 @@ from jagged import (
     sequence_config,
     sequences_collection,
 )
+from counts import exact_counts
 from torchrec import KeyedJaggedTensor, PoolingType
-from training import assert_trains, read, rows_of, same_bits, train, train_step
+from training import assert_trains, differing_tensors, read, rows_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError
@@ -92,7 +92,7 @@ def test_batches(
     for _ in range(2):
         with pytest.raises(error, match=message):
             collection(batch())
-    assert not list(same_bits(before, collection.state_dict()))
+    assert not list(differing_tensors(before, collection.state_dict()))
     assert exact_counts(collection) == stats
     assert_trains(collection.train())
 
@@ -143,7 +143,7 @@ def test_out_of_range_ids_read_row_0(device: torch.device, mode: Any, training: 
     assert torch.equal(output, expected)
     if training:
         (output + expected).sum().backward()
-    assert not list(same_bits(collection.state_dict(), reference.state_dict()))
+    assert not list(differing_tensors(collection.state_dict(), reference.state_dict()))
 
 
 @pytest.mark.parametrize("mode", ["fatal", rst.BoundsCheckMode.FATAL])
@@ -154,7 +154,7 @@ def test_out_of_range_ids_are_fatal(device: torch.device, mode: Any, training: b
     for bad in ([3, 10], [-1], [2**40, 1]):
         with pytest.raises(IndexError, match=rf"'t0'.*{next(i for i in bad if not 0 <= i < 10)}.*10"):
             collection(single_ids(bad))
-    assert not list(same_bits(before, collection.state_dict()))
+    assert not list(differing_tensors(before, collection.state_dict()))
     assert_trains(collection.train())
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, numbered, single_ids
-from jagged import EACH_KIND, Kind, apply, bag_config, bags_collection, index_bag_config, sequence_config
-from training import assert_trains, read, rows_of, same_bits, state_of, train, train_step
+from collection_factory import EACH_KIND, Kind, apply, bag_config, bags_collection, index_bag_config, sequence_config
+from training import assert_trains, differing_tensors, read, rows_of, state_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import cache_policies
@@ -114,7 +114,7 @@ def test_a_share_holds_the_first_batch_and_those_ahead(
         train_step(collection, batch)
         assert tuple(collection.cache_sizes.values()) == expected
     train(large, map(numbers, range(9)))
-    assert not list(same_bits(collection.state_dict(), large.state_dict()))
+    assert not list(differing_tensors(collection.state_dict(), large.state_dict()))
     if device.type == "cpu":
         assert tuple(copy.deepcopy(collection).cache_sizes.values()) == expected
 
@@ -150,7 +150,7 @@ def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, fi
     for each in (source, collection):
         train(each, map(numbers, range(1, 4)))
     assert tuple(collection.cache_sizes.values()) == (60, 90)
-    assert not list(same_bits(state_of(source), state_of(collection)))
+    assert not list(differing_tensors(state_of(source), state_of(collection)))
 
 
 @pytest.mark.parametrize("cache", [146, 0.1, "18000B"], ids=str)

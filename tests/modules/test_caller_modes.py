@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import (
+from collection_factory import (
     EACH_KIND,
     SEQUENCE,
     Kind,

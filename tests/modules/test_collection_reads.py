@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, numbered, single_ids
-from counts import exact_counts
-from jagged import (
+from collection_factory import (
     apply,
     bags_collection,
     capacity_collection,
     capacity_config,
     index_bag_config,
 )
+from counts import exact_counts
 from torch.utils.checkpoint import checkpoint
-from training import assert_trains, output_values, read, rows_of, same_bits, state_of, train, train_step
+from training import assert_trains, differing_tensors, output_values, read, rows_of, state_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch._engine import CacheTooSmallError, CapacityError
@@ -43,7 +43,7 @@ def test_reading_changes_nothing(device: torch.device, how: str) -> None:
     assert torch.equal(output[[0, 3, 4]], torch.stack([known[i] for i in (3, 3, 9)]))
     assert exact_counts(collection) == stats
     assert collection.table_ids("t0").tolist() == list(range(10))
-    assert not list(same_bits(state, state_of(collection)))
+    assert not list(differing_tensors(state, state_of(collection)))
     # The unknown ids read what they start from when training meets them.
     assert torch.equal(train_step(collection.train(), single_ids([-5, 700])), output[[2, 1]])
 
@@ -59,7 +59,7 @@ def test_reading_moves_no_row_out_of_turn(device: torch.device) -> None:
         train_step(disturbed, batch)
     assert exact_counts(plain) == exact_counts(disturbed)
     assert plain.cache_stats()["rows_out"] > 0
-    assert not list(same_bits(plain.state_dict(), disturbed.state_dict()))
+    assert not list(differing_tensors(plain.state_dict(), disturbed.state_dict()))
 
 
 def test_reading_a_bag_larger_than_the_cache(device: torch.device) -> None:
@@ -116,7 +116,7 @@ def test_backward_twice_raises(device: torch.device) -> None:
         before = collection.state_dict()
         with pytest.raises(RuntimeError, match=r"once per forward.*Add the losses.*detach\(\)"):
             loss.backward()
-        assert not list(same_bits(before, collection.state_dict()))
+        assert not list(differing_tensors(before, collection.state_dict()))
         assert collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"] == 1 + retain
         del output, loss
     assert_trains(collection)
@@ -175,7 +175,7 @@ def test_hash_collection_trains_up_to_its_capacity(device: torch.device) -> None
     before = collection.state_dict()
     with pytest.raises(CapacityError, match=r"'t0'.*6.*17"):
         collection(single_ids([0, 17]))
-    assert not list(same_bits(before, collection.state_dict()))
+    assert not list(differing_tensors(before, collection.state_dict()))
     assert read(collection, single_ids([17])).shape == (1, 4)  # reading needs no room
     assert_trains(collection, ids=[-3, 2, 2, 0])
     assert collection.cache_stats()["rows_out"] == 0
@@ -197,7 +197,7 @@ def test_hash_collection_loads_no_more_than_its_capacity(device: torch.device) -
     before = collection.state_dict()
     with pytest.raises(RuntimeError, match=r"7 ids, table 't0' has a capacity of 6"):
         collection.load_state_dict(source.state_dict())
-    assert not list(same_bits(before, collection.state_dict()))
+    assert not list(differing_tensors(before, collection.state_dict()))
     assert_trains(collection)
 
 

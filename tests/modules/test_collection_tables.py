@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, numbered
-from jagged import (
+from collection_factory import (
     EACH_KIND,
     Kind,
     Model,
@@ -25,7 +25,7 @@ from jagged import (
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
-from training import assert_trains, equal_rows, read, rows_of, same_bits, state_of, train_step
+from training import assert_trains, differing_tensors, equal_rows, read, rows_of, state_of, train_step
 
 import rec_sdk_torch as rst
 
@@ -99,7 +99,7 @@ def test_inside_a_larger_module(device: torch.device) -> None:
     other = model_of(device, seed=9, cache=5)
     assert other.load_state_dict(state).missing_keys == []
     assert torch.equal(other.eval()(BATCH), before)
-    assert not list(same_bits(state, other.state_dict()))
+    assert not list(differing_tensors(state, other.state_dict()))
 
 
 def test_loading_is_strict(device: torch.device) -> None:
@@ -126,7 +126,7 @@ def test_loading_is_strict(device: torch.device) -> None:
     for given, message in wrong:
         with pytest.raises(RuntimeError, match=message):
             collection.load_state_dict(given)
-        assert not list(same_bits(state, collection.state_dict())), message
+        assert not list(differing_tensors(state, collection.state_dict())), message
     result = collection.load_state_dict(wrong[0][0], strict=False)
     assert result.missing_keys == [f"{prefix}.weight"]
     index = bags_collection(device, index_bag_config("t0", (), num_embeddings=9, embedding_dim=3))
@@ -144,7 +144,7 @@ def test_what_is_not_of_the_tables_is_listed_once(device: torch.device, prefix: 
     state = {name: value + 1 for name, value in model.state_dict().items()}
     result = model.load_state_dict({**state, f"{prefix}{key}": torch.zeros(1)}, strict=False)
     assert result == ([], [f"{prefix}{key}"])
-    assert not list(same_bits(state, model.state_dict()))
+    assert not list(differing_tensors(state, model.state_dict()))
 
 
 def test_deepcopy_trains_alike_and_alone(device: torch.device) -> None:
@@ -155,11 +155,11 @@ def test_deepcopy_trains_alike_and_alone(device: torch.device) -> None:
     state = state_of(model.tables)
     batch = jagged({"f0": [[1, 90], [5]], "f1": [[0], [3, 7]]})
     twin(batch).sum().backward()
-    assert not list(same_bits(state, state_of(model.tables)))
-    assert list(same_bits(state, state_of(twin.tables)))
+    assert not list(differing_tensors(state, state_of(model.tables)))
+    assert list(differing_tensors(state, state_of(twin.tables)))
     twin.tables.fused_optimizer.param_groups[0]["lr"] = 9.0
     model(batch).sum().backward()
-    assert not list(same_bits(model.state_dict(), twin.state_dict()))
+    assert not list(differing_tensors(model.state_dict(), twin.state_dict()))
     assert model.tables.fused_optimizer.param_groups[0]["lr"] == 0.5
     handle, copied = next(model.tables.parameters()), next(twin.tables.parameters())
     assert handle is not copied
@@ -189,9 +189,9 @@ def test_conversions(device: torch.device) -> None:
     for same in (model.float, lambda: model.to("cpu"), lambda: model.to(device), lambda: model.to(torch.float32)):
         assert same() is model
     model.to(device)
-    assert not list(same_bits(before, tables.state_dict()))
+    assert not list(differing_tensors(before, tables.state_dict()))
     model(BATCH).sum().backward()
-    assert list(same_bits(before, tables.state_dict()))
+    assert list(differing_tensors(before, tables.state_dict()))
 
 
 def test_from_meta_to_a_device(device: torch.device) -> None:

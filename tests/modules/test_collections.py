@@ -8,14 +8,21 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, random_bags, random_weights
+from collection_factory import (
+    apply,
+    bag_config,
+    bags_collection,
+    index_bag_config,
+    index_sequence_config,
+    sequences_collection,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jagged import apply, bag_config, bags_collection, index_bag_config, index_sequence_config, sequences_collection
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
 from torchrec import KeyedJaggedTensor as Jagged
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
-from training import output_values, same_bits, train_step
+from training import differing_tensors, output_values, train_step
 
 from rec_sdk_torch.modules.configs import feature_names, table_config
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
@@ -227,7 +234,7 @@ def test_empty_batches_and_bags(device: torch.device, training: bool) -> None:
             assert not output_values(output).any()
             if training:
                 output_values(output).sum().backward()
-        assert not list(same_bits(before, ours.state_dict()))
+        assert not list(differing_tensors(before, ours.state_dict()))
 
 
 def test_int32_ids(device: torch.device) -> None:
@@ -235,7 +242,7 @@ def test_int32_ids(device: torch.device) -> None:
     ours, twin = (apply(bags_collection(device, *pooled_tables(), cache=ROWS)) for _ in range(2))
     for module, dtype in ((ours, torch.int32), (twin, torch.int64)):
         train_step(module, jagged(bags, dtype=dtype))
-    assert not list(same_bits(ours.state_dict(), twin.state_dict()))
+    assert not list(differing_tensors(ours.state_dict(), twin.state_dict()))
 
 
 @st.composite

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, numbered, single_ids
-from jagged import (
+from collection_factory import (
     EACH_KIND,
     Kind,
     apply,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, numbered, random_bags
+from collection_factory import EACH_KIND, POOLED, Kind, apply, bags_collection, index_bag_config
 from embeddings import embedding_of
-from jagged import EACH_KIND, POOLED, Kind, apply, bags_collection, index_bag_config
 from numpy.random import default_rng
 from torchrec import KeyedJaggedTensor
 from torchrec.optim import RowWiseAdagrad

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from batches import numbered, single_ids
-from jagged import EACH_KIND, POOLED, Kind, Model, apply, bags_collection, index_bag_config
+from collection_factory import EACH_KIND, POOLED, Kind, Model, apply, bags_collection, index_bag_config
 from torch.ao.quantization import quantize_dynamic
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

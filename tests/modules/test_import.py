@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from exits import Interpreters
+from interpreter_exits import Interpreters
 
 import rec_sdk_torch as rst
 

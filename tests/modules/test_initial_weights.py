@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, single_ids
-from jagged import (
+from collection_factory import (
     apply,
     bag_config,
     bags_collection,
@@ -85,7 +85,10 @@ def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatc
     (message,) = (str(each.message) for each in caught)
     for part in ("table 't0'", "UNIFORM", "initializer_type=InitializerType.UNIFORM", "LINEAR", "a save does not hold"):
         assert part in message
-    assert Path(caught[0].filename).name in ("jagged.py", "test_initial_weights.py")  # not a file of the package
+    assert Path(caught[0].filename).name in (
+        "collection_factory.py",
+        "test_initial_weights.py",
+    )  # not a file of the package
 
 
 @pytest.mark.parametrize("kind", ["pooled", "sequence"])

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from jagged import EACH_KIND, Kind
+from collection_factory import EACH_KIND, Kind
 from option_cases import (
     OPTIONS,
-    Given,
-    Not,
+    Absent,
+    Arguments,
     Refused,
     Rows,
-    Shown,
+    Stored,
     default_of,
     expected,
     fill,
@@ -76,10 +76,10 @@ def weights(embedding: TableBatchedEmbedding) -> torch.Tensor:
 
 def check_loaded(name: str, answer: Rows, source: TableBatchedEmbedding, load: Callable[[Any], object]) -> None:
     """Loads into an embedding with the option, where what is loaded has it, and else into one without."""
-    target = make_embedding(name, without=isinstance(answer, Not))
+    target = make_embedding(name, without=isinstance(answer, Absent))
     load(target)
     assert torch.equal(weights(target), weights(source))
-    if not isinstance(answer, Not):
+    if not isinstance(answer, Absent):
         assert observed(name, target) == OPTIONS[name].value
 
 
@@ -89,7 +89,7 @@ def test_state_dicts(name: str) -> None:
     if embedding.device.type != "meta":
         fill(embedding)
     state = embedding.state_dict()
-    if isinstance(answer, Shown):
+    if isinstance(answer, Stored):
         assert answer.find(state) == OPTIONS[name].value
     if embedding.device.type != "meta":
         check_loaded(name, answer, embedding, lambda target: target.load_state_dict(state))
@@ -104,7 +104,7 @@ def test_saves(name: str) -> None:
         return
     fill(embedding)
     (table,) = read_manifest(Path(rst.Saver().save(embedding, "saves"))).tables
-    if isinstance(answer, Shown):
+    if isinstance(answer, Stored):
         assert answer.find(table) == OPTIONS[name].value
     check_loaded(name, answer, embedding, lambda target: rst.Saver().load(target, "saves"))
 
@@ -118,8 +118,8 @@ def test_collections(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_fbgemm(name: str) -> None:
     answer = OPTIONS[name].fbgemm
-    if isinstance(answer, Not):
+    if isinstance(answer, Absent):
         assert name.partition(".")[2] not in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
-        assert observed(name, make_fbgemm(Given()).tables) == observed(name, make_embedding(name, without=True))
+        assert observed(name, make_fbgemm(Arguments()).tables) == observed(name, make_embedding(name, without=True))
         return
     assert observed(name, make_fbgemm(answer).tables) == expected(OPTIONS[name], answer)

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, random_bags, random_weights, single_ids
-from jagged import POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection, index_bag_config, sequences_collection
+from collection_factory import (
+    POOLED,
+    SEQUENCE,
+    Kind,
+    apply,
+    bag_config,
+    bags_collection,
+    index_bag_config,
+    sequences_collection,
+)
 from torchrec import KeyedJaggedTensor, PoolingType
 from training import train_step
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged
-from jagged import apply, sequence_config, sequences_collection
+from collection_factory import apply, sequence_config, sequences_collection
 from optimizer_table import BY_NAME
 
 IDS = 12

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, random_bags
-from jagged import Model, apply, bag_config
+from collection_factory import Model, apply, bag_config
 from torchrec import KeyedJaggedTensor
-from training import same_bits
+from training import differing_tensors
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.runtime.worker import Worker
@@ -67,7 +67,7 @@ def pipeline_of(model: Any, device: torch.device, **options: Any) -> Any:
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return not list(same_bits(one, other))
+    return not list(differing_tensors(one, other))
 
 
 def at_rest(model: Net) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import POOLED, SEQUENCE, Kind, apply
+from collection_factory import POOLED, SEQUENCE, Kind, apply
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import TrainPipelineBase
 from training import read, train_step

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from batches import numbered
-from jagged import apply, bag_config, bags_collection
+from collection_factory import apply, bag_config, bags_collection
 from torchrec import KeyedJaggedTensor
 from torchrec.modules.embedding_configs import DataType
 from training import equal_rows, rows_of, train

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged
+from collection_factory import apply, bag_config, bags_collection
 from embeddings import embedding_of
-from jagged import apply, bag_config, bags_collection
 from torchrec import KeyedJaggedTensor
 from training import train
 

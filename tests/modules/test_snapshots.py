@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import numpy as np
 import pytest
 import torch
-import warm
 from batches import jagged
-from jagged import apply, bag_config, bags_collection, index_bag_config
+from collection_factory import apply, bag_config, bags_collection, index_bag_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a program, see `run_apart`
 
@@ -247,7 +247,7 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
 def test_in_a_process_of_its_own(device: torch.device, scenario: str, seconds: float, times: float) -> None:
     """Loads beside refused batches; training, saving and loading threads."""
     arguments = (__file__, scenario, str(device), str(seconds * times), "120.0")
-    done = warm.python(*arguments, PYTHONPATH=str(Path(__file__).parents[1]))
+    done = forked_python.python(*arguments, PYTHONPATH=str(Path(__file__).parents[1]))
     assert done.returncode == 0, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
 
 

@@ -16,8 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from batches import jagged
-from jagged import EACH_KIND, POOLED, Kind, apply, capacity_collection, index_bag_config
-from spawned import BACKENDS, run_ranks
+from collection_factory import EACH_KIND, POOLED, Kind, apply, capacity_collection, index_bag_config
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +25,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import train_pipelines as pipelines
 from torchrec.streamable import Pipelineable
-from training import same_bits, state_of
+from training import differing_tensors, state_of
+from two_ranks import BACKENDS, run_ranks
 
 from rec_sdk_torch import prefetch
 from rec_sdk_torch.modules import data_parallel
@@ -161,8 +161,8 @@ def test_a_stock_pipeline_trains_the_same(
     plain, model = Model(device, kind), Model(device, kind)
     whole = model_parallel(model, device) if wrapped else model
     assert_same(through(pipelined(pipeline, whole, device)), loop(plain))
-    assert not list(same_bits(model.state_dict(), plain.state_dict()))
-    assert not list(same_bits(state_of(model.tables), state_of(plain.tables)))
+    assert not list(differing_tensors(model.state_dict(), plain.state_dict()))
+    assert not list(differing_tensors(state_of(model.tables), state_of(plain.tables)))
 
 
 @pytest.mark.parametrize("pipeline", [pipelines.EvalPipelineSparseDist, pipelines.EvalPipelineFusedSparseDist])
@@ -173,7 +173,7 @@ def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline:
     before = model.state_dict()
     expected = [model(batch)[1] for batch in BATCHES]
     assert_same(through(pipeline(model, optimizer_of(model), device)), expected)
-    assert not list(same_bits(model.state_dict(), before))
+    assert not list(differing_tensors(model.state_dict(), before))
 
 
 @pytest.mark.parametrize("sharders", [None, [], [EmbeddingBagCollectionSharder()]])
@@ -193,14 +193,14 @@ def test_model_parallel_leaves_tables_to_each_rank(
     assert [p.device.type for p in parallel.parameters()] == [device.type] * 3
     assert parallel.plan.plan == {}
     assert_same(loop(parallel), loop(plain))
-    assert not list(same_bits(parallel.state_dict(), plain.state_dict()))
+    assert not list(differing_tensors(parallel.state_dict(), plain.state_dict()))
     states, expected = (list(m.fused_optimizer.state_dict()["state"].values()) for m in (parallel, plain.tables))
     assert states != []
-    assert not [name for one, other in zip(states, expected, strict=True) for name in same_bits(one, other)]
+    assert not [name for one, other in zip(states, expected, strict=True) for name in differing_tensors(one, other)]
     parallel.fused_optimizer.param_groups[0]["lr"] = 0.0
     before = model.tables.state_dict()
     loop(parallel)
-    assert not list(same_bits(model.tables.state_dict(), before))
+    assert not list(differing_tensors(model.tables.state_dict(), before))
 
 
 def test_model_parallel_does_not_drop_what_cannot_be_loaded(device: torch.device, alone: None) -> None:
@@ -211,7 +211,7 @@ def test_model_parallel_does_not_drop_what_cannot_be_loaded(device: torch.device
     for state in ({**before, key: before[key][:, :-1]}, {name: before[name] for name in before if name != key}):
         with pytest.raises(RuntimeError, match=r"t0\.weight"):
             parallel.load_state_dict(state)
-        assert not list(same_bits(parallel.state_dict(), before))
+        assert not list(differing_tensors(parallel.state_dict(), before))
 
 
 class Both(Model):
@@ -298,9 +298,9 @@ def test_torchs_distributed_state_dicts(device: torch.device, alone: None, full:
     trained(BATCHES[0])[0].backward()
     optimizers[0].step()
     state = dcp.get_model_state_dict(trained, options=options)
-    assert not list(same_bits(state, made[0].state_dict()))
+    assert not list(differing_tensors(state, made[0].state_dict()))
     dcp.set_model_state_dict(fresh, state, options=options)
-    assert not list(same_bits(made[1].state_dict(), made[0].state_dict()))
+    assert not list(differing_tensors(made[1].state_dict(), made[0].state_dict()))
     if not wrapped:
         again, state = dcp.get_state_dict(trained, optimizers[0], options=options)
         dcp.set_state_dict(fresh, optimizers[1], model_state_dict=again, optim_state_dict=state, options=options)

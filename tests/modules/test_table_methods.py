@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from batches import numbered
+from collection_factory import apply, bag_config, bags_collection
 from embeddings import embedding_of
-from jagged import apply, bag_config, bags_collection
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.sharded import ShardedCollection

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import expanded, jagged, variable_batch
-from jagged import POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection
+from collection_factory import POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 from training import assert_trains, output_values
 

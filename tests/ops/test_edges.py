@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 from op_batches import Arguments, good_calls, int32
 
 from rec_sdk_torch.operators import calls
@@ -163,7 +163,7 @@ def test_random_arguments_raise_or_pass(seed: int, pytestconfig: pytest.Config) 
         program = f"import default_operators; default_operators.stand_in('cpu'); {program}"
     folder = os.path.dirname(__file__)
     path = os.pathsep.join([folder, os.path.dirname(folder), os.environ.get("PYTHONPATH", "")])
-    finished = warm.python("-c", program, PYTHONPATH=path)
+    finished = forked_python.python("-c", program, PYTHONPATH=path)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == "through"
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torchrec
 from batches import jagged, numbered, single_ids
-from jagged import apply, bag_config, bags_collection, index_bag_config
+from collection_factory import apply, bag_config, bags_collection, index_bag_config
 from optimizer_table import ROWS, Row
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torch.distributed.optim import _get_in_backward_optimizers
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
-from training import assert_trains, read, rows_of, same_bits, train, train_step
+from training import assert_trains, differing_tensors, read, rows_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, spec_for
@@ -88,7 +88,7 @@ def test_what_a_table_cannot_have_is_refused_by_torchs_apply(
     other = apply(bags_collection(device), torch.optim.Adam, lr=0.1)
     for each in (collection, other):
         train(each, map(single_ids, BATCHES))
-    assert not list(same_bits(collection.state_dict(), other.state_dict()))
+    assert not list(differing_tensors(collection.state_dict(), other.state_dict()))
 
 
 @pytest.mark.parametrize("trained_before", [False, True])

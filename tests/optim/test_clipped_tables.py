@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, single_ids
-from jagged import apply, bags_collection
+from collection_factory import apply, bags_collection
 from stepped_tables import KEYS, Both, assert_same, batches, loss_of, step_of, tables
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
-from training import rows_of, same_bits
+from training import differing_tensors, rows_of
 
 import rec_sdk_torch as rst
 
@@ -242,5 +242,5 @@ def test_wrappers_act_on_tables_as_on_others(device: torch.device) -> None:
         rates.append(then.fused_optimizer.param_groups[0]["lr"])
         plain.step()
         optimizer.step()
-        assert not list(same_bits(first.state_dict(), then.state_dict()))
+        assert not list(differing_tensors(first.state_dict(), then.state_dict()))
     assert len(set(rates)) > 2

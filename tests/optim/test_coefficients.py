@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchrec
 from batches import single_ids
-from jagged import apply, bags_collection, index_bag_config
+from collection_factory import apply, bags_collection, index_bag_config
 from optimizer_table import ROWS
 from training import train_step
 

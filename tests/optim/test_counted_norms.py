@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, single_ids
-from jagged import apply, bags_collection, capacity_collection, sequence_config, sequences_collection
+from collection_factory import apply, bags_collection, capacity_collection, sequence_config, sequences_collection
 from stepped_tables import assert_same, batches, loss_of, tables
 from torch.nn.utils import get_total_norm
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import apply, bag_config, bags_collection, index_bag_config
+from collection_factory import apply, bag_config, bags_collection, index_bag_config
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.optim import lr_scheduler
-from training import rows_of, same_bits, train_step
+from training import differing_tensors, rows_of, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import UPDATES
@@ -73,7 +73,7 @@ def test_a_momentum_that_is_cycled_reaches_the_update(
                 schedule.step()
         used.add(reference.param_groups[0][option])
     assert len(used) > 2
-    assert not list(same_bits(cycled.state_dict(), by_hand.state_dict()))
+    assert not list(differing_tensors(cycled.state_dict(), by_hand.state_dict()))
     found, expected, other = (states_of(collection) for collection in (cycled, by_hand, constant))
     assert torch.equal(found, expected)
     assert not torch.equal(found, other)

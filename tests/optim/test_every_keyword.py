@@ -18,7 +18,7 @@ import pytest
 import torch
 import torchrec
 from batches import jagged
-from jagged import bags_collection
+from collection_factory import bags_collection
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torchrec import EmbeddingBagConfig
 from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply

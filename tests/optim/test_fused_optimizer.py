@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from batches import jagged, random_bags, single_ids
-from jagged import apply, bag_config, bags_collection, index_bag_config
+from collection_factory import apply, bag_config, bags_collection, index_bag_config
 from torch.optim import lr_scheduler
 from torchrec.optim import (
     CombinedOptimizer,
@@ -25,7 +25,7 @@ from torchrec.optim import (
     WarmupPolicy,
     WarmupStage,
 )
-from training import rows_of, same_bits, state_of, train_step
+from training import differing_tensors, rows_of, state_of, train_step
 
 from rec_sdk_torch.formulas import UPDATES, OptimizerSpec
 from rec_sdk_torch.optim import torchrec_hooks
@@ -116,9 +116,9 @@ def test_round_trip_goes_on_with_the_same_bits(device: torch.device, spec: Optim
     twin = two_tables(device, cls, spec.example)  # one that meets them in the order of the source
     twin.load_state_dict(source.state_dict())
     twin.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
-    assert not list(same_bits(source.state_dict(), twin.state_dict()))
+    assert not list(differing_tensors(source.state_dict(), twin.state_dict()))
     ours, theirs = source.fused_optimizer.state_dict()["state"], twin.fused_optimizer.state_dict()["state"]
-    assert not list(same_bits(ours, theirs))
+    assert not list(differing_tensors(ours, theirs))
 
 
 def test_state_of_other_row_orders(device: torch.device) -> None:
@@ -147,7 +147,7 @@ def test_momentum2_is_accepted(device: torch.device) -> None:
     assert "t1.momentum2" in old[T1]
     target.load_state_dict(source.state_dict())
     target.fused_optimizer.load_state_dict({"state": old})
-    assert not list(same_bits(state["state"], target.fused_optimizer.state_dict()["state"]))
+    assert not list(differing_tensors(state["state"], target.fused_optimizer.state_dict()["state"]))
 
 
 def test_loading_is_strict(device: torch.device) -> None:
@@ -181,7 +181,7 @@ def test_loading_is_strict(device: torch.device) -> None:
         with pytest.raises(ValueError, match=r"t0|t1|count"):
             collection.fused_optimizer.load_state_dict({"state": given})
         after = collection.fused_optimizer.state_dict()["state"]
-        assert not list(same_bits(state, after)), f"changed by {given}"
+        assert not list(differing_tensors(state, after)), f"changed by {given}"
     combined = CombinedOptimizer([collection.fused_optimizer])
     for given in wrong[6:]:
         with pytest.raises(ValueError, match=r"t0|t1"):
@@ -264,7 +264,7 @@ def test_param_groups_are_saved_on_demand(device: torch.device) -> None:
     target.fused_optimizer.load_state_dict(saved)
     train(source, 0)
     train(target, 0)
-    assert not list(same_bits(source.state_dict(), target.state_dict()))
+    assert not list(differing_tensors(source.state_dict(), target.state_dict()))
 
 
 def test_odd_param_groups_change_nothing(device: torch.device) -> None:
@@ -281,7 +281,7 @@ def test_odd_param_groups_change_nothing(device: torch.device) -> None:
         with pytest.raises((ValueError, TypeError), match=r"options|lr|betas"):
             target.fused_optimizer.load_state_dict({**saved, "param_groups": given})
         after = target.fused_optimizer.state_dict()
-        assert not list(same_bits(before["state"], after["state"]))
+        assert not list(differing_tensors(before["state"], after["state"]))
         assert after["param_groups"] == before["param_groups"]
 
 
@@ -291,8 +291,8 @@ def test_step_and_zero_grad_do_nothing(device: torch.device) -> None:
     before = collection.state_dict(), collection.fused_optimizer.state_dict()["state"]
     collection.fused_optimizer.step()
     collection.fused_optimizer.zero_grad(set_to_none=True)
-    assert not list(same_bits(before[0], collection.state_dict()))
-    assert not list(same_bits(before[1], collection.fused_optimizer.state_dict()["state"]))
+    assert not list(differing_tensors(before[0], collection.state_dict()))
+    assert not list(differing_tensors(before[1], collection.fused_optimizer.state_dict()["state"]))
     assert "lr: 0.1" in repr(collection.fused_optimizer)
     with pytest.raises(NotImplementedError):
         collection.fused_optimizer.add_param_group({"params": []})

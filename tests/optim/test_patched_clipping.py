@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from batches import single_ids
-from jagged import apply, bags_collection
+from collection_factory import apply, bags_collection
 from torch.nn.utils import clip_grad
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 

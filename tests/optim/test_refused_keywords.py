@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torchrec
+from collection_factory import apply, bag_config, bags_collection
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     CounterBasedRegularizationDefinition,
     CowClipDefinition,
 )
-from jagged import apply, bag_config, bags_collection
 from training import assert_trains
 
 import rec_sdk_torch as rst

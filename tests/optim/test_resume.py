@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 from batches import jagged
-from jagged import apply, bag_config, bags_collection
+from collection_factory import apply, bag_config, bags_collection
 from torchrec import EmbeddingBagConfig
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 
@@ -72,7 +72,7 @@ def test_resume_in_a_new_process(device: torch.device, tmp_path: Path, optimizer
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
     folders = [str(Path(rst.__file__).parents[1]), str(HERE.parent)]
     given = (__file__, checkpoint, device, optimizer_name, warmup)
-    done = warm.python(*map(str, given), PYTHONPATH=os.pathsep.join(folders))
+    done = forked_python.python(*map(str, given), PYTHONPATH=os.pathsep.join(folders))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(model.train_steps(optimizer, STEPS))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchrec
 from batches import jagged, single_ids
+from collection_factory import apply, bag_config, bags_collection
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -22,8 +23,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     TailIdThreshold,
     WeightDecayMode,
 )
-from jagged import apply, bag_config, bags_collection
-from training import rows_of, same_bits, state_of, train, train_step
+from training import differing_tensors, rows_of, state_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
@@ -137,7 +137,7 @@ def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) ->
             train_step(collection, single_ids(ids))
             found.append(greatest(collection))
         assert found == [1, *counts[1:]]
-    assert not list(same_bits(*map(state_of, collections)))
+    assert not list(differing_tensors(*map(state_of, collections)))
 
 
 def test_the_greatest_count_is_of_all_tables(device: torch.device) -> None:
@@ -163,7 +163,7 @@ def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device
         train(collection, rst.prefetch(batches, collection, depth) if depth else batches)
         assert greatest(collection) == 12
         states.append(collection.state_dict())
-    assert not list(same_bits(*states))
+    assert not list(differing_tensors(*states))
 
 
 def test_equal_rates_never_ask_for_the_greatest_count(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from batches import single_ids
-from jagged import apply, bag_config, bags_collection
+from collection_factory import apply, bag_config, bags_collection
 from torchrec.optim import (
     CombinedOptimizer,
     FusedOptimizer,
@@ -25,7 +25,7 @@ from torchrec.optim import (
     WarmupStage,
 )
 from torchrec.optim.fused import EmptyFusedOptimizer
-from training import rows_of, same_bits, train_step
+from training import differing_tensors, rows_of, train_step
 
 import rec_sdk_torch as rst
 
@@ -118,7 +118,7 @@ def test_every_wrapper_is_strict(device: torch.device, wrap: Callable[[Any], Key
     for state in wrong:
         with pytest.raises(ValueError, match=r"ount|t0|state size|not found"):
             optimizer.load_state_dict({"state": state})
-        assert not list(same_bits(before, collection.fused_optimizer.state_dict()["state"]))
+        assert not list(differing_tensors(before, collection.fused_optimizer.state_dict()["state"]))
     with pytest.raises(NotImplementedError):
         optimizer.add_param_group({"params": []})
 
@@ -152,14 +152,14 @@ def test_init_state_changes_no_table(device: torch.device, wrap: Callable[[Any],
     if device.type != "npu":  # which has no sparse tensors
         optimizer.init_state({name for name in optimizer.params if name.endswith(T0)})  # as sparse gradients
     optimizer.zero_grad()
-    assert not list(same_bits(before[0], collection.state_dict()))
-    assert not list(same_bits(before[1], collection.fused_optimizer.state_dict()["state"][T0]))
+    assert not list(differing_tensors(before[0], collection.state_dict()))
+    assert not list(differing_tensors(before[1], collection.fused_optimizer.state_dict()["state"][T0]))
     fresh = apply(bags_collection(device), torch.optim.Adam, lr=0.1)
     reader = wrap(fresh.fused_optimizer)
     reader.init_state()  # a new process
     fresh.load_state_dict(collection.state_dict())
     reader.load_state_dict(optimizer.state_dict())
-    assert not list(same_bits(before[1], fresh.fused_optimizer.state_dict()["state"][T0]))
+    assert not list(differing_tensors(before[1], fresh.fused_optimizer.state_dict()["state"][T0]))
 
 
 def test_a_collection_without_an_optimizer(device: torch.device) -> None:
@@ -253,7 +253,7 @@ def test_options_and_steps_go_through_every_wrapper(device: torch.device, wrap: 
     other.fused_optimizer.param_groups[0].update(lr=0.25, betas=(0.5, 0.75), eps=0.125)
     for each in (collection, other):
         train_step(each, single_ids([1, 2, 9]))
-    assert not list(same_bits(other.state_dict(), collection.state_dict()))
+    assert not list(differing_tensors(other.state_dict(), collection.state_dict()))
     with pytest.raises(NotImplementedError, match=r"'weight_decay'.*'betas'"):
         optimizer.update_hyper_parameters({"lr": 4.0, "weight_decay": 0.5})
     assert collection.fused_optimizer.param_groups[0]["lr"] == 0.25

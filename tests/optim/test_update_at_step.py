@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged, single_ids
+from collection_factory import apply, bags_collection, sequence_config, sequences_collection
 from embeddings import one_table
-from jagged import apply, bags_collection, sequence_config, sequences_collection
 from stepped_tables import Both, assert_same, batches, handles, loss_of, step, step_of, tables
 from torch.nn.utils import clip_grad_norm_
-from training import read, rows_of, same_bits
+from training import differing_tensors, read, rows_of
 
 import rec_sdk_torch as rst
 
@@ -42,7 +42,7 @@ def test_it_has_the_bits_of_updates_in_the_backward_pass(device: torch.device, o
         loss_of(first, batch).backward()
         before = then.state_dict()
         loss_of(then, batch).backward()
-        assert not list(same_bits(before, rows_known(then, before))), "a backward pass changes no row"
+        assert not list(differing_tensors(before, rows_known(then, before))), "a backward pass changes no row"
         if looks:
             assert all(handle.grad is not None for handle in then.parameters())
         then.fused_optimizer.step()
@@ -318,7 +318,7 @@ def test_layouts_stay_while_gradients_wait(device: torch.device) -> None:
     assert handles(collection)["t0"].grad.abs().sum() > 0, "a copy has gradients of its own"
     for each in (collection, twin):
         each.fused_optimizer.step()
-    assert list(same_bits(collection.state_dict(), twin.state_dict()))
+    assert list(differing_tensors(collection.state_dict(), twin.state_dict()))
 
 
 def test_a_load_drops_gradients(device: torch.device) -> None:
@@ -329,7 +329,7 @@ def test_a_load_drops_gradients(device: torch.device) -> None:
     collection.load_state_dict(saved)
     assert handles(collection)["t0"].grad is None
     collection.fused_optimizer.step()
-    assert not list(same_bits(saved, collection.state_dict()))
+    assert not list(differing_tensors(saved, collection.state_dict()))
 
 
 def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
@@ -344,12 +344,12 @@ def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
         rst.Saver().load(collection, str(tmp_path))
     loaded = tables(device, "step", torch.optim.Adam)
     rst.Saver().load(loaded, str(tmp_path))
-    assert not list(same_bits(before, loaded.state_dict()))
+    assert not list(differing_tensors(before, loaded.state_dict()))
     assert all(handle.grad is None for handle in loaded.parameters())
     loss_of(loaded, other).backward()
     for each in (collection, loaded):
         each.fused_optimizer.step()
-    assert not list(same_bits(collection.state_dict(), loaded.state_dict()))
+    assert not list(differing_tensors(collection.state_dict(), loaded.state_dict()))
 
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:

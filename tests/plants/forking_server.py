@@ -47,7 +47,7 @@ def wait(process: int, seconds: float) -> int:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
-    for module in ("waiting_threads", "torch", "torchrec.distributed"):  # torch reads what the first sets
+    for module in ("passive_threads", "torch", "torchrec.distributed"):  # torch reads what the first sets
         importlib.import_module(module)
     for line in sys.stdin:
         order = json.loads(line)

@@ -12,9 +12,9 @@ import pytest
 import tables
 import torch
 from batches import numbered
+from collection_factory import apply, bag_config, bags_collection
 from embeddings import SGD, embedding_of
 from forking import fork, sleeping_child
-from jagged import apply, bag_config, bags_collection
 from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, same, save, train, trained
 from training import rows_of, train_step
 
@@ -273,8 +273,8 @@ def test_a_process_that_is_forked_during_a_save_says_so(tmp_path: Path, monkeypa
         future.result(timeout=60)
         delta(source, tmp_path / "a")
     for name, child in children.items():
-        said = child.said()
+        said = child.result()
         assert said.startswith("RuntimeError: process "), (name, said)
         assert "or saved them: locks and threads do not survive a fork" in said
     child = fork(lambda: save(source, tmp_path / "b").parent.name)
-    assert child.said() == "b", "no save goes on: the child has a copy of the tables"
+    assert child.result() == "b", "no save goes on: the child has a copy of the tables"

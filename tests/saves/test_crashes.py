@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
-import warm
 from tables import contents, delta, loaded, make, refused, same, save, train, trained
 
 from rec_sdk_torch.checkpoint.__main__ import main
@@ -120,9 +120,9 @@ def test_killed_at_random_points(incremental: bool, many: int, tmp_path: Path, r
     points = broken_off = 0
     while points < enough or (points < 25 and broken_off <= enough // 5):
         points += 1
-        here, there = warm.CONTEXT.Pipe(duplex=False)
+        here, there = forked_python.CONTEXT.Pipe(duplex=False)
         arguments = (str(tmp_path), incremental, many, there)
-        child = warm.CONTEXT.Process(target=keep_saving, args=arguments, daemon=True)
+        child = forked_python.CONTEXT.Process(target=keep_saving, args=arguments, daemon=True)
         child.start()
         there.close()
         reported, saves = 0, chance.randrange(3)
@@ -258,7 +258,7 @@ def keep_trying(path: Path, seed: int, saves: int) -> list[str]:
     return outcomes
 
 
-POOLS = [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=warm.CONTEXT)]
+POOLS = [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=forked_python.CONTEXT)]
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=["threads", "processes"])

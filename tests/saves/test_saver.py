@@ -15,8 +15,8 @@ import tables
 import torch
 import torch.distributed.checkpoint as dcp
 import torchrec
+from collection_factory import apply, bag_config, bags_collection
 from embeddings import ADAM, SGD, embedding_of
-from jagged import apply, bag_config, bags_collection
 from optimizer_table import BY_NAME, ROWS, Row
 from tables import ADAGRAD, WINDOWS, contents, loaded, make, refused, same, save, train, trained
 from torch.distributed.checkpoint.api import CheckpointException

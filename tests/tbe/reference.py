@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from coin_reference import Coin
-from lifecycle_reference import MOST, Id, Life
+from lifecycle_reference import MOST, IdCounts, LifecycleReference
 from optimizer_table import BY_NAME
 from oracle_scenarios import Scenario
 from reference_optimizers import EnsembleRowWiseAdagrad
@@ -27,7 +27,7 @@ class Left:
     id: int
     weight: torch.Tensor
     states: dict[str, torch.Tensor]
-    counted: Id
+    counted: IdCounts
     reason: EvictReason
 
 
@@ -52,7 +52,8 @@ class Reference:
         self._waiting: list[set[int]] = [set() for _ in tables]  # rows with gradients of the open window
         self.left: list[list[Left]] = [[] for _ in tables]  # of tables that keep those
         self.lifecycles = [
-            table.lifecycle and Life(table.lifecycle, coin=Coin(scenario.seed, table.name)) for table in tables
+            table.lifecycle and LifecycleReference(table.lifecycle, coin=Coin(scenario.seed, table.name))
+            for table in tables
         ]
 
     def features_of(self, table: int) -> range:
@@ -101,7 +102,7 @@ class Reference:
     def _held(self, table: int, in_flight: list[list[list[np.ndarray]]]) -> set[int]:
         return set().union(*(self._rows_of.get((id(batch), table), set()) for batch in in_flight))
 
-    def _leave(self, table: int, i: int, counted: Id, reason: EvictReason) -> None:
+    def _leave(self, table: int, i: int, counted: IdCounts, reason: EvictReason) -> None:
         row, weight = self.places[table][i], self.weights[table]
         lifecycle = self.tables[table].lifecycle
         if lifecycle is not None and lifecycle.keep_evicted:
@@ -126,7 +127,7 @@ class Reference:
         if (self._held(table, in_flight) | self._waiting[table]) & set(known):
             return None
         for i in known:
-            self._leave(table, i, Id() if lifecycle is None else lifecycle.rows.pop(i), EvictReason.REMOVED)
+            self._leave(table, i, IdCounts() if lifecycle is None else lifecycle.rows.pop(i), EvictReason.REMOVED)
         self.seen[table] -= set(known)
         if lifecycle is not None:
             lifecycle.candidates = {i: one for i, one in lifecycle.candidates.items() if i not in ids}
@@ -190,7 +191,7 @@ class Reference:
         weight: torch.Tensor,
         bags: list[np.ndarray],
         scale: list[torch.Tensor] | None,
-        lifecycle: Life | None,
+        lifecycle: LifecycleReference | None,
     ) -> torch.Tensor:
         meant = [[int(i) for i in bag if i != table.padding_idx] for bag in bags]
         lengths = torch.tensor([len(bag) for bag in meant], dtype=torch.int64)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import embeddings
+import forked_python
 import pytest
 import torch
-import warm
 from embeddings import ADAGRAD, one_table, weights_of
 
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableOptimizer
@@ -89,7 +89,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderInUseError, match=f"{tmp_path}.* used by process {os.getpid()}"):
         train(second, range(20))
     script = "import sys; from rec_sdk_torch.tbe.cache.store_folder import StoreFolder; StoreFolder(sys.argv[1])"
-    other = warm.python("-c", script, str(tmp_path))
+    other = forked_python.python("-c", script, str(tmp_path))
     assert "FolderInUseError" in other.stderr
     assert f"used by process {os.getpid()}" in other.stderr
     del first
@@ -173,7 +173,7 @@ for hashed in (True, False):
             assert not torch.equal(weights(embedding), before)
         print("refused")
 """
-    run = warm.python("-c", script)
+    run = forked_python.python("-c", script)
     assert run.stdout.endswith("refused\nrefused\n"), run.stderr  # torch_npu prints a warning before
 
 

@@ -24,7 +24,7 @@ def _on_the_host(request: pytest.FixtureRequest) -> None:
     """Earlier tests may have made a build of torch for GPUs start a device's threads, without a GPU too."""
     if (
         request.config.getoption("--device") != "cpu"
-        or fork(torch.ones((), requires_grad=True).backward).said() != "None"
+        or fork(torch.ones((), requires_grad=True).backward).result() != "None"
     ):
         pytest.skip("torch refuses a backward pass in a process that is forked from one with a device's threads")
 
@@ -74,7 +74,7 @@ def errors_of_calls(embedding: TableBatchedEmbedding) -> list[str]:
                 found.append(f"{type(error).__name__}: {error}")
         return "\0".join(found)
 
-    return fork(errors).said().split("\0")
+    return fork(errors).result().split("\0")
 
 
 def test_rows_on_disk_are_of_the_process_that_has_them(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_backward_pass_of_the_parents_forward_is_refused_too(tmp_path: Path) -
     train(embedding)
     output = embedding(torch.arange(8), torch.arange(9))
     before = weights(embedding)
-    assert "host_store" in fork(lambda: output.sum().backward()).said()
+    assert "host_store" in fork(lambda: output.sum().backward()).result()
     assert torch.equal(weights(embedding), before)
     output.sum().backward()
 
@@ -103,16 +103,16 @@ def test_a_child_that_prefetched_may_forget_and_end(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding)
     prefetched = embedding.prefetch(torch.arange(8), torch.arange(9))
-    assert fork(lambda: embedding.forget(prefetched)).said() == "None"
-    assert "host_store" in fork(lambda: embedding.prefetch(torch.arange(8), torch.arange(9))).said()
+    assert fork(lambda: embedding.forget(prefetched)).result() == "None"
+    assert "host_store" in fork(lambda: embedding.prefetch(torch.arange(8), torch.arange(9))).result()
 
 
 def test_tables_of_its_own_a_child_may_have(tmp_path: Path) -> None:
     embedding, unused = make(tmp_path / "a"), make(tmp_path / "b")
     train(embedding)
-    assert fork(lambda: train(make(tmp_path / "c"))).said() == "None"
-    assert fork(lambda: train(unused)).said() == "None", "no rows were there when it was forked"
-    assert "FolderInUseError" in fork(lambda: train(make(tmp_path / "a"))).said()
+    assert fork(lambda: train(make(tmp_path / "c"))).result() == "None"
+    assert fork(lambda: train(unused)).result() == "None", "no rows were there when it was forked"
+    assert "FolderInUseError" in fork(lambda: train(make(tmp_path / "a"))).result()
 
 
 def test_rows_in_memory_are_a_copy() -> None:
@@ -128,7 +128,7 @@ def test_rows_in_memory_are_a_copy() -> None:
         train(embedding)
         return planned and not torch.equal(weights(embedding), before)
 
-    assert fork(go_on).said() == "True"
+    assert fork(go_on).result() == "True"
     assert torch.equal(weights(embedding), before)
 
 
@@ -153,7 +153,7 @@ def test_a_fork_while_a_thread_is_at_work_says_so() -> None:
         assert "while another thread worked on these tables" in each
     with embedding.exclusive():
         child = fork(lambda: train(embedding))
-    assert child.said() == "None", "this thread has them, and goes on in the child"
+    assert child.result() == "None", "this thread has them, and goes on in the child"
 
 
 def test_a_fork_while_batches_are_planned_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +168,12 @@ def test_a_fork_while_batches_are_planned_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(embedding.groups[0], "read_ahead", read_ahead)
     embedding.prefetch(torch.arange(100, 108), torch.arange(9))
     reading.wait()
-    said = fork(lambda: read(embedding)).said()
+    said = fork(lambda: read(embedding)).result()
     go_on.set()
     embedding.queue.wait()
     assert "while another thread worked on these tables" in said
     embedding.forget()
-    assert fork(lambda: train(embedding)).said() == "None"
+    assert fork(lambda: train(embedding)).result() == "None"
 
 
 def test_children_that_live_on_keep_no_folder_locked(tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_a_child_that_outlives_its_parent_keeps_no_folder_locked(tmp_path: Path)
 def test_a_child_of_a_child_is_told_of_the_process_that_has_the_rows(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding)
-    said = fork(lambda: fork(lambda: read(embedding)).said()).said()
+    said = fork(lambda: fork(lambda: read(embedding)).result()).result()
     assert f"forked from process {os.getpid()}" in said

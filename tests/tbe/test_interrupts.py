@@ -15,7 +15,7 @@ import pytest
 import torch
 from counts import exact_counts
 from embeddings import embedding_of, windowed
-from interrupting import Change, Moment, Possible, strike
+from interrupting import Change, PossibleStates, TrainingState, strike
 
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig
 
@@ -51,10 +51,10 @@ class Training:
 
     def start(self) -> None:
         """A new embedding."""
-        optimizer = windowed("Adagrad", self.window, lr=LR, **Moment.OPTIONS)
+        optimizer = windowed("Adagrad", self.window, lr=LR, **TrainingState.OPTIONS)
         options = {"cache": self.cache, "device": self.device, "update": self.update}
         self.embedding = embedding_of(*self.tables, optimizer=optimizer, **options)
-        self.possible = Possible([Moment.start(self.weights(), [self.hashed] * len(self.tables))])
+        self.possible = PossibleStates([TrainingState.start(self.weights(), [self.hashed] * len(self.tables))])
         self._batches = itertools.cycle(range(0, ROWS, CACHE))
         self.new = ROWS // CACHE
         """Batches that are left of rows that hash tables do not know."""
@@ -76,10 +76,10 @@ class Training:
         parts = out.split([table.embedding_dim for table in self.tables], 1) if pooled else out.split(ROWS)
         return [part.to(table.weight_dtype).numpy() for part, table in zip(parts, self.tables, strict=True)]
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Compares every row with the reference."""
         known = tuple(np.isin(self.ids, self.embedding.table_ids(table.name)) for table in self.tables)
-        self.possible.look(Moment(tuple(self.weights()), known, t=None))
+        self.possible.observe(TrainingState(tuple(self.weights()), known, t=None))
 
     def given(self, lookups: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.from_numpy(np.concatenate([self.ids[rows] for rows in lookups]))
@@ -96,7 +96,7 @@ class Training:
         lookups = self.batch()
         self.forward(lookups).sum().backward()
         self.embedding.apply_gradients()
-        self.possible.did("a step", *self.changes(lookups))
+        self.possible.applied("a step", *self.changes(lookups))
 
 
 def counted(training: Training, lookups: list[np.ndarray], at: int) -> tuple[str | None, dict[str, int]]:
@@ -140,15 +140,15 @@ def test_in_a_forward(
         training.train()
     lookups = training.batch()
     _, whole = counted(training, lookups, at=-1)  # a forward without interrupt
-    training.possible.did("forward", training.changes(lookups)[0])
+    training.possible.applied("forward", training.changes(lookups)[0])
     for at in one_in(of_a_forward(device)):
         if hashed and training.new < 2:
             training.start()
         training.train()
         lookups = training.batch()
         struck, added = counted(training, lookups, at)
-        training.possible.may_have_done(f"forward at {struck}", training.changes(lookups)[0])
-        training.look()
+        training.possible.may_have_applied(f"forward at {struck}", training.changes(lookups)[0])
+        training.observe()
         assert added in (whole, dict.fromkeys(added, 0)), f"half a batch is counted: {struck}"
         if struck is None:
             break
@@ -174,10 +174,10 @@ def test_with_batches_ahead(
             training.forward(lookups)
 
         struck = strike(action, at)
-        training.possible.may_have_done(f"forward at {struck}", training.changes(lookups)[0])
-        training.look()
+        training.possible.may_have_applied(f"forward at {struck}", training.changes(lookups)[0])
+        training.observe()
         training.train()
-        training.look()
+        training.observe()
         training.embedding.forget()
         assert not any(group.engine.in_flight() for group in training.embedding.groups), struck
         if struck is None:
@@ -198,15 +198,15 @@ def test_in_a_backward(
             lookups = training.batch()
             output = training.forward(lookups).sum()
             forward, backward = training.changes(lookups)
-            training.possible.did("forward", forward)
+            training.possible.applied("forward", forward)
             struck = strike(output.backward, at)
             del output
-            training.possible.may_have_done(f"backward at {struck}", backward)
+            training.possible.may_have_applied(f"backward at {struck}", backward)
             try:
-                training.look()
+                training.observe()
                 for _ in range(window):  # sums of a window, and t, show in the next update
                     training.train()
-                training.look()
+                training.observe()
             except RuntimeError as refused:
                 assert re.search("interrupt", str(refused)), str(refused)  # noqa: PT017
                 training.start()
@@ -227,21 +227,21 @@ def test_with_updates_at_step(
         lookups = training.batch()
         output = training.forward(lookups).sum()
         forward, backward = training.changes(lookups)
-        training.possible.did("forward", forward)
+        training.possible.applied("forward", forward)
         if struck_in == "backward":
             struck = strike(output.backward, at)
             training.embedding.apply_gradients()
-            training.possible.may_have_done(f"backward at {struck}", backward)
+            training.possible.may_have_applied(f"backward at {struck}", backward)
         else:
             output.backward()
             struck = strike(training.embedding.apply_gradients, at)
             training.embedding.apply_gradients()
-            training.possible.did(f"step at {struck}", backward)
+            training.possible.applied(f"step at {struck}", backward)
         del output
-        training.look()
+        training.observe()
         assert not any(group.engine.in_flight() for group in training.embedding.groups), struck
         training.train()  # t shows in the next update
-        training.look()
+        training.observe()
         if struck is None:
             break
     assert at > 20, "points of a backward pass or a step"

@@ -21,7 +21,7 @@ import torch
 from embeddings import embedding_of
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from lifecycle_reference import Life
+from lifecycle_reference import LifecycleReference
 from optimizer_table import BY_NAME
 from oracle_events import clip, collect, fill_counts, loaded, norm_of, norms, warm
 from oracle_leaving import Result, compare_left, keeps, leave, note_left, reference_leave, take
@@ -320,7 +320,7 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
     return result, reference
 
 
-def compare_lifecycle(name: str, result: Result, lifecycle: Life) -> None:
+def compare_lifecycle(name: str, result: Result, lifecycle: LifecycleReference) -> None:
     """The table says of its ids, and counts, what plain Python says."""
     ids, candidates = result[f"{name}.ids"].tolist(), result[f"{name}.candidate ids"].tolist()
     assert set(ids) == set(lifecycle.rows), f"{name}: rows"

@@ -1,7 +1,7 @@
-"""Prints the seconds that each room of the tests took, and the tests left to the full suite. A plugin of conftest.py.
+"""Pytest plugin (registered by conftest.py) that prints the seconds of each test folder, and the tests not run.
 
-A room is a folder of tests, or the files beside them. Its budget, in budget.toml, is what it may take on two quiet
-cores; the table marks a room that has outgrown it. Nothing fails by it: other work on a machine makes any test slow.
+Its budget, in budget.toml, is the time a folder may take on two idle cores; the table marks folders over budget.
+Nothing fails by it, since other work on the machine makes any test slow.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FILES = 8
 
 
 @dataclass(eq=False)  # plugins are hashed
-class Times:
-    """The seconds of a run.
+class Durations:
+    """The durations of a test run.
 
     Attributes:
-        rooms: seconds by room.
+        rooms: seconds by folder of tests, or "tests/*.py".
         files: seconds by file.
-        left: by file, how many tests only the full suite runs.
+        left: by file, the number of tests that only the full suite runs.
     """
 
     rooms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -36,7 +36,9 @@ class Times:
     left: Counter[str] = field(default_factory=Counter)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Adds a test's set-up, call or end. With more workers than one, this is called where all reports come."""
+        """Adds the duration of a test's setup, call or teardown. With several workers, the main process gets all
+        reports.
+        """
         file = report.nodeid.partition("::")[0].removeprefix("tests/")
         room = file.partition("/")[0] if "/" in file else "tests/*.py"
         self.files[file] += report.duration
@@ -45,7 +47,7 @@ class Times:
             self.left[file] += 1
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        """The tables."""
+        """Prints the tables."""
         if not self.files:
             return
         budgets = read_budgets(config)
@@ -63,7 +65,7 @@ class Times:
 
 
 def read_budgets(config: pytest.Config) -> dict[str, int]:
-    """Seconds by room for a run on the device; none for the full suite."""
+    """Reads the seconds by folder for a run on the device; empty for the full suite."""
     if config.getoption("--full"):
         return {}
     budgets: dict[str, dict[str, int]] = tomllib.loads((HERE / "budget.toml").read_text())

@@ -1,4 +1,4 @@
-"""Ranks that are processes of their own, for one function."""
+"""Runs one function on two ranks, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 import torch
 import torch.multiprocessing as mp
-import warm
 
 from rec_sdk_torch.operators.devices.backends import parse_device
 
@@ -18,11 +18,11 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
 
 def run_ranks(function: Callable[..., None], device: torch.device, folder: Path, *args: Any) -> None:
-    """`function(rank, device, *args)` on two ranks, on devices of their own. Skips the test where there is only one."""
+    """Runs `function(rank, device, *args)` on two ranks with a device each; skips the test if there is only one."""
     if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
         pytest.skip("two ranks need two devices")
-    given = (function, device.type, str(folder / "store"), args)
-    mp.start_processes(_run, given, nprocs=2, start_method=warm.CONTEXT.get_start_method())
+    arguments = (function, device.type, str(folder / "store"), args)
+    mp.start_processes(_run, arguments, nprocs=2, start_method=forked_python.CONTEXT.get_start_method())
 
 
 def _run(rank: int, function: Callable[..., None], kind: str, store: str, args: tuple[Any, ...]) -> None:
@@ -31,6 +31,6 @@ def _run(rank: int, function: Callable[..., None], kind: str, store: str, args: 
         torch.get_device_module(device).set_device(device)
     torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
     function(rank, device, *args)
-    torch.distributed.barrier()  # neither closes its sockets before the other is through
+    torch.distributed.barrier()  # neither closes its sockets before the other has finished
     torch.distributed.destroy_process_group()
-    gc.collect()  # models, which hold the group and so its threads: none may live while the interpreter ends
+    gc.collect()  # models hold the group and so its threads: none may live while the interpreter ends

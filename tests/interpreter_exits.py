@@ -1,6 +1,6 @@
-"""Interpreters that end, without the seconds of an import each: they are forked from one that has imported torch.
+"""Runs interpreters up to their regular exit, each forked from a process that has already imported torch.
 
-`warm.python` gives processes that leave without ending the interpreter, as all of `multiprocessing` do.
+`forked_python.python` gives processes that skip the interpreter's own shutdown, as `multiprocessing` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 120
 
 @dataclass(frozen=True)
 class Exit:
-    """How an interpreter ended: its status, that of a signal negative, and what it printed, errors too."""
+    """The way an interpreter ended: its status (negative for a signal), and its output, stderr included."""
 
     number: int
     status: int
@@ -29,16 +29,16 @@ class Exit:
 
 
 class Interpreters:
-    """Interpreters that are forked from one process, which has imported a module, of tests or torch itself."""
+    """Interpreters that are forked from one process, which has imported a test module or torch."""
 
     def __init__(self, module: str, **variables: str) -> None:
-        """`variables`: of its environment, beside those of this process."""
+        """Starts the process that imports `module`; `variables` are added to its environment."""
         pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         command = [sys.executable, __file__, module]
         self._process = subprocess.Popen(command, **pipe, env=os.environ | variables, text=True)
 
     def run(self, code: str, count: int, folder: Path) -> list[Exit]:
-        """Runs `code`, which finds the module, `number` and `folder`, in `count` interpreters after each other."""
+        """Runs `code` in `count` interpreters, one after the other; it can use the module, `number` and `folder`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([code, count, str(folder)]) + "\n")
@@ -46,12 +46,12 @@ class Interpreters:
         return [Exit(*each) for each in json.loads(self._process.stdout.readline())]
 
     def close(self) -> None:
-        """Ends the process that they are forked from."""
+        """Ends the process from which the interpreters are forked."""
         self._process.communicate()
 
 
 def _serve() -> tuple[str, int, str] | None:
-    """In each forked process its code, number and folder; None in this one, at the end."""
+    """Returns (code, number, folder) in each forked process, and None in the parent at its end."""
     for line in sys.stdin:
         code, count, folder = json.loads(line)
         ends = []

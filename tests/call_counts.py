@@ -1,4 +1,4 @@
-"""Counts of the calls that a piece of work makes in the package."""
+"""Counts the calls inside the package that a piece of work makes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PACKAGE = str(Path(rst.__file__).parent) + os.sep
 CACHE, STEP = "tbe/cache/device_cache.py", "tbe/step/step.py"
 
 
-class Walk:
-    """Counts what runs in the package while it is open, in all threads that were started after it was made.
+class CallCounter:
+    """Counter of calls in the package while it is active, in all threads that started after its creation.
 
     Attributes:
         calls: Python calls.
         entries: calls from another file, by file.
-        classes: whose methods ran.
+        classes: classes whose methods ran.
         engine: calls of the engine, by name.
         left_out: files and folders that do not count.
     """
@@ -60,7 +60,7 @@ class Walk:
         return call
 
     def count(self, work: Callable[[], object]) -> None:
-        """Counts `work` alone."""
+        """Runs `work` and counts its calls."""
         self._open = True
         try:
             work()
@@ -68,7 +68,7 @@ class Walk:
             self._open = False
 
     def check(self, *, calls: int, classes: int, cache: int, step: int) -> None:
-        """Fails where there is more than this: calls, classes, entries into these two files."""
+        """Fails if there are more calls, classes, or entries into the two files `CACHE` and `STEP` than given."""
         assert self.calls <= calls, (self.calls, self.entries)
         assert len(self.classes) <= classes, sorted(self.classes)
         assert self.entries[CACHE] <= cache, self.entries
@@ -76,9 +76,9 @@ class Walk:
 
 
 @contextlib.contextmanager
-def walking() -> Iterator[Walk]:
-    """A walk in which all threads are counted that are started inside."""
-    walk = Walk()
+def call_counter() -> Iterator[CallCounter]:
+    """Creates a call counter that covers all threads started within the block."""
+    walk = CallCounter()
     with contextlib.ExitStack() as stack:
         for owner, names in (
             *((each, vars(each)) for each in (_engine.Engine, _engine.Tables, _engine.Saves, _engine.Lifecycle)),

@@ -1,7 +1,7 @@
-"""Collections, their configs and optimizers, which tests of every room share; see batches.py and training.py as well.
+"""Builds collections, their configs and optimizers for tests of all folders; see batches.py and training.py as well.
 
 `apply(bags_collection(device, bag_config(...)), torch.optim.Adam)` is a collection that trains; `EACH_KIND` gives
-a test both kinds of collection. The same for a `TableBatchedEmbedding`, without TorchRec, is in embeddings.py.
+a test both kinds of collection. embeddings.py does the same for a `TableBatchedEmbedding`, without TorchRec.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ Collection = TypeVar("Collection", bound=torch.nn.Module)
 FIELDS: dict[str, Any] = {
     "num_embeddings": 40,
     "embedding_dim": 4,
-    "initializer_type": rst.InitializerType.UNIFORM,  # the default, which warns where it is not given
+    "initializer_type": rst.InitializerType.UNIFORM,  # the default, which warns where it is not set explicitly
 }
 
 
 def bag_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.EmbCacheEmbeddingBagConfig:
-    """A pooled hash table."""
+    """Builds the config of a pooled hash table."""
     options = {**FIELDS, **fields}
     return rst.EmbCacheEmbeddingBagConfig(name=name, feature_names=list(features), **options)
 
 
 def sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.EmbCacheEmbeddingConfig:
-    """A sequence hash table."""
+    """Builds the config of a sequence hash table."""
     options = {**FIELDS, **fields}
     return rst.EmbCacheEmbeddingConfig(name=name, feature_names=list(features), **options)
 
 
 def index_bag_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> EmbeddingBagConfig:
-    """A pooled index table: TorchRec's own config."""
+    """Builds TorchRec's config of a pooled index table."""
     options = {"num_embeddings": 40, "embedding_dim": 4, **fields}
     return EmbeddingBagConfig(name=name, feature_names=list(features), **options)
 
 
 def index_sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> EmbeddingConfig:
-    """A sequence index table: TorchRec's own config."""
+    """Builds TorchRec's config of a sequence index table."""
     options = {"num_embeddings": 40, "embedding_dim": 4, **fields}
     return EmbeddingConfig(name=name, feature_names=list(features), **options)
 
 
 def capacity_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.HashEmbeddingBagConfig:
-    """A pooled hash table of limited capacity, which is wholly on the device."""
+    """Builds the config of a pooled hash table with a maximal number of ids, all of it on the device."""
     return rst.HashEmbeddingBagConfig(name=name, feature_names=list(features), **{**FIELDS, **fields})
 
 
 def capacity_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.HashEmbeddingBagCollection:
-    """A collection of `configs`, or of one `capacity_config`; torch's generator seeds it."""
+    """Builds a collection of `configs`, or of one `capacity_config`, seeded by torch's generator."""
     return rst.HashEmbeddingBagCollection(list(configs) or [capacity_config()], device=device, **options)
 
 
 def bags_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
-    """A pooled collection of `configs`, or of one hash table "t0" with the feature "f0"; seed 0."""
+    """Builds a pooled collection of `configs`, or of one hash table "t0" with the feature "f0"; seed 0."""
     options = {"seed": 0, **options}
     return rst.EmbCacheEmbeddingBagCollection(tables=list(configs) or [bag_config()], device=device, **options)
 
 
 def sequences_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.EmbCacheEmbeddingCollection:
-    """As `bags_collection`, of sequence tables."""
+    """Builds a sequence collection of `configs`, or of one hash table "t0" with the feature "f0"; seed 0."""
     options = {"seed": 0, **options}
     return rst.EmbCacheEmbeddingCollection(tables=list(configs) or [sequence_config()], device=device, **options)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of collection, for tests that are about each.
+    """A kind of collection, pooled or sequence, as a parameter of tests.
 
     Attributes:
         collection: makes a collection.
@@ -114,7 +114,7 @@ def apply(collection: Collection, optimizer: type = torch.optim.SGD, *, window: 
 
 
 class Model(torch.nn.Module):
-    """A collection, and a dense layer on its pooled output, or on the rows of the sequence f0: `tables` and `dense`."""
+    """A model with a collection (`tables`) and a dense layer (`dense`) on its pooled output or on the sequence f0."""
 
     def __init__(
         self,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from batches import jagged
-from jagged import EACH_KIND, POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection
+from call_counts import CallCounter, call_counter
+from collection_factory import EACH_KIND, POOLED, SEQUENCE, Kind, apply, bag_config, bags_collection
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec import KeyedJaggedTensor
 from training import train_step
-from walks import Walk, walking
 
 import rec_sdk_torch as rst
 
@@ -34,8 +34,8 @@ def on_the_host(device: torch.device) -> Iterator[None]:
 
 
 @pytest.fixture
-def walk() -> Iterator[Walk]:
-    with walking() as made:
+def walk() -> Iterator[CallCounter]:
+    with call_counter() as made:
         yield made
 
 
@@ -51,7 +51,7 @@ def batch(number: int) -> KeyedJaggedTensor:
     return jagged({"f0": ids, "f1": ids})
 
 
-def test_a_batch(walk: Walk, device: torch.device) -> None:
+def test_a_batch(walk: CallCounter, device: torch.device) -> None:
     tables = collection(device, 2.5)
     for number in range(4):
         train_step(tables, batch(number))
@@ -63,7 +63,7 @@ def test_a_batch(walk: Walk, device: torch.device) -> None:
     assert +walk.engine == Counter(once)
 
 
-def test_a_batch_whose_rows_are_all_in_the_cache(walk: Walk, device: torch.device) -> None:
+def test_a_batch_whose_rows_are_all_in_the_cache(walk: CallCounter, device: torch.device) -> None:
     tables = collection(device, 2.5)
     for _ in range(4):
         train_step(tables, batch(0))
@@ -73,7 +73,7 @@ def test_a_batch_whose_rows_are_all_in_the_cache(walk: Walk, device: torch.devic
     assert +walk.engine == Counter(("plan", "pass_plans", "release"))
 
 
-def test_a_batch_that_was_prefetched(walk: Walk, device: torch.device) -> None:
+def test_a_batch_that_was_prefetched(walk: CallCounter, device: torch.device) -> None:
     """The thread that plans ahead plans another batch meanwhile; the calls of its own rooms are not counted."""
     walk.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "runtime/worker.py")
     tables = collection(device, 3.5)

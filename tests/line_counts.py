@@ -1,7 +1,7 @@
-"""Counts the lines of text of each room of the repository, and prints them beside the budgets of budget.toml.
+"""Counts the lines of text in each folder of the repository, and prints them beside the budgets of budget.toml.
 
-A room is a folder in one of `SPLIT`, or another folder or a file at the top level. One that has outgrown its budget is
-marked, so that growth is a decision. Nothing fails by it.
+A room is a folder in one of `SPLIT`, or another folder or file at the top level. A room over its budget is marked in
+the table; nothing fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def room_of(path: str) -> str:
 
 
 def count_lines(root: Path) -> Counter[str]:
-    """Returns the lines of each room, of all text files that git tracks in `root`; nothing where git tracks none."""
+    """Counts the lines of each room, over all text files that git tracks in `root`; empty where git tracks none."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=False, capture_output=True, text=True).stdout
     lines: Counter[str] = Counter()
     for path in filter(None, listed.split("\0")):
@@ -35,7 +35,7 @@ def count_lines(root: Path) -> Counter[str]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table of lines and budgets."""
     budgets: dict[str, int] = tomllib.loads((HERE / "budget.toml").read_text())["lines"]
     lines = count_lines(HERE.parent)
     print(f"{'lines of text':<28}{'now':>8}{'budget':>8}")

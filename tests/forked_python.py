@@ -1,8 +1,7 @@
-"""Python processes that need not import torch: each is forked from one that has.
+"""Runs Python programs in processes that are forked from one that has imported torch.
 
-A process that imports torch and TorchRec is busy for three to four seconds before it does anything. The first process
-that a test asks for here pays them, for all tests after it. A test of how a process starts, imports, takes signals or
-ends has to start a new one.
+A process that imports torch and TorchRec is busy for three to four seconds first. Here the first use pays this once
+for all later tests. A test of how a process starts, imports, handles signals or ends has to start a new one.
 """
 
 from __future__ import annotations
@@ -32,12 +31,15 @@ SECONDS = 300
 def python(
     *arguments: str | Path, folder: Path | None = None, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Like `python *arguments` in a process of its own, which may begin with `-m`, `-c` or a file.
+    """Runs `python *arguments` in its own process; the arguments may begin with `-m`, `-c` or a file.
 
     Args:
-        arguments: the command line behind `python`.
-        folder: where it runs; by default here.
-        variables: of its environment, beside those of this process; None takes one away.
+        arguments: the command line after `python`.
+        folder: working directory; by default the current one.
+        variables: environment variables to set; None removes one.
+
+    Returns:
+        The completed process, with its output.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `SECONDS`.
@@ -49,7 +51,9 @@ def python(
 def torchrun(
     count: int, *arguments: str | Path, folder: Path | None = None, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Like `torchrun --standalone --nproc-per-node count *arguments`: what the ranks print, one after the other."""
+    """Runs `torchrun --standalone --nproc-per-node count *arguments`; returns the output of all ranks, one after the
+    other.
+    """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -69,8 +73,8 @@ def _run(
     with tempfile.TemporaryDirectory() as outputs:
         for number, variables in enumerate(of_each):
             files = [Path(outputs) / f"{name}{number}" for name in ("out", "err")]
-            given = dict(os.environ) | variables
-            environment = {name: value for name, value in given.items() if value is not None}
+            merged = dict(os.environ) | variables
+            environment = {name: value for name, value in merged.items() if value is not None}
             process = CONTEXT.Process(target=_be, args=(arguments, str(folder or Path.cwd()), environment, files))
             process.start()
             started.append((process, files))
@@ -88,14 +92,14 @@ def _run(
 
 
 def _be(arguments: list[str], folder: str, environment: dict[str, str], outputs: Sequence[Path]) -> None:
-    """The forked process: what Python does with its command line."""
+    """Executes the command line in the forked process, as Python would."""
     for descriptor, file in enumerate(outputs, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.stdout, sys.stderr = (open(d, "w", buffering=1, closefd=False) for d in (1, 2))  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    if "OMP_NUM_THREADS" in environment:  # which torch has read by now
+    if "OMP_NUM_THREADS" in environment:  # torch has read it by now
         import torch
 
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
