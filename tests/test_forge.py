@@ -66,7 +66,7 @@ def test_every_file_says_this_version() -> None:
     assert rec_sdk_torch.__version__ == version
     for file, line in {
         "README.md": rf"^This is version {re.escape(version)} \(",
-        "README.zh-CN.md": rf"^当前版本为 {re.escape(version)}\(",
+        "README.zh-CN.md": rf"^当前版本为 {re.escape(version)}[^\w.]",
         "CHANGELOG.md": rf"^## \[{re.escape(version)}\] - ",
         "torch_npu_ext/serving/CMakeLists.txt": rf"^project\(rec_sdk_serving VERSION {re.escape(version)} ",
     }.items():
