@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -100,7 +101,9 @@ def in_english(page: str) -> str:
     """Returns the path of the page's English twin, or its own path if it has none."""
     if page == INDEX:
         return page
-    return page.replace("README.zh-CN.md", "README.md").replace("docs/zh/", "docs/")
+    for chinese, english in (("README.zh-CN.md", "README.md"), ("docs/zh/", "docs/"), (".zh.svg", ".svg")):
+        page = page.replace(chinese, english)
+    return page
 
 
 def target(page: Path, link: str) -> tuple[str, int | str]:
@@ -153,6 +156,12 @@ def tables(page: Path, section: Section) -> list[list[str]]:
         return cell if PLAIN.fullmatch(cell) else " ".join(names(cell))
 
     return [[kept(cell) for cell in row] for table in section.tables for row in table]
+
+
+def drawn(drawing: Path) -> list[tuple[str, dict[str, str], str]]:
+    """Returns the tag, the attributes and the text of each element of an SVG."""
+    tree = ElementTree.fromstring(drawing.read_text())
+    return [(each.tag.rpartition("}")[2], each.attrib, each.text or "") for each in tree.iter()]
 
 
 SAME: dict[str, Callable[[Path, Section], object]] = {
@@ -258,6 +267,18 @@ def test_half_width_marks_are_found(tmp_path: Path, line: str, number: int) -> N
     page = tmp_path / "page.md"
     page.write_text(line)
     assert len(half_width(page)) == number
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=name)
+def test_drawings_are_those_of_the_twin_with_chinese_labels(page: Path) -> None:
+    for link in re.findall(r"!\[[^]]*\]\(([^)]+\.svg)\)", page.read_text()):
+        chinese = ROOT / os.path.normpath(page.parent / link)
+        english = ROOT / in_english(name(chinese))
+        assert chinese != english, f"{name(page)} shows {link}, whose labels are English"
+        shapes = [[(tag, sorted(of.items())) for tag, of, _ in drawn(drawing)][1:] for drawing in (chinese, english)]
+        assert shapes[0] == shapes[1], f"{name(chinese)} and {name(english)} have other shapes"
+        labels = [text for tag, _, text in drawn(chinese) if tag in {"title", "desc", "text"}]
+        assert [text for text in labels if not re.search("[\u4e00-\u9fff]", text)] == []
 
 
 def test_the_index_has_every_page() -> None:
