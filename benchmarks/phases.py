@@ -47,7 +47,7 @@ class TimedOurs(Ours):
         self._spans: list[tuple[str, Any, Any]] = []
         self._plan_seconds = 0.0
         group.plan = self._timed_plan(group.plan)
-        group.bring_in = self._timed("swap", group.bring_in)
+        group.stage = self._timed("swap", group.stage)
         group.swap.finish = self._timed("swap", group.swap.finish)
         group.lookup_resident = self._timed("lookup", group.lookup_resident)
         group.update = self._timed_update(group.update)

@@ -45,7 +45,7 @@ def make_engine(
         state_init=[],
         bounds_check="fatal",
         columns=lifecycle.columns() if lifecycle else [],
-        lifecycle=lifecycle.of_engine(16) if lifecycle else None,
+        lifecycle=lifecycle.to_engine(16) if lifecycle else None,
     )
     return Engine([table], 1, 0, [], [0], [], [], "lru")
 

@@ -208,7 +208,7 @@ def slow_down(owner: type, name: str) -> threading.Event:
 def held_in_a_call(_: int, __: Path) -> None:
     """The call ends and its backward pass runs; the thread stays in the next call."""
     embedding, steps = trained(), []
-    held = slow_down(Group, "bring_in")
+    held = slow_down(Group, "stage")
 
     def run() -> None:
         output = embedding(*batch())

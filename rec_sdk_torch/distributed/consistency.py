@@ -92,9 +92,9 @@ class TrainingSettings:
                 self._remember(version)
             steps = array("q", [-1 if optimizer is None else optimizer.step for optimizer in layout.optimizers])
             checksum = zlib.crc32(steps, self._checksum)
-        if layout.waiting.applied:
-            checksum = zlib.crc32(repr(sorted(layout.waiting.applied.items())).encode(), checksum)
-        if training and (any(layout.windows.values()) or layout.waiting.backwards):
+        if layout.pending_gradients.applied:
+            checksum = zlib.crc32(repr(sorted(layout.pending_gradients.applied.items())).encode(), checksum)
+        if training and (any(layout.windows.values()) or layout.pending_gradients.backward_passes):
             checksum = zlib.crc32(repr(self._windows()).encode(), checksum)
         return checksum
 
@@ -102,8 +102,8 @@ class TrainingSettings:
         layout = self._embedding.layout
         open_ones = sorted((length, count) for length, count in layout.windows.items() if count)
         told = {f"backward passes of the window of {length}": count for length, count in open_ones}
-        if layout.waiting.backwards:
-            told["backward passes that wait for step()"] = layout.waiting.backwards
+        if layout.pending_gradients.backward_passes:
+            told["backward passes that wait for step()"] = layout.pending_gradients.backward_passes
         return told
 
     def _remember(self, version: tuple[object, ...]) -> None:
@@ -134,7 +134,7 @@ class TrainingSettings:
         for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
             step = {} if optimizer is None else {"step": optimizer.step}
             told[table.name] = _as_text(_optimizer(optimizer) | step)
-        for name, changes in self._embedding.layout.waiting.told().items():
+        for name, changes in self._embedding.layout.pending_gradients.applied_checksums().items():
             told[name] |= changes
         return told
 

@@ -101,7 +101,7 @@ class Deduplication:
             ValueError: offsets that do not fit; a training batch without clicks or timestamps that a table needs.
         """
         arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
-        seen = batch.seen
+        seen = batch.signals
         if training and any(self._numbers):
             self._check_seen(seen)
         found = self._host.run(*arrays, batch.weights is not None, training, training, seen.clicks, seen.timestamps)
@@ -222,7 +222,7 @@ class Segments:
         self.source = None if source is None else source.view(torch.int64)
 
     def _arrays(self, arena: Any, fields: Any) -> list[torch.Tensor | None]:
-        (words,) = self._transfers.put(arena)
+        (words,) = self._transfers.to_device(arena)
         return [None if field is None else words.narrow(0, *field) for field in fields]
 
     def by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

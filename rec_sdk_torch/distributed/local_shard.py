@@ -28,7 +28,7 @@ from ..tbe import (
     TableBatchedEmbedding,
     TableConfig,
     TableView,
-    drawn,
+    draw_initial_weights,
     row_numbers,
     warn_of_rows,
 )
@@ -91,7 +91,8 @@ def _draw(
     """
     for table, placement in index_tables.values():
         if table.init_fn is not None:
-            weight, ids = drawn(table, table.num_embeddings), torch.from_numpy(placement.rows(table.num_embeddings))
+            weight = draw_initial_weights(table, table.num_embeddings)
+            ids = torch.from_numpy(placement.rows(table.num_embeddings))
             TableView(layout, table.name).write(ids, {WEIGHT: weight[ids]})
             if placement.replicated:
                 drawn_here[f"rows that init_fn drew for table {table.name!r}"] = f"{checksum(weight):08x}"
@@ -213,7 +214,7 @@ class HomeTables(CachedCollection):
         """
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
-        parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, seen=seen))
+        parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, signals=seen))
         return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
 
     def take_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -260,8 +261,8 @@ def _part(table: TableConfig, placement: Placement, world_size: int) -> TableCon
         num_features=world_size,
         pooling=Pooling.NONE,
         hashed=True,
-        init_min=table.range_of_parts[0],
-        init_max=table.range_of_parts[1],
+        init_min=table.shard_init_range[0],
+        init_max=table.shard_init_range[1],
         init_fn=table.init_fn if table.hashed else None,
         lifecycle=table.lifecycle and table.lifecycle.part(placement.part),
         **rows,

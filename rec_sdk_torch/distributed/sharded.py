@@ -20,7 +20,16 @@ from ..modules.collection_methods import CollectionMethods, PooledTables, Sequen
 from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..operators.devices.backends import backend_for
 from ..runtime.eager import NotScripted, check_batch, eager
-from ..tbe import MAX_COMING, Batch, EvictedRows, Int64Array, PaddingIds, Transfers, check_left, with_zeros
+from ..tbe import (
+    MAX_COMING,
+    Batch,
+    EvictedRows,
+    Int64Array,
+    PaddingIds,
+    Transfers,
+    check_evicted_rows,
+    restore_padding_rows,
+)
 from .all_to_all import Waited
 from .collectives import Exchange
 from .dedup import Deduplication, GroupConstants, Segments, Tables
@@ -84,7 +93,7 @@ class ShardedCollection(
         self._type = type(origin)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
-        self._padding_ids = PaddingIds.of(embedding.tables)
+        self._padding_ids = PaddingIds.from_tables(embedding.tables)
         self._deduplication = Deduplication(self.tables, self._columns, self._pooled, exchange.rank)
         self._transfers = Transfers(exchange.device, backend_for(exchange.device))
         self._constants = [
@@ -204,9 +213,9 @@ class ShardedCollection(
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
             weights = weights.to(device=self.exchange.device)
         batch = Batch.from_tensors(
-            features.values(), bags.offsets, bags.size, home.feature_keys, weights, seen=home.id_signals(features)
+            features.values(), bags.offsets, bags.size, home.feature_keys, weights, signals=home.id_signals(features)
         )
-        return batch if self._padding_ids is None else self._padding_ids.without(batch)
+        return batch if self._padding_ids is None else self._padding_ids.remove_from(batch)
 
     def compute(self, ctx: Turn, dist_input: object) -> list[torch.Tensor]:
         """Rows that the ranks asked for; of a batch that fails, zeros, which `output_dist` tells the others."""
@@ -250,8 +259,8 @@ class ShardedCollection(
         parts: dict[int, torch.Tensor] = {}
         for each, received in zip(segments, rows, strict=True):
             parts.update(zip(each.features, Repeat.apply(received, each), strict=True))
-        ordered = with_zeros([parts[feature] for feature in range(len(parts))], batch, joined=False)
-        return bags.sequences(self._names, batch.whole, ordered, self._need_indices)
+        ordered = restore_padding_rows([parts[feature] for feature in range(len(parts))], batch, joined=False)
+        return bags.sequences(self._names, batch.original, ordered, self._need_indices)
 
     # ---- figures
 
@@ -278,7 +287,7 @@ class ShardedCollection(
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
         self.embedding.layout.config(table)  # which raises for a name that is unknown
-        check_left(table, rows)
+        check_evicted_rows(table, rows)
         mine = torch.from_numpy(self.at_home(table, rows.ids.detach().cpu().numpy()))
         return super().put_back(table, rows[mine], overwrite=overwrite)
 

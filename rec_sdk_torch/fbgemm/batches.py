@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..tbe import Int64Array, padded_places
+from ..tbe import Int64Array, padded_offset_indices
 
 BatchSizes = Sequence[Sequence[int]]
 """`batch_size_per_feature_per_rank`: of each feature the batch size of each rank."""
@@ -96,7 +96,7 @@ class VariableBatch:
     @functools.cached_property
     def _places(self) -> torch.Tensor:
         """For each entry of the padded offsets, the place of the batch's own."""
-        return padded_places(self.of_features)
+        return padded_offset_indices(self.of_features)
 
     def offsets(self, offsets: torch.Tensor) -> torch.Tensor:
         """Offsets of the padded batch, `[F * B + 1]`.

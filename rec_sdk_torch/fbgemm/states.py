@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from ..formulas import StateSpec
-from ..tbe import WEIGHT, Content, TableBatchedEmbedding, TableOptimizer, TableView, load, step_problem, tensor_problem
+from ..tbe import (
+    WEIGHT,
+    TableBatchedEmbedding,
+    TableOptimizer,
+    TableView,
+    TableWrite,
+    load,
+    step_problem,
+    tensor_problem,
+)
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
@@ -107,7 +116,7 @@ def load_states(
             values = saved[f"{table.name}.{name}"]
             parts[state] = values.reshape(-1, 1) if _rowwise(optimizer, state) else values
         if parts:
-            contents.append(Content(tables.view(table.name), None, parts))
+            contents.append(TableWrite(tables.view(table.name), None, parts))
             problem = contents[-1].problem()
             problems += [f"table {table.name!r}: {problem}"] if problem else []
     if not problems:

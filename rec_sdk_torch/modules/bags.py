@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from ..tbe import Batch, padded_places
+from ..tbe import Batch, padded_offset_indices
 
 
 @functools.cache
@@ -66,7 +66,7 @@ class Bags:
             raise _misfit(offsets, of_keys or f"{keys} keys have batch sizes {sizes}")
         if alike:
             return cls(features, offsets, sizes[0] if sizes else 0, None)
-        places = padded_places(torch.tensor(sizes, device="cpu")).to(offsets.device)
+        places = padded_offset_indices(torch.tensor(sizes, device="cpu")).to(offsets.device)
         return cls(features, offsets.index_select(0, places), max(sizes), sizes)
 
     def sequences(

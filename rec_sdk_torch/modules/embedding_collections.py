@@ -141,7 +141,7 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
         """
         bags, batch = self._batch(features, weighted=False)
         parts = self.embedding.lookup_features(batch)
-        return bags.sequences(self.output_names, batch.whole, parts, self._need_indices)
+        return bags.sequences(self.output_names, batch.original, parts, self._need_indices)
 
 
 class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionInterface):
@@ -174,7 +174,7 @@ class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionIn
         dims = self.embedding.feature_dims
         values = self.embedding.lookup_pooled(batch)
         if bags.features.inverse_indices_or_none() is not None:
-            values = bags.expand(values, dims, batch.whole.feature_keys.tolist())
+            values = bags.expand(values, dims, batch.original.feature_keys.tolist())
         return KeyedTensor(keys=self.output_names, length_per_key=dims, values=values)
 
 

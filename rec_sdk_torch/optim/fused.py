@@ -11,11 +11,11 @@ from torchrec.optim.fused import FusedOptimizer
 
 from ..runtime.eager import eager
 from ..tbe import (
-    Content,
     TableBatchedEmbedding,
     TableConfig,
     TableOptimizer,
-    known_ids_problem,
+    TableWrite,
+    hash_ids_problem,
     load,
     row_numbers,
     step_problem,
@@ -95,7 +95,7 @@ class IdsState(_TableState):
         return self._embedding.view(self._table).ids().sort().values
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
-        return known_ids_problem(self._config, value) or self._unknown(value)
+        return hash_ids_problem(self._config, value) or self._unknown(value)
 
     def _unknown(self, ids: torch.Tensor) -> str | None:
         known = self._embedding.view(self._table).knows(ids)
@@ -158,12 +158,12 @@ class RowState(_TableState):
         if self._ids is not None and self._index + 1 == len(self._optimizer.spec.states):
             self._ids.loading = None
 
-    def content(self, ids: torch.Tensor, value: torch.Tensor) -> Content:
+    def content(self, ids: torch.Tensor, value: torch.Tensor) -> TableWrite:
         """The state of `ids` that loading `value` sets, and that of the table's other rows, as at first."""
         view = self._embedding.view(self._table)
         initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
         shape = (len(ids), *view.parts()[self._name])
-        return Content(view, ids, {self._name: value.reshape(shape)}, initial={self._name: initial})
+        return TableWrite(view, ids, {self._name: value.reshape(shape)}, initial={self._name: initial})
 
 
 def _table_states(
@@ -326,7 +326,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     def _load_states(self, given: Mapping[str, Mapping[str, Any]]) -> None:
         """Loads all states of all tables, or none."""
-        contents: list[Content] = []
+        contents: list[TableWrite] = []
         numbers: list[tuple[TableOptimizer, int]] = []
         for name, handle in self.params.items():
             if not isinstance(handle, TableParameter):

@@ -120,7 +120,7 @@ def check(
     where = f"table {handle.table!r}, {optimizer_class.__name__}"
     optimizer = TableOptimizer.create(*as_updated(optimizer_class, keywords, handle.sharded), where)
     if handle.updates_at_step:
-        optimizer.check_step()
+        optimizer.check_deferrable()
     for given, options in before:
         if given is not optimizer_class or options != dict(keywords):
             raise RuntimeError(

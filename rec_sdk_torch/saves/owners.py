@@ -58,7 +58,7 @@ class Owner:
         """
         layout = self.embedding.layout
         if self.exchange is not None and layout.replicated and layout.options.updates_at_step:
-            changes, told = layout.waiting.told(), {}
+            changes, told = layout.pending_gradients.applied_checksums(), {}
             for name in sorted(layout.replicated):
                 optimizer = layout.optimizer_of(name)
                 told[name] = {"step": repr(optimizer and optimizer.step), **changes.get(name, {})}

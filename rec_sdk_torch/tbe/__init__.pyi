@@ -19,7 +19,7 @@ from .config.table import Home as Home
 from .config.table import InitFn as InitFn
 from .config.table import InitializerType as InitializerType
 from .config.table import Pooling as Pooling
-from .cache.group_spec import drawn as drawn
+from .cache.group_spec import draw_initial_weights as draw_initial_weights
 from .cache.group_spec import record_layout as record_layout
 from .config.lifecycle import TableLifecycle as TableLifecycle
 from .config.lifecycle import EvictReason as EvictReason
@@ -39,9 +39,9 @@ from .cache.batch import Int64Array as Int64Array
 from .cache.batch import meta_error as meta_error
 from .config.lifecycle import IdSignals as IdSignals
 from .config.lifecycle import IdSignalArrays as IdSignalArrays
-from .cache.batch import padded_places as padded_places
+from .cache.batch import padded_offset_indices as padded_offset_indices
 from .cache.padding_ids import PaddingIds as PaddingIds
-from .cache.padding_ids import with_zeros as with_zeros
+from .cache.padding_ids import restore_padding_rows as restore_padding_rows
 from .step.outputs import split_apart as split_apart
 from .cache.transfers import Transfers as Transfers
 from .cache.transfers import current as current
@@ -52,23 +52,23 @@ from .step.prefetch_queue import MAX_DEPTH as MAX_DEPTH
 # The rows of a table: read, written all or none, evicted.
 from .rows.table_view import TableView as TableView
 from .rows.row_parts import WEIGHT as WEIGHT
-from .rows.table_view import Content as Content
+from .rows.table_view import TableWrite as TableWrite
 from .rows.table_view import load as load
 from .cache.evicted import EvictedRows as EvictedRows
 from .cache.evicted import next_serial as next_serial
-from .rows.user_tensors import check_left as check_left
+from .rows.user_tensors import check_evicted_rows as check_evicted_rows
 
 # State dicts of tables and of optimizers.
 from .rows.state_dict import load_tables as load_tables
 from .rows.state_dict import save_table as save_table
 from .rows.state_dict import row_numbers as row_numbers
 from .rows.state_dict import warn_of_rows as warn_of_rows
-from .rows.user_tensors import known_ids_problem as known_ids_problem
+from .rows.user_tensors import hash_ids_problem as hash_ids_problem
 from .rows.user_tensors import step_problem as step_problem
 from .rows.user_tensors import tensor_problem as tensor_problem
 
 # Saves: one moment of tables and what changed since another; the replacement of tables by what was saved.
-from .rows.snapshot import Aside as Aside
+from .rows.snapshot import CopyOnWriteBuffer as CopyOnWriteBuffer
 from .rows.snapshot import Snapshot as Snapshot
 from .rows.snapshot import SnapshotRows as SnapshotRows
 from .cache.cache_warming import CachedRows as CachedRows

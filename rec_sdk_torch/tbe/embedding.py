@@ -15,7 +15,7 @@ from ..runtime.eager import check_batch, eager
 from ..runtime.exits import calls
 from .cache.batch import Batch, Int64Array
 from .cache.device_cache import Group
-from .cache.padding_ids import with_zeros
+from .cache.padding_ids import restore_padding_rows
 from .cache.store_folder import folder_for_copy
 from .config.cache_size import BatchHint, CacheOption
 from .config.lifecycle import IdSignals
@@ -256,7 +256,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
             pairs = zip(outputs, self._lengths(batch), strict=True)
             parts = [part for rows, of_group in pairs for part in rows.split(of_group)]
             outputs = (torch.cat(self._in_order(parts)),)
-        return outputs[0] if batch.given is None else with_zeros(outputs, batch, joined=True)[0]
+        return outputs[0] if batch.parent is None else restore_padding_rows(outputs, batch, joined=True)[0]
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
         """Pooled rows, float32 `[B, sum of the features' dims]`."""
@@ -266,7 +266,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         """Rows of each feature, float32 `[n_f, D_f]`."""
         parts = self._lookup(batch)
         rows = list(parts) if len(self.layout.built) == 1 else self._in_order(parts)
-        return rows if batch.given is None else with_zeros(rows, batch, joined=False)
+        return rows if batch.parent is None else restore_padding_rows(rows, batch, joined=False)
 
     def _in_order(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of each feature, from those in the order of several groups."""
@@ -283,13 +283,13 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
         frozen = self.layout.frozen
         if not (self.training and torch.is_grad_enabled()):
-            return self._read(batch, batch if frozen is None else frozen.trained(batch))
+            return self._read(batch, batch if frozen is None else frozen.trained_part(batch))
         if frozen is None:
             return self._train(batch)
-        trained, read = frozen.trained(batch), frozen.read(batch)
+        trained, read = frozen.trained_part(batch), frozen.frozen_part(batch)
         if frozen.all:
             return self._read(read, trained)
-        return frozen.joined(self._train(trained), self._read(read, None), self.groups)
+        return frozen.merge_outputs(self._train(trained), self._read(read, None), self.groups)
 
     def _shape_of(self, batch: Batch) -> tuple[list[list[int]] | None, tuple[int, int] | None]:
         """Lookups of the outputs of each group, and the shape of the pooled output; see `Step`."""
@@ -312,7 +312,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         if not self._trainable:
             layout.check_real()
             layout.check_trainable()
-            self._trainable = layout.make_room(batch.whole, self.queue.most_at_once())
+            self._trainable = layout.fit_caches(batch.original, self.queue.most_at_once())
         groups = layout.built or layout.groups
         weights = () if batch.weights is None else layout.weights_of(batch)
         lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)

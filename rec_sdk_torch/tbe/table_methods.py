@@ -14,7 +14,7 @@ from .cache.device_cache import Group
 from .cache.evicted import EvictedRows
 from .cache.norms import NORMS
 from .options import Scaler
-from .rows.gradients import TableGradient, taken_gradients
+from .rows.gradients import TableGradient, take_gradients_of
 from .rows.layout import Layout
 from .rows.table_view import TableView, load
 from .step.gradient_check import GradientGuard
@@ -115,7 +115,7 @@ class TableMethods:
         with self.exclusive():
             for group in self.embedding.layout.groups:
                 if group.optimizers and group.optimizers[0].spec.hands_out:
-                    taken |= taken_gradients(group)
+                    taken |= take_gradients_of(group)
         if not taken:
             raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
         return taken
@@ -257,8 +257,8 @@ class TableMethods:
             for group in layout.built:
                 if group.norms is None:
                     continue
-                group.swap.transfers.follow()
-                norms.update(zip(group.places, group.norms.of_tables(len(group.members), norm_type), strict=True))
+                group.swap.transfers.follow_previous_stream()
+                norms.update(zip(group.places, group.norms.table_norms(len(group.members), norm_type), strict=True))
         return norms | dict.fromkeys(layout.options.frozen, 0.0)
 
     # ---- figures

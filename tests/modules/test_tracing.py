@@ -220,7 +220,7 @@ def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace
     transfers = Transfers(device, replace(backends.backend_for(device), pin_staging=True))
     capture.on = True
     with pytest.raises(RuntimeError, match=rf"torch\.{capture.kind}\.graph"):
-        transfers.follow()
+        transfers.follow_previous_stream()
 
 
 def test_captures_are_asked_for_on_a_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,7 +279,7 @@ def test_a_frozen_table_loses_rows_when_asked_alone(device: torch.device) -> Non
 
 
 def test_much_that_waits_warns(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evicted.Departures, "_warn_from", 100)
+    monkeypatch.setattr(evicted.EvictedRowsBuffer, "_warn_from", 100)
     embedding = make(device)
     monkeypatch.setattr(embedding.layout.evicted["t"], "_warn_from", 100)
     train(embedding, range(8))

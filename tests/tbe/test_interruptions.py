@@ -79,7 +79,7 @@ def test_threads_lose_no_update(device: torch.device, window: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("part", ["_make_room", "_write", "_send_out"])
+@pytest.mark.parametrize("part", ["_allocate_victim_buffers", "_write", "_download_victims"])
 @pytest.mark.parametrize("window", [1, 2])
 def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int, part: str, when: str) -> None:
     embedding = make(window, 4, device)

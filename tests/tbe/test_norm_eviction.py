@@ -13,7 +13,7 @@ from embeddings import embedding_of, ids_of, one_table, weights_of
 
 from rec_sdk_torch.rules import Norm
 from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableLifecycle
-from rec_sdk_torch.tbe.cache.eviction import norms
+from rec_sdk_torch.tbe.cache.eviction import row_norms
 
 DIM, RATE = 3, 0.25
 NORM = 0.75
@@ -122,7 +122,7 @@ def test_rows_leave_when_asked(device: torch.device) -> None:
 def test_norms_add_in_order() -> None:
     weight = torch.from_numpy(np.random.default_rng(0).normal(size=(5_000, 7))).float()
     right = [math.sqrt(sum((float(w) * float(w) for w in row), 0.0)) for row in weight.tolist()]
-    assert norms(weight).tolist() == right
-    assert norms(torch.zeros(0, 4)).tolist() == []
+    assert row_norms(weight).tolist() == right
+    assert row_norms(torch.zeros(0, 4)).tolist() == []
     big = torch.full((1, 4), torch.finfo(torch.float32).max)
-    assert np.isfinite(norms(big)).all()
+    assert np.isfinite(row_norms(big)).all()

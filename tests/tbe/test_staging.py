@@ -28,7 +28,7 @@ class Staged:
         for group in embedding.groups:
             transfers = group.swap.transfers
             transfers.staging = self._watched(transfers.staging)
-            transfers.send = self._sent(transfers.send)  # type: ignore[method-assign]
+            transfers.upload = self._watched_upload(transfers.upload)  # type: ignore[method-assign]
 
     def _watched(self, take: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def taken(*arguments: Any) -> torch.Tensor:
@@ -39,14 +39,14 @@ class Staged:
 
         return taken
 
-    def _sent(self, send: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        def sent(staging: torch.Tensor) -> Any:
-            arrival = send(staging)
-            if arrival.memory is not staging and staging.dim() == 2:
-                self._taken.append(weakref.ref(arrival.memory))
-            return arrival
+    def _watched_upload(self, upload: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def uploaded(staging: torch.Tensor) -> Any:
+            result = upload(staging)
+            if result.memory is not staging and staging.dim() == 2:
+                self._taken.append(weakref.ref(result.memory))
+            return result
 
-        return sent
+        return uploaded
 
     def bytes(self) -> int:
         return sum(memory.nbytes for ref in self._taken if (memory := ref()) is not None)
@@ -82,8 +82,8 @@ def train(embedding: TableBatchedEmbedding, *numbers: int) -> None:
         embedding(*batch(number)).sum().backward()
 
 
-def land(embedding: TableBatchedEmbedding) -> None:
-    """Rows that have left are on their way, too."""
+def complete_write_backs(embedding: TableBatchedEmbedding) -> None:
+    """Completes the pending write-backs: staging buffers of evicted rows count as well."""
     embedding.view("t4").count(), embedding.view("t8").count()
 
 
@@ -96,17 +96,17 @@ def read(embedding: TableBatchedEmbedding) -> None:
 def train_another(embedding: TableBatchedEmbedding) -> None:
     train(embedding, 3)
     embedding.forget()
-    land(embedding)
+    complete_write_backs(embedding)
 
 
 def train_both(embedding: TableBatchedEmbedding) -> None:
     train(embedding, 1, 2)
-    land(embedding)
+    complete_write_backs(embedding)
 
 
 def outputs_of(embedding: TableBatchedEmbedding) -> list[torch.Tensor]:
     outputs = [embedding(*batch(number)) for number in (1, 2)]
-    land(embedding)
+    complete_write_backs(embedding)
     return outputs
 
 
@@ -144,11 +144,11 @@ WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "trained": train_both,
     "outputs dropped": lambda embedding: len(outputs_of(embedding)),
     "outputs kept": outputs_of,
-    "a whole table": land,
+    "a whole table": complete_write_backs,
     "state_dict": lambda embedding: embedding.state_dict(),
     "load": lambda embedding: embedding.load_state_dict(embedding.state_dict()),
     "exclusive": lambda embedding: embedding.exclusive().__enter__(),
-    "fails to stage": lambda embedding: failing(embedding, OSError, embedding.groups[1], "bring_in"),
+    "fails to stage": lambda embedding: failing(embedding, OSError, embedding.groups[1], "stage"),
     "interrupted": lambda embedding: failing(embedding, KeyboardInterrupt, training_step._engine, "begin"),
     "planning interrupted": fails_to_be_planned,
     "too large": is_too_large,
@@ -161,7 +161,7 @@ def planned(device: torch.device) -> tuple[TableBatchedEmbedding, Staged, list[P
     """An embedding that has planned two batches ahead, of which all rows have to come."""
     embedding = make(device)
     train(embedding, 0)
-    land(embedding)
+    complete_write_backs(embedding)
     staged = Staged(embedding)
     coming = [embedding.prefetch(*batch(number)) for number in (1, 2)]
     embedding.queue.wait()
@@ -202,7 +202,7 @@ def test_they_go_at_the_end_of_a_window(device: torch.device) -> None:
         embedding.queue.wait()
         train(embedding, number)
     embedding.forget()
-    land(embedding)
+    complete_write_backs(embedding)
     staged.check(False)
 
 
@@ -210,7 +210,7 @@ def test_reads_between_steps_that_were_planned_ahead(device: torch.device) -> No
     """A loop that prefetches, and evaluates without eval()."""
     embedding = make(device)
     train(embedding, 0)
-    land(embedding)
+    complete_write_backs(embedding)
     staged, most = Staged(embedding), 0
     for number in range(1, 20):
         embedding.prefetch(*batch(number))

@@ -122,7 +122,7 @@ def test_a_plan_that_is_dropped_once_it_has_begun_loses_nothing(device: torch.de
     (group,) = embedding.groups
     ids = Batch.from_tensors(torch.tensor([3]), torch.tensor([0, 1]), 1, np.zeros(1, np.int64))
     plan = group.plan(ids)
-    group.bring_in(plan)
+    group.stage(plan)
     _engine.begin([plan.host])
     group.swap.drop(plan)
     assert read(embedding, 1, 2, 3) == [-1.0, -1.0, 0.0]

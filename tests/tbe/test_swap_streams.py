@@ -177,10 +177,10 @@ def test_an_update_on_another_stream_comes_before_its_row_leaves(accelerator: to
 def test_memory_that_arrived_is_nobody_elses_while_it_is_used(accelerator: torch.device) -> None:
     transfers = Transfers(accelerator, backend_for(accelerator))
     cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)
-    (slots,) = transfers.put(np.arange(1000, dtype=np.int32))
+    (slots,) = transfers.to_device(np.arange(1000, dtype=np.int32))
     with Gate(current_stream(accelerator), PATIENCE) as gate:
-        ops.scatter_rows(cache, slots, *transfers.put(np.ones((1000, 16), np.uint8)))
-        others = [transfers.send_arrays([np.zeros((1000, 16), np.uint8)]) for _ in range(20)]
+        ops.scatter_rows(cache, slots, *transfers.to_device(np.ones((1000, 16), np.uint8)))
+        others = [transfers.upload_arrays([np.zeros((1000, 16), np.uint8)]) for _ in range(20)]
         _streams(accelerator)[0].synchronize()
         assert gate.closed
     assert cache.cpu().bool().all()
@@ -191,9 +191,9 @@ def test_memory_that_leaves_is_nobody_elses_until_it_has(accelerator: torch.devi
     transfers = Transfers(accelerator, backend_for(accelerator))
     cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)
     cache[:500] = 1
-    ones, zeros = transfers.put(*np.arange(1000, dtype=np.int32).reshape(2, 500))
+    ones, zeros = transfers.to_device(*np.arange(1000, dtype=np.int32).reshape(2, 500))
     with Gate(_streams(accelerator)[1], PATIENCE) as gate:
-        departure = transfers.fetch(ops.gather_rows(cache, ones))
+        departure = transfers.download(ops.gather_rows(cache, ones))
         others = [ops.gather_rows(cache, zeros) for _ in range(20)]
         current_stream(accelerator).synchronize()
         assert gate.closed

@@ -106,7 +106,7 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
             each.drop()
         raise
     for owner, each in zip(owners, made, strict=True):
-        owner.embedding.layout.locks.do(each)
+        owner.embedding.layout.locks.run_resumable(each)
     rounded = sorted({name for names in of_ranks for name in names})
     if rounded:
         warn(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ...runtime.warn import SaveWarning, warn
-from ...tbe import WEIGHT, CapacityError, Content, Replacement, SavedRows, TableSource, load
+from ...tbe import WEIGHT, CapacityError, Replacement, SavedRows, TableSource, TableWrite, load
 from ..format import files
 from ..format.errors import CheckpointError
 from ..format.folders import is_timestamp
@@ -181,7 +181,7 @@ def write_over(owners: Sequence[Owner], found: Sequence[Sequence[_Table]]) -> No
             ids = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *(each.ids for each in whole)])
             names = list(table.arrays[0][1])
             parts = {name: torch.cat([each.parts[name] for each in whole]) for name in names if whole}
-            contents.append(Content(view, ids, parts))
+            contents.append(TableWrite(view, ids, parts))
         load(owner.embedding.layout, contents)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...rules import Sketch
-from ...tbe import WEIGHT, Aside, Group, Snapshot, SnapshotRows, TableView, next_serial, versions
+from ...tbe import WEIGHT, CopyOnWriteBuffer, Group, Snapshot, SnapshotRows, TableView, next_serial, versions
 from ..format import files
 from ..format.folders import UNFINISHED, Place, is_whole, next_name, remember
 from ..format.index import write_indexes
@@ -178,7 +178,7 @@ class Moment:
     tables: list[TableMoment]
     groups: list[list[Group]]
     draft: Manifest
-    aside: Aside
+    aside: CopyOnWriteBuffer
     out: RankFiles
     written: Written
 
@@ -196,7 +196,7 @@ def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start
     draft = draft_of(owners, keys, start)
     out = RankFiles(Path(start.folder), rank, start.id, draft.many)
     groups = [list(owner.embedding.groups) for owner in owners]
-    moment = Moment([], groups, draft, Aside(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
+    moment = Moment([], groups, draft, CopyOnWriteBuffer(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
     of_draft = {table.key: table for table in draft.tables}
     try:
         for place, owner in enumerate(owners):

@@ -12,7 +12,7 @@ from ... import _engine
 from ...operators.calls import accumulate_rows
 from .plan import Plan
 from .transfers import Transfers
-from .update_journal import Ledger, Run, run_now
+from .update_journal import Run, UpdateJournal, run_now
 
 Segments = tuple[torch.Tensor | None, ...]
 """The arrays of a plan that an update takes behind the gradients: segment_offsets, grad_row, grad_source, grad_column,
@@ -25,12 +25,12 @@ of `sums` each. key: another for each call of a window. ids: of the rows, where 
 stochastically."""
 
 
-def counted(windows: Mapping[int, int], lengths: Iterable[int]) -> dict[int, int]:
+def count_backward_passes(windows: Mapping[int, int], lengths: Iterable[int]) -> dict[int, int]:
     """Backward passes of the open window of each length, with the one that comes now; the length where it ends."""
     return {length: windows.get(length, 0) + 1 for length in set(lengths)}
 
 
-class Window:
+class AccumulationBuffer:
     """The window of one group: sums of its resident rows beside the cache, and of the others in the engine.
 
     Attributes:
@@ -58,16 +58,21 @@ class Window:
         return self._engine.window_open()
 
     def add(
-        self, plan: Plan, grads: Sequence[torch.Tensor], unique_slots: torch.Tensor, segments: Segments, ledger: Ledger
+        self,
+        plan: Plan,
+        grads: Sequence[torch.Tensor],
+        unique_slots: torch.Tensor,
+        segments: Segments,
+        journal: UpdateJournal,
     ) -> None:
         """Adds the gradients of a backward pass to the rows in `unique_slots`, all of the plan's or some."""
-        if ledger.has((self, "add")):
+        if journal.has((self, "add")):
             return
         whole = unique_slots is plan.arrays.unique_slots
         self._engine.mark(plan.host, None if whole else unique_slots.cpu().numpy())
-        ledger.run((self, "add"), accumulate_rows, self.sums, grads, unique_slots, *segments)
+        journal.run((self, "add"), accumulate_rows, self.sums, grads, unique_slots, *segments)
 
-    def close(self, cache: torch.Tensor, update: UpdateFromSums, ledger: Ledger) -> None:
+    def close(self, cache: torch.Tensor, update: UpdateFromSums, journal: UpdateJournal) -> None:
         """Updates every row of the window, and empties it. Rows that left the cache pass through a small one.
 
         All plans must be applied and all rows landed.
@@ -76,14 +81,14 @@ class Window:
         resident, absent = self._ids(tables)
         if len(slots):
             borders = np.arange(len(slots) + 1, dtype=np.int32)
-            run = functools.partial(ledger.run, (self, "resident"))
-            rows_there, tables_there, borders_there = self._transfers.put(slots, tables, borders)
+            run = functools.partial(journal.run, (self, "resident"))
+            rows_there, tables_there, borders_there = self._transfers.to_device(slots, tables, borders)
             update("resident", run, cache, self.sums, rows_there, self._put_ids(resident), tables_there, borders_there)
         for begin in range(0, len(rows), self._chunk):
             end = min(begin + self._chunk, len(rows))
-            if not ledger.has((self, begin)):
+            if not journal.has((self, begin)):
                 ids = None if absent is None else absent[begin:end]
-                self._update_away(begin, end, ids, away, cache.shape[1], update, ledger)
+                self._update_away(begin, end, ids, away, cache.shape[1], update, journal)
         self._clear(slots)
         self._engine.close_window()
 
@@ -98,7 +103,7 @@ class Window:
         return np.concatenate(resident), np.concatenate(absent)
 
     def _put_ids(self, ids: np.ndarray | None) -> torch.Tensor | None:
-        return None if ids is None else self._transfers.put(ids)[0]
+        return None if ids is None else self._transfers.to_device(ids)[0]
 
     def _update_away(
         self,
@@ -108,19 +113,19 @@ class Window:
         tables: np.ndarray,
         record_bytes: int,
         update: UpdateFromSums,
-        ledger: Ledger,
+        journal: UpdateJournal,
     ) -> None:
         """Updates the begin-th to end-th of the rows that left the cache; nothing is changed before the last call."""
         count = end - begin
         records = self._transfers.staging(count, record_bytes)
         sums = self._transfers.staging(count, self.sums.shape[1], torch.float32)
         self._engine.read_away(begin, end, records.numpy(), sums.numpy())
-        (cache,), (there,) = self._transfers.send(records).wait(), self._transfers.send(sums).wait()
+        (cache,), (there,) = self._transfers.upload(records).wait(), self._transfers.upload(sums).wait()
         borders = (np.clip(tables, begin, end) - begin).astype(np.int32)
         places, segments = np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32)
-        places_there, borders_there, segments_there = self._transfers.put(places, borders, segments)
+        places_there, borders_there, segments_there = self._transfers.to_device(places, borders, segments)
         update(begin, run_now, cache, there, places_there, self._put_ids(ids), borders_there, segments_there)
-        ledger.run((self, begin), self._engine.write_away, begin, end, self._transfers.fetch(cache).wait().numpy())
+        journal.run((self, begin), self._engine.write_away, begin, end, self._transfers.download(cache).wait().numpy())
 
     def drop(self) -> None:
         """Forgets the gradients. All plans must be applied and all rows landed."""
@@ -129,5 +134,5 @@ class Window:
 
     def _clear(self, slots: np.ndarray) -> None:
         if len(slots):
-            (rows,) = self._transfers.put(slots.astype(np.int64))
+            (rows,) = self._transfers.to_device(slots.astype(np.int64))
             self.sums.index_fill_(0, rows, 0.0)

@@ -39,7 +39,7 @@ def _to_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu()
 
 
-def padded_places(sizes: torch.Tensor) -> torch.Tensor:
+def padded_offset_indices(sizes: torch.Tensor) -> torch.Tensor:
     """The places of padded offsets among the offsets of a batch whose features have batch sizes of their own.
 
     Features have empty bags behind their own, up to the largest size.
@@ -68,9 +68,9 @@ class Batch:
         copied: the ids came from a device and were copied back for planning.
         weighted: there are per-sample weights, or there will be when the batch is looked up.
         joined: the rows of all features of a sequence group are one output, and have one gradient.
-        seen: what is known of the lookups beside their ids.
-        given: the batch that this one is a part of; None where it is the whole.
-        kept: int64 `[n]`, the places of the lookups that were left, in the order of the features; None: all were.
+        signals: what is known of the lookups beside their ids.
+        parent: the batch that this one is a part of; None where it is the whole.
+        kept_lookups: int64 `[n]`, the lookups of `parent` that this batch has, in the order of the features; None: all.
     """
 
     values: IntArray
@@ -81,9 +81,9 @@ class Batch:
     copied: bool = False
     weighted: bool = False
     joined: bool = False
-    seen: IdSignalArrays = NO_SIGNALS
-    given: Batch | None = None
-    kept: Int64Array | None = None
+    signals: IdSignalArrays = NO_SIGNALS
+    parent: Batch | None = None
+    kept_lookups: Int64Array | None = None
 
     @classmethod
     def from_tensors(
@@ -95,7 +95,7 @@ class Batch:
         weights: torch.Tensor | None = None,
         weighted: bool | None = None,
         joined: bool = False,
-        seen: IdSignals | None = None,
+        signals: IdSignals | None = None,
     ) -> Batch:
         """A batch of tensors, copied to the host where they are not there yet.
 
@@ -115,7 +115,7 @@ class Batch:
         ids: IntArray = (values if values.is_cpu else _to_host("ids", values)).numpy()
         bags: IntArray = (offsets if offsets.is_cpu else _to_host("offsets", offsets)).numpy()
         weighted = weights is not None if weighted is None else weighted
-        known = NO_SIGNALS if seen is None else seen.arrays(len(ids))
+        known = NO_SIGNALS if signals is None else signals.arrays(len(ids))
         return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, known)
 
     def same_plan(self, other: Batch) -> bool:
@@ -123,7 +123,7 @@ class Batch:
         mine = self.batch_size, self.weighted, self.joined
         if mine != (other.batch_size, other.weighted, other.joined):
             return False
-        if self.seen is not other.seen and not self.seen.same(other.seen):
+        if self.signals is not other.signals and not self.signals.same(other.signals):
             return False
         return (
             _same_numbers(self.offsets, other.offsets)
@@ -140,9 +140,9 @@ class Batch:
         return bool((np.diff(offsets) >= 0).all())
 
     @property
-    def whole(self) -> Batch:
+    def original(self) -> Batch:
         """The batch that this one is a part of, or itself."""
-        return self.given or self
+        return self.parent or self
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> Batch:
         """The batch with some of its lookups, feature by feature; the batch itself where it has no others.
@@ -165,9 +165,9 @@ class Batch:
             offsets=before[self.bags(features)],
             feature_keys=features,
             weights=weights,
-            seen=self.seen.part(places, self.feature_keys),
-            given=self,
-            kept=kept,
+            signals=self.signals.part(places, self.feature_keys),
+            parent=self,
+            kept_lookups=kept,
         )
 
     @cached_property

@@ -17,19 +17,27 @@ from ...operators.schemas import parallel_runner
 from ...rules import Norm
 from ..config.lifecycle import warn_of_evictions, warn_of_timestamps
 from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
-from .accumulation import Segments, Window
+from .accumulation import AccumulationBuffer, Segments
 from .batch import Batch, Int64Array
-from .evicted import Departures
-from .group_spec import Member, Watcher, drawn, engine_of, fill_default_rows, record_layout, state_inits
+from .evicted import EvictedRowsBuffer
+from .group_spec import (
+    ChangeObserver,
+    Member,
+    draw_initial_weights,
+    fill_default_rows,
+    make_engine,
+    record_layout,
+    state_inits,
+)
 from .norms import UpdateNorms
 from .plan import Plan
 from .profiler_ranges import profiled
 from .store_folder import StoreFolder
 from .swap import Swap, joined_lookup
-from .touched_rows import GradedPlan, graded_rows
+from .touched_rows import UpdatePlan, touched_rows
 from .transfers import Transfers
-from .update_arguments import UpdateNumbers
-from .update_journal import Call, Ledger, Run
+from .update_arguments import UpdateArguments
+from .update_journal import Call, Run, UpdateJournal
 
 _engine.set_parallel_runner(*parallel_runner())
 
@@ -40,7 +48,7 @@ CHUNK_BYTES = 64 << 20
 class Group:
     """Tables of one record layout, one optimizer kernel and one way to round.
 
-    A training batch comes here four times: `plan`, `bring_in`, `lookup` and, in the backward pass, `update`. The first
+    A training batch comes here four times: `plan`, `stage`, `lookup` and, in the backward pass, `update`. The first
     is called under the embedding's planning lock, all else under its launch lock.
 
     Attributes:
@@ -105,7 +113,7 @@ class Group:
         backend, of_tables = backend_for(device), (members, self.layout, columns, means)
         self._rounds = first.config.rounds_stochastically and first.optimizer is not None
         self._make_engine = functools.partial(
-            engine_of,
+            make_engine,
             *of_tables,
             seed,
             bounds_check,
@@ -128,13 +136,13 @@ class Group:
         self.warns = self._may_warn or self._dated
         self.evicting, self.measuring = bool(lifecycles), any(lifecycle.rule(Norm) for lifecycle in lifecycles)
         self.norms: UpdateNorms | None = None
-        self.snapshots: dict[int, Watcher] = {}
-        self.evicted: dict[int, Departures] = {}
+        self.snapshots: dict[int, ChangeObserver] = {}
+        self.evicted: dict[int, EvictedRowsBuffer] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
             self._allocate(backend, columns, means)
-        self._numbers = UpdateNumbers(members, seed, self._transfers)
+        self._numbers = UpdateArguments(members, seed, self._transfers)
         self.optimizers = self._numbers.optimizers
         self.works_on_tables = self.accumulate_step > 1 or self.evicting or any(o.spec.between for o in self.optimizers)
 
@@ -148,7 +156,7 @@ class Group:
         self.window = None
         if self.accumulate_step > 1:
             of_ids = len(self.members) if self._rounds else 0
-            self.window = Window(self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids)
+            self.window = AccumulationBuffer(self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids)
         sums = self.window.sums if self.window else None
         fill_new = self.run_init_fns if self._with_init_fn else None
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
@@ -183,10 +191,10 @@ class Group:
         for name, count in self._counted.get(table, {}).items():
             if name in found:
                 found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
-        waiting = sum(each.rows() for each in self.waiting(table))
+        waiting = sum(each.rows() for each in self.evicted_buffers(table))
         return found | {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": waiting}
 
-    def waiting(self, table: int | None) -> list[Departures]:
+    def evicted_buffers(self, table: int | None) -> list[EvictedRowsBuffer]:
         """Where rows wait that have left one table, or all."""
         return [each for place, each in self.evicted.items() if table in (None, place)]
 
@@ -249,21 +257,21 @@ class Group:
         """Warns of tables that lost more than half of their rows at once, and of rows that wait in much memory."""
         if self.evicting:
             warn_of_evictions(self.engine.lifecycle.take_large_evictions())
-            for departures in self.evicted.values():
-                departures.warn()
+            for buffer in self.evicted.values():
+                buffer.warn()
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
         """The batch's per-sample weights in the order of this group's lookups, differentiable."""
         order = None if batch.weights is None else batch.order(self.features)
         if batch.weights is None or order is None:
             return batch.weights
-        return batch.weights.index_select(0, *self._transfers.put(order))
+        return batch.weights.index_select(0, *self._transfers.to_device(order))
 
-    def bring_in(self, plan: Plan) -> None:
+    def stage(self, plan: Plan) -> None:
         """Makes ready what `lookup` brings in. All that can fail of a swap."""
         if self._transfers.pinned:
-            self._transfers.follow()
-        self.swap.bring_in(plan)
+            self._transfers.follow_previous_stream()
+        self.swap.stage(plan)
 
     def lookup(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
         """Brings in the rows of a plan that has begun, and looks them up.
@@ -282,8 +290,8 @@ class Group:
         if not done:
             return self.lookup_resident(plan, weights, out)
         with profiled("lookup"):  # which was launched with the swap
-            if plan.arrival is not None:
-                plan.arrival.wait()
+            if plan.upload is not None:
+                plan.upload.wait()
             rows: torch.Tensor = done[0]
             return rows if out is None else out
 
@@ -292,9 +300,9 @@ class Group:
     ) -> torch.Tensor:
         """As `lookup`, of a plan that is applied; `kept` is what `copy_rows` gave before the rows changed."""
         if self._transfers.pinned:
-            self._transfers.follow()
-            if plan.arrival is not None:
-                plan.arrival.wait()
+            self._transfers.follow_previous_stream()
+            if plan.upload is not None:
+                plan.upload.wait()
         arrays = plan.arrays
         rows, slots = (self.swap.weights, arrays.slots) if kept is None else (kept, self._in_order(kept))
         with profiled("lookup"):
@@ -308,12 +316,12 @@ class Group:
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
         """The weights that the plan's lookups read, float32 `[n, D]`."""
-        self._transfers.follow()
+        self._transfers.follow_previous_stream()
         return lookup_sequence(self.swap.weights, plan.arrays.slots)
 
     def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         """Gradient of the per-sample weights, float32 `[n]`, from that of the output; `rows` as `kept` before."""
-        self._transfers.follow()
+        self._transfers.follow_previous_stream()
         slots = plan.arrays.slots if rows is None else self._in_order(rows)
         rows = self.swap.weights if rows is None else rows
         result: torch.Tensor = ops.pooled_weights_grad(
@@ -323,15 +331,15 @@ class Group:
 
     def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """As `weights_grad`, of a batch whose lookups `read` the `rows`, float32 `[n, D]`."""
-        self._transfers.follow()
+        self._transfers.follow_previous_stream()
         slots = self._in_order(rows)
-        (offsets,) = self._transfers.put(batch.bags(self.features))
+        (offsets,) = self._transfers.to_device(batch.bags(self.features))
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
 
     def update(
         self,
-        plan: GradedPlan,
+        plan: UpdatePlan,
         grads: Sequence[torch.Tensor | None],
         weights: torch.Tensor | None,
         coefficients: Mapping[int, Sequence[float]],
@@ -347,8 +355,8 @@ class Group:
             coefficients: the next update's, by the id of the optimizer.
         """
         if self._transfers.pinned:
-            self._transfers.follow()
-        rows = graded_rows(plan, grads, weights)
+            self._transfers.follow_previous_stream()
+        rows = touched_rows(plan, grads, weights)
         if rows is None:
             return None
         present, slots, ids, tables, segments = rows
@@ -359,18 +367,18 @@ class Group:
         return self._update_rows(None, self.swap.cache, present, slots, ids, tables, segments, coefficients)
 
     def accumulate(
-        self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, ledger: Ledger
+        self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, journal: UpdateJournal
     ) -> None:
-        """Adds the gradients to the open window, unless the ledger says that it was done; arguments as of `update`."""
+        """Adds the gradients to the open window, unless the journal says that it was done; arguments as of `update`."""
         assert self.window is not None
-        self._transfers.follow()
-        rows = graded_rows(plan, grads, weights)
+        self._transfers.follow_previous_stream()
+        rows = touched_rows(plan, grads, weights)
         if rows is not None:
             present, slots, _, _, segments = rows
-            self.window.add(plan, present, slots, segments, ledger)
+            self.window.add(plan, present, slots, segments, journal)
 
-    def close_window(self, coefficients: Mapping[int, Sequence[float]], ledger: Ledger) -> None:
-        """Updates the rows of the window, and empties it; what the ledger says was done is passed over."""
+    def close_window(self, coefficients: Mapping[int, Sequence[float]], journal: UpdateJournal) -> None:
+        """Updates the rows of the window, and empties it; what the journal says was done is passed over."""
         assert self.window is not None
         self.swap.settle()
         for table, snapshot in self.snapshots.items():
@@ -389,7 +397,7 @@ class Group:
             segments = (borders, slots, None, None, None, None)
             run(*self._update_rows(key, cache, [sums], slots, ids, tables, segments, coefficients))
 
-        self.window.close(self.swap.cache, update, ledger)
+        self.window.close(self.swap.cache, update, journal)
 
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
         """To be called before rows of a table change beside training, when all is settled. None: any row."""
@@ -412,7 +420,7 @@ class Group:
         call = update_rows, cache, grads, slots, tables, *of_lookups, self._numbers.coefficients(coefficients), *kind
         if hot is None and self.norms is None and not (self._rounds or self._state_dtypes):
             return call  # defaults cost less
-        norms = None if self.norms is None else self.norms.of_call(key, slots, tables)
+        norms = None if self.norms is None else self.norms.buffer_for_call(key, slots, tables)
         rounding = (ids, self._numbers.seeds()) if self._rounds else (None, None)
         return *call, *rounding, self._state_dtypes, hot, norms
 
@@ -448,12 +456,12 @@ class Group:
         borders = self.engine.bag_ranges(batch.offsets, keys, batch.batch_size, self.chunk)
         parts: list[torch.Tensor] = []
         done = 0
-        self._transfers.follow()
+        self._transfers.follow_previous_stream()
         self.swap.apply_all()
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             plan = self.engine.find(batch.values, batch.offsets, keys, batch.batch_size, begin, end)
             rows = self._readable(plan)
-            index, offsets = self._transfers.put(plan.index, plan.offsets)
+            index, offsets = self._transfers.to_device(plan.index, plan.offsets)
             if out is None:
                 parts.append(lookup_sequence(rows, index))
                 continue
@@ -473,11 +481,11 @@ class Group:
         if plan.all_resident:
             return self.swap.weights
         for serial in plan.sources:
-            self.swap.land(serial)
+            self.swap.complete_write_back(serial)
         staging = self._transfers.staging(plan.host_count, self.layout.bytes)
         self.run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
-        resident = ops.gather_rows(self.swap.cache, *self._transfers.put(plan.resident_slots))
-        return self.layout.weight(torch.cat([resident, *self._transfers.send(staging).wait()]))
+        resident = ops.gather_rows(self.swap.cache, *self._transfers.to_device(plan.resident_slots))
+        return self.layout.weight(torch.cat([resident, *self._transfers.upload(staging).wait()]))
 
     # ---- records of whole tables
 
@@ -486,15 +494,15 @@ class Group:
         for index in self._with_init_fn if len(new) else ():
             rows = torch.from_numpy(new[tables == index]).long()
             weights = self.layout.weight(records)
-            weights[rows] = drawn(self.members[index].config, len(rows)).to(weights.dtype)
+            weights[rows] = draw_initial_weights(self.members[index].config, len(rows)).to(weights.dtype)
 
     def gather(self, slots: np.ndarray) -> torch.Tensor:
         """Records in the cache, copied to the host, uint8 `[n, bytes]`."""
-        self._transfers.follow()
-        records: torch.Tensor = ops.gather_rows(self.swap.cache, *self._transfers.put(slots)).cpu()
+        self._transfers.follow_previous_stream()
+        records: torch.Tensor = ops.gather_rows(self.swap.cache, *self._transfers.to_device(slots)).cpu()
         return records
 
     def scatter(self, slots: np.ndarray, records: torch.Tensor) -> None:
         """Replaces records in the cache by those of the host."""
-        self._transfers.follow()
-        ops.scatter_rows(self.swap.cache, *self._transfers.put(slots), records.to(self._device))
+        self._transfers.follow_previous_stream()
+        ops.scatter_rows(self.swap.cache, *self._transfers.to_device(slots), records.to(self._device))

@@ -81,7 +81,7 @@ class EvictedRows:
 
 
 @dataclass(frozen=True, eq=False)
-class RowShape:
+class RowSchema:
     """The parts of a row that a table keeps now: rows that left before had perhaps other states, or other columns.
 
     Attributes:
@@ -103,8 +103,8 @@ class RowShape:
 
     def fit(self, rows: EvictedRows) -> EvictedRows:
         """The rows with these states and columns, in these data types; what they lack is as in a new row."""
-        states = _filled(rows.states, self.states, len(rows))
-        columns = _filled(rows.columns, self.columns, len(rows))
+        states = _conform(rows.states, self.states, len(rows))
+        columns = _conform(rows.columns, self.columns, len(rows))
         return EvictedRows(rows.ids, rows.weight.to(self.weight.dtype), states, columns, rows.reason)
 
     def joined(self, pieces: Sequence[EvictedRows]) -> EvictedRows:
@@ -119,7 +119,7 @@ class RowShape:
         )
 
 
-def _filled(
+def _conform(
     given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], rows: int
 ) -> dict[str, torch.Tensor]:
     found = {}
@@ -133,7 +133,7 @@ next_serial = itertools.count().__next__
 """Returns a number larger than all before it."""
 
 
-class Departed(NamedTuple):
+class EvictedChunk(NamedTuple):
     """Rows that left a table together, and were not taken.
 
     Attributes:
@@ -145,13 +145,13 @@ class Departed(NamedTuple):
     rows: EvictedRows
 
     @classmethod
-    def now(cls, rows: EvictedRows) -> Departed:
+    def now(cls, rows: EvictedRows) -> EvictedChunk:
         """Returns the rows with the next serial."""
         return cls(next_serial(), rows)
 
 
 @dataclass(eq=False)
-class Departures:
+class EvictedRowsBuffer:
     """Rows that have left one table and were not taken. Under the launch lock, but for counts.
 
     Attributes:
@@ -160,7 +160,7 @@ class Departures:
     """
 
     table: str
-    pieces: list[Departed] = field(default_factory=list)
+    pieces: list[EvictedChunk] = field(default_factory=list)
     _warn_from: int = WARN_BYTES
 
     def rows(self) -> int:

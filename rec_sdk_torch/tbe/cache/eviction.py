@@ -14,27 +14,27 @@ from ...rules import Norm
 from ..config.lifecycle import EvictReason
 from .batch import Int64Array
 from .device_cache import Group
-from .evicted import Departed, EvictedRows
-from .update_journal import Call, Ledger
+from .evicted import EvictedChunk, EvictedRows
+from .update_journal import Call, UpdateJournal
 
 
-def end_step(group: Group, ledger: Ledger) -> None:
+def end_step(group: Group, journal: UpdateJournal) -> None:
     """A training step has ended, and its pins: ids leave whose time has come.
 
-    May be begun again after an interrupt, with the same ledger.
+    May be begun again after an interrupt, with the same journal.
     """
     if not group.evicting:
         return
     calls: list[Call] = [(group.engine.lifecycle.end_step, group.intervals)]
-    begins = not ledger.has((group, "end"))
+    begins = not journal.has((group, "end"))
     if begins and group.measuring:
         mark_small_rows(group, group.engine.lifecycle.measured_tables(group.intervals))
     if begins and group.engine.lifecycle.evicts(group.intervals):
         group.swap.settle()
         for table in group.snapshots.keys() | group.evicted.keys():
-            calls += _before_leaving(group, table, *group.engine.lifecycle.leaving_ids(table, group.intervals))
+            calls += _prepare_eviction(group, table, *group.engine.lifecycle.leaving_ids(table, group.intervals))
     # One call of C: the rows wait if and only if they have left.
-    ledger.run((group, "end"), list, starmap(operator.call, calls))
+    journal.run((group, "end"), list, starmap(operator.call, calls))
 
 
 def evict(group: Group, table: int) -> int:
@@ -44,8 +44,8 @@ def evict(group: Group, table: int) -> int:
         mark_small_rows(group, [table])
     calls: list[Call] = [(group.engine.lifecycle.evict, table)]
     if table in group.snapshots or table in group.evicted:
-        calls += _before_leaving(group, table, *group.engine.lifecycle.leaving_ids(table))
-    return _first_of(calls)
+        calls += _prepare_eviction(group, table, *group.engine.lifecycle.leaving_ids(table))
+    return _run_calls(calls)
 
 
 def remove(group: Group, table: int, ids: Int64Array) -> int:
@@ -59,24 +59,24 @@ def remove(group: Group, table: int, ids: Int64Array) -> int:
     if table in group.evicted:
         known = np.unique(ids)
         known = known[group.engine.tables.find_rows(table, known)[0] >= 0]
-        calls += _handed_out(group, table, known, np.full(len(known), EvictReason.REMOVED, np.uint8))
-    return _first_of(calls)
+        calls += _calls_to_keep_rows(group, table, known, np.full(len(known), EvictReason.REMOVED, np.uint8))
+    return _run_calls(calls)
 
 
-def _before_leaving(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
+def _prepare_eviction(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
     """To be called before `ids` leave, for `reasons`, uint8 `[n]`: calls to be made when they have left."""
     group.before_change(table, ids)
-    return _handed_out(group, table, ids, reasons) if table in group.evicted else []
+    return _calls_to_keep_rows(group, table, ids, reasons) if table in group.evicted else []
 
 
-def _handed_out(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
+def _calls_to_keep_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
     """The call that lets the rows of `ids`, as they are now, wait to be taken."""
     if not len(ids):
         return []
-    return [(group.evicted[table].pieces.append, Departed.now(_rows(group, table, ids, reasons)))]
+    return [(group.evicted[table].pieces.append, EvictedChunk.now(_rows(group, table, ids, reasons)))]
 
 
-def _first_of(calls: list[Call]) -> int:
+def _run_calls(calls: list[Call]) -> int:
     """Makes all calls as one of C, or none that comes behind one that fails; what the first one returned."""
     results: list[int] = list(starmap(operator.call, calls))
     return results[0]
@@ -117,7 +117,7 @@ def read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slot
 # ---- rows that leave as their weights are small
 
 
-def norms(weight: torch.Tensor) -> npt.NDArray[np.float64]:
+def row_norms(weight: torch.Tensor) -> npt.NDArray[np.float64]:
     """The 2-norms of rows `[n, D]` on the host, float64 `[n]`: elements in their order, the same bits everywhere.
 
     NumPy's square root is rounded correctly, which torch's is not in all of its builds.
@@ -148,5 +148,5 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
             rows, slots = group.engine.tables.find_rows(table, some)
             records = read_known(group, table, some, rows, slots)
             weight = group.layout.weight(records).to(config.weight_dtype)
-            small.append(rows[norms(weight) < rule.least])
+            small.append(rows[row_norms(weight) < rule.least])
         group.engine.lifecycle.mark_small(table, np.concatenate(small))

@@ -39,7 +39,7 @@ class Member:
         return self.slots + int(self.config.lifecycle is not None and self.config.lifecycle.admits)
 
 
-class Watcher(Protocol):
+class ChangeObserver(Protocol):
     """A save of one moment of a table: it takes rows as they are before they change."""
 
     def before_update(self, slots: np.ndarray) -> None: ...
@@ -59,7 +59,9 @@ def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> Reco
     return RecordLayout(dim, config.cached_dtype, elements, optimizer.state_dtypes if optimizer else ())
 
 
-def alike(configs: Sequence[TableConfig], optimizers: Sequence[TableOptimizer | None]) -> list[list[int]]:
+def partition_into_groups(
+    configs: Sequence[TableConfig], optimizers: Sequence[TableOptimizer | None]
+) -> list[list[int]]:
     """Indices of the tables that may share a group: of one record, one update and one way of rounding."""
     found: dict[object, list[int]] = {}
     for index, (config, optimizer) in enumerate(zip(configs, optimizers, strict=True)):
@@ -89,7 +91,7 @@ def _table_spec(
         state_init=state_init,
         bounds_check=bounds_check.value,
         columns=[*(["version"] if config.track_changes else []), *(lifecycle.columns() if lifecycle else [])],
-        lifecycle=lifecycle.of_engine(stored_bytes(config, optimizer)) if lifecycle else None,
+        lifecycle=lifecycle.to_engine(stored_bytes(config, optimizer)) if lifecycle else None,
         store_path="" if stores is None else stores.new_path(config.name),
         stored_dtype=WEIGHT_DTYPES.index(config.weight_dtype),
     )
@@ -101,7 +103,7 @@ def state_inits(members: Sequence[Member]) -> list[list[float]]:
     return [each.spec.state_init(each.options) if each is not None else [] for each in optimizers]
 
 
-def engine_of(
+def make_engine(
     members: Sequence[Member],
     layout: RecordLayout,
     columns: Sequence[int],
@@ -141,7 +143,7 @@ def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
             weights[end - 1].fill_(member.config.lifecycle.default_value)
 
 
-def drawn(config: TableConfig, rows: int) -> torch.Tensor:
+def draw_initial_weights(config: TableConfig, rows: int) -> torch.Tensor:
     """Initial weights from the table's `init_fn`, `[rows, D]`."""
     assert config.init_fn is not None
     weight = torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="cpu")

@@ -23,11 +23,11 @@ class UpdateNorms:
     def __init__(self) -> None:
         self._calls: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Another update comes."""
         self._calls = {}
 
-    def of_call(self, call: Hashable, slots: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    def buffer_for_call(self, call: Hashable, slots: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
         """Where a call of the update counts, `row_norms` of `rec_sdk::update_rows`.
 
         A call that is made again after an interrupt, or is passed over since it was made, finds the same tensor.
@@ -39,7 +39,7 @@ class UpdateNorms:
             self._calls[call] = rows, tables
         return self._calls[call][0]
 
-    def of_tables(self, count: int, norm_type: float) -> list[float]:
+    def table_norms(self, count: int, norm_type: float) -> list[float]:
         """The norm of each of `count` tables; the host waits for the device.
 
         Sums over rows are of float64, from the smallest square to the largest: threads, cores of the kernels and the

@@ -20,11 +20,11 @@ class PaddingIds:
         self._has = np.array([padding is not None for padding in of_features])
 
     @classmethod
-    def of(cls, tables: Sequence[TableConfig]) -> PaddingIds | None:
+    def from_tables(cls, tables: Sequence[TableConfig]) -> PaddingIds | None:
         """None where no table has such an id."""
         return cls(tables) if any(table.padding_idx is not None for table in tables) else None
 
-    def without(self, batch: Batch) -> Batch:
+    def remove_from(self, batch: Batch) -> Batch:
         """The batch without its lookups of such ids, feature by feature; the batch itself where it has none."""
         if not batch.well_formed:
             return batch  # the planner says what is wrong
@@ -34,21 +34,21 @@ class PaddingIds:
         return batch.part((values != self._ids.repeat(lengths)) | ~self._has.repeat(lengths))
 
 
-def with_zeros(rows: Sequence[torch.Tensor], batch: Batch, *, joined: bool) -> list[torch.Tensor]:
+def restore_padding_rows(rows: Sequence[torch.Tensor], batch: Batch, *, joined: bool) -> list[torch.Tensor]:
     """Rows of the batch as it was given: zeros for the ids that mean nothing.
 
     Args:
         rows: float32 `[n, D]`, of the lookups that were left.
-        batch: from `PaddingIds.without`.
+        batch: from `PaddingIds.remove_from`.
         joined: `rows` is one tensor, of all features; else there is one for each of them.
     """
-    if batch.given is None or batch.kept is None:
+    if batch.parent is None or batch.kept_lookups is None:
         return list(rows)
     features = np.arange(len(batch.feature_keys))
-    ends, given = batch.lookups(features).cumsum(), batch.given.lookups(features)
+    ends, given = batch.lookups(features).cumsum(), batch.parent.lookups(features)
     if joined:
-        return [_spread(rows[0], batch.kept, int(given.sum()))]
-    parts = np.split(batch.kept, ends[:-1])
+        return [_spread(rows[0], batch.kept_lookups, int(given.sum()))]
+    parts = np.split(batch.kept_lookups, ends[:-1])
     begins = given.cumsum() - given
     pairs = zip(rows, parts, begins, given.tolist(), strict=True)
     return [_spread(part, kept - begin, count) for part, kept, begin, count in pairs]

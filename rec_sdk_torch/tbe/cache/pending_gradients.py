@@ -13,11 +13,11 @@ import torch
 
 from ...operators.calls import accumulate_rows
 from .plan import Plan, PlanArrays
-from .touched_rows import graded_rows
+from .touched_rows import touched_rows
 
 
 @dataclass(eq=False)
-class WaitingRows:
+class GroupGradients:
     """Rows of one group, with their aggregated gradients: it is updated as a plan whose rows have one lookup each.
 
     The rows have to stay in their slots meanwhile.
@@ -33,7 +33,7 @@ class WaitingRows:
     values: torch.Tensor | None = None
 
     @property
-    def host(self) -> WaitingRows:
+    def host(self) -> GroupGradients:
         """Stands for the plan of the engine."""
         return self
 
@@ -47,7 +47,7 @@ class WaitingRows:
         """The gradient of each row, in the first D columns."""
         return self.sums if self.values is None else self.values
 
-    def handed_out(self) -> WaitingRows:
+    def with_editable_values(self) -> GroupGradients:
         """The same rows in the order of their tables and ids, with values that may be changed.
 
         This order, and so a norm of the values, depends on no cache and no thread.
@@ -75,7 +75,7 @@ class WaitingRows:
             return 0
         return zlib.crc32(now.cpu().numpy().tobytes(), 1)
 
-    def parts(self) -> list[torch.Tensor]:
+    def table_gradients(self) -> list[torch.Tensor]:
         """The gradient of each table's rows, float32 `[n, D]`; what is changed in it is changed for the update.
 
         They were handed out.
@@ -93,7 +93,7 @@ class WaitingRows:
             sums[:, :dim] = self.values
         return sums
 
-    def without(self, tables: Collection[int]) -> WaitingRows:
+    def exclude_tables(self, tables: Collection[int]) -> GroupGradients:
         """The same, but for the rows of some tables."""
         of_table = self._tables_of_rows()
         return self._chosen(np.flatnonzero(~np.isin(of_table, list(tables))), of_table)
@@ -102,7 +102,7 @@ class WaitingRows:
         counts = self.arrays.table_offsets.cpu().numpy()
         return np.repeat(np.arange(len(counts) - 1), np.diff(counts))
 
-    def _chosen(self, rows: np.ndarray, of_table: np.ndarray) -> WaitingRows:
+    def _chosen(self, rows: np.ndarray, of_table: np.ndarray) -> GroupGradients:
         """These of the rows, table by table; `of_table`: the table of each row."""
         places = torch.from_numpy(rows).to(self.sums.device)
         ids = self.arrays.unique_ids
@@ -111,7 +111,7 @@ class WaitingRows:
             None if ids is None else ids.index_select(0, places),
             _borders(of_table[rows], len(self.arrays.table_offsets) - 1).to(self.sums.device),
         )
-        return WaitingRows(arrays, self._folded().index_select(0, places))
+        return GroupGradients(arrays, self._folded().index_select(0, places))
 
 
 def _borders(of_table: np.ndarray, tables: int) -> torch.Tensor:
@@ -127,9 +127,13 @@ def _arrays(slots: torch.Tensor, ids: torch.Tensor | None, tables: torch.Tensor)
     return PlanArrays(**arrays | {"segment_offsets": borders, "grad_row": borders[:-1]})
 
 
-def aggregated(
-    before: WaitingRows | None, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, dim: int
-) -> WaitingRows | None:
+def add_gradients(
+    before: GroupGradients | None,
+    plan: Plan,
+    grads: Sequence[torch.Tensor | None],
+    weights: torch.Tensor | None,
+    dim: int,
+) -> GroupGradients | None:
     """The gradients of a backward pass, with those that waited `before`, which stay as they are; None for no row.
 
     Args:
@@ -139,7 +143,7 @@ def aggregated(
         weights: the per-sample weights.
         dim: D.
     """
-    rows = graded_rows(plan, grads, weights)
+    rows = touched_rows(plan, grads, weights)
     if rows is None:
         return before
     present, slots, ids, tables, segments = rows
@@ -151,7 +155,7 @@ def aggregated(
         sums = present[0].new_zeros((len(arrays.unique_slots), 2 * dim))
         sums.index_copy_(0, of_before, before._folded())
     accumulate_rows(sums, present, places, *segments)
-    return WaitingRows(arrays, sums)
+    return GroupGradients(arrays, sums)
 
 
 def _union(one: PlanArrays, other: PlanArrays) -> tuple[PlanArrays, torch.Tensor, torch.Tensor]:

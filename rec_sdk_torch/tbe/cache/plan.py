@@ -11,7 +11,7 @@ import torch
 
 from ... import _engine
 from ...operators.segments import HOT_SEGMENT_FIELDS
-from .transfers import Arrival, Departure
+from .transfers import Download, Upload
 
 
 class PlanArrays(NamedTuple):
@@ -100,7 +100,7 @@ def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
 
 
 @dataclass(eq=False)
-class Staged:
+class StagedPlan:
     """Copies and memory that are ready for a plan which is not applied. They go with the plan, and do not hold it.
 
     Attributes:
@@ -110,18 +110,18 @@ class Staged:
     """
 
     arrays: PlanArrays
-    arrival: Arrival
+    upload: Upload
     host: _engine.Plan | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
-    leaving: Leaving | None = None
-    records: Arrival | None = None
+    victims: VictimBuffers | None = None
+    records: Upload | None = None
     late: np.ndarray | None = None
-    late_rows: Arrival | None = None
-    sums: Arrival | None = None
+    late_rows: Upload | None = None
+    sums: Upload | None = None
 
 
 @dataclass(eq=False, slots=True)
-class Leaving:
+class VictimBuffers:
     """Memory for rows that leave, made before they do.
 
     Attributes:
@@ -133,7 +133,7 @@ class Leaving:
 
     rows: torch.Tensor
     staging: torch.Tensor
-    sums: Departure | None
+    sums: Download | None
     swapped: list[Any] = field(default_factory=list)
 
 
@@ -150,8 +150,8 @@ class Plan:
 
     host: _engine.Plan
     arrays: PlanArrays
-    arrival: Arrival | None
-    staged: Staged | None
+    upload: Upload | None
+    staged: StagedPlan | None
 
     def release(self) -> None:
         """Ends the pins of its rows."""

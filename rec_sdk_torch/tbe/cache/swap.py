@@ -20,8 +20,8 @@ from ... import _engine
 from ...operators.calls import call_once, ops
 from ...operators.record import RecordLayout
 from .batch import Batch, Int64Array
-from .plan import Leaving, Plan, PlanArrays, Staged, arrays_on_device, arrays_on_host
-from .transfers import Arrival, Departure, Transfers
+from .plan import Plan, PlanArrays, StagedPlan, VictimBuffers, arrays_on_device, arrays_on_host
+from .transfers import Download, Transfers, Upload
 
 Joined = tuple[Any, Sequence[object]]
 """An overload of an operator that swaps rows and looks rows up, and its arguments behind those of the swap."""
@@ -42,11 +42,11 @@ def joined_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any
 
 
 @dataclass(eq=False, slots=True)
-class _Copies:
+class _WriteBack:
     """Copies of rows that leave, on their way to the host."""
 
-    records: Departure
-    sums: Departure | None
+    records: Download
+    sums: Download | None
 
 
 _SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
@@ -85,20 +85,20 @@ class Swap:
         self.transfers = transfers
         # A method of the owner of this swap: a cycle would keep the cache too long.
         self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
-        self._staged: dict[int, weakref.ref[Staged]] = {}  # by serial; their plans hold them
-        self._begun: dict[int, Staged] = {}  # by serial, of plans that can only be completed
-        self._leaving: dict[int, tuple[_engine.Plan, _Copies]] = {}  # by serial, rows in transit
-        self._landing = threading.Lock()
+        self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial; their plans hold them
+        self._started: dict[int, StagedPlan] = {}  # by serial, of plans that can only be completed
+        self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # by serial, rows in transit
+        self._write_back_lock = threading.Lock()
 
     def staging_bytes(self) -> int:
         """Host memory of plans that are not applied, and of rows on their way."""
         tensors: list[torch.Tensor] = []
         waiting = {staged for ref in list(self._staged.values()) if (staged := ref()) is not None}
-        for staged in waiting.union(self._begun.values()):
-            arrivals = staged.arrival, staged.records, staged.late_rows, staged.sums
+        for staged in waiting.union(self._started.values()):
+            arrivals = staged.upload, staged.records, staged.late_rows, staged.sums
             tensors += [arrival.memory for arrival in arrivals if arrival is not None]
-            tensors += [] if staged.leaving is None else [staged.leaving.staging]
-        for _, copies in list(self._leaving.values()):
+            tensors += [] if staged.victims is None else [staged.victims.staging]
+        for _, copies in list(self._write_backs.values()):
             tensors += [departure.tensor for departure in (copies.records, copies.sums) if departure is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -111,36 +111,36 @@ class Swap:
 
     def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:
         """The plan of a training batch, which may have been announced. Waits for nothing."""
-        if self._leaving or self._staged:
-            self._tidy()
+        if self._write_backs or self._staged:
+            self._complete_downloads()
         arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
         if self.transfers.pinned:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
-            host = self.engine.plan(*arguments, staging.numpy(), announced, *batch.seen)
-            staged = self._send_arrays(staging[: host.arena.nbytes], host)
-            arrays, arrival, comes = staged.arrays, staged.arrival, host.rows_in
+            host = self.engine.plan(*arguments, staging.numpy(), announced, *batch.signals)
+            staged = self._upload_arrays(staging[: host.arena.nbytes], host)
+            arrays, arrival, comes = staged.arrays, staged.upload, host.rows_in
         else:
-            host = self.engine.plan(*arguments, None, announced, *batch.seen)
+            host = self.engine.plan(*arguments, None, announced, *batch.signals)
             arrays, arrival, comes = arrays_on_host(host), None, host.rows_in
             if comes:
-                staged = Staged(arrays, Arrival((), arrays.slots))
+                staged = StagedPlan(arrays, Upload((), arrays.slots))
         if not comes:
             return Plan(host, arrays, arrival, None)
         self._staged[host.serial] = weakref.ref(staged)
         return Plan(host, arrays, arrival, staged)
 
-    def _tidy(self) -> None:
+    def _complete_downloads(self) -> None:
         """Lands the rows whose copies have arrived, and forgets plans that were dropped."""
-        for serial, (_, copies) in list(self._leaving.items()):
-            if not self.transfers.pinned or self._arrived(copies):
-                self.land(serial)
+        for serial, (_, copies) in list(self._write_backs.items()):
+            if not self.transfers.pinned or self._is_downloaded(copies):
+                self.complete_write_back(serial)
         for serial, ref in list(self._staged.items()):
             if ref() is None:
                 self._staged.pop(serial, None)
 
-    def _send_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> Staged:
-        arrival = self.transfers.send(arena)
-        return Staged(arrays_on_device(arrival.tensors[0], host), arrival)
+    def _upload_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> StagedPlan:
+        arrival = self.transfers.upload(arena)
+        return StagedPlan(arrays_on_device(arrival.tensors[0], host), arrival)
 
     def drop(self, plan: Plan) -> None:
         """Ends a plan. If it has not begun it undoes itself, when those made after it have: what was to leave stays."""
@@ -160,16 +160,16 @@ class Swap:
             if staged.records is not None or plan.host.released:
                 return
             for serial in plan.host.sources:
-                _, copies = self._leaving.get(serial, (None, None))
-                if copies is not None and self._arrived(copies):
-                    self.land(serial)
+                _, copies = self._write_backs.get(serial, (None, None))
+                if copies is not None and self._is_downloaded(copies):
+                    self.complete_write_back(serial)
             staging = self.transfers.staging(plan.host.rows_in, self.record_bytes)
             staged.late = self.engine.read_ahead(plan.host, staging.numpy())
-            staged.records = self._send_records(staging)
+            staged.records = self._upload_records(staging)
 
     # ---- applying
 
-    def bring_in(self, plan: Plan) -> None:
+    def stage(self, plan: Plan) -> None:
         """Applies the plans before this one, and makes ready what it brings in. All that can fail of a swap."""
         host = plan.host.next  # which does not pin: rows in transit hold it
         if host is None and not plan.host.applied:
@@ -178,7 +178,7 @@ class Swap:
                 self._apply(other)
         if plan.staged is not None and host is not None:
             plan.staged.host = host
-            self._stage(host, plan.staged)
+            self._stage_misses(host, plan.staged)
 
     def finish(self, plan: Plan, joined: Joined | None = None) -> Sequence[Any]:
         """Brings in the rows of `plan`, which has begun. Its arrays may be used once they have arrived.
@@ -200,72 +200,72 @@ class Swap:
     def _apply(self, host: _engine.Plan) -> None:
         """May be done again from the start if it was interrupted: rows that were swapped are not swapped again."""
         staged = self._staged_of(host)
-        self._stage(host, staged)
+        self._stage_misses(host, staged)
         _engine.begin([host])
         self._finish(host, staged)
 
-    def _staged_of(self, host: _engine.Plan) -> Staged:
-        staged = self._begun.get(host.serial)
+    def _staged_of(self, host: _engine.Plan) -> StagedPlan:
+        staged = self._started.get(host.serial)
         if staged is None:
             known = self._staged.get(host.serial)
             staged = None if known is None else known()
         if staged is None:  # its plan was dropped, and later ones were not
-            staged = self._send_arrays(torch.from_numpy(host.arena), host)
+            staged = self._upload_arrays(torch.from_numpy(host.arena), host)
         return staged
 
-    def _finish(self, host: _engine.Plan, staged: Staged | None, joined: Joined | None = None) -> Sequence[Any]:
+    def _finish(self, host: _engine.Plan, staged: StagedPlan | None, joined: Joined | None = None) -> Sequence[Any]:
         done: Sequence[Any] = ()
         if staged is not None:
-            self._begun[host.serial] = staged  # completed after an interrupt, it must not swap rows again
+            self._started[host.serial] = staged  # completed after an interrupt, it must not swap rows again
             done = self._write(staged, joined)
-            if staged.leaving is not None:
-                self._leaving[host.serial] = host, self._send_out(staged.leaving)
+            if staged.victims is not None:
+                self._write_backs[host.serial] = host, self._download_victims(staged.victims)
         self.engine.applied(host)
         for serial in list(self._staged):  # which a thread that plans adds to
             if serial <= host.serial:
                 self._staged.pop(serial, None)
-        self._begun.clear()  # one at a time begins
+        self._started.clear()  # one at a time begins
         return done
 
-    def _stage(self, host: _engine.Plan, staged: Staged) -> None:
+    def _stage_misses(self, host: _engine.Plan, staged: StagedPlan) -> None:
         """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
-        if staged.arrival.event is not None:
-            staged.arrival.wait()
+        if staged.upload.event is not None:
+            staged.upload.wait()
         arrays = staged.arrays
-        if arrays.swap_out_places is not None and staged.leaving is None:
-            staged.leaving = self._make_room(host, arrays)
+        if arrays.swap_out_places is not None and staged.victims is None:
+            staged.victims = self._allocate_victim_buffers(host, arrays)
         if arrays.swap_in_slots is None:
             return
         if self.sums is not None and arrays.window_in_slots is not None and staged.sums is None:
             for serial in host.sources:
-                self.land(serial)
+                self.complete_write_back(serial)
             sums = self.transfers.staging(host.window_in, self.sums.shape[1], torch.float32)
             self.engine.read_sums(host, sums.numpy())
-            staged.sums = self.transfers.send(sums)
+            staged.sums = self.transfers.upload(sums)
         with staged.lock:
             if staged.records is None:
                 for serial in host.sources:
-                    self.land(serial)
+                    self.complete_write_back(serial)
                 staging = self.transfers.staging(host.rows_in, self.record_bytes)
                 fill_new = None if self._fill_new is None else self._fill_new()
                 new = self.engine.read_in(host, staging.numpy(), fill_new is not None)
                 if fill_new is not None:
                     fill_new(*new, staging)
-                staged.records = self._send_records(staging)
+                staged.records = self._upload_records(staging)
             elif staged.late is not None and len(staged.late) and staged.late_rows is None:
                 for serial in host.sources:
-                    self.land(serial)
+                    self.complete_write_back(serial)
                 late = np.empty((len(staged.late), self.record_bytes), np.uint8)
                 self.engine.read_late(host, staged.late, late)
                 slots = host.views[_SWAP_IN_SLOTS]
                 assert slots is not None
-                staged.late_rows = self.transfers.send_arrays([slots[staged.late], late])
+                staged.late_rows = self.transfers.upload_arrays([slots[staged.late], late])
 
-    def _send_records(self, staging: torch.Tensor) -> Arrival:
+    def _upload_records(self, staging: torch.Tensor) -> Upload:
         transfers = self.transfers
-        return transfers.send(staging) if transfers.pinned and not transfers.direct else Arrival((staging,), staging)
+        return transfers.upload(staging) if transfers.pinned and not transfers.direct else Upload((staging,), staging)
 
-    def _make_room(self, host: _engine.Plan, arrays: PlanArrays) -> Leaving:
+    def _allocate_victim_buffers(self, host: _engine.Plan, arrays: PlanArrays) -> VictimBuffers:
         """For the rows that leave. Their sums leave already."""
         shape = host.rows_out, self.record_bytes
         if self.transfers.direct:
@@ -275,10 +275,10 @@ class Swap:
             staging = self.transfers.staging(*shape) if self.transfers.pinned else rows
         sums = None
         if self.sums is not None and arrays.window_out_slots is not None:
-            sums = self.transfers.fetch(self.sums.index_select(0, arrays.window_out_slots))
-        return Leaving(rows, staging, sums)
+            sums = self.transfers.download(self.sums.index_select(0, arrays.window_out_slots))
+        return VictimBuffers(rows, staging, sums)
 
-    def _write(self, staged: Staged, joined: Joined | None) -> Sequence[Any]:
+    def _write(self, staged: StagedPlan, joined: Joined | None) -> Sequence[Any]:
         """Swaps rows, those that leave with the updates that the current stream has been given.
 
         Returns what `joined` gave, unless there are late rows: they are not where it would read them.
@@ -292,7 +292,7 @@ class Swap:
             return ()
         arrival = staged.records
         (records,) = arrival.tensors if arrival.event is None else arrival.wait()
-        leaving = staged.leaving
+        leaving = staged.victims
         called: list[Any] = [] if leaving is None else leaving.swapped
         rows = None if leaving is None else leaving.rows
         if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # perhaps of another stream
@@ -309,39 +309,39 @@ class Swap:
         if staged.late_rows is not None:
             ops.scatter_rows(self.cache, *staged.late_rows.wait())
         if self.transfers.direct:
-            self.transfers.used(staged.records.memory)
+            self.transfers.hold_until_used(staged.records.memory)
         return ()
 
-    def _send_out(self, leaving: Leaving) -> _Copies:
+    def _download_victims(self, leaving: VictimBuffers) -> _WriteBack:
         """Starts to copy the rows that have left to the host."""
         if self.transfers.direct:
-            return _Copies(self.transfers.used(leaving.rows), leaving.sums)
+            return _WriteBack(self.transfers.hold_until_used(leaving.rows), leaving.sums)
         if not self.transfers.pinned:
-            return _Copies(Departure(leaving.rows, None), leaving.sums)
-        return _Copies(self.transfers.fetch(leaving.rows, leaving.staging), leaving.sums)
+            return _WriteBack(Download(leaving.rows, None), leaving.sums)
+        return _WriteBack(self.transfers.download(leaving.rows, leaving.staging), leaving.sums)
 
     # ---- landing
 
-    def _arrived(self, copies: _Copies) -> bool:
+    def _is_downloaded(self, copies: _WriteBack) -> bool:
         """Whether rows that leave are in host memory, so that nothing waits for them."""
         if not self.transfers.pinned:
             return True
         return copies.records.done() and (copies.sums is None or copies.sums.done())
 
-    def land(self, serial: int) -> None:
+    def complete_write_back(self, serial: int) -> None:
         """Writes the rows that plan `serial` took out to the host store. Waits for their copy alone."""
-        with self._landing:
-            host, copies = self._leaving.get(serial, (None, None))
+        with self._write_back_lock:
+            host, copies = self._write_backs.get(serial, (None, None))
             if host is None or copies is None:
                 return
             records = copies.records
             rows = records.tensor if records.event is None else records.wait()
             sums = None if copies.sums is None else copies.sums.wait().numpy()
             self.engine.land(host, rows.numpy(), sums)
-            self._leaving.pop(serial, None)
+            self._write_backs.pop(serial, None)
 
     def settle(self) -> None:
         """Applies all plans and lands all rows: whole tables may be read and written then."""
         self.apply_all()
-        for serial in list(self._leaving):
-            self.land(serial)
+        for serial in list(self._write_backs):
+            self.complete_write_back(serial)

@@ -12,7 +12,7 @@ from ...operators.segments import hot_segments
 from .accumulation import Segments
 from .plan import PlanArrays
 
-GradedRows = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.Tensor, Segments]
+TouchedRows = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch.Tensor, Segments]
 """Gradients, and unique_slots, unique_ids, table_offsets and segments of the rows that have some."""
 
 
@@ -21,7 +21,7 @@ class _Lookups(Protocol):
     def segment_lookups(self) -> int: ...
 
 
-class GradedPlan(Protocol):
+class UpdatePlan(Protocol):
     """The part of a plan that an update needs: its arrays, and how many lookups have a row."""
 
     @property
@@ -31,9 +31,9 @@ class GradedPlan(Protocol):
     def host(self) -> _Lookups: ...
 
 
-def graded_rows(
-    plan: GradedPlan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
-) -> GradedRows | None:
+def touched_rows(
+    plan: UpdatePlan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None
+) -> TouchedRows | None:
     """Returns the rows that have a gradient; None for no row.
 
     Args:
@@ -59,7 +59,7 @@ def graded_rows(
 
 def _with_gradient(
     arrays: PlanArrays, grads: Sequence[torch.Tensor | None], scale: torch.Tensor | None
-) -> GradedRows | None:
+) -> TouchedRows | None:
     """Returns the same where some of `grads` are None: without their lookups, and without rows that have no others."""
     device = arrays.slots.device
     there = np.array([grad is not None for grad in grads])

@@ -40,7 +40,7 @@ def current(stream: Any) -> Any:
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
-def in_thread(device: torch.device) -> AbstractContextManager[Any]:
+def device_context(device: torch.device) -> AbstractContextManager[Any]:
     """The context in which a thread of its own works on `device`."""
     if device.type in ("cpu", "meta"):
         return contextlib.nullcontext()
@@ -48,7 +48,7 @@ def in_thread(device: torch.device) -> AbstractContextManager[Any]:
     return context
 
 
-def when_written(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
+def download_context(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
     """Gives contexts in which `tensor` may be copied to the host, as the current stream leaves it now, by any thread.
 
     The copy waits for nothing that the current stream is given later.
@@ -74,7 +74,7 @@ def _staging(pinned: bool, rows: int, width: int, dtype: torch.dtype = torch.uin
 
 
 @dataclass(eq=False, slots=True)
-class Arrival:
+class Upload:
     """Tensors on their way to the device; only what `wait` is called before may use them.
 
     Where `event` is None they are there already.
@@ -99,7 +99,7 @@ class Arrival:
 
 
 @dataclass(eq=False, slots=True)
-class Departure:
+class Download:
     """A tensor in host memory that a stream is still writing, or reading; none is where `event` is None."""
 
     tensor: torch.Tensor
@@ -131,10 +131,10 @@ class Transfers:
         self.direct = backend.reaches_host and read_settings().embcache_direct_swap
         self._module = torch.get_device_module(device)
         self.pinned = backend.pin_staging
-        self._in_use: list[Departure] = []
+        self._in_use: list[Download] = []
         self._last: Any = None
 
-    def follow(self) -> None:
+    def follow_previous_stream(self) -> None:
         """Puts what the current stream is given from now on behind what the stream of the last call was given.
 
         To be called before every use of a group's cache, where host and device are two: a row may leave it right after
@@ -151,41 +151,41 @@ class Transfers:
             stream.wait_stream(self._last)
         self._last = stream
 
-    def send(self, staging: torch.Tensor) -> Arrival:
+    def upload(self, staging: torch.Tensor) -> Upload:
         """Starts to copy a staging buffer to the device."""
         if not self.pinned:
-            return Arrival((staging,), staging)
+            return Upload((staging,), staging)
         inward, _ = _streams(self.device)
         with current(inward):
             memory = staging.to(self.device, non_blocking=True)
-            return Arrival((memory,), memory, inward.record_event())
+            return Upload((memory,), memory, inward.record_event())
 
-    def send_arrays(self, arrays: Sequence[np.ndarray]) -> Arrival:
+    def upload_arrays(self, arrays: Sequence[np.ndarray]) -> Upload:
         """Starts to copy arrays, at least one, to the device: all in one copy through staging."""
         tensors = [torch.from_numpy(array) for array in arrays]
         if not self.pinned:
-            return Arrival(tuple(tensors), tensors[0])
+            return Upload(tuple(tensors), tensors[0])
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         begins = [0, *accumulate(sizes)]
         staging = self.staging(1, begins.pop())[0]
         places = [slice(begin, begin + tensor.nbytes) for begin, tensor in zip(begins, tensors, strict=True)]
         for place, tensor in zip(places, tensors, strict=True):
             staging[place].view(tensor.dtype).view_as(tensor).copy_(tensor)
-        there = self.send(staging)
+        there = self.upload(staging)
         pairs = zip(places, tensors, strict=True)
         views = tuple(there.memory[place].view(tensor.dtype).view_as(tensor) for place, tensor in pairs)
-        return Arrival(views, there.memory, there.event)
+        return Upload(views, there.memory, there.event)
 
-    def put(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
+    def to_device(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
         """Arrays on the device, for the current stream."""
         if not self.pinned:
             return tuple(map(torch.from_numpy, arrays))
-        return self.send_arrays(arrays).wait()
+        return self.upload_arrays(arrays).wait()
 
-    def fetch(self, tensor: torch.Tensor, staging: torch.Tensor | None = None) -> Departure:
+    def download(self, tensor: torch.Tensor, staging: torch.Tensor | None = None) -> Download:
         """Starts to copy a matrix to the host, into `staging` if it is given, as the current stream leaves it."""
         if not self.pinned:
-            return Departure(tensor, None)
+            return Download(tensor, None)
         _, outward = _streams(self.device)
         outward.wait_stream(self._module.current_stream(self.device))
         if staging is None:
@@ -193,11 +193,11 @@ class Transfers:
         with current(outward):
             staging.copy_(tensor, non_blocking=True)
         tensor.record_stream(outward)
-        return Departure(staging, outward.record_event())
+        return Download(staging, outward.record_event())
 
-    def used(self, staging: torch.Tensor) -> Departure:
+    def hold_until_used(self, staging: torch.Tensor) -> Download:
         """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""
         self._in_use = [other for other in self._in_use if not other.done()]
         event = self._module.current_stream(self.device).record_event() if self.pinned else None
-        self._in_use.append(Departure(staging, event))
+        self._in_use.append(Download(staging, event))
         return self._in_use[-1]

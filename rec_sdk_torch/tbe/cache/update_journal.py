@@ -17,7 +17,7 @@ def run_now(function: Callable[..., Any], *arguments: Any) -> None:
     function(*arguments)
 
 
-class Ledger:
+class UpdateJournal:
     """Which calls of a step have run: updates of rows, which must not run twice.
 
     A step is begun again from its start after an interrupt; the calls that have run are passed over.

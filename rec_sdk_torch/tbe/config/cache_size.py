@@ -99,7 +99,7 @@ def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> Non
         _check_size(f"cache of tables {names}", cache)
 
 
-def _one_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: int) -> int:
+def _slots_of_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: int) -> int:
     """Slots of a table whose batches have at most `batch` rows of it, by an option of its own."""
     if isinstance(size, numbers.Integral):
         # A hash table has no last row: an explicit number of rows is taken at its word.
@@ -113,7 +113,7 @@ def _one_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: in
     return min(slots, table.num_embeddings)
 
 
-def _share(
+def _share_budget(
     tables: Sequence[TableConfig], record_bytes: Sequence[int], least: Sequence[int], budget: int, why: str
 ) -> list[int]:
     """Whole tables if they fit in `budget` bytes, else `least` rows each and the rest in proportion."""
@@ -157,22 +157,22 @@ def cache_slots(
     budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)
     why = "EMBCACHE_SIZE_ON_DEVICE_MEM (or half the free device memory)"
     if isinstance(cache, str):
-        slots = _share(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
+        slots = _share_budget(tables, record_bytes, least, parse_bytes(cache, "cache"), f"cache={cache!r}")
     elif isinstance(cache, Mapping):
         slots = [
-            _one_table(table, cache[table.name], size, batch) if table.name in cache else 0
+            _slots_of_table(table, cache[table.name], size, batch) if table.name in cache else 0
             for table, size, batch in zip(tables, record_bytes, one_batch, strict=True)
         ]
         rest = [index for index, rows in enumerate(slots) if rows == 0]
         left = max(0, budget - sum(rows * size for rows, size in zip(slots, record_bytes, strict=True)))
         unnamed = ([tables[i] for i in rest], [record_bytes[i] for i in rest], [least[i] for i in rest])
-        for index, rows in zip(rest, _share(*unnamed, left, why), strict=True):
+        for index, rows in zip(rest, _share_budget(*unnamed, left, why), strict=True):
             slots[index] = rows
     elif cache is None:
-        slots = _share(tables, record_bytes, least, budget, why)
+        slots = _share_budget(tables, record_bytes, least, budget, why)
     else:
         parts = zip(tables, record_bytes, one_batch, strict=True)
-        slots = [_one_table(table, cache, size, batch) for table, size, batch in parts]
+        slots = [_slots_of_table(table, cache, size, batch) for table, size, batch in parts]
     total = sum(rows * size for rows, size in zip(slots, record_bytes, strict=True))
     if total > device_free:
         raise MemoryError(

@@ -85,7 +85,7 @@ class TableLifecycle:
         check_fields(self)
         for name, kind in _KINDS.items():
             value, several = getattr(self, name), kind in (Eviction, Bound)
-            given = _listed(value) if several else [each for each in [value] if each is not None]
+            given = _as_list(value) if several else [each for each in [value] if each is not None]
             if len({type(each) for each in given if isinstance(each, kind)}) < len(given):
                 allowed = ", ".join(each.__name__ for each in kind.__subclasses__() or [kind])
                 raise TypeError(f"TableLifecycle: {name} is {value!r}, expected {allowed}{', each once' * several}")
@@ -99,7 +99,7 @@ class TableLifecycle:
     @property
     def rules(self) -> list[Rule]:
         """All rules."""
-        return [each for name in _KINDS for each in _listed(getattr(self, name))]
+        return [each for name in _KINDS for each in _as_list(getattr(self, name))]
 
     def rule(self, kind: type[Chosen]) -> Chosen | None:
         """Returns the rule of a class; None where there is none."""
@@ -136,10 +136,10 @@ class TableLifecycle:
 
     def part(self, divide: Callable[[int], int]) -> TableLifecycle:
         """Returns the rules on one rank; `divide` returns the rank's part of a number."""
-        eviction, bound = ([each.part(divide) for each in _listed(several)] for several in (self.eviction, self.bound))
+        eviction, bound = ([each.part(divide) for each in _as_list(several)] for several in (self.eviction, self.bound))
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 
-    def of_engine(self, record_bytes: int) -> _engine.Life:
+    def to_engine(self, record_bytes: int) -> _engine.Life:
         """The rules as the engine takes them: of several with one name, as two bounds, the smaller number counts."""
         rules: dict[str, dict[str, float]] = {}
         for name, numbers in (rule.numbers(record_bytes) for rule in self.rules):
@@ -148,7 +148,7 @@ class TableLifecycle:
         return _engine.Life(rules=list(rules.items()))
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 

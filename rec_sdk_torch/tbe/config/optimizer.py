@@ -115,12 +115,12 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
     return step
 
 
-def _whole(value: object) -> object:
+def _float_to_int(value: object) -> object:
     """The whole number that a float is, since FBGEMM has floats for some; any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _expanded(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _expand_definitions(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords with each definition object of FBGEMM, or a mapping in its place, as the options it stands for.
 
     Raises:
@@ -141,7 +141,7 @@ def _expanded(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{where}: {keyword} is {definition!r}, expected FBGEMM's definition or a mapping, with some of "
                 f"{list(names)} that are not keywords too"
             )
-        options |= {names[field]: _whole(value) for field, value in fields.items()}
+        options |= {names[field]: _float_to_int(value) for field, value in fields.items()}
     return options
 
 
@@ -336,7 +336,7 @@ class TableOptimizer:
         """
         spec_for(optimizer_class)
         where = where or optimizer_class.__name__
-        given = _expanded(where, kwargs)
+        given = _expand_definitions(where, kwargs)
         spec = spec_for(optimizer_class, given)
         step = _ENDLESS if spec.hands_out else 1
         if spec.accumulates:
@@ -357,7 +357,7 @@ class TableOptimizer:
         names = [state.name for state in self.spec.states]
         return self.state_dtypes[names.index(name)] if self.state_dtypes else torch.float32
 
-    def check_step(self) -> None:
+    def check_deferrable(self) -> None:
         """
         Raises:
             ValueError: its updates cannot be made by `step()`, with `update="step"`.

@@ -286,7 +286,7 @@ class TableConfig:
         return low, middle + edge if self.init_max is None else self.init_max
 
     @property
-    def range_of_parts(self) -> tuple[float | None, float | None]:
+    def shard_init_range(self) -> tuple[float | None, float | None]:
         """`init_min` and `init_max` of a rank's part of the table, which has another `num_embeddings`."""
         return self._bounds if self.initializer_type is InitializerType.TRUNCATED_NORMAL else self.init_range
 

@@ -30,15 +30,15 @@ class FrozenTables:
         self._columns = frozen.repeat([table.num_features * table.embedding_dim for table in tables])
 
     @classmethod
-    def of(cls, tables: Sequence[TableConfig], names: frozenset[str]) -> FrozenTables | None:
+    def from_tables(cls, tables: Sequence[TableConfig], names: frozenset[str]) -> FrozenTables | None:
         """None where no table is frozen."""
         return cls(tables, names) if names else None
 
-    def trained(self, batch: Batch) -> Batch:
+    def trained_part(self, batch: Batch) -> Batch:
         """The lookups of other tables."""
         return self._part(batch, ~self._features)
 
-    def read(self, batch: Batch) -> Batch:
+    def frozen_part(self, batch: Batch) -> Batch:
         """The lookups of frozen tables."""
         return self._part(batch, self._features)
 
@@ -48,7 +48,7 @@ class FrozenTables:
         part = batch.part(features.repeat(batch.lookups(np.arange(len(features)))))
         return replace(part, joined=False)
 
-    def joined(
+    def merge_outputs(
         self, trained: tuple[torch.Tensor, ...], read: tuple[torch.Tensor, ...], groups: Sequence[Group]
     ) -> tuple[torch.Tensor, ...]:
         """The outputs of all tables, from those of the two parts: pooled, or of each feature, group by group."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..cache.device_cache import Group
-from ..cache.update_journal import Ledger, Run
+from ..cache.update_journal import Run, UpdateJournal
 
 
 class TableGradient(NamedTuple):
@@ -33,7 +33,7 @@ class TableGradient(NamedTuple):
         )
 
 
-def taken_gradients(group: Group) -> dict[str, TableGradient]:
+def take_gradients_of(group: Group) -> dict[str, TableGradient]:
     """Returns the gradients that the tables of a group have aggregated since the last call, by table."""
     window = group.window
     assert window is not None
@@ -56,7 +56,7 @@ def taken_gradients(group: Group) -> dict[str, TableGradient]:
         for piece, (begin, end) in zip(pieces, itertools.pairwise(tables.tolist()), strict=True):
             piece.append(rows[begin:end])
 
-    window.close(group.swap.cache, collect, Ledger())
+    window.close(group.swap.cache, collect, UpdateJournal())
     empty = torch.empty((0, group.layout.dim), dtype=torch.float32, device=group.swap.cache.device)
     result = {}
     for member, of_table, piece in zip(group.members, ids, pieces, strict=True):

@@ -11,11 +11,11 @@ import torch
 
 from ..._engine import available_memory
 from ...operators.devices.backends import backend_for
-from ..cache.accumulation import counted
+from ..cache.accumulation import count_backward_passes
 from ..cache.batch import Batch, Int64Array
 from ..cache.device_cache import Group
-from ..cache.evicted import Departures
-from ..cache.group_spec import Member, alike, record_layout, stored_bytes
+from ..cache.evicted import EvictedRowsBuffer
+from ..cache.group_spec import Member, partition_into_groups, record_layout, stored_bytes
 from ..cache.padding_ids import PaddingIds
 from ..cache.store_folder import StoreFolder
 from ..config.cache_size import cache_slots, check_host_memory
@@ -26,7 +26,7 @@ from .frozen import FrozenTables
 from .locks import Locks
 from .move import move_rows
 from .parameter_edges import ParameterEdges
-from .pending_gradients import NOTHING, Waiting
+from .pending_gradients import NO_PENDING_GRADIENTS, PendingGradients
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Layout:
         works_on_tables: whether backward passes may do something to whole tables: end a window, evict ids, or pass over
             all rows.
         windows: backward passes so far of the accumulation windows of each length.
-        waiting: gradients that wait for `step()`.
+        pending_gradients: gradients that `step()` will apply.
         needed: rows of each table that the first batch which is trained, and those ahead of it, can need; None before.
         evicted: by name, of tables whose rows are handed out when they leave: where these wait.
         replicated: by name, tables that all ranks of a sharded collection have.
@@ -80,15 +80,15 @@ class Layout:
             raise TypeError(f"optimizer is {optimizer!r}, expected a TableOptimizer: TableOptimizer.create(class, ...)")
         options.check(self.tables)
         if optimizer is not None and options.updates_at_step:
-            optimizer.check_step()
+            optimizer.check_deferrable()
         self.options = options
         self._store_folder: StoreFolder | None = None
         self.num_features = sum(table.num_features for table in self.tables)
         ends = np.cumsum([table.num_features for table in self.tables])
         self._features = [tuple(range(end - t.num_features, end)) for end, t in zip(ends, self.tables, strict=True)]
         self.feature_dims = [table.embedding_dim for table in self.tables for _ in range(table.num_features)]
-        self.frozen = FrozenTables.of(self.tables, options.frozen)
-        self.padding_ids = PaddingIds.of(self.tables)
+        self.frozen = FrozenTables.from_tables(self.tables, options.frozen)
+        self.padding_ids = PaddingIds.from_tables(self.tables)
         self.optimizers: list[TableOptimizer | None] = [optimizer] * len(self.tables)
         self.locks = Locks()
         self.edges = ParameterEdges()
@@ -96,10 +96,12 @@ class Layout:
         self.used_optimizers: list[TableOptimizer] = []
         self.works_on_tables = False
         self.windows: dict[int, int] = {}
-        self.waiting: Waiting = NOTHING
+        self.pending_gradients: PendingGradients = NO_PENDING_GRADIENTS
         self.needed: list[int] | None = None
         self.evicted = {
-            t.name: Departures(t.name) for t in self.tables if t.lifecycle is not None and t.lifecycle.keep_evicted
+            t.name: EvictedRowsBuffer(t.name)
+            for t in self.tables
+            if t.lifecycle is not None and t.lifecycle.keep_evicted
         }
         self.replicated: frozenset[str] = frozenset()
         self.always: dict[str, Callable[[], Int64Array]] = {}
@@ -152,7 +154,7 @@ class Layout:
             self.check_real()
             with self.locks.exclusive():
                 if not self.built:
-                    self._take(self._build())
+                    self._use_groups(self._build())
                     try:
                         self.fill(self)
                     except BaseException:
@@ -185,7 +187,7 @@ class Layout:
                 raise
             return cache_slots(*options)  # no memory for what batches can need, which is more than they do need
 
-    def make_room(self, batch: Batch, batches: int) -> bool:
+    def fit_caches(self, batch: Batch, batches: int) -> bool:
         """Lets the caches hold so many batches as large as `batch`, the first one that is trained.
 
         Sizes that `cache=` gives as numbers of rows stay. Groups that were built before, by a load, are laid out anew
@@ -225,7 +227,7 @@ class Layout:
             self.store_in(StoreFolder(options.host_store))
         columns = (np.cumsum(self.feature_dims) - self.feature_dims).tolist()
         groups = []
-        for indices in alike(self.tables, self.optimizers):
+        for indices in partition_into_groups(self.tables, self.optimizers):
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             own = [columns[f] for member in members for f in member.features] if self.pooled else []
             choices = options.seed, options.bounds_check_mode, options.cache_policy
@@ -241,7 +243,7 @@ class Layout:
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups
 
-    def _take(self, groups: list[Group]) -> None:
+    def _use_groups(self, groups: list[Group]) -> None:
         """Makes these the groups."""
         self.works_on_tables = not self.options.updates_at_step and any(group.works_on_tables for group in groups)
         optimizers = {id(optimizer): optimizer for group in groups for optimizer in group.optimizers}
@@ -258,7 +260,7 @@ class Layout:
                 move_rows(old, fresh)
             finally:
                 self.built = old
-            self._take(fresh)
+            self._use_groups(fresh)
 
     def check_trainable(self) -> None:
         """
@@ -295,7 +297,7 @@ class Layout:
             if before[table] is not None and before[table] is not optimizer:
                 raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
             if self.options.updates_at_step:
-                optimizer.check_step()
+                optimizer.check_deferrable()
         for table, optimizer in optimizers.items():
             self.optimizers[table] = optimizer
         try:
@@ -322,13 +324,13 @@ class Layout:
 
     def copy_rows(self, other: Layout) -> None:
         """Builds groups with the rows of `other`, if that one is built, and has its rows to hand out."""
-        for name, departures in self.evicted.items():
-            departures.pieces[:] = other.evicted[name].pieces
+        for name, buffer in self.evicted.items():
+            buffer.pieces[:] = other.evicted[name].pieces
         self.needed = other.needed
         if other.built:
             fresh = self._build()
             move_rows(other.built, fresh)
-            self._take(fresh)
+            self._use_groups(fresh)
 
     def planned(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
         """The part of a training batch, as it was given, that there is a plan of.
@@ -336,8 +338,8 @@ class Layout:
         It has no id that means nothing, and nothing of the tables that are `frozen`.
         """
         if self.padding_ids is not None:
-            batch = self.padding_ids.without(batch)
-        return batch if frozen is None else frozen.trained(batch)
+            batch = self.padding_ids.remove_from(batch)
+        return batch if frozen is None else frozen.trained_part(batch)
 
     def freeze(self, names: frozenset[str]) -> None:
         """Makes these the frozen tables. Both locks are held.
@@ -346,7 +348,7 @@ class Layout:
             RuntimeError: gradients would be lost.
         """
         self._check_idle("tables are frozen or thawed")
-        self.frozen = FrozenTables.of(self.tables, names)
+        self.frozen = FrozenTables.from_tables(self.tables, names)
         for group in self.built:
             group.freeze(names)
 
@@ -354,20 +356,22 @@ class Layout:
 
     def window_open(self) -> bool:
         """Whether an accumulation window has begun and not ended, or gradients wait for `step()`."""
-        if self.waiting.backwards:
+        if self.pending_gradients.backward_passes:
             return True
         windows = [group.window for group in self.built if group.window is not None]
         return any(self.windows.values()) or any(window.is_open() for window in windows)
 
     def ends_window(self) -> bool:
         """Whether the next backward pass ends an accumulation window of several."""
-        counts = counted(self.windows, [group.accumulate_step for group in self.built if group.window is not None])
+        counts = count_backward_passes(
+            self.windows, [group.accumulate_step for group in self.built if group.window is not None]
+        )
         return any(count >= length for length, count in counts.items())
 
     def drop_windows(self) -> None:
         """Forgets gradients that wait for `step()` or for the end of a window; loading does so."""
         with self.locks.exclusive():
-            self.windows, self.waiting = {}, NOTHING
+            self.windows, self.pending_gradients = {}, NO_PENDING_GRADIENTS
             for group in self.built:
                 if group.window is not None:
                     group.swap.settle()
@@ -385,7 +389,7 @@ class Layout:
         Raises:
             RuntimeError: gradients wait for an update that would be lost by `what`.
         """
-        if self.waiting.backwards:
+        if self.pending_gradients.backward_passes:
             raise RuntimeError(
                 f"gradients wait for an update: call step() or zero_grad() of the optimizer before {what}"
             )

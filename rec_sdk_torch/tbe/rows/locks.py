@@ -14,15 +14,15 @@ from ...runtime.forks import Lock, Refusal, free, watch
 from ..cache.device_cache import Group
 
 
-class Unfinished(Protocol):
+class ResumableWork(Protocol):
     """Work that an interrupt can break off: `run` begins again from the start, and does nothing twice.
 
     Attributes:
-        begun: whether anything has changed.
+        started: whether anything has changed.
     """
 
     @property
-    def begun(self) -> bool: ...
+    def started(self) -> bool: ...
 
     def run(self) -> None: ...
 
@@ -64,7 +64,7 @@ class Locks:
         self.launch: Lock = threading.RLock()
         self.saving: Lock = threading.Lock()
         self.store: str | None = None
-        self.unfinished: Unfinished | None = None
+        self.unfinished: ResumableWork | None = None
         self._running = threading.RLock()  # held while unfinished work runs: it calls what completes it
         self._ahead: weakref.ref[PlansAhead] | None = None
         self.readers: dict[int, weakref.ref[Reader]] = {}
@@ -150,14 +150,14 @@ class Locks:
             with self.exclusive():
                 pass
 
-    def do(self, work: Unfinished) -> None:
+    def run_resumable(self, work: ResumableWork) -> None:
         """Does `work` as a whole: once it has begun, the next call of `complete` does what an interrupt left."""
         self.unfinished = work
         try:
             with self._running:
                 work.run()
         except BaseException:
-            if not work.begun:
+            if not work.started:
                 self.unfinished = None
             raise
         self.unfinished = None

@@ -11,14 +11,14 @@ import torch
 from ... import _engine
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.evicted import Departed, EvictedRows
+from ..cache.evicted import EvictedChunk, EvictedRows
 from ..config.optimizer import TableOptimizer
 from ..config.table import TableConfig
 from .layout import Layout
-from .row_parts import WEIGHT, placed
+from .row_parts import WEIGHT, part_bytes
 from .table_lifecycle import CLOCKS, STARTED
 from .table_view import Chunk, TableView
-from .user_tensors import columns_of
+from .user_tensors import columns_to_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,8 @@ class TableSource:
 class Replacement:
     """Puts what was saved in the place of an embedding's tables, all of them.
 
-    `prepare` does all that can fail, beside the tables; `Locks.do` then puts the new ones in their place. Where memory
-    has no room for both the tables are emptied first, and stay empty if `prepare` fails.
+    `prepare` does all that can fail, beside the tables; `Locks.run_resumable` then puts the new ones in their place.
+    Where memory has no room for both the tables are emptied first, and stay empty if `prepare` fails.
 
     Attributes:
         rounded: names of tables of which the data type of the cache rounds weights, known after `prepare`.
@@ -114,9 +114,9 @@ class Replacement:
         self._beside = beside
         self._emptied = False
         self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
-        self._evicted: dict[str, list[Departed]] = {}
+        self._evicted: dict[str, list[EvictedChunk]] = {}
         self.rounded: list[str] = []
-        self.begun = False
+        self.started = False
 
     def prepare(self) -> None:
         """Reads all rows. No other thread may plan, read or update from here on until it is done."""
@@ -131,9 +131,9 @@ class Replacement:
                 if _fill(source, group, engines[groups.index(group)], table):
                     self.rounded.append(source.view.config.name)
                 if source.view.config.name in self._layout.evicted:
-                    shape = source.view.row_shape(source.clocks)
+                    shape = source.view.row_schema(source.clocks)
                     self._evicted[source.view.config.name] = [
-                        Departed.now(shape.fit(rows)) for rows in source.evicted()
+                        EvictedChunk.now(shape.fit(rows)) for rows in source.evicted()
                     ]
         except BaseException:
             self.drop()
@@ -157,7 +157,7 @@ class Replacement:
 
     def run(self) -> None:
         """Puts the new rows in the places of the old. It may be run again where an interrupt has broken it off."""
-        self.begun = True
+        self.started = True
         for group, engine, counted in self._new:
             group.adopt(engine, counted)
             engine.saves.next_version()
@@ -193,17 +193,17 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
         if isinstance(layer, RemovedIds):
             engine.tables.remove(table, ids)
             continue
-        parts = [placed(group, places[part], values) for part, values in layer.parts.items()]
+        parts = [part_bytes(group, places[part], values) for part, values in layer.parts.items()]
         rounded = rounded or (WEIGHT in layer.parts and _is_rounded(source.view.config, layer.parts[WEIGHT]))
         rows = engine.saves.load_rows(table, ids, parts, len(parts) == len(places))
         if layer.columns and len(ids):
-            engine.lifecycle.write_columns(table, rows, columns_of(name, layer.columns))
+            engine.lifecycle.write_columns(table, rows, columns_to_host(name, layer.columns))
     for ids, sums in source.window():
         engine.saves.put_away(table, engine.tables.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.lifecycle is not None:
         if source.lifecycle.candidates is not None:
             waiting, columns = source.lifecycle.candidates
-            engine.lifecycle.set_candidates(table, waiting.numpy(), columns_of(name, columns))
+            engine.lifecycle.set_candidates(table, waiting.numpy(), columns_to_host(name, columns))
         if source.lifecycle.sketches:
             engine.lifecycle.set_sketch(table, [sketch.numpy() for sketch in source.lifecycle.sketches])
     return rounded

@@ -50,7 +50,7 @@ def all_ids(group: Group, table: int) -> Int64Array:
     return group.engine.tables.rows(table)[0]
 
 
-def meet_all(group: Group, table: int) -> None:
+def insert_owned_ids(group: Group, table: int) -> None:
     """Makes rows of those that the table has though no batch has met them; counts of them are 0."""
     if table in group.always:
         rows, _ = group.engine.tables.insert(table, group.always[table]())
@@ -64,7 +64,7 @@ def part_of(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda records: group.layout.state(records, place)
 
 
-def placed(group: Group, place: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
+def part_bytes(group: Group, place: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
     """A part of records as these have it, uint8 `[n, bytes]`, and its first byte in a record."""
     layout = group.layout
     dtype, begin = (layout.weight_dtype, 0) if place < 0 else (layout.state_dtype(place), layout.begin(place))

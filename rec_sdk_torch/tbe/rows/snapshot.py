@@ -17,7 +17,7 @@ from ..cache.batch import Int64Array
 from .row_parts import as_stored
 from .table_view import TableView
 
-Taken: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
+RawRows: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 """Rows as the engine gives them: ids, slots or -1, records where some have no slot, columns."""
 
 PIECE_BYTES = 256 << 10
@@ -47,7 +47,7 @@ class SnapshotRows:
         return int(sum(array.nbytes for array in (self.ids, self.records, *self.columns.values())))
 
 
-class Aside:
+class CopyOnWriteBuffer:
     """Where the rows of all tables of a save wait that were about to change.
 
     Attributes:
@@ -68,7 +68,7 @@ class Aside:
         self.rows = 0
         self.moved = 0
 
-    def put(self, shelf: Shelf, rows: SnapshotRows) -> None:
+    def put(self, copies: TableCopies, rows: SnapshotRows) -> None:
         """
         Raises:
             OSError: the disk is full.
@@ -77,43 +77,43 @@ class Aside:
             self.rows += len(rows.ids)
             if self._used + rows.nbytes <= self._most:
                 self._used += rows.nbytes
-                shelf.memory.append(rows)
+                copies.memory.append(rows)
                 return
-            if shelf.file is None:
-                shelf.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed with its shelf)
+            if copies.file is None:
+                copies.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed with its copies)
             for array in (rows.ids, rows.records, *rows.columns.values()):
-                np.save(shelf.file, array, allow_pickle=False)
-            shelf.moved.append(list(rows.columns))
+                np.save(copies.file, array, allow_pickle=False)
+            copies.moved.append(list(rows.columns))
             self.moved += rows.nbytes
 
-    def take(self, shelf: Shelf) -> Iterator[SnapshotRows]:
-        """All rows of a shelf, to which nothing is added any more."""
-        if shelf.file is not None:
-            shelf.file.seek(0)
-            for names in shelf.moved:
-                ids, records = np.load(shelf.file), np.load(shelf.file)
-                yield SnapshotRows(ids, records, {name: np.load(shelf.file) for name in names})
-        yield from self.take_memory(shelf)
+    def take(self, copies: TableCopies) -> Iterator[SnapshotRows]:
+        """All rows of a table, to which nothing is added any more."""
+        if copies.file is not None:
+            copies.file.seek(0)
+            for names in copies.moved:
+                ids, records = np.load(copies.file), np.load(copies.file)
+                yield SnapshotRows(ids, records, {name: np.load(copies.file) for name in names})
+        yield from self.take_memory(copies)
 
-    def take_memory(self, shelf: Shelf) -> Iterator[SnapshotRows]:
+    def take_memory(self, copies: TableCopies) -> Iterator[SnapshotRows]:
         """Rows that wait in memory, so that it has room for others."""
-        while shelf.memory:
+        while copies.memory:
             with self._lock:
-                rows = shelf.memory.pop(0)
+                rows = copies.memory.pop(0)
                 self._used -= rows.nbytes
             yield rows
 
-    def drop(self, shelf: Shelf) -> None:
-        """Gives back the memory and the file of a shelf."""
+    def drop(self, copies: TableCopies) -> None:
+        """Gives back the memory and the file of one table."""
         with self._lock:
-            self._used -= sum(rows.nbytes for rows in shelf.memory)
-            shelf.memory.clear()
-            if shelf.file is not None:
-                shelf.file.close()
-                shelf.file = None
+            self._used -= sum(rows.nbytes for rows in copies.memory)
+            copies.memory.clear()
+            if copies.file is not None:
+                copies.file.close()
+                copies.file = None
 
 
-class Shelf:
+class TableCopies:
     """Rows of one table that were put aside: some in memory, others in a file, with the names of their columns."""
 
     def __init__(self) -> None:
@@ -132,11 +132,13 @@ class Snapshot:
         size: rows that are read at a time.
     """
 
-    def __init__(self, view: TableView, aside: Aside, ids: Int64Array | None = None, since: int | None = None) -> None:
+    def __init__(
+        self, view: TableView, buffer: CopyOnWriteBuffer, ids: Int64Array | None = None, since: int | None = None
+    ) -> None:
         """
         Args:
             view: the table.
-            aside: where rows wait.
+            buffer: where rows wait.
             ids: of the rows, which the table has; None for all of them.
             since: only rows that changed after this version, in place of `ids`.
 
@@ -144,9 +146,9 @@ class Snapshot:
             RuntimeError: the table has a snapshot.
         """
         group, table = view.locate()
-        self._locks, self._group, self._table, self._aside, self._ids = view.layout.locks, group, table, aside, ids
+        self._locks, self._group, self._table, self._buffer, self._ids = view.layout.locks, group, table, buffer, ids
         self._names = list(view.parts())  # an optimizer that comes later brings others
-        self._shelf = Shelf()
+        self._copies = TableCopies()
         self.size = max(1, PIECE_BYTES // group.layout.bytes)
         self._place = 0
         self._error: BaseException | None = None
@@ -163,7 +165,7 @@ class Snapshot:
             if self._group.snapshots.get(self._table) is self:
                 del self._group.snapshots[self._table]
                 self._group.engine.saves.close_snapshot(self._table)
-        self._aside.drop(self._shelf)
+        self._buffer.drop(self._copies)
 
     def initial(self, ids: Int64Array) -> SnapshotRows:
         """The first rows of ids that the table did not know."""
@@ -200,19 +202,19 @@ class Snapshot:
             self.before_all_change()
             self._replaced = True
 
-    def _take_rest(self) -> Taken:
+    def _take_rest(self) -> RawRows:
         taken, self._place = self._group.engine.saves.take_next(self._table, self._place, self.size)
         if self._place < 0 and self._group.engine.saves.snapshot_pending(self._table):
             raise RuntimeError("rows are gone that were not put aside")  # nothing moves: it will not find them
         return taken
 
-    def _put(self, take: Callable[[], Taken]) -> None:
+    def _put(self, take: Callable[[], RawRows]) -> None:
         if self._error is not None or self._replaced:
             return
         try:
             rows = self._read(take())
             if len(rows.ids):
-                self._aside.put(self._shelf, rows)
+                self._buffer.put(self._copies, rows)
         except BaseException as error:
             # The save fails, and training goes on: what is pending may change from now on.
             self._error = error
@@ -230,7 +232,7 @@ class Snapshot:
         """
         place, passes_without = 0, 0
         while True:
-            yield from self._aside.take_memory(self._shelf)
+            yield from self._buffer.take_memory(self._copies)
             with self._locks.launch:
                 self._check()
                 if self._replaced or not self._group.engine.saves.snapshot_pending(self._table):
@@ -247,9 +249,9 @@ class Snapshot:
                 with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()
-        yield from self._aside.take(self._shelf)
+        yield from self._buffer.take(self._copies)
 
-    def _take_from(self, place: int) -> tuple[Taken, int]:
+    def _take_from(self, place: int) -> tuple[RawRows, int]:
         """Some rows, and where to go on: again at the beginning, in the end."""
         if self._ids is None:
             taken, place = self._group.engine.saves.take_next(self._table, place, self.size)
@@ -264,7 +266,7 @@ class Snapshot:
                 f"a row of table {self._group.members[self._table].config.name!r} could not be put aside for the save"
             ) from self._error
 
-    def _read(self, taken: Taken) -> SnapshotRows:
+    def _read(self, taken: RawRows) -> SnapshotRows:
         ids, slots, records, columns = taken
         resident = np.flatnonzero(slots >= 0)
         if len(resident) == len(ids):

@@ -13,7 +13,7 @@ from ...runtime.eager import NotScripted
 from ...runtime.warn import SaveWarning, warn
 from .layout import Layout
 from .row_parts import WEIGHT
-from .table_view import Chunk, Content, TableView, load
+from .table_view import Chunk, TableView, TableWrite, load
 from .user_tensors import tensor_problem
 
 
@@ -86,7 +86,7 @@ def row_numbers(rows: object) -> torch.Tensor:
     return torch.arange(_count(rows) or 0, dtype=torch.int64, device="cpu")
 
 
-def fitting(content: Content) -> Content:
+def fitting(content: TableWrite) -> TableWrite:
     """The rows that an index table of another `num_embeddings` has too, with a warning; else the content as it is."""
     config, parts = content.view.config, content.parts
     counts = {_count(part) for part in parts.values()}
@@ -158,7 +158,7 @@ def load_tables(
             continue
         weight = state_dict[keys[-1]]
         ids = state_dict.get(keys[0], row_numbers(weight)) if view.config.hashed else None
-        content = Content(view, ids, {WEIGHT: weight}, whole=view.config.hashed)
+        content = TableWrite(view, ids, {WEIGHT: weight}, whole=view.config.hashed)
         if ids is None:
             content = fitting(content)
         problem = content.problem()

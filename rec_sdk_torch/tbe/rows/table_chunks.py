@@ -33,7 +33,7 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
                 group.engine.saves.forget_changes(table, version)
 
 
-class PiecesView(LifecycleView):
+class SaveView(LifecycleView):
     """The rows of one table for saves. Hold `exclusive()` during each call, and while an iterator is read."""
 
     def piece_rows(self, most: int = 0) -> int:

@@ -11,12 +11,12 @@ from ...runtime.exits import calls
 from ...runtime.numbers import as_int
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.evicted import EvictedRows, RowShape
+from ..cache.evicted import EvictedRows, RowSchema
 from ..cache.eviction import evict
 from ..config.lifecycle import NEVER
 from ..config.table import TableConfig
 from .layout import Layout
-from .user_tensors import columns_of, ids_of, plain
+from .user_tensors import columns_to_host, ids_to_host, to_host
 
 STARTED = {"batches": 0, "steps": 0, "timestamp": NEVER}
 """The clocks that the rules of a table go by, of a new one."""
@@ -62,11 +62,11 @@ class LifecycleView:
             ValueError: another number of values than of ids, or one out of range.
             TypeError: values of another type.
         """
-        given = columns_of(self.config.name, columns)
+        given = columns_to_host(self.config.name, columns)
         with self.layout.locks.exclusive():
             group, table = self.locate()
             rows = self._rows_of(group, table, ids)
-            group.before_change(table, ids_of(self.config.name, ids))
+            group.before_change(table, ids_to_host(self.config.name, ids))
             group.engine.lifecycle.write_columns(table, rows, given)
 
     def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -89,7 +89,7 @@ class LifecycleView:
                 every id; nothing was set.
             TypeError: ids or values of another type.
         """
-        wanted, given = ids_of(self.config.name, ids), columns_of(self.config.name, columns)
+        wanted, given = ids_to_host(self.config.name, ids), columns_to_host(self.config.name, columns)
         twice = len(wanted) - len(np.unique(wanted))
         if twice:
             raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
@@ -133,7 +133,7 @@ class LifecycleView:
                 )
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            group.engine.lifecycle.set_sketch(table, [plain(state).numpy() for state in states])
+            group.engine.lifecycle.set_sketch(table, [to_host(state).numpy() for state in states])
 
     def clocks(self) -> dict[str, int]:
         """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
@@ -176,7 +176,7 @@ class LifecycleView:
         group.warn_of_evictions()
         return evicted
 
-    def take_over_counts(
+    def copy_shard_lifecycle(
         self, old: LifecycleView, ids: torch.Tensor, mine: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         """Copies the counts of rows `ids` and of candidates that are `mine`; a sketch, which does not divide, whole."""
@@ -206,16 +206,16 @@ class LifecycleView:
         number = None if at_most is None else as_int(at_most)
         if at_most is not None and (number is None or number < 0):
             raise ValueError(f"table {self.config.name!r}: at_most is {at_most!r}, must be an int from 0 on, or None")
-        departures = self.layout.evicted.get(self.config.name)
-        if departures is None:
+        buffer = self.layout.evicted.get(self.config.name)
+        if buffer is None:
             raise RuntimeError(
                 f"table {self.config.name!r} keeps no rows that leave it: set keep_evicted=True in its "
                 "AdmitAndEvictConfig (TableLifecycle)"
             )
         # An update that an interrupt broke off may need the memory of these rows: it is not completed before.
         with calls, self.layout.locks.launch:
-            taken = self.row_shape().joined(departures.first(number))
-            departures.drop(len(taken))
+            taken = self.row_schema().joined(buffer.first(number))
+            buffer.drop(len(taken))
         return taken
 
     def evicted_waiting(self, after: int = -1) -> list[EvictedRows]:
@@ -223,13 +223,13 @@ class LifecycleView:
 
         Hold `exclusive()`. `after`: those alone that left after this serial.
         """
-        departures = self.layout.evicted.get(self.config.name)
-        if departures is None or not departures.pieces:
+        buffer = self.layout.evicted.get(self.config.name)
+        if buffer is None or not buffer.pieces:
             return []
-        shape = self.row_shape()
-        return [shape.fit(rows) for serial, rows in departures.pieces if serial > after]
+        shape = self.row_schema()
+        return [shape.fit(rows) for serial, rows in buffer.pieces if serial > after]
 
-    def row_shape(self, clocks: Mapping[str, int] = STARTED) -> RowShape:
+    def row_schema(self, clocks: Mapping[str, int] = STARTED) -> RowSchema:
         """Returns the parts and columns that the table keeps of a row, as they are in a row that begins at `clocks`."""
         config, optimizer = self.config, self.layout.optimizer_of(self.config.name)
         weight = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
@@ -245,10 +245,10 @@ class LifecycleView:
         columns = {
             name: torch.full((1,), begins.get(name, 0), dtype=dtype, device="cpu") for name, dtype in dtypes.items()
         }
-        return RowShape(weight, states, columns)
+        return RowSchema(weight, states, columns)
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
-        wanted = ids_of(self.config.name, ids)
+        wanted = ids_to_host(self.config.name, ids)
         rows = group.engine.tables.find_rows(table, wanted)[0]
         if (rows < 0).any():
             missing = wanted[rows < 0]

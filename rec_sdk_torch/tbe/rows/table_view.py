@@ -11,23 +11,23 @@ import torch
 from ..cache.batch import Int64Array
 from ..cache.cache_warming import warm_rows
 from ..cache.device_cache import Group
-from ..cache.evicted import Departed, EvictedRows
+from ..cache.evicted import EvictedChunk, EvictedRows
 from ..cache.eviction import remove
-from ..cache.group_spec import drawn, stored_bytes
+from ..cache.group_spec import draw_initial_weights, stored_bytes
 from ..config.optimizer import TableOptimizer
 from .layout import Layout
 from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
-from .table_chunks import PiecesView
+from .table_chunks import SaveView
 from .user_tensors import (
-    check_left,
-    columns_of,
+    check_evicted_rows,
     columns_problem,
+    columns_to_host,
     distinct_ids_problem,
-    heats_of,
-    ids_of,
-    known_ids_problem,
-    plain,
+    hash_ids_problem,
+    heats_to_host,
+    ids_to_host,
     tensor_problem,
+    to_host,
 )
 
 
@@ -45,7 +45,7 @@ class Chunk:
     parts: dict[str, torch.Tensor]
 
 
-class TableView(PiecesView):
+class TableView(SaveView):
     """One whole table of an embedding.
 
     A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
@@ -130,7 +130,7 @@ class TableView(PiecesView):
             IndexError: an index table has no such row.
             KeyError: the table has no such part.
         """
-        wanted = ids_of(self.config.name, ids)
+        wanted = ids_to_host(self.config.name, ids)
         with self.layout.locks.exclusive():
             group, table = self.locate()
             return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self.part_places(parts))))
@@ -139,7 +139,7 @@ class TableView(PiecesView):
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return torch.from_numpy(group.engine.tables.find_rows(table, ids_of(self.config.name, ids))[0] >= 0)
+            return torch.from_numpy(group.engine.tables.find_rows(table, ids_to_host(self.config.name, ids))[0] >= 0)
 
     def part_places(self, parts: Sequence[str] | None) -> dict[str, int]:
         """Returns the place of each part in a record by name: -1 for the weight, else the index of the state."""
@@ -156,7 +156,7 @@ class TableView(PiecesView):
             CapacityError, MemoryError: the rows do not fit.
             ValueError, KeyError: ids or parts that are not the table's.
         """
-        load(self.layout, [Content(self, ids, parts)])
+        load(self.layout, [TableWrite(self, ids, parts)])
 
     def add(self, ids: torch.Tensor, change: torch.Tensor) -> None:
         """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`; 16-bit weights round once.
@@ -185,7 +185,7 @@ class TableView(PiecesView):
         Raises:
             RuntimeError: a batch in flight uses one of them; nothing was removed.
         """
-        wanted = ids_of(self.config.name, ids)
+        wanted = ids_to_host(self.config.name, ids)
         with self.layout.locks.exclusive():
             return remove(*self.locate(), wanted)
 
@@ -203,13 +203,13 @@ class TableView(PiecesView):
             CapacityError, MemoryError: the rows do not fit; nothing was changed, as after every exception.
             ValueError, TypeError: states or columns that the table does not keep, or shapes that do not fit.
         """
-        check_left(self.config.name, rows)
+        check_evicted_rows(self.config.name, rows)
         chosen = rows.latest()
         with self.layout.locks.exclusive():
             if not overwrite:
                 chosen = chosen[~self.knows(chosen.ids)]
             parts = {WEIGHT: chosen.weight, **chosen.states}
-            load(self.layout, [Content(self, chosen.ids, parts, columns=chosen.columns)])
+            load(self.layout, [TableWrite(self, chosen.ids, parts, columns=chosen.columns)])
         return len(chosen)
 
     def begin_anew(self) -> None:
@@ -239,9 +239,9 @@ class TableView(PiecesView):
             here = mine(chunk.ids)
             self.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
         if old.config.lifecycle is not None:
-            self.take_over_counts(old, self.ids(), mine)
+            self.copy_shard_lifecycle(old, self.ids(), mine)
         if self.config.name in old.layout.evicted:
-            pieces = [Departed.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
+            pieces = [EvictedChunk.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
             self.layout.evicted[self.config.name].pieces[:] = pieces
         before, now = (view.layout.optimizer_of(self.config.name) for view in (old, self))
         if before is not None and now is not None:
@@ -258,7 +258,7 @@ class TableView(PiecesView):
             RuntimeError: batches are in flight.
             ValueError: other heats than one number from 0 on for each id.
         """
-        wanted, counted = ids_of(self.config.name, ids), heats_of(self.config.name, ids, heats)
+        wanted, counted = ids_to_host(self.config.name, ids), heats_to_host(self.config.name, ids, heats)
         with self.layout.locks.exclusive():
             return warm_rows(*self.locate(), wanted, counted)
 
@@ -289,7 +289,7 @@ class TableView(PiecesView):
 
 
 @dataclass(frozen=True, eq=False)
-class Content:
+class TableWrite:
     """New values of some rows of a table.
 
     Attributes:
@@ -312,7 +312,7 @@ class Content:
         """Says why it cannot be loaded; None when it can."""
         config = self.view.config
         if self.ids is not None:
-            problem = known_ids_problem(config, self.ids) if config.hashed else distinct_ids_problem(self.ids)
+            problem = hash_ids_problem(config, self.ids) if config.hashed else distinct_ids_problem(self.ids)
             if problem:
                 return problem
         rows = config.num_embeddings if self.ids is None else self.ids.numel()
@@ -328,12 +328,12 @@ class Content:
         return columns_problem(config, self.columns, rows)
 
 
-class Load:
+class _WriteTables:
     """Contents on their way into tables: all of them, or after an exception none."""
 
     def __init__(
         self,
-        contents: Sequence[Content],
+        contents: Sequence[TableWrite],
         numbers: Sequence[tuple[TableOptimizer, int]],
         drop_windows: Callable[[], None] | None,
     ) -> None:
@@ -341,30 +341,30 @@ class Load:
         self._contents = contents
         self._numbers = numbers
         self._drop_windows = drop_windows
-        self._staying: list[_Staying | None] = []
-        self.begun = False
+        self._preserved_rows: list[_PreservedRows | None] = []
+        self.started = False
 
     def run(self) -> None:
-        if not self.begun:
-            self._make_ready()
+        if not self.started:
+            self._prepare()
         if self._drop_windows is not None:
             self._drop_windows()
-        for content, staying in zip(self._contents, self._staying, strict=True):
-            _write(content, staying)
+        for content, preserved in zip(self._contents, self._preserved_rows, strict=True):
+            _write(content, preserved)
         for optimizer, step in self._numbers:
             optimizer.step = step
 
-    def _make_ready(self) -> None:
+    def _prepare(self) -> None:
         """Everything that can fail; leaves no trace then."""
         self._contents = [
-            replace(content, parts={name: plain(part) for name, part in content.parts.items()})
+            replace(content, parts={name: to_host(part) for name, part in content.parts.items()})
             for content in self._contents
         ]
         added: list[tuple[Group, int, Int64Array]] = []
         try:
             for content in self._contents:
                 group, table = content.view.locate()
-                ids = _ids_of(content)
+                ids = _ids_to_write(content)
                 rows, _ = group.engine.tables.find_rows(table, ids)
                 added.append((group, table, ids[rows < 0]))
                 rows, _ = group.engine.tables.insert(table, ids)
@@ -372,17 +372,17 @@ class Load:
                 if content.initial:
                     others = group.engine.saves.others(table, ids)
                     group.engine.tables.reserve_rows(table, group.engine.tables.find_rows(table, others)[0])
-            self._staying = [_staying(content) for content in self._contents]
-            self.begun = True
+            self._preserved_rows = [_preserved_rows(content) for content in self._contents]
+            self.started = True
         except BaseException:
-            for group, table, ids in () if self.begun else added:
+            for group, table, ids in () if self.started else added:
                 group.engine.tables.remove(table, ids, candidates=False)
             raise
 
 
 def load(
     layout: Layout,
-    contents: Sequence[Content],
+    contents: Sequence[TableWrite],
     steps: Sequence[tuple[TableOptimizer, int]] = (),
     *,
     drop_windows: bool = False,
@@ -400,25 +400,25 @@ def load(
             raise ValueError(f"table {content.view.config.name!r}: {problem}")
     with layout.locks.exclusive():
         layout.locks.keep_rows(layout.groups if contents else [])
-        layout.locks.do(Load(contents, steps, layout.drop_windows if drop_windows else None))
+        layout.locks.run_resumable(_WriteTables(contents, steps, layout.drop_windows if drop_windows else None))
 
 
 def fill_tables(layout: Layout) -> None:
     """Draws the rows of new index tables with an `init_fn`. Hash tables draw new rows when they come."""
     for table in layout.tables:
         if table.init_fn is not None and not table.hashed:
-            rows = drawn(table, table.num_embeddings)
-            load(layout, [Content(TableView(layout, table.name), None, {WEIGHT: rows})])
+            rows = draw_initial_weights(table, table.num_embeddings)
+            load(layout, [TableWrite(TableView(layout, table.name), None, {WEIGHT: rows})])
 
 
-def _ids_of(content: Content) -> Int64Array:
+def _ids_to_write(content: TableWrite) -> Int64Array:
     if content.ids is None:
         return np.arange(content.view.config.num_embeddings, dtype=np.int64)
-    return ids_of(content.view.config.name, content.ids)
+    return ids_to_host(content.view.config.name, content.ids)
 
 
 @dataclass(frozen=True, eq=False)
-class _Staying:
+class _PreservedRows:
     """All parts of the rows that a table is to have, and what is counted of them; candidates, or a sketch."""
 
     parts: dict[str, torch.Tensor]
@@ -427,14 +427,14 @@ class _Staying:
     sketch: np.ndarray
 
 
-def _staying(content: Content) -> _Staying | None:
+def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
     """The part of a table that stays, where it has other rows too; None where it has no others.
 
     Raises:
         RuntimeError: batches in flight use rows of the table.
     """
     group, table = content.view.locate()
-    ids = _ids_of(content)
+    ids = _ids_to_write(content)
     if not content.whole or not len(group.engine.saves.others(table, ids)):
         return None
     if group.engine.in_flight():
@@ -444,26 +444,28 @@ def _staying(content: Content) -> _Staying | None:
         )
     columns = group.engine.lifecycle.read_columns(table, group.engine.tables.find_rows(table, ids)[0])
     parts = content.view.read(torch.from_numpy(ids)).parts
-    return _Staying(parts, columns, group.engine.lifecycle.candidates(table), group.engine.lifecycle.sketch(table))
+    return _PreservedRows(
+        parts, columns, group.engine.lifecycle.candidates(table), group.engine.lifecycle.sketch(table)
+    )
 
 
-def _write(content: Content, staying: _Staying | None) -> None:
+def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
     """May be done again from the start."""
     group, table = content.view.locate()
-    ids = _ids_of(content)
+    ids = _ids_to_write(content)
     group.before_change(table, None if content.whole or content.initial else ids)
-    parts = {**(staying.parts if staying else {}), **content.parts}
-    if staying is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
+    parts = {**(preserved.parts if preserved else {}), **content.parts}
+    if preserved is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
         group.engine.tables.clear(table)
         rows, _ = group.engine.tables.insert(table, ids)
-        group.engine.lifecycle.write_columns(table, rows, staying.columns)
-        group.engine.lifecycle.set_candidates(table, *staying.candidates)
-        if len(staying.sketch):
-            group.engine.lifecycle.set_sketch(table, [staying.sketch])
+        group.engine.lifecycle.write_columns(table, rows, preserved.columns)
+        group.engine.lifecycle.set_candidates(table, *preserved.candidates)
+        if len(preserved.sketch):
+            group.engine.lifecycle.set_sketch(table, [preserved.sketch])
     places = content.view.part_places(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     if content.columns:
-        given = columns_of(content.view.config.name, content.columns)
+        given = columns_to_host(content.view.config.name, content.columns)
         group.engine.lifecycle.write_columns(table, group.engine.tables.find_rows(table, ids)[0], given)
     others = group.engine.saves.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():

@@ -30,7 +30,7 @@ def tensor_problem(values: object) -> str | None:
     return None
 
 
-def plain(values: torch.Tensor) -> torch.Tensor:
+def to_host(values: torch.Tensor) -> torch.Tensor:
     """The same numbers in host memory, without a copy where they are there; whatever can fail of reading them does."""
     found = values.detach().cpu()
     if type(found) is not torch.Tensor:  # a subclass may do anything when its elements are read
@@ -75,7 +75,7 @@ def distinct_ids_problem(ids: object) -> str | None:
     return f"{twice} of its ids are there twice" if twice else None
 
 
-def known_ids_problem(config: TableConfig, ids: Any) -> str | None:
+def hash_ids_problem(config: TableConfig, ids: Any) -> str | None:
     """Says why `ids` cannot be the rows of a hash table; None when they can."""
     problem = distinct_ids_problem(ids)
     if problem is not None:
@@ -85,7 +85,7 @@ def known_ids_problem(config: TableConfig, ids: Any) -> str | None:
     return None
 
 
-def ids_of(table: str, ids: torch.Tensor) -> Int64Array:
+def ids_to_host(table: str, ids: torch.Tensor) -> Int64Array:
     """Ids of some rows, int64 `[n]`, in host memory.
 
     Raises:
@@ -98,7 +98,7 @@ def ids_of(table: str, ids: torch.Tensor) -> Int64Array:
     return found
 
 
-def heats_of(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.ndarray:
+def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.ndarray:
     """In how many batches the row of each id was used lately, float32 `[n]`; None: in the latest one.
 
     Raises:
@@ -119,7 +119,7 @@ def heats_of(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.nd
     return found
 
 
-def check_left(table: str, rows: object) -> None:
+def check_evicted_rows(table: str, rows: object) -> None:
     """
     Raises:
         TypeError: no rows that have left a table.
@@ -133,13 +133,13 @@ def check_left(table: str, rows: object) -> None:
 
 
 def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], rows: int) -> str | None:
-    """Says why `columns` cannot be those of so many rows; None when they can. `columns_of` says more.
+    """Says why `columns` cannot be those of so many rows; None when they can. `columns_to_host` says more.
 
     Raises:
-        TypeError, ValueError: as `columns_of`.
+        TypeError, ValueError: as `columns_to_host`.
     """
     kept = config.lifecycle.columns() if config.lifecycle is not None else []
-    for name, values in columns_of(config.name, columns).items():
+    for name, values in columns_to_host(config.name, columns).items():
         if name not in kept:
             return f"it keeps no column {name!r}, only {kept}"
         if values.shape != (rows,):
@@ -149,7 +149,7 @@ def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], ro
     return None
 
 
-def columns_of(table: str, columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def columns_to_host(table: str, columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Columns of rows or of candidates, in host memory.
 
     Raises:

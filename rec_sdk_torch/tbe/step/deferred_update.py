@@ -8,11 +8,11 @@ from typing import cast
 import torch
 
 from ...runtime.exits import calls
-from ..cache.pending_gradients import WaitingRows, aggregated
+from ..cache.pending_gradients import GroupGradients, add_gradients
 from ..cache.plan import Plan
 from ..cache.profiler_ranges import profiled
 from ..rows.layout import Layout
-from ..rows.pending_gradients import Waiting, joined
+from ..rows.pending_gradients import PendingGradients, combine_checksums
 from ..rows.user_tensors import tensor_problem
 from .step import Step
 from .table_update import Grads, TableUpdate
@@ -43,7 +43,7 @@ class LaterStep(Step):
 
     def left(self) -> bool:
         """Whether its rows have to stay in the cache though its backward pass failed."""
-        return self in self._layout.waiting.holders or super().left()
+        return self in self._layout.pending_gradients.pinning_batches or super().left()
 
     def _needs_tables(self) -> bool:
         return False
@@ -68,50 +68,52 @@ class LaterStep(Step):
         for group, plan, grads, weight, of_group in zip(
             self._groups, self._plans, for_rows, weights, before, strict=True
         ):
-            group.swap.transfers.follow()
-            rows.append(aggregated(of_group, plan, grads, weight, group.layout.dim))
-        holders = waiting.holders if self in waiting.holders else (*waiting.holders, self)
-        layout.waiting = waiting._replace(rows=rows, holders=holders, backwards=waiting.backwards + 1)
+            group.swap.transfers.follow_previous_stream()
+            rows.append(add_gradients(of_group, plan, grads, weight, group.layout.dim))
+        holders = waiting.pinning_batches if self in waiting.pinning_batches else (*waiting.pinning_batches, self)
+        layout.pending_gradients = waiting._replace(
+            rows=rows, pinning_batches=holders, backward_passes=waiting.backward_passes + 1
+        )
 
 
 class StepUpdate(TableUpdate):
     """The update of the rows that wait; or, without `rows`, what ends the training step beside it."""
 
-    def __init__(self, layout: Layout, rows: Sequence[WaitingRows | None] | None, after: Waiting) -> None:
+    def __init__(self, layout: Layout, rows: Sequence[GroupGradients | None] | None, after: PendingGradients) -> None:
         """`after`: what waits when it is done."""
         groups = layout.built
         plans = cast(Sequence[Plan], rows or ())  # which they stand for
         grads = None if rows is None else [[None if each is None else each.gradient] for each in rows]
         super().__init__(layout, plans, grads, [None] * len(groups))
-        self._held = layout.waiting.holders if rows is not None else ()
+        self._held = layout.pending_gradients.pinning_batches if rows is not None else ()
         self._after = after
 
     def run(self) -> None:
         """As that of a batch."""
         super().run()
-        self._layout.waiting = self._after
+        self._layout.pending_gradients = self._after
 
 
-def _kept(layout: Layout) -> Waiting:
+def _kept(layout: Layout) -> PendingGradients:
     """The gradients that wait, without those of tables that were left out; changes in them are noted."""
-    waiting = layout.waiting
-    if not waiting.backwards or not (waiting.left_out or layout.replicated):
+    waiting = layout.pending_gradients
+    if not waiting.backward_passes or not (waiting.skipped_tables or layout.replicated):
         return waiting
     rows, changes = [], {}
     for group, of_group in zip(layout.built, waiting.rows, strict=True):
-        places = {name: group.places[name] for name in waiting.left_out & group.places.keys()}
+        places = {name: group.places[name] for name in waiting.skipped_tables & group.places.keys()}
         if of_group is not None:
             for name in layout.replicated & group.places.keys():
                 left_out = name in places and of_group.count(places[name])
                 changes[name] = _LEFT_OUT if left_out else of_group.checksum_of_change(group.places[name])
-        rows.append(of_group.without(places.values()) if of_group is not None and places else of_group)
-    return waiting._replace(rows=rows, left_out=frozenset(), changes=joined(waiting.changes, changes))
+        rows.append(of_group.exclude_tables(places.values()) if of_group is not None and places else of_group)
+    return waiting._replace(rows=rows, skipped_tables=frozenset(), changes=combine_checksums(waiting.changes, changes))
 
 
 def _end(layout: Layout, apply: bool) -> None:
     """Ends the training step that backward passes have begun, if there were some."""
     locks = layout.locks
-    if not layout.waiting.backwards:
+    if not layout.pending_gradients.backward_passes:
         return
     with calls:
         locks.catch_up()
@@ -124,14 +126,14 @@ def _end(layout: Layout, apply: bool) -> None:
         with locks.alone() if whole else locks.launch:
             locks.complete()
             waiting = _kept(layout)
-            if not waiting.backwards:
+            if not waiting.backward_passes:
                 return
             for group in groups:
-                group.swap.transfers.follow()
+                group.swap.transfers.follow_previous_stream()
             with profiled("update"):
-                update = StepUpdate(layout, waiting.rows if apply else None, waiting.after(apply))
+                update = StepUpdate(layout, waiting.rows if apply else None, waiting.cleared(apply))
                 locks.keep_rows(update.changing)
-                locks.do(update)
+                locks.run_resumable(update)
         for group in groups:
             group.warn_of_evictions()
 
@@ -170,17 +172,19 @@ class WaitingGradients:
         """
         layout = self.layout
         with layout.locks.launch:
-            waiting = layout.waiting
-            if not waiting.backwards or table in waiting.left_out or table in layout.options.frozen:
+            waiting = layout.pending_gradients
+            if not waiting.backward_passes or table in waiting.skipped_tables or table in layout.options.frozen:
                 return None
             group, place = layout.find_table(table)
-            group.swap.transfers.follow()
+            group.swap.transfers.follow_previous_stream()
             index = layout.built.index(group)
             rows = waiting.rows[index]
             if rows is not None and rows.values is None:
-                rows = rows.handed_out()
-                layout.waiting = waiting._replace(rows=[*waiting.rows[:index], rows, *waiting.rows[index + 1 :]])
-            part = None if rows is None else rows.parts()[place]
+                rows = rows.with_editable_values()
+                layout.pending_gradients = waiting._replace(
+                    rows=[*waiting.rows[:index], rows, *waiting.rows[index + 1 :]]
+                )
+            part = None if rows is None else rows.table_gradients()[place]
             if part is None or not len(part):  # norms and ranks go by a gradient that has elements
                 part = torch.zeros((1, group.layout.dim), dtype=torch.float32, device=layout.device)
             return part
@@ -215,9 +219,9 @@ class WaitingGradients:
 
     def _leave_out(self, table: str) -> None:
         layout = self.layout
-        waiting = layout.waiting
-        left_out = waiting.left_out | {table}
+        waiting = layout.pending_gradients
+        left_out = waiting.skipped_tables | {table}
         if (left_out | layout.options.frozen).issuperset(config.name for config in layout.tables):
             self.drop_gradients()
-        elif waiting.backwards:
-            layout.waiting = waiting._replace(left_out=left_out)
+        elif waiting.backward_passes:
+            layout.pending_gradients = waiting._replace(skipped_tables=left_out)

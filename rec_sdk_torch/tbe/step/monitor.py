@@ -128,7 +128,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
         report["index"] += memory["id_map_bytes"]
         report["columns"] += memory["column_bytes"]
         report["candidates"] += memory["candidate_bytes"]
-        report["evicted"] += sum(departures.nbytes for departures in group.waiting(place))
+        report["evicted"] += sum(buffer.nbytes for buffer in group.evicted_buffers(place))
     if table is None:
         report["staging"] = sum(group.swap.staging_bytes() for group in groups)
     return report

@@ -9,7 +9,7 @@ import torch
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
 from ..config.optimizer import TableOptimizer
-from ..rows.row_parts import WEIGHT, all_ids, meet_all, read_parts, write_parts
+from ..rows.row_parts import WEIGHT, all_ids, insert_owned_ids, read_parts, write_parts
 
 Rows = tuple[TableOptimizer, Group, int, Int64Array]
 """Some rows of a table: its optimizer, its group and place there, their ids."""
@@ -71,7 +71,7 @@ class TablePasses:
                 if changes and member.optimizer is not None and id(member.optimizer) in due:
                     between = member.optimizer.spec.between
                     if between is not None and between.option is None:  # rows change that no batch has met as well
-                        meet_all(group, table)
+                        insert_owned_ids(group, table)
                     every = all_ids(group, table)
                     chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))
                     rows += [(member.optimizer, group, table, ids) for ids in chunks]

@@ -19,7 +19,7 @@ from ...runtime.worker import Worker
 from ..cache.batch import Batch, Int64Array
 from ..cache.plan import Plan
 from ..cache.profiler_ranges import profiled
-from ..cache.transfers import in_thread, when_written
+from ..cache.transfers import device_context, download_context
 from ..config.lifecycle import IdSignals
 from ..rows.frozen import FrozenTables
 from ..rows.layout import Layout
@@ -72,7 +72,7 @@ class Prefetched:
         self._tensors = values, offsets
         self._versions = self._versions_now()
         self._shape = batch_size, keys, weighted, joined
-        self._copying = when_written(values)
+        self._copying = download_context(values)
         self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
         self._given: Batch | None = None
         self._part: tuple[FrozenTables | None, Batch] | None = None
@@ -200,10 +200,10 @@ class PrefetchQueue:
             if prefetched is not None:
                 known = prefetched.given
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
-                seen = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.seen))
-        batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, seen=seen)
+                seen = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.signals))
+        batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, signals=seen)
         padding_ids = self._layout.padding_ids
-        return batch if padding_ids is None else padding_ids.without(batch)
+        return batch if padding_ids is None else padding_ids.remove_from(batch)
 
     # ---- plans
 
@@ -255,7 +255,7 @@ class PrefetchQueue:
                 self._monitor.plan_ns += time.perf_counter_ns() - begin
         except BaseException as error:
             self._end(plans)
-            backwards = self._layout.waiting.backwards
+            backwards = self._layout.pending_gradients.backward_passes
             if isinstance(error, CacheTooSmallError) and backwards:
                 error.add_note(
                     f"{backwards} backward passes wait for step() of the optimizer, and hold their rows in the cache"
@@ -419,7 +419,7 @@ class PrefetchQueue:
 
     def _prepare(self, prefetched: Prefetched) -> None:
         """Errors are not raised here: the batch's forward meets them again, when nothing else is in its way."""
-        with in_thread(self._layout.device):
+        with device_context(self._layout.device):
             plans = self._plan_ahead(prefetched)
             if plans is not None:
                 with contextlib.suppress(Exception), profiled("read_ahead"):

@@ -134,7 +134,7 @@ class Step:
         begin = time.perf_counter_ns()
         with profiled("stage"):
             for group, plan in zip(self._groups, self._plans, strict=True):
-                group.bring_in(plan)
+                group.stage(plan)
         self._monitor.wait_ns += time.perf_counter_ns() - begin
         _engine.begin(hosts)
 
@@ -224,7 +224,7 @@ class Step:
         return [[one] for one in of_outputs]
 
     def _of_tables(self, of_groups: Grads, tables: frozenset[str]) -> Grads:
-        """Replaces the gradients of other tables by None, as `graded_rows` reads them."""
+        """Replaces the gradients of other tables by None, as `touched_rows` reads them."""
         result: list[Sequence[torch.Tensor | None]] = []
         for group, grads in zip(self._groups, of_groups, strict=True):
             names = [member.config.name for member in group.members]
@@ -268,7 +268,7 @@ class Step:
             if self._layout.works_on_tables:
                 self._table_update = TableUpdate(self._layout, self._plans, for_rows, weights)
                 locks.keep_rows(self._table_update.changing)
-                locks.do(self._table_update)
+                locks.run_resumable(self._table_update)
             else:
                 self._make_calls(for_rows, weights)
         return result
@@ -283,7 +283,7 @@ class Step:
                 locks.keep_rows(self._groups)
             for group, plan, grads, weight in zip(self._groups, self._plans, for_rows, weights, strict=True):
                 if group.norms is not None:
-                    group.norms.begin()
+                    group.norms.reset()
                 call = group.update(plan, grads, weight, coefficients)
                 if call is not None:
                     calls.append(call)
@@ -299,7 +299,7 @@ class Step:
                 locks.unfinished = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the update has changed anything."""
         return bool(self._done)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ..cache.accumulation import counted
+from ..cache.accumulation import count_backward_passes
 from ..cache.eviction import end_step
 from ..cache.plan import Plan
-from ..cache.update_journal import Ledger
+from ..cache.update_journal import UpdateJournal
 from ..config.optimizer import TableOptimizer
 from ..rows.layout import Layout
-from ..rows.pending_gradients import Holder
+from ..rows.pending_gradients import PinningBatch
 from .optimizer_passes import TablePasses
 
 Grads = Sequence[Sequence[torch.Tensor | None]]
@@ -39,10 +39,10 @@ class TableUpdate:
         self._layout = layout
         self._groups = groups = layout.built
         self._plans = plans
-        self._held: Sequence[Holder] = plans
+        self._held: Sequence[PinningBatch] = plans
         self._grads = grads
         self._weights = weights
-        self._windows = counted(layout.windows, (group.accumulate_step for group in groups))
+        self._windows = count_backward_passes(layout.windows, (group.accumulate_step for group in groups))
         ended = [group for group in groups if self._windows[group.accumulate_step] >= group.accumulate_step]
         self.changing = [] if grads is None else ended
         optimizers = {id(optimizer): optimizer for group in self.changing for optimizer in group.optimizers}
@@ -50,15 +50,15 @@ class TableUpdate:
         self._coefficients = {key: optimizer.coefficients() for key, optimizer in optimizers.items()}
         passing = [optimizer for optimizer in optimizers.values() if optimizer.acts_after_next()]
         self._passes = TablePasses(passing, groups, layout.options.frozen)
-        self._ledger = Ledger()
+        self._journal = UpdateJournal()
         for group in self.changing:
             if group.norms is not None:
-                group.norms.begin()
+                group.norms.reset()
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether anything has changed."""
-        return not self._ledger.empty()
+        return not self._journal.empty()
 
     def run(self) -> None:
         """Updates the rows, or adds to the open windows; and ends the step, after which ids may leave their tables."""
@@ -71,15 +71,15 @@ class TableUpdate:
         for holder in self._held:
             holder.release()
         for group in self._groups:
-            end_step(group, self._ledger)
+            end_step(group, self._journal)
 
     def _update(self, of_groups: Grads) -> None:
         for group, plan, grads, weights in zip(self._groups, self._plans, of_groups, self._weights, strict=True):
             if group.window is None:
                 call = group.update(plan, grads, weights, self._coefficients)
                 if call is not None:
-                    self._ledger.run(group, *call)
+                    self._journal.run(group, *call)
                 continue
-            group.accumulate(plan, grads, weights, self._ledger)
+            group.accumulate(plan, grads, weights, self._journal)
             if group in self.changing:
-                group.close_window(self._coefficients, self._ledger)
+                group.close_window(self._coefficients, self._journal)
