@@ -302,7 +302,7 @@ OPTIMIZER_CASES = {
     **{
         _named(spec): OptimizerCase(pkgutil.resolve_name(spec.classes[0]), dict(spec.example))
         for spec in UPDATES
-        if not spec.hands_out
+        if not spec.collects_gradients
     },
     "Adam, bf16 states": OptimizerCase(torch.optim.Adam, HALF),
     "Adam, bf16 weights": OptimizerCase(torch.optim.Adam, weights=DataType.BF16),

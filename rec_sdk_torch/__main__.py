@@ -42,18 +42,18 @@ def usage() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Lists the commands, or runs one as `python -m rec_sdk_torch.<command>` does."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
-    if given[0] == "--version":
+    if words[0] == "--version":
         print(__version__)
         return 0
-    if given[0] not in COMMANDS:
-        complain(PROGRAM, f"no command {given[0]!r}, only {', '.join(COMMANDS)}")
+    if words[0] not in COMMANDS:
+        complain(PROGRAM, f"no command {words[0]!r}, only {', '.join(COMMANDS)}")
         return BAD_USE
-    sys.argv = given
-    runpy.run_module(f"rec_sdk_torch.{given[0]}", run_name="__main__", alter_sys=True)
+    sys.argv = words
+    runpy.run_module(f"rec_sdk_torch.{words[0]}", run_name="__main__", alter_sys=True)
     return 0
 
 

@@ -303,11 +303,11 @@ def test_saves_are_whole(interpreters: Interpreters, scene: Scene, tmp_path: Pat
 
 
 def test_an_idle_thread_is_not_waited_for() -> None:
-    now, idle, busy = time.monotonic(), exits.Caller(), exits.Caller()
-    idle.left = now - exits.BETWEEN_CALLS
+    now, idle, busy = time.monotonic(), exits.CallingThread(), exits.CallingThread()
+    idle.last_exit = now - exits.NEXT_CALL_TIMEOUT
     busy.depth = 1
     assert not idle.awaited(now)
     assert busy.awaited(now)
-    assert not busy.awaited(now - exits.IN_CALL)
+    assert not busy.awaited(now - exits.CALL_TIMEOUT)
     busy.own = True
     assert not busy.awaited(now)

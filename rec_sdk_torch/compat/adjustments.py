@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..modules.defaults import use_rec_sdk
-from ..patches.topology import DEVICE, take_npu_for
+from ..patches.topology import DEVICE, plan_npu_as
 from ..tbe import use_defaults
 
 _OPERATORS = "libfbgemm_npu_api.so"
@@ -36,7 +36,7 @@ def install() -> None:
         importlib.import_module("torchrec")
     except ModuleNotFoundError as error:
         raise ImportError(f"rec_sdk_torch.compat needs torchrec, which is not installed: {error}") from error
-    take_npu_for(DEVICE)
+    plan_npu_as(DEVICE)
     torch.ops.load_library = _tolerant(torch.ops.load_library)  # type: ignore[method-assign]
     multiprocessing.spawn.get_command_line = _with_compat(multiprocessing.spawn.get_command_line)
     use_defaults("Adagrad", eps=_ADAGRAD_EPS)

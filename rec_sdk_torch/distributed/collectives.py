@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..runtime.forks import Refusal, watch
+from ..runtime.forks import RaisingStub, notify_of_forks
 from ..runtime.host_groups import exchanging, lost_rank
 from .all_to_all import COUNTERS as TRAFFIC
 from .all_to_all import OneLevel, Waited
@@ -90,7 +90,7 @@ class Exchange:
         self.staged: tuple[Pair, ...] = ()
         self.turns = _turns.setdefault(ids, Turns())
         self.number = self.batches = 0
-        watch(self)
+        notify_of_forks(self)
 
     @property
     def ids(self) -> dist.ProcessGroup:
@@ -102,10 +102,10 @@ class Exchange:
         """The process group that exchanges tensors on `device`."""
         return self.of_rows.group
 
-    def forked(self, parent: int) -> None:
+    def after_fork(self, parent: int) -> None:
         """Lets every exchange raise in a forked process, which has the sockets of the rank and none of its threads."""
         self._of_parent = self.of_ids, self.of_rows  # the groups' destructors would wait for the threads
-        refusal = Refusal(
+        refusal = RaisingStub(
             f"process {os.getpid()} was forked from a rank, process {parent}, whose exchanges with other ranks it "
             "would spoil: it cannot use sharded tables. Start processes by spawn"
         )

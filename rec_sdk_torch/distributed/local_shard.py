@@ -136,7 +136,7 @@ class HomeTables(CachedCollection):
         drawn: dict[str, str] = {}  # checksums of replicated tables that an `init_fn` has filled
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
         embedding.layout.fill = functools.partial(_draw, index_tables, drawn)
-        embedding.guard.others = exchange
+        embedding.guard.peers = exchange
         self.__dict__["handles_name"] = origin.handles_name
         super().__init__(origin.configs, embedding, None)
         self._tables = tables

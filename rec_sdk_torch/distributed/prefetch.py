@@ -164,12 +164,12 @@ class Started:
         ended = [each.ended() for each in coming]  # of all of them: ranks exchange in one order
         return any(ended)
 
-    def also(self, features: Features) -> None:
+    def add_source(self, features: Features) -> None:
         """The same batch, copied to a device."""
         copies = _by_collection(dict(self._of), features)
         for (_, prefetched), name in zip(self._entries, self._of, strict=True):
             if name in copies:
-                prefetched.also(copies[name], copies[name].values())
+                prefetched.add_source(copies[name], copies[name].values())
 
     def end(self) -> None:
         """Forgets the batch if its forward has not run."""

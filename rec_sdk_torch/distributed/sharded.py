@@ -21,7 +21,7 @@ from ..modules.embedding_collections import EmbCacheEmbeddingCollection
 from ..operators.devices.backends import backend_for
 from ..runtime.eager import NotScripted, check_batch, eager
 from ..tbe import (
-    MAX_COMING,
+    MAX_PREFETCHED,
     Batch,
     EvictedRows,
     Int64Array,
@@ -119,10 +119,10 @@ class ShardedCollection(
         if not isinstance(features, KeyedJaggedTensor):
             return None
         turn = self._begin(features, depth)
-        turn.also(features)
+        turn.add_source(features)
         self._coming.append(turn)
         queue = self.embedding.queue
-        queue.expected = max(queue.expected, min(len(self._coming), MAX_COMING if depth is None else depth + 1))
+        queue.max_queued = max(queue.max_queued, min(len(self._coming), MAX_PREFETCHED if depth is None else depth + 1))
         return turn
 
     def prefetch_end(self) -> Turn:
@@ -166,7 +166,7 @@ class ShardedCollection(
         A batch that was begun in another mode is begun anew.
         """
         trains = bool(self.training) and torch.is_grad_enabled()
-        found = [(place, turn) for place, turn in enumerate(self._coming) if turn.is_of(features)]
+        found = [(place, turn) for place, turn in enumerate(self._coming) if turn.matches(features)]
         place, turn = next(((place, turn) for place, turn in found if turn.training == trains), (-1, None))
         if turn is not None:
             for skipped in self._coming[:place]:

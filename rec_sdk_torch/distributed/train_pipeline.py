@@ -112,7 +112,7 @@ class _TrainPipeline(Generic[In]):
             event = self._module.current_stream(self._device).record_event()
         self._label(copied, batch)
         if started is not None:
-            started.also(self._features(copied))
+            started.add_source(self._features(copied))
         return _Coming(copied, event), started
 
     def _label(self, batch: In, original: In) -> None:

@@ -165,11 +165,11 @@ class Turn(Multistreamable):
 
     # ---- a batch that was prefetched
 
-    def also(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
+    def add_source(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
         """Lets the batch come as `features`."""
         self._known.append(features)
 
-    def is_of(self, features: KeyedJaggedTensor) -> bool:
+    def matches(self, features: KeyedJaggedTensor) -> bool:
         """Returns whether it is this batch. Ids are not compared: all ranks must come to the same answer."""
         return any(features is known for known in self._known)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..operators.record import holds
+from ..operators.record import is_representable
 from ..tbe import TableOptimizer
 from .enums import EnsembleModeDefinition, OptimType, WeightDecayMode, member, sparse_type
 from .states import state_names
@@ -94,7 +94,7 @@ def gradient_bound(given: Mapping[str, Any]) -> float | None:
         return None
     if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound > 0:
         raise ValueError(f"max_gradient is {bound!r}, must be a number above 0")
-    if not math.isinf(bound) and not holds(torch.float32, bound):
+    if not math.isinf(bound) and not is_representable(torch.float32, bound):
         raise ValueError(f"max_gradient is {bound!r}, which is inf in float32, must be a number above 0 that is not")
     return float(bound)
 

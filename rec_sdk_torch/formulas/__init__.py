@@ -8,7 +8,7 @@ which may round once where the kernels round twice. In words, formulas are in th
 
 from .optimizers import FORMULAS, SPECS, UPDATES, class_name, modes_of, same_states, spec_for, specs_of_class
 from .rows import Coefficients, Rows
-from .spec import Formula, OptimizerSpec, Options, StateSpec, WholeTables, mode_name
+from .spec import Formula, OptimizerSpec, Options, StateSpec, TablePass, mode_name
 
 __all__ = [
     "FORMULAS",
@@ -20,7 +20,7 @@ __all__ = [
     "Options",
     "Rows",
     "StateSpec",
-    "WholeTables",
+    "TablePass",
     "class_name",
     "mode_name",
     "modes_of",

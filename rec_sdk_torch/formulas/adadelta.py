@@ -9,13 +9,13 @@ from .spec import ACCUMULATE, Coefficients, Formula, OptimizerSpec, Options, Sta
 
 
 def _adadelta(r: Rows) -> None:
-    _join(r, 0, r.g)
+    _average_squares(r, 0, r.g)
     delta = root(r.states[1] + r.c.eps) / root(r.states[0] + r.c.eps) * r.g
-    _join(r, 1, delta)
+    _average_squares(r, 1, delta)
     r.w = r.w - r.c.lr * delta
 
 
-def _join(r: Rows, place: int, values: torch.Tensor) -> None:
+def _average_squares(r: Rows, place: int, values: torch.Tensor) -> None:
     """Squares join the average of squares that is the state at `place`."""
     r.states[place] = r.states[place] * r.c.rho + r.c.one_minus_rho * values * values
 

@@ -75,13 +75,13 @@ def _signed_betas(options: Options) -> Coefficients:
     return {**betas, "one_minus_beta1": sign(options) * betas["one_minus_beta1"]}
 
 
-def _of_adam(options: Options, t: int) -> Coefficients:
+def _adam_coefficients(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     step_size = options["lr"] / (1 - beta1**t)
     return {**_signed_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1 / math.sqrt(1 - beta2**t)}
 
 
-def _of_sparse_adam(options: Options, t: int) -> Coefficients:
+def _sparse_adam_coefficients(options: Options, t: int) -> Coefficients:
     beta1, beta2 = options["betas"]
     step_size = options["lr"] * math.sqrt(1 - beta2**t) / (1 - beta1**t)
     return {**_signed_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1.0}
@@ -103,12 +103,12 @@ ADAM = OptimizerSpec(
     "Adam",
     ("torch.optim.adam.Adam", f"{TORCHREC}.Adam"),
     {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False},
-    _of_adam,
+    _adam_coefficients,
 )
 SPARSE_ADAM = replace(
     ADAM,
     classes=("torch.optim.sparse_adam.SparseAdam",),
-    coefficients=_of_sparse_adam,
+    coefficients=_sparse_adam_coefficients,
     window_class=f"{ACCUMULATE}.AccumulateAdam",
 )
 ADAMW = OptimizerSpec(
@@ -116,7 +116,7 @@ ADAMW = OptimizerSpec(
     "AdamW",
     ("torch.optim.adamw.AdamW",),
     {**ADAM.options, "weight_decay": 1e-2},
-    lambda options, t: {**_of_adam(options, t), "decoupled": options["lr"] * options["weight_decay"]},
+    lambda options, t: {**_adam_coefficients(options, t), "decoupled": options["lr"] * options["weight_decay"]},
     f"{ACCUMULATE}.AccumulateAdamW",
     neutral={"decoupled_weight_decay": (True,)},  # torch has it in the group, since its AdamW is an Adam
 )

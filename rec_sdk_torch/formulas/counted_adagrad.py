@@ -13,8 +13,8 @@ import torch
 
 from .adagrad import decayed_rate
 from .rows import LARGEST, LEAST_NORM, Rows, at_least, at_most, root
-from .rowwise_adagrad import MODE_OPTIONS, PREV_ITER, ROWWISE, SUM, make_step
-from .spec import Coefficients, Formula, Options, StateSpec, WholeTables, mode_name
+from .rowwise_adagrad import MODE_OPTIONS, PREV_ITER, ROWWISE, SUM, apply_step
+from .spec import Coefficients, Formula, Options, StateSpec, TablePass, mode_name
 from .steps_since import above, expm1_of_256th, expm1_of_steps, logarithm, steps_since
 
 _LOG_10 = 2.302585093
@@ -24,13 +24,13 @@ _SMALLEST = 2.0**-149
 def _cowclip(r: Rows) -> None:
     c, squared = r.c, r.g + r.c.l2 * r.w
     r.states[0] = r.states[0] + r.mean_of_squares(squared)
-    bound = at_most(_count(r) * at_least(r.norm(r.w) * c.weight_norm_coefficient, c.lower_bound), LARGEST)
+    bound = at_most(_count_update(r) * at_least(r.norm(r.w) * c.weight_norm_coefficient, c.lower_bound), LARGEST)
     cut = at_most(bound / at_least(r.norm(squared), LEAST_NORM), 1.0)
     rate = cut * c.lr / (root(r.states[0]) + c.eps)
-    make_step(r, (1.0 - c.decoupled) - c.l2 * rate, rate)
+    apply_step(r, (1.0 - c.decoupled) - c.l2 * rate, rate)
 
 
-def _count(r: Rows) -> torch.Tensor:
+def _count_update(r: Rows) -> torch.Tensor:
     """The count of the row's updates with this one. It has faded since the last update, which is then this one."""
     faded, r.states[1] = expm1_of_steps(r.states[1], r.c.iter, 0.0, r.c.log_fade)
     r.states[2] = r.states[2] + (r.states[2] * faded + 1.0)
@@ -40,7 +40,7 @@ def _count(r: Rows) -> torch.Tensor:
 def _counted(r: Rows) -> None:
     c, squared = r.c, r.g + r.c.l2 * r.w
     r.states[0] = r.states[0] + r.mean_of_squares(squared)
-    size, count = root(r.states[0]), _count(r)
+    size, count = root(r.states[0]), _count_update(r)
     eps_of_decay = torch.where(c.faded_l2 == 0, 1.0, c.eps)
     eps_of_count = torch.where(c.counts == 0, 1.0, torch.where(c.eps == 0, _SMALLEST, c.eps))
 
@@ -54,7 +54,7 @@ def _counted(r: Rows) -> None:
     faded = c.faded_l2 * c.lr / (size + eps_of_decay) + c.faded_decoupled
     kept = 1.0 - faded / count
     r.states[1] = count * 0.0 + c.iter  # no number where the count is none
-    make_step(r, kept, (change + 1.0) * rate)
+    apply_step(r, kept, (change + 1.0) * rate)
 
 
 def _adagradw(r: Rows) -> None:
@@ -62,10 +62,10 @@ def _adagradw(r: Rows) -> None:
     r.states[0] = r.states[0] + r.mean_of_squares(r.g)
     missed = at_most(steps_since(r.states[1], c.iter), c.most_steps) - 1.0
     kept = expm1_of_256th(at_least(missed * c.log_missed, -80.0) * (1 / 256))
-    count = _count(r)
+    count = _count_update(r)
     grown = root(count) * c.by_root + (1.0 - c.by_root - c.by_count)
     rate = at_most((grown + count * c.by_count) * c.lr, c.bound) / (root(r.states[0]) + c.eps)
-    make_step(r, (kept + 1.0) * (1.0 - c.decoupled), rate * (kept + 1.0))
+    apply_step(r, (kept + 1.0) * (1.0 - c.decoupled), rate * (kept + 1.0))
 
 
 def _log_fade(halflife: int) -> float:
@@ -73,7 +73,7 @@ def _log_fade(halflife: int) -> float:
     return -math.log(2) / halflife if halflife > 0 else 0.0 if halflife < 0 else -1e9
 
 
-def _of_cowclip(options: Options, t: int) -> Coefficients:
+def _cowclip_coefficients(options: Options, t: int) -> Coefficients:
     plain, mode, decay = decayed_rate(options, t), options["counter_weight_decay_mode"], options["weight_decay"]
     return {
         **plain,
@@ -86,7 +86,7 @@ def _of_cowclip(options: Options, t: int) -> Coefficients:
     }
 
 
-def _of_counted(options: Options, t: int) -> Coefficients:
+def _counted_coefficients(options: Options, t: int) -> Coefficients:
     plain, decay, halflife = decayed_rate(options, t), options["weight_decay"], options["counter_halflife"]
     adjusted = t > options["adjustment_iter"]
     mode = options["counter_weight_decay_mode"]
@@ -120,7 +120,7 @@ def _largest_count(options: Options, t: int, parts: dict[str, torch.Tensor]) -> 
     return float(parts["row_counter"].max())
 
 
-def _of_adagradw(options: Options, t: int) -> Coefficients:
+def _adagradw_coefficients(options: Options, t: int) -> Coefficients:
     plain, halflife, begin = decayed_rate(options, t), options["counter_halflife"], options["adjustment_iter"]
     adjusted = t > begin
     decoupled = plain["lr"] * options["weight_decay"] if adjusted else 0.0
@@ -176,8 +176,8 @@ _COWCLIP = replace(
         _STATES,
     ),
     options=_COWCLIP_OPTIONS,
-    coefficients=_of_cowclip,
-    when=lambda given: mode_name(given.get("weight_decay_mode")) == "cowclip",
+    coefficients=_cowclip_coefficients,
+    when=lambda options: mode_name(options.get("weight_decay_mode")) == "cowclip",
     example={"weight_decay_mode": "cowclip", "counter_halflife": 100},
     modes={"weight_decay_mode": ("cowclip",), "counter_weight_decay_mode": ("none", "l2", "decouple")},
 )
@@ -190,11 +190,11 @@ _COUNTED = replace(
         _STATES,
     ),
     options=_COUNTER_OPTIONS,
-    coefficients=_of_counted,
-    when=lambda given: mode_name(given.get("weight_decay_mode")) == "counter",
+    coefficients=_counted_coefficients,
+    when=lambda options: mode_name(options.get("weight_decay_mode")) == "counter",
     example={"weight_decay_mode": "counter", "counter_halflife": 100},
     modes=_COUNTER_MODES,
-    between=WholeTables(("row_counter",), _counts_are_due, _largest_count, option="max_counter"),
+    table_pass=TablePass(("row_counter",), _counts_are_due, _largest_count, option="max_counter"),
 )
 _ADAGRADW = replace(
     _COUNTED,
@@ -205,10 +205,10 @@ _ADAGRADW = replace(
         _STATES,
     ),
     options={**_COUNTER_OPTIONS, "counter_weight_decay_mode": "adagradw"},
-    coefficients=_of_adagradw,
-    when=lambda given: _COUNTED.when(given) and mode_name(given.get("counter_weight_decay_mode")) == "adagradw",
+    coefficients=_adagradw_coefficients,
+    when=lambda options: _COUNTED.when(options) and mode_name(options.get("counter_weight_decay_mode")) == "adagradw",
     example={"weight_decay_mode": "counter", "counter_weight_decay_mode": "adagradw", "weight_decay": 0.01},
-    between=None,
+    table_pass=None,
     modes={**_COUNTER_MODES, "counter_weight_decay_mode": ("adagradw",), "learning_rate_mode": ("equal",)},
 )
 SPECS = (_COWCLIP, _COUNTED, _ADAGRADW)

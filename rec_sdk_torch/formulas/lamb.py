@@ -18,7 +18,7 @@ from .rows import LEAST_NORM, Rows, at_least, root
 from .spec import ACCUMULATE_TORCHREC, TORCHREC, Coefficients, Formula, OptimizerSpec, Options
 
 
-def _as_long_as_the_weight(r: Rows, step: torch.Tensor) -> None:
+def _step_by_trust_ratio(r: Rows, step: torch.Tensor) -> None:
     rate = r.c.lr * r.norm(r.w) / at_least(r.norm(step), LEAST_NORM)
     r.w = r.w - rate * step
 
@@ -26,13 +26,13 @@ def _as_long_as_the_weight(r: Rows, step: torch.Tensor) -> None:
 def _lamb(r: Rows) -> None:
     m, v, c = first_moment(r), second_moment(r), r.c
     step = m / (root(v) * c.inv_sqrt_bias_correction2 + c.eps) * c.inv_bias_correction1 + r.w * c.weight_decay
-    _as_long_as_the_weight(r, step)
+    _step_by_trust_ratio(r, step)
 
 
 def _partial_rowwise_lamb(r: Rows) -> None:
     m, v, c = first_moment(r), second_moment_of_row(r), r.c
     factor = c.inv_bias_correction1 / (root(v) * c.inv_sqrt_bias_correction2 + c.eps)
-    _as_long_as_the_weight(r, factor * m + r.w * c.weight_decay)
+    _step_by_trust_ratio(r, factor * m + r.w * c.weight_decay)
 
 
 def _with_decay(options: Options, t: int) -> Coefficients:

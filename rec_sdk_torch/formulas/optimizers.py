@@ -40,13 +40,13 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def spec_for(cls: type, given: Options | None = None) -> OptimizerSpec:
-    """The spec of an optimizer class with the keywords `given`.
+def spec_for(cls: type, options: Options | None = None) -> OptimizerSpec:
+    """The spec of an optimizer class with the keywords `options`.
 
     Raises:
         TypeError: the fused update does not know the class; the message lists those it knows.
     """
-    return next(spec for spec in reversed(_specs_of(cls)) if spec.when(given or {}))
+    return next(spec for spec in reversed(_specs_by_class(cls)) if spec.when(options or {}))
 
 
 def specs_of_class(spec: OptimizerSpec) -> list[OptimizerSpec]:
@@ -59,7 +59,7 @@ def modes_of(spec: OptimizerSpec, option: str) -> list[str]:
     return list(dict.fromkeys(mode for other in specs_of_class(spec) for mode in other.modes.get(option, ())))
 
 
-def _specs_of(cls: type) -> list[OptimizerSpec]:
+def _specs_by_class(cls: type) -> list[OptimizerSpec]:
     specs = _BY_CLASS.get(class_name(cls)) if isinstance(cls, type) else None
     if not specs:
         known = ", ".join(sorted(_BY_CLASS))

@@ -19,13 +19,13 @@ def _gradient(r: Rows) -> torch.Tensor:
     return r.c.sign * r.g + r.c.weight_decay * r.w
 
 
-def _join_squares(r: Rows, decayed: torch.Tensor) -> None:
+def _update_square_average(r: Rows, decayed: torch.Tensor) -> None:
     r.states[0] = r.states[0] * r.c.alpha + r.c.one_minus_alpha * decayed * decayed
 
 
 def _step(r: Rows) -> torch.Tensor:
     decayed = _gradient(r)
-    _join_squares(r, decayed)
+    _update_square_average(r, decayed)
     return decayed / (root(r.states[0]) + r.c.eps)
 
 
@@ -35,7 +35,7 @@ def _centered_step(r: Rows) -> torch.Tensor:
     distance = decayed - average
     old = at_least(r.states[0] - at_most(average * average, LARGEST), 0.0)
     variance = r.c.alpha * (old + r.c.one_minus_alpha * distance * distance)
-    _join_squares(r, decayed)
+    _update_square_average(r, decayed)
     r.states[-1] = average * r.c.alpha + r.c.one_minus_alpha * decayed
     return decayed / (root(variance) + r.c.eps)
 
@@ -81,14 +81,14 @@ _MOMENTUM = replace(
     formula=Formula("momentum_rmsprop", _rmsprop(_step, True), f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
     options={**RMSPROP.options, "momentum": 0.0},
     coefficients=lambda options, t: {**_coefficients(options, t), "momentum": options["momentum"]},
-    when=lambda given: bool(given.get("momentum")),
+    when=lambda options: bool(options.get("momentum")),
     example={"momentum": 0.9},
 )
 _CENTERED = replace(
     RMSPROP,
     formula=Formula("centered_rmsprop", _rmsprop(_centered_step), _NAMES, (_SQUARES, _AVERAGE)),
     options={**RMSPROP.options, "centered": True},
-    when=lambda given: bool(given.get("centered")),
+    when=lambda options: bool(options.get("centered")),
     example={"centered": True},
     problem=_centered_problem,
 )
@@ -101,7 +101,7 @@ _CENTERED_MOMENTUM = replace(
         (_SQUARES, _BUFFER, _AVERAGE),
     ),
     options={**_MOMENTUM.options, "centered": True},
-    when=lambda given: _MOMENTUM.when(given) and _CENTERED.when(given),
+    when=lambda options: _MOMENTUM.when(options) and _CENTERED.when(options),
     example={"momentum": 0.9, "centered": True},
     problem=_centered_problem,
 )

@@ -12,31 +12,31 @@ import torch
 
 from .adagrad import ADAGRAD_OPTIONS, decayed_rate
 from .rows import LARGEST, LEAST_NORM, Rows, at_least, at_most, root
-from .spec import ACCUMULATE_TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec, WholeTables, mode_name
+from .spec import ACCUMULATE_TORCHREC, Coefficients, Formula, OptimizerSpec, Options, StateSpec, TablePass, mode_name
 from .steps_since import expm1_of_steps
 
 SUM = StateSpec("sum", rowwise=True)
 PREV_ITER = StateSpec("prev_iter", rowwise=True, counter=True)
 
 
-def rate_of(r: Rows, squared: torch.Tensor, place: int = 0) -> torch.Tensor:
+def adagrad_rate(r: Rows, squared: torch.Tensor, place: int = 0) -> torch.Tensor:
     """The rate of a row, lr / (sqrt(sum) + eps), after the mean of squares of `squared` joined its sum, a state."""
     r.states[place] = r.states[place] + r.mean_of_squares(squared)
     return r.c.lr / (root(r.states[place]) + r.c.eps)
 
 
-def make_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
+def apply_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
     """Decays the weight to the share `kept`, and moves it against the gradient."""
     r.w = r.w * kept - rate * r.g
 
 
 def _plain(r: Rows) -> None:
-    r.w = r.w - rate_of(r, r.g) * r.g
+    r.w = r.w - adagrad_rate(r, r.g) * r.g
 
 
 def _decay(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """The factor that decays the weight, and the rate of the gradient."""
-    rate = rate_of(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
+    rate = adagrad_rate(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
     return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
 
 
@@ -45,13 +45,13 @@ def _bounded(r: Rows) -> None:
     kept, rate = _decay(r)
     norm = at_most(at_least(r.norm(r.w * kept - rate * r.g), LEAST_NORM), LARGEST)
     factor = at_most(r.c.max_norm / norm, 1.0)
-    make_step(r, kept * factor, rate * factor)
+    apply_step(r, kept * factor, rate * factor)
 
 
 def _globally_decayed(r: Rows) -> None:
-    rate = rate_of(r, r.g)
+    rate = adagrad_rate(r, r.g)
     missed, r.states[1] = expm1_of_steps(r.states[1], r.c.iter, 1.0, r.c.log_missed)
-    make_step(r, at_least(missed + 1.0, r.c.lower_bound) * (1.0 - r.c.decoupled), rate)
+    apply_step(r, at_least(missed + 1.0, r.c.lower_bound) * (1.0 - r.c.decoupled), rate)
 
 
 def _with_decay(options: Options, t: int) -> Coefficients:
@@ -110,10 +110,10 @@ ROWWISE = OptimizerSpec(
 )
 _DECAYED = replace(
     ROWWISE,
-    formula=Formula("decayed_rowwise_adagrad", lambda r: make_step(r, *_decay(r)), "lr eps l2 decoupled", (SUM,)),
+    formula=Formula("decayed_rowwise_adagrad", lambda r: apply_step(r, *_decay(r)), "lr eps l2 decoupled", (SUM,)),
     options=_DECAY_OPTIONS,
     coefficients=_with_decay,
-    when=lambda given: bool(given.get("weight_decay")),
+    when=lambda options: bool(options.get("weight_decay")),
     example={"weight_decay": 0.01},
     modes=_DECAY_MODES,
 )
@@ -122,7 +122,7 @@ _BOUNDED = replace(
     formula=Formula("bounded_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (SUM,)),
     options=_BOUND_OPTIONS,
     coefficients=lambda options, t: {**_with_decay(options, t), "max_norm": options["max_norm"] or math.inf},
-    when=lambda given: bool(given.get("max_norm")),
+    when=lambda options: bool(options.get("max_norm")),
     example={"max_norm": 1.0},
     modes=_DECAY_MODES,
 )
@@ -132,10 +132,10 @@ _ENSEMBLE = replace(
         "ensemble_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (StateSpec("sparse_ema"), SUM)
     ),
     options=_ENSEMBLE_OPTIONS,
-    when=lambda given: bool(given.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
+    when=lambda options: bool(options.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
     example={"step_ema": 10_000},
     modes={**_DECAY_MODES, "step_mode": ("none", "use_counter", "use_iter")},
-    between=WholeTables(
+    table_pass=TablePass(
         ("weight", "sparse_ema"),
         lambda options, t: t % options["step_ema"] == 0 or t % options["step_swap"] == 0,
         _move_ensemble,
@@ -151,7 +151,7 @@ _GLOBALLY_DECAYED = replace(
     ),
     options=_GLOBAL_OPTIONS,
     coefficients=_with_global_decay,
-    when=lambda given: mode_name(given.get("weight_decay_mode")) == "decouple_global",
+    when=lambda options: mode_name(options.get("weight_decay_mode")) == "decouple_global",
     example={"weight_decay": 0.01, "weight_decay_mode": "decouple_global"},
     modes={"weight_decay_mode": ("decouple_global",)},
 )

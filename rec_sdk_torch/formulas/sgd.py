@@ -78,7 +78,7 @@ MOMENTUM_SGD = replace(
     ),
     options={**DECAYED_SGD.options, "momentum": 0.0, "dampening": 0.0, "nesterov": False},
     coefficients=_with_momentum,
-    when=lambda given: bool(given.get("momentum")),
+    when=lambda options: bool(options.get("momentum")),
     example={"momentum": 0.9},
     problem=_nesterov_problem,
 )
@@ -88,7 +88,7 @@ SPARSE_GRADIENTS = OptimizerSpec(
     ("rec_sdk_torch.optim.sparse_gradients.SparseGradients",),
     {},
     lambda options, t: {"lr": 0.0},
-    hands_out=True,
+    collects_gradients=True,
 )
 LARS_SGD = OptimizerSpec(
     Formula("lars_sgd", _lars_sgd, "scaled_lr momentum weight_decay", (StateSpec("momentum"),)),

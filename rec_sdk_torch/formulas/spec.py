@@ -55,7 +55,7 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class WholeTables:
+class TablePass:
     """Work that an optimizer does on all rows of its tables, some at a time, before an update.
 
     Attributes:
@@ -87,11 +87,11 @@ class OptimizerSpec:
         accumulates: an Accumulate variant, with `use_accumulate` and `accumulate_step`.
         when: whether keywords mean this spec, of those of the class; the last whose answer is yes counts.
         example: keywords for which `when` says yes; benchmarks run with them.
-        between: work on whole tables, perhaps before each update.
+        table_pass: work on whole tables, perhaps before each update.
         modes: for each option that names a mode, the modes that it may have, and change between.
         neutral: keywords of the class that may only have these values, in place of those that all classes have.
         problem: (options) -> a sentence on options that do not go together, or None.
-        hands_out: gradients are aggregated until a call takes them: no update is made, and the kernel is not run.
+        collects_gradients: gradients are summed until a call takes them; no update is made, and no kernel is run.
     """
 
     formula: Formula
@@ -101,13 +101,13 @@ class OptimizerSpec:
     coefficients: Callable[[Options, int], Coefficients]
     window_class: str = ""
     accumulates: bool = False
-    when: Callable[[Options], bool] = lambda given: True
+    when: Callable[[Options], bool] = lambda options: True
     example: Options = field(default_factory=dict)
     modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     problem: Callable[[Options], str | None] = lambda options: None
-    hands_out: bool = False
-    between: WholeTables | None = None
+    collects_gradients: bool = False
+    table_pass: TablePass | None = None
 
     @property
     def kernel(self) -> str:
@@ -147,7 +147,7 @@ def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
         ),
         options={**spec.options, "weight_decay": 0.0},
         coefficients=coefficients,
-        when=lambda given: bool(given.get("weight_decay")),
+        when=lambda options: bool(options.get("weight_decay")),
         example={"weight_decay": 0.01},
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import Enum, unique
 
-from ..rules.flat import rules_of
+from ..rules.flat_options import rules_from_options
 from ..rules.sketch import MOST_DEPTH
-from ..runtime.numbers import FLAG, check_fields, real, whole
+from ..runtime.numbers import BOOL_FIELD, check_fields, float_field, int_field
 from ..tbe import TableLifecycle
 
 
@@ -53,11 +53,11 @@ class ShowClickParams:
         True
     """
 
-    alpha: float = field(default=1, metadata=real())
-    beta: float = field(default=0, metadata=real())
-    admit_threshold: float = field(default=0, metadata=real(0))
-    evict_percentage: float = field(default=0, metadata=real(0, 1))
-    score_decay: float = field(default=1, metadata=real(0, 1))
+    alpha: float = field(default=1, metadata=float_field())
+    beta: float = field(default=0, metadata=float_field())
+    admit_threshold: float = field(default=0, metadata=float_field(0))
+    evict_percentage: float = field(default=0, metadata=float_field(0, 1))
+    score_decay: float = field(default=1, metadata=float_field(0, 1))
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -102,22 +102,22 @@ class AdmitAndEvictConfig:
         (True, True)
     """
 
-    admit_threshold: int | None = field(default=-1, metadata=whole(-1))
-    not_admitted_default_value: float | None = field(default=0.0, metadata=real())
-    evict_threshold: int | None = field(default=0, metadata=whole(0))
-    evict_step_interval: int | None = field(default=0, metadata=whole(0))
+    admit_threshold: int | None = field(default=-1, metadata=int_field(-1))
+    not_admitted_default_value: float | None = field(default=0.0, metadata=float_field())
+    evict_threshold: int | None = field(default=0, metadata=int_field(0))
+    evict_step_interval: int | None = field(default=0, metadata=int_field(0))
     showclick_params: ShowClickParams = field(default_factory=ShowClickParams)
     policy_type: AdmitAndEvictPolicyType = AdmitAndEvictPolicyType.POLICY_COUNT
-    evict_idle_steps: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    max_rows: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    max_bytes: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    keep_evicted: bool = field(default=False, kw_only=True, metadata=FLAG)
-    admit_probability: float | None = field(default=None, kw_only=True, metadata=real(above=0, most=1))
-    evict_norm: float | None = field(default=0.0, kw_only=True, metadata=real(0))
-    score_half_life: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    sketch_bytes: int | None = field(default=0, kw_only=True, metadata=whole(0))
-    sketch_depth: int = field(default=4, kw_only=True, metadata=whole(1, MOST_DEPTH))
-    sketch_halve_after: int | None = field(default=0, kw_only=True, metadata=whole(0))
+    evict_idle_steps: int | None = field(default=0, kw_only=True, metadata=int_field(0))
+    max_rows: int | None = field(default=0, kw_only=True, metadata=int_field(0))
+    max_bytes: int | None = field(default=0, kw_only=True, metadata=int_field(0))
+    keep_evicted: bool = field(default=False, kw_only=True, metadata=BOOL_FIELD)
+    admit_probability: float | None = field(default=None, kw_only=True, metadata=float_field(above=0, most=1))
+    evict_norm: float | None = field(default=0.0, kw_only=True, metadata=float_field(0))
+    score_half_life: int | None = field(default=0, kw_only=True, metadata=int_field(0))
+    sketch_bytes: int | None = field(default=0, kw_only=True, metadata=int_field(0))
+    sketch_depth: int = field(default=4, kw_only=True, metadata=int_field(1, MOST_DEPTH))
+    sketch_halve_after: int | None = field(default=0, kw_only=True, metadata=int_field(0))
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -173,5 +173,7 @@ class AdmitAndEvictConfig:
                 "score_decay": params.score_decay,
             }
         options["evict_step_interval"] = self.evict_step_interval or 0
-        lifecycle = TableLifecycle(**rules_of(owner, default_value=self.not_admitted_default_value or 0.0, **options))
+        lifecycle = TableLifecycle(
+            **rules_from_options(owner, default_value=self.not_admitted_default_value or 0.0, **options)
+        )
         return lifecycle if lifecycle.any() else None

@@ -22,7 +22,7 @@ OVERFLOW = {
 """The least number that rounds to infinity."""
 
 
-def holds(dtype: torch.dtype, *numbers: float) -> bool:
+def is_representable(dtype: torch.dtype, *numbers: float) -> bool:
     """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
     return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # False for NaN
 
@@ -56,7 +56,7 @@ class RecordLayout:
         """The data type of one state block."""
         return self.state_dtypes[index] if self.state_dtypes else torch.float32
 
-    def begin(self, index: int) -> int:
+    def state_offset(self, index: int) -> int:
         """The first byte of a state block in a record; of the one behind the last, where the states end."""
         end = self.dim * self.weight_dtype.itemsize
         for before, elements in enumerate(self.state_elements[:index]):
@@ -66,7 +66,7 @@ class RecordLayout:
     @property
     def bytes(self) -> int:
         """Bytes of a record."""
-        return _round_up(self.begin(len(self.state_elements)), 16)
+        return _round_up(self.state_offset(len(self.state_elements)), 16)
 
     def weight(self, records: torch.Tensor) -> torch.Tensor:
         """View `[n, D]` of the weights in `records`, uint8 `[n, bytes]`."""
@@ -75,5 +75,5 @@ class RecordLayout:
     def state(self, records: torch.Tensor, index: int) -> torch.Tensor:
         """View `[n, D]` or `[n, 1]`, in its dtype, of one state block in `records`."""
         dtype = self.state_dtype(index)
-        begin = self.begin(index) // dtype.itemsize
+        begin = self.state_offset(index) // dtype.itemsize
         return records.view(dtype)[:, begin : begin + self.state_elements[index]]

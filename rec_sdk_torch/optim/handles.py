@@ -13,7 +13,7 @@ from torch._guards import TracingContext
 from torch.utils.hooks import RemovableHandle
 
 from ..runtime.eager import check_real, eager
-from ..runtime.rank_rows import note_rank_rows
+from ..runtime.rank_rows import mark_rank_rows
 from ..tbe import TableBatchedEmbedding, TableConfig, save_table
 from . import optimizer_assignments
 
@@ -234,9 +234,9 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     def note_rows(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes that `tensors` of a state dict have the rows of this rank alone, if other ranks have others."""
         if self.ranks is not None and self.ranks.world_size > 1:
-            note_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
+            mark_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
         elif self.others_differ:
-            note_rank_rows(tensors, torch.distributed.get_rank(), torch.distributed.get_world_size())
+            mark_rank_rows(tensors, torch.distributed.get_rank(), torch.distributed.get_world_size())
 
     def requested(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""

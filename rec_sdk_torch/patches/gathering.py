@@ -14,7 +14,7 @@ from ..runtime.imports import after_import
 
 _MODULES = ("torchrec.inference.state_dict_transform", "torchrec.inference.inference_legacy.state_dict_transform")
 
-_torchrecs: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]] = {}
+_originals: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]] = {}
 """TorchRec's functions by the name of their module."""
 
 
@@ -27,9 +27,9 @@ def install() -> None:
 def _gather_by_ids(module: Any) -> None:
     """Puts other code into the function, which scripts may have imported by its name before this package."""
     function = module.state_dict_gather
-    if module.__name__ in _torchrecs:
+    if module.__name__ in _originals:
         return
-    _torchrecs[module.__name__] = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    _originals[module.__name__] = types.FunctionType(function.__code__, function.__globals__, function.__name__)
     function.__code__ = _state_dict_gather.__code__
 
 
@@ -43,4 +43,4 @@ def gather_for(module: str, src: Mapping[str, Any], dst: Mapping[str, Any]) -> N
     """Gathers tables of this package by ids, and everything else by the function that TorchRec's `module` had."""
     from ..distributed.gathering import gather
 
-    gather(src, dst, _torchrecs[module])
+    gather(src, dst, _originals[module])

@@ -15,24 +15,24 @@ from ..runtime.imports import after_import
 HOST, DEVICE = "cpu", "cuda"
 """TorchRec's names for ranks whose tables have to fit into host memory, and into that of a device."""
 
-_taken_for = {"npu": HOST}  # where the rows are
+_planned_as = {"npu": HOST}  # where the rows are
 
 
 def install() -> None:
     """Lets every Topology made from now on take NPUs: now if TorchRec's planner is imported, else when it will be."""
-    after_import("torchrec.distributed.planner.types", _take_npu)
+    after_import("torchrec.distributed.planner.types", _accept_npu)
 
 
-def take_npu_for(device: str) -> None:
+def plan_npu_as(device: str) -> None:
     """Lets the planner plan NPUs as if they were `device`, HOST or DEVICE."""
-    _taken_for["npu"] = device
+    _planned_as["npu"] = device
 
 
-def _take_npu(types: Any) -> None:
+def _accept_npu(types: Any) -> None:
     construct = types.Topology.__init__
 
     @functools.wraps(construct)
     def taking_npu(self: Any, world_size: int, compute_device: str, *args: Any, **kwargs: Any) -> None:
-        construct(self, world_size, _taken_for.get(compute_device, compute_device), *args, **kwargs)
+        construct(self, world_size, _planned_as.get(compute_device, compute_device), *args, **kwargs)
 
     types.Topology.__init__ = taking_npu

@@ -20,12 +20,12 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 def install() -> None:
     """Changes each of torch's modules: now if it is imported, else when it will be."""
-    after_import(f"{_PACKAGE}.state_dict", _exchange_full)
+    after_import(f"{_PACKAGE}.state_dict", _wrap_full_state_dicts)
     after_import(f"{_PACKAGE}.state_dict_saver", _check_saves)
     after_import(f"{_PACKAGE}.state_dict_loader", _check_loads)
 
 
-def _exchange_full(module: Any) -> None:
+def _wrap_full_state_dicts(module: Any) -> None:
     get, load = module._get_model_state_dict, module._load_model_state_dict
 
     @functools.wraps(get)

@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import whole
+from ..runtime.numbers import int_field
 from .rule import Eviction
 
 
@@ -8,7 +8,7 @@ from .rule import Eviction
 class Age(Eviction):
     """Evicts ids, candidates too, whose timestamp is more than `seconds` (1 or more) before the table's latest."""
 
-    seconds: int = field(metadata=whole(1))
+    seconds: int = field(metadata=int_field(1))
 
     def columns(self) -> tuple[str, ...]:
         return ("timestamp",)

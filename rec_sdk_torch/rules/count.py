@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import real
+from ..runtime.numbers import float_field
 from .rule import Admission
 
 
@@ -8,4 +8,4 @@ from .rule import Admission
 class Count(Admission):
     """Admits an id in the training batch with which it was looked up `threshold` times."""
 
-    threshold: float = field(metadata=real())
+    threshold: float = field(metadata=float_field())

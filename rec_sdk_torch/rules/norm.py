@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import real
+from ..runtime.numbers import float_field
 from .rule import Eviction
 
 
@@ -8,4 +8,4 @@ from .rule import Eviction
 class Norm(Eviction):
     """Evicts ids whose weight has a 2-norm below `least`, which is above 0."""
 
-    least: float = field(metadata=real(above=0))
+    least: float = field(metadata=float_field(above=0))

@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import real
+from ..runtime.numbers import float_field
 from .rule import Admission
 
 
@@ -10,4 +10,4 @@ class Probability(Admission):
 
     counts = False
 
-    probability: float = field(metadata=real(above=0, most=1))
+    probability: float = field(metadata=float_field(above=0, most=1))

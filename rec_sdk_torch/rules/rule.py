@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Self
 
-from ..runtime.numbers import check_fields, whole
+from ..runtime.numbers import check_fields, int_field
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Bound(Rule):
 
     divided = ("most",)
 
-    most: int = field(metadata=whole(1))
+    most: int = field(metadata=int_field(1))
 
     def columns(self) -> tuple[str, ...]:
         return "count", "last_use"

@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import real, whole
+from ..runtime.numbers import float_field, int_field
 from .rule import Rule
 
 
@@ -18,10 +18,10 @@ class Score(Rule):
         half_life: batches of the table after which half of a score is left; 0: scores decay by `decay` alone.
     """
 
-    alpha: float = field(default=1.0, metadata=real())
-    beta: float = field(default=0.0, metadata=real())
-    decay: float = field(default=1.0, metadata=real(0, 1))
-    half_life: int = field(default=0, metadata=whole(0))
+    alpha: float = field(default=1.0, metadata=float_field())
+    beta: float = field(default=0.0, metadata=float_field())
+    decay: float = field(default=1.0, metadata=float_field(0, 1))
+    half_life: int = field(default=0, metadata=int_field(0))
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import real
+from ..runtime.numbers import float_field
 from .rule import Admission
 
 
@@ -14,9 +14,9 @@ class ShowClick(Admission):
         beta: factor of the clicks.
     """
 
-    threshold: float = field(metadata=real())
-    alpha: float = field(default=1.0, metadata=real())
-    beta: float = field(default=0.0, metadata=real())
+    threshold: float = field(metadata=float_field())
+    alpha: float = field(default=1.0, metadata=float_field())
+    beta: float = field(default=0.0, metadata=float_field())
 
     def needs_clicks(self) -> bool:
         return self.beta != 0

@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..runtime.numbers import real, whole
+from ..runtime.numbers import float_field, int_field
 from .rule import Admission
 
 MOST_DEPTH = 16
@@ -21,8 +21,8 @@ class Sketch(Admission):
 
     divided = ("bytes", "halve_after")
 
-    threshold: float = field(metadata=real())
-    bytes: int = field(metadata=whole(1))
-    depth: int = field(default=4, metadata=whole(1, MOST_DEPTH))
-    halve_after: int = field(default=0, metadata=whole(0))
-    alpha: float = field(default=1.0, metadata=real(above=0))
+    threshold: float = field(metadata=float_field())
+    bytes: int = field(metadata=int_field(1))
+    depth: int = field(default=4, metadata=int_field(1, MOST_DEPTH))
+    halve_after: int = field(default=0, metadata=int_field(0))
+    alpha: float = field(default=1.0, metadata=float_field(above=0))

@@ -54,7 +54,7 @@ def library_directory() -> Path:
     return Path(__file__).resolve().parents[1] / "_emulator"
 
 
-def _missing() -> Path | None:
+def _missing_library() -> Path | None:
     """A library of the emulated NPU that was not built."""
     libraries = (library_directory() / _RUNTIME, Path(__file__).resolve().parents[1] / "_ops_npu.so")
     return next((path for path in libraries if not path.exists()), None)
@@ -64,7 +64,7 @@ def _has_torch_npu() -> bool:
     return importlib.util.find_spec("torch_npu") is not None
 
 
-def _set_up() -> str:
+def _setup_commands() -> str:
     """The commands that make the emulated NPU and run a program on it.
 
     It gets an environment of its own: torch_npu keeps torch from being imported wherever CANN is not.
@@ -77,8 +77,8 @@ def _set_up() -> str:
 
 def hint() -> str:
     """How to run a program without an NPU: a command that works here and leaves this environment as it is."""
-    here = _has_torch_npu() and _missing() is None
-    command = f"{sys.executable} -m rec_sdk_torch.emulate program.py" if here else _set_up()
+    here = _has_torch_npu() and _missing_library() is None
+    command = f"{sys.executable} -m rec_sdk_torch.emulate program.py" if here else _setup_commands()
     return f"Without an NPU, run the program on the emulated NPU: {command}"
 
 
@@ -117,12 +117,12 @@ def check(force: bool = False) -> Path:
     """
     if not _has_torch_npu():
         raise EmulatorUnavailableError(
-            f"torch_npu is not installed for {sys.executable}. To run the program: {_set_up()}"
+            f"torch_npu is not installed for {sys.executable}. To run the program: {_setup_commands()}"
         )
-    missing = _missing()
+    missing = _missing_library()
     if missing is not None:
         raise EmulatorUnavailableError(
-            f"the emulated NPU is not built: {missing} is missing. To build it and run the program: {_set_up()}"
+            f"the emulated NPU is not built: {missing} is missing. To build it and run the program: {_setup_commands()}"
         )
     real = None if force else cann()
     if real:

@@ -24,50 +24,50 @@ import torch  # noqa: F401  its devices end after `_end`, which is registered la
 P = ParamSpec("P")
 R = TypeVar("R")
 
-IN_CALL = 10.0
+CALL_TIMEOUT = 10.0
 """Seconds that the interpreter waits at its end for calls that threads are in."""
 
-BETWEEN_CALLS = 2.0
+NEXT_CALL_TIMEOUT = 2.0
 """Seconds, from a thread's last call on, that the interpreter waits at its end for the next one, where it stays."""
 
 
-class Caller:
+class CallingThread:
     """A thread that has called this package.
 
     Attributes:
         depth: calls that it is in, one inside the other.
         left: when it left the last one, or had the backward pass of one; of `time.monotonic`.
-        stays: it will not go on.
+        parked: it will not go on.
         own: it is a thread of this package.
     """
 
-    __slots__ = ("depth", "left", "own", "stays")
+    __slots__ = ("depth", "last_exit", "own", "parked")
 
     def __init__(self) -> None:
         self.depth = 0
-        self.left = time.monotonic()
-        self.stays = self.own = False
+        self.last_exit = time.monotonic()
+        self.parked = self.own = False
 
     def awaited(self, since: float) -> bool:
         """Whether the interpreter, which has waited for threads from `since` on, still waits for this one."""
-        if self.own or self.stays:
+        if self.own or self.parked:
             return False
         now = time.monotonic()
-        return now - since < IN_CALL if self.depth else now - self.left < BETWEEN_CALLS
+        return now - since < CALL_TIMEOUT if self.depth else now - self.last_exit < NEXT_CALL_TIMEOUT
 
 
-_callers: dict[int, Caller] = {}  # by thread; an ended one stays until another thread has its number
+_callers: dict[int, CallingThread] = {}  # by thread; an ended one stays until another thread has its number
 _own: set[OwnThread] = set()
 _ending_in: list[int] = []
 """The thread in which the interpreter ends, once it does: that one alone may call."""
 
 
-def caller() -> Caller:
+def calling_thread() -> CallingThread:
     """The running thread."""
     number = _thread.get_ident()
     found = _callers.get(number)
     if found is None:
-        found = _callers[number] = Caller()
+        found = _callers[number] = CallingThread()
     return found
 
 
@@ -76,10 +76,10 @@ def ending() -> bool:
     return bool(_ending_in)
 
 
-def _stay(here: Caller) -> None:
+def _park(here: CallingThread) -> None:
     """At the outermost call of another thread than the one in which the interpreter ends: does not return."""
     if here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
-        here.stays = True
+        here.parked = True
         lock = _thread.allocate_lock()
         lock.acquire()
         lock.acquire()  # without the interpreter's lock, and for ever
@@ -92,34 +92,34 @@ class _Calls:
         # in this file, unlike that of contextlib.ContextDecorator, whose lines `warn` would take for the user's
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            here = _callers.get(_thread.get_ident()) or caller()
+            here = _callers.get(_thread.get_ident()) or calling_thread()
             here.depth += 1
             if _ending_in:
-                _stay(here)
+                _park(here)
             try:
                 return function(*args, **kwargs)
             finally:
                 here.depth -= 1
-                here.left = time.monotonic()
+                here.last_exit = time.monotonic()
 
         return call
 
     def __enter__(self) -> None:
-        here = _callers.get(_thread.get_ident()) or caller()
+        here = _callers.get(_thread.get_ident()) or calling_thread()
         here.depth += 1  # before the question: a thread that ends sees the one or the other
         if _ending_in:
-            _stay(here)
+            _park(here)
 
     def __exit__(self, *error: object) -> None:
-        here = _callers.get(_thread.get_ident()) or caller()
+        here = _callers.get(_thread.get_ident()) or calling_thread()
         here.depth -= 1
-        here.left = time.monotonic()
+        here.last_exit = time.monotonic()
 
 
 calls = _Calls()
 
 
-class _Beginning(threading.Event):
+class _StartEvent(threading.Event):
     """An event that a new thread sets. `wait` ends also if the thread has ended without setting it.
 
     Attributes:
@@ -130,7 +130,7 @@ class _Beginning(threading.Event):
     def __init__(self, entry: Callable[[], object]) -> None:
         super().__init__()
         self.entry: Callable[[], object] | None = entry
-        self.others = 0
+        self.other_references = 0
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until the event is set.
@@ -139,7 +139,7 @@ class _Beginning(threading.Event):
             MemoryError: the thread has ended: it had no memory to begin.
         """
         while not super().wait(0.05):
-            if sys.getrefcount(self.entry) <= self.others and not self.is_set():
+            if sys.getrefcount(self.entry) <= self.other_references and not self.is_set():
                 raise MemoryError("a new thread had no memory to begin")
         return True
 
@@ -173,9 +173,9 @@ class OwnThread(threading.Thread):
         """
         entry = functools.partial(super()._bootstrap)  # type: ignore[misc]
         self._bootstrap = entry
-        self._started = started = _Beginning(entry)
-        self._begun = begun = _Beginning(entry)
-        started.others = begun.others = sys.getrefcount(entry)
+        self._started = started = _StartEvent(entry)
+        self._begun = begun = _StartEvent(entry)
+        started.other_references = begun.other_references = sys.getrefcount(entry)
         try:
             super().start()
             begun.wait()
@@ -190,7 +190,7 @@ class OwnThread(threading.Thread):
 
     def run(self) -> None:
         self._begun.set()
-        caller().own = True
+        calling_thread().own = True
         try:
             self._work()
         finally:
@@ -209,7 +209,7 @@ def _end() -> None:
     for thread in threads:
         thread.stop()
     for thread in threads:
-        thread.join(IN_CALL)
+        thread.join(CALL_TIMEOUT)
 
 
 def _awaited(since: float) -> bool:

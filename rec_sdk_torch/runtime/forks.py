@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 Lock: TypeAlias = Any
-"""A lock of `threading`, or `Refusal` in its place."""
+"""A lock of `threading`, or `RaisingStub` in its place."""
 
 
-class Forked(Protocol):
+class ForkAware(Protocol):
     """An object that has to know when it is in another process than the one that made it."""
 
-    def forked(self, parent: int) -> None:
+    def after_fork(self, parent: int) -> None:
         """Called in the new process, before anything else runs there. `parent`: the process that it was forked from."""
 
 
-class Refusal:
+class RaisingStub:
     """Stands for a lock or another object that this process must not use: using it raises, and says why."""
 
     def __init__(self, message: str) -> None:
@@ -40,16 +40,16 @@ class Refusal:
         return True  # a finalizer that would tidy up does not: there is nothing to tidy
 
 
-_watching: weakref.WeakSet[Forked] = weakref.WeakSet()
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _process = os.getpid()
 
 
-def watch(each: Forked) -> None:
-    """`each.forked` will be called in every process that is forked from this one, while `each` lives."""
-    _watching.add(each)
+def notify_of_forks(aware: ForkAware) -> None:
+    """`aware.after_fork` will be called in every process that is forked from this one, while `aware` lives."""
+    _fork_aware.add(aware)
 
 
-def free(lock: Lock) -> bool:
+def is_unlocked(lock: Lock) -> bool:
     """Whether no other thread holds `lock`."""
     if not lock.acquire(blocking=False):
         return False
@@ -60,7 +60,7 @@ def free(lock: Lock) -> bool:
 _descriptors: set[int] = set()
 
 
-def keep_from_children(descriptor: int) -> Callable[[], None]:
+def close_in_children(descriptor: int) -> Callable[[], None]:
     """Keeps the open file `descriptor`, and the lock on it, from forked processes.
 
     Returns:
@@ -83,8 +83,8 @@ def _in_child() -> None:
     parent, _process = _process, os.getpid()
     while _descriptors:
         os.close(_descriptors.pop())
-    for each in list(_watching):
-        each.forked(parent)
+    for aware in list(_fork_aware):
+        aware.after_fork(parent)
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -10,22 +10,22 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Act = Callable[[Any], None]
+Action = Callable[[Any], None]
 
 
-def after_import(name: str, act: Act) -> None:
-    """Calls `act` with the module `name`: now if it is imported, else right after it will be. Imports nothing."""
+def after_import(name: str, action: Action) -> None:
+    """Calls `action` with the module `name`: now if it is imported, else right after it will be. Imports nothing."""
     if name in sys.modules:
-        act(sys.modules[name])
-    elif not any(isinstance(finder, _AfterImport) and finder.name == name for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(name, act))
+        action(sys.modules[name])
+    elif not any(isinstance(finder, _ImportHook) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportHook(name, action))
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; lets `act` run after the real loader of the module `name`."""
+class _ImportHook(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; lets `action` run after the real loader of the module `name`."""
 
-    def __init__(self, name: str, act: Act) -> None:
-        self.name, self._act = name, act
+    def __init__(self, name: str, action: Action) -> None:
+        self.name, self._action = name, action
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -35,12 +35,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            loader, act = spec.loader, self._act
+            loader, action = spec.loader, self._action
             run = loader.exec_module
 
             def run_and_act(module: types.ModuleType) -> None:
                 run(module)
-                act(module)
+                action(module)
 
             loader.exec_module = run_and_act  # type: ignore[method-assign]
         return spec

@@ -14,7 +14,7 @@ from . import former_names
 _TORCHREC = {"torchrec", "fbgemm_gpu"}
 
 
-_NOT_BY_CHANCE = {"compat"}
+_HIDDEN_FROM_DIR = {"compat"}
 """Packages that change others when they are imported: `dir()` leaves them out, so that no tool imports all it finds."""
 
 
@@ -71,5 +71,5 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
         namespace[name] = _load(package, exports[name], name)
         return namespace[name]
 
-    shown = exports.keys() - _NOT_BY_CHANCE
+    shown = exports.keys() - _HIDDEN_FROM_DIR
     return load, lambda: sorted({*namespace, *shown}), sorted(name for name in exports if exports[name] != ".")

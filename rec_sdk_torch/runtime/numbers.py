@@ -40,7 +40,7 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def whole(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
+def int_field(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
     """Returns the metadata of a dataclass's field that is an int from `least` to `most`."""
 
     def check(value: object) -> int:
@@ -54,7 +54,7 @@ def whole(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
     return {"check": check}
 
 
-def real(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> dict[str, Any]:
+def float_field(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> dict[str, Any]:
     """Returns the metadata of a field that is a finite float from `least` to `most`, and more than `above`."""
 
     def check(value: Any) -> float:
@@ -74,7 +74,7 @@ def _flag(value: object) -> bool:
     return value
 
 
-FLAG = {"check": _flag}
+BOOL_FIELD = {"check": _flag}
 """The metadata of a field that is a bool."""
 
 
@@ -97,7 +97,7 @@ def check_fields(options: Any, *, optional: bool = False) -> None:
                 raise type(error)(f"{type(options).__name__}: {each.name} is {value!r}, {error}") from None
 
 
-def in_range(
+def cast_in_range(
     name: str, values: npt.NDArray[Any], dtype: type[np.signedinteger[Any]], least: int | None
 ) -> npt.NDArray[Any]:
     """Returns `values` as `dtype`; with `least` None, negative ones are -1.

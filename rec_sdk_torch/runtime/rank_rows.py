@@ -13,7 +13,7 @@ _ranks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By storage of a tensor: the rank whose rows it has, and the number of ranks."""
 
 
-def note_rank_rows(tensors: Iterable[torch.Tensor], rank: int, world_size: int) -> None:
+def mark_rank_rows(tensors: Iterable[torch.Tensor], rank: int, world_size: int) -> None:
     """Notes that `tensors` of a state dict, and their views, have the rows of `rank` alone."""
     for tensor in tensors:
         _ranks[tensor.untyped_storage()] = rank, world_size

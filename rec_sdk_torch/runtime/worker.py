@@ -18,7 +18,7 @@ from .exits import OwnThread, ending
 
 Job = Callable[[], object]
 
-_Given = TypeVar("_Given")
+_Item = TypeVar("_Item")
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
@@ -92,17 +92,17 @@ class Pool:
 
     def __init__(self, name: str, threads: int = 1) -> None:
         self._workers = [Worker(name) for _ in range(threads)]
-        self._turns = cycle(self._workers)
+        self._next_worker = cycle(self._workers)
 
     def submit(
         self, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
     ) -> Future[_Result]:
         """Calls it in a thread. `Future.cancel` keeps a call from it that has not begun."""
         future: Future[_Result] = Future()
-        next(self._turns).run(_Task(future, functools.partial(function, *args, **kwargs)))
+        next(self._next_worker).run(_Task(future, functools.partial(function, *args, **kwargs)))
         return future
 
-    def map(self, function: Callable[[_Given], _Result], items: Iterable[_Given]) -> Iterator[_Result]:
+    def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Results in the order of `items`, whose calls have all been given."""
         futures = [self.submit(function, item) for item in items]
         return (future.result() for future in futures)

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from ..runtime.numbers import in_range
+from ..runtime.numbers import cast_in_range
 
 Features = TypeVar("Features", bound=KeyedJaggedTensor)
 
@@ -256,7 +256,7 @@ def with_click_labels(features: Features, click_labels: torch.Tensor) -> Feature
     labels = click_labels.flatten()
     if labels.dtype not in _NARROW:
         whole = labels.double() if labels.is_floating_point() else labels
-        labels = torch.from_numpy(in_range("click_labels", whole.cpu().numpy(), np.int32, None)).to(labels.device)
+        labels = torch.from_numpy(cast_in_range("click_labels", whole.cpu().numpy(), np.int32, None)).to(labels.device)
     features._click_labels = labels.to(torch.int32)
     return features
 

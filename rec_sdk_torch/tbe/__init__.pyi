@@ -46,7 +46,7 @@ from .step.outputs import split_apart as split_apart
 from .cache.transfers import Transfers as Transfers
 from .cache.transfers import current as current
 from .step.prefetch_queue import Prefetched as Prefetched
-from .step.prefetch_queue import MAX_COMING as MAX_COMING
+from .step.prefetch_queue import MAX_PREFETCHED as MAX_PREFETCHED
 from .step.prefetch_queue import MAX_DEPTH as MAX_DEPTH
 
 # The rows of a table: read, written all or none, evicted.

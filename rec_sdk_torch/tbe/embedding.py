@@ -25,17 +25,17 @@ from .options import Device, EmbeddingOptions, Folder
 from .rows.layout import Layout
 from .rows.state_dict import TablesModule, load_tables, refuse_sharing, save_table
 from .rows.table_view import fill_tables
-from .step.deferred_update import LaterStep, WaitingGradients
+from .step.deferred_update import DeferredStep, PendingGradientMethods
 from .step.gradient_check import GradientGuard
 from .step.monitor import Monitor, describe_table
 from .step.prefetch_queue import Prefetched, PrefetchQueue
 from .step.reading import read_batch
-from .step.recompute import Recomputations, Recomputed, saved_tensors_hooks
+from .step.recompute import Recomputations, RecomputedStep, saved_tensors_hooks
 from .step.step import FusedLookup, Step, look_up
 from .table_methods import TableMethods
 
 
-class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
+class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
     Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
@@ -124,7 +124,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         self._width = sum(self.feature_dims) if self.pooled else 0
         self._keys = np.arange(self.num_features, dtype=np.int64)
         self._trainable = False
-        self._step = LaterStep if options.updates_at_step else Step
+        self._step = DeferredStep if options.updates_at_step else Step
         self._anchor: torch.Tensor | None = None
         self._recomputations = Recomputations()
 
@@ -255,7 +255,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         if len(outputs) > 1:
             pairs = zip(outputs, self._lengths(batch), strict=True)
             parts = [part for rows, of_group in pairs for part in rows.split(of_group)]
-            outputs = (torch.cat(self._in_order(parts)),)
+            outputs = (torch.cat(self._by_feature(parts)),)
         return outputs[0] if batch.parent is None else restore_padding_rows(outputs, batch, joined=True)[0]
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
@@ -265,10 +265,10 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
         """Rows of each feature, float32 `[n_f, D_f]`."""
         parts = self._lookup(batch)
-        rows = list(parts) if len(self.layout.built) == 1 else self._in_order(parts)
+        rows = list(parts) if len(self.layout.built) == 1 else self._by_feature(parts)
         return rows if batch.parent is None else restore_padding_rows(rows, batch, joined=False)
 
-    def _in_order(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _by_feature(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of each feature, from those in the order of several groups."""
         features = [feature for group in self.groups for feature in group.features.tolist()]
         of_features = dict(zip(features, parts, strict=True))
@@ -296,14 +296,14 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
         return lengths, (batch.batch_size, self._width) if self.pooled else None
 
-    def _read(self, batch: Batch, came: Batch | None) -> tuple[torch.Tensor, ...]:
-        """The rows of a batch that is not trained; `came`: it was prefetched as this one."""
+    def _read(self, batch: Batch, prefetched_as: Batch | None) -> tuple[torch.Tensor, ...]:
+        """The rows of a batch that is not trained; `prefetched_as`: it was prefetched as this one."""
         layout, groups = self.layout, self.layout.groups
         weights = [None] * len(groups) if batch.weights is None else layout.weights_of(batch)
         lengths, shape = self._shape_of(batch)
         with layout.locks.exclusive():
-            if came is not None:
-                self.queue.was_read(came)
+            if prefetched_as is not None:
+                self.queue.remove_read(prefetched_as)
             out = None if shape is None else empty_output(shape, self.device)
             return read_batch(layout.groups, batch, weights, lengths, out)
 
@@ -312,7 +312,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         if not self._trainable:
             layout.check_real()
             layout.check_trainable()
-            self._trainable = layout.fit_caches(batch.original, self.queue.most_at_once())
+            self._trainable = layout.fit_caches(batch.original, self.queue.batches_to_hold())
         groups = layout.built or layout.groups
         weights = () if batch.weights is None else layout.weights_of(batch)
         lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)
@@ -324,7 +324,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         if hooks is not None:
             earlier = self._recomputations.earlier(hooks[0], batch)
             if earlier is not None:
-                repeated: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, Recomputed(earlier), *weights)
+                repeated: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, RecomputedStep(earlier), *weights)
                 return repeated
         if layout.locks.unfinished is not None:
             layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
@@ -338,7 +338,7 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         except BaseException:
             step.release()  # now: the traceback may live on
             raise
-        self.queue.go_on()
+        self.queue.plan_next()
         monitor.forwards += 1
         if monitor.forwards >= monitor.next_check:
             monitor.check(groups)
@@ -376,16 +376,16 @@ class TableBatchedEmbedding(TableMethods, WaitingGradients, TablesModule):
         if options.host_store is not None and self.device.type != "meta":
             folder = folder_for_copy(options.host_store)
             options = replace(options, host_store=folder.path)
-        twin = TableBatchedEmbedding.from_options(self.tables, options)
+        clone = TableBatchedEmbedding.from_options(self.tables, options)
         if folder is not None:
-            twin.layout.store_in(folder)
-        memo[id(self)] = twin
-        twin.training = self.training
+            clone.layout.store_in(folder)
+        memo[id(self)] = clone
+        clone.training = self.training
         with self.exclusive():
             layout.check_no_gradients("the embedding is copied")
-            twin.layout.optimizers = copy.deepcopy(self.optimizers, memo)
-            twin.layout.copy_rows(layout)
-        return twin
+            clone.layout.optimizers = copy.deepcopy(self.optimizers, memo)
+            clone.layout.copy_rows(layout)
+        return clone
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """`<table>.weight`, and of a hash table `<table>.ids`."""

@@ -31,14 +31,14 @@ class Scaler(Protocol):
     def is_enabled(self) -> bool: ...
 
 
-Given = TypeVar("Given")
-Kept = TypeVar("Kept")
+Input = TypeVar("Input")
+Stored = TypeVar("Stored")
 
 
-class _Parsed(Generic[Given, Kept]):
+class _ParsedField(Generic[Input, Stored]):
     """A field of a dataclass that is checked, and kept in one form, when it is set."""
 
-    def __init__(self, parse: Callable[[Given], Kept], default: Given) -> None:
+    def __init__(self, parse: Callable[[Input], Stored], default: Input) -> None:
         self._parse = parse
         self._default = default
 
@@ -46,20 +46,20 @@ class _Parsed(Generic[Given, Kept]):
         self._name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Given: ...
+    def __get__(self, instance: None, owner: type) -> Input: ...
     @overload
-    def __get__(self, instance: object, owner: type) -> Kept: ...
-    def __get__(self, instance: object | None, owner: type) -> Given | Kept:
+    def __get__(self, instance: object, owner: type) -> Stored: ...
+    def __get__(self, instance: object | None, owner: type) -> Input | Stored:
         if instance is None:
             return self._default
-        kept: Kept = instance.__dict__[self._name]
+        kept: Stored = instance.__dict__[self._name]
         return kept
 
-    def __set__(self, instance: object, value: Given) -> None:
+    def __set__(self, instance: object, value: Input) -> None:
         instance.__dict__[self._name] = self._parse(value)
 
 
-def _cache(cache: CacheOption) -> CacheOption:
+def _copy_cache(cache: CacheOption) -> CacheOption:
     """A copy of a dict, which its owner may change."""
     return dict(cache) if isinstance(cache, Mapping) else cache
 
@@ -75,7 +75,7 @@ def _one_of(option: str, allowed: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
-def _host_store(folder: Folder) -> str | None:
+def _parse_host_store(folder: Folder) -> str | None:
     if folder is None:
         return None
     path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else folder
@@ -86,19 +86,19 @@ def _host_store(folder: Folder) -> str | None:
     return path
 
 
-def _evict_step_interval(steps: int | None) -> int | None:
+def _check_evict_step_interval(steps: int | None) -> int | None:
     if steps is not None and steps < 1:
         raise ValueError(f"evict_step_interval is {steps}, must be 1 or more, or None")
     return steps
 
 
-def _grad_scaler(scaler: Scaler | None) -> Scaler | None:
+def _check_grad_scaler(scaler: Scaler | None) -> Scaler | None:
     if scaler is not None and not all(callable(getattr(scaler, n, None)) for n in ("get_scale", "is_enabled")):
         raise TypeError(f"scaler is {scaler!r}, expected a torch.amp.GradScaler or None")
     return scaler
 
 
-def _seed(seed: int | None) -> int:
+def _parse_seed(seed: int | None) -> int:
     """The seed given, or one of torch's generator, as the weights of torch's modules: each embedding gets another."""
     if seed is None:
         drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
@@ -143,21 +143,21 @@ class EmbeddingOptions:
         ImportError: the software of the device is missing.
     """
 
-    cache: _Parsed[CacheOption, CacheOption] = _Parsed(_cache, None)
-    batch_hint: _Parsed[BatchHint | None, BatchHint] = _Parsed(lambda hint: hint or BatchHint(), None)
-    device: _Parsed[Device, torch.device] = _Parsed(parse_device, None)
-    bounds_check_mode: _Parsed[BoundsCheckMode | str, BoundsCheckMode] = _Parsed(
+    cache: _ParsedField[CacheOption, CacheOption] = _ParsedField(_copy_cache, None)
+    batch_hint: _ParsedField[BatchHint | None, BatchHint] = _ParsedField(lambda hint: hint or BatchHint(), None)
+    device: _ParsedField[Device, torch.device] = _ParsedField(parse_device, None)
+    bounds_check_mode: _ParsedField[BoundsCheckMode | str, BoundsCheckMode] = _ParsedField(
         BoundsCheckMode.parse, BoundsCheckMode.WARNING
     )
-    check_finite: _Parsed[str, str] = _Parsed(_one_of("check_finite", CHECKS), "off")
-    cache_policy: _Parsed[str, str] = _Parsed(_one_of("cache_policy", cache_policies()), "lrfu")
-    update: _Parsed[str, str] = _Parsed(_one_of("update", UPDATES), "backward")
-    host_store: _Parsed[Folder, str | None] = _Parsed(_host_store, None)
-    evict_step_interval: _Parsed[int | None, int | None] = _Parsed(_evict_step_interval, None)
-    grad_scaler: _Parsed[Scaler | None, Scaler | None] = _Parsed(_grad_scaler, None)
-    frozen: _Parsed[Collection[str], frozenset[str]] = _Parsed(frozenset, frozenset())
-    grad_norms: _Parsed[bool, bool] = _Parsed(bool, False)
-    seed: _Parsed[int | None, int] = _Parsed(_seed, None)  # the last: what cannot be draws nothing
+    check_finite: _ParsedField[str, str] = _ParsedField(_one_of("check_finite", CHECKS), "off")
+    cache_policy: _ParsedField[str, str] = _ParsedField(_one_of("cache_policy", cache_policies()), "lrfu")
+    update: _ParsedField[str, str] = _ParsedField(_one_of("update", UPDATES), "backward")
+    host_store: _ParsedField[Folder, str | None] = _ParsedField(_parse_host_store, None)
+    evict_step_interval: _ParsedField[int | None, int | None] = _ParsedField(_check_evict_step_interval, None)
+    grad_scaler: _ParsedField[Scaler | None, Scaler | None] = _ParsedField(_check_grad_scaler, None)
+    frozen: _ParsedField[Collection[str], frozenset[str]] = _ParsedField(frozenset, frozenset())
+    grad_norms: _ParsedField[bool, bool] = _ParsedField(bool, False)
+    seed: _ParsedField[int | None, int] = _ParsedField(_parse_seed, None)  # the last: what cannot be draws nothing
 
     def __post_init__(self) -> None:
         if self.grad_scaler is not None and self.updates_at_step:

@@ -114,7 +114,7 @@ class TableMethods:
         taken: dict[str, TableGradient] = {}
         with self.exclusive():
             for group in self.embedding.layout.groups:
-                if group.optimizers and group.optimizers[0].spec.hands_out:
+                if group.optimizers and group.optimizers[0].spec.collects_gradients:
                     taken |= take_gradients_of(group)
         if not taken:
             raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
@@ -219,12 +219,12 @@ class TableMethods:
     @property
     def counts_grad_norms(self) -> bool:
         """Whether there are norms for `counted_norms`."""
-        return self.embedding.layout.options.grad_norms and not self._handed_out()
+        return self.embedding.layout.options.grad_norms and not self._tables_without_update()
 
-    def _handed_out(self) -> list[str]:
+    def _tables_without_update(self) -> list[str]:
         """Tables whose gradients no update sees."""
         given = zip(self.embedding.layout.tables, self.embedding.layout.optimizers, strict=True)
-        return [table.name for table, optimizer in given if optimizer is not None and optimizer.spec.hands_out]
+        return [table.name for table, optimizer in given if optimizer is not None and optimizer.spec.collects_gradients]
 
     def counted_norms(self, norm_type: float = 2.0) -> dict[str, float]:
         """Returns the norm of each table's gradient in the last update of its rows: of the sum of a row's lookups.
@@ -246,8 +246,10 @@ class TableMethods:
                 "the gradients of these tables are used up in the backward pass: call count_grad_norms() before it, or "
                 "make the tables with update='step'"
             )
-        if self._handed_out():
-            raise RuntimeError(f"tables {self._handed_out()} hand their gradients out: take_gradients() has them")
+        if self._tables_without_update():
+            raise RuntimeError(
+                f"tables {self._tables_without_update()} hand their gradients out: take_gradients() has them"
+            )
         if norm_type not in NORMS:
             raise ValueError(f"norm_type is {norm_type}, updates count those of {list(NORMS)}")
         norms = dict.fromkeys((table.name for table in layout.tables), 0.0)

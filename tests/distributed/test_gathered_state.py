@@ -24,7 +24,7 @@ from torchrec.modules.embedding_configs import DataType
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.patches import gathering
-from rec_sdk_torch.runtime.rank_rows import note_rank_rows, refuse_rank_rows
+from rec_sdk_torch.runtime.rank_rows import mark_rank_rows, refuse_rank_rows
 
 
 class Plain(torch.nn.Module):
@@ -255,7 +255,7 @@ def test_tables_that_each_rank_has_by_itself(rank: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "fine"), [("rank1.t", True), ("rank10.t", False), ("t1", False), ("a.rank1", True)])
 def test_which_keys_name_a_rank(key: str, fine: bool) -> None:
     weight = torch.ones(3, 2)
-    note_rank_rows([weight], 1, 12)
+    mark_rank_rows([weight], 1, 12)
     message = error_of(lambda: refuse_rank_rows({key: weight[1:]}))
     assert bool(message) != fine
     assert message.startswith("" if fine else f"ValueError: key {key!r} and 0 others have the rows of rank 1")

@@ -17,7 +17,7 @@ from training import read, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.fbgemm import ComputeDevice, EmbeddingLocation, SplitTableBatchedEmbeddingBagsCodegen
-from rec_sdk_torch.tbe.step.prefetch_queue import FEW
+from rec_sdk_torch.tbe.step.prefetch_queue import MAX_UNUSED
 
 SIZE = 16
 ROW = 16 + 16
@@ -63,7 +63,7 @@ class Plans:
 
     def look(self) -> None:
         self._tables.wait_for_plans()
-        coming = tuple(self._tables.embedding.queue._coming)
+        coming = tuple(self._tables.embedding.queue._queued)
         self.most = max(self.most, sum(each.plans is not None for each in coming))
 
 
@@ -87,8 +87,8 @@ def test_a_model_that_changes_ids_is_told_once(
     assert len([each for each in caught if UNUSED in str(each.message)]) == 1
     assert plans.most <= depth + 1
     made = [after - before for before, after in pairwise(so_far)]
-    assert sum(made[: FEW - 1]) >= 2 * (FEW - 1)
-    assert made[FEW + 1 :] == [1] * (len(made) - FEW - 1), "its own, and no other"
+    assert sum(made[: MAX_UNUSED - 1]) >= 2 * (MAX_UNUSED - 1)
+    assert made[MAX_UNUSED + 1 :] == [1] * (len(made) - MAX_UNUSED - 1), "its own, and no other"
     for batch in batches():
         train_step(plain, other(batch))
     assert torch.equal(tables.table_ids("t0"), plain.table_ids("t0"))

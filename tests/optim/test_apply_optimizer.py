@@ -23,7 +23,7 @@ from rec_sdk_torch.formulas import SPECS, spec_for
 NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
 ONES = {"weight_init_min": 1.0, "weight_init_max": 1.0}
 EVERY_CLASS: dict[type, str] = {
-    pkgutil.resolve_name(name): spec.family for spec in SPECS if not spec.hands_out for name in spec.classes
+    pkgutil.resolve_name(name): spec.family for spec in SPECS if not spec.collects_gradients for name in spec.classes
 }
 """The family of each class that the fused update knows."""
 

@@ -30,7 +30,7 @@ from training import differing_tensors, rows_of, state_of, train_step
 from rec_sdk_torch.formulas import UPDATES, OptimizerSpec
 from rec_sdk_torch.optim import torchrec_hooks
 
-UPDATED = [spec for spec in UPDATES if not spec.hands_out]
+UPDATED = [spec for spec in UPDATES if not spec.collects_gradients]
 T0, T1 = "embedding_bags.t0.weight", "embedding_bags.t1.weight"
 BEYOND_FLOAT32 = 2**24 + 1
 

@@ -175,7 +175,7 @@ def test_refused(
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")
 def test_every_number_of_every_optimizer(spec: OptimizerSpec) -> None:
     numbers = [name for name, value in spec.options.items() if type(value) is float]
-    assert "lr" in numbers or spec.hands_out
+    assert "lr" in numbers or spec.collects_gradients
     check_options("here", spec, spec.options)
     for name in numbers:
         for value in (1e39, torch.tensor(1e39, dtype=torch.float64), 10**400):

@@ -124,7 +124,7 @@ def test_rows_in_memory_are_a_copy() -> None:
         train(embedding)
         embedding.prefetch(torch.arange(8), torch.arange(9))
         embedding.queue.wait()
-        planned = embedding.queue._coming[0].plans is not None
+        planned = embedding.queue._queued[0].plans is not None
         train(embedding)
         return planned and not torch.equal(weights(embedding), before)
 

@@ -15,7 +15,7 @@ import torch
 import rec_sdk_torch as rst
 from rec_sdk_torch import TableLifecycle, rules
 from rec_sdk_torch.rules import Age, Bytes, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
-from rec_sdk_torch.rules.flat import OPTIONS
+from rec_sdk_torch.rules.flat_options import OPTIONS
 from rec_sdk_torch.rules.rule import Rule
 
 EVERY = (

@@ -131,7 +131,7 @@ def is_too_large(embedding: TableBatchedEmbedding) -> None:
 
 def are_let_go_oldest_first(embedding: TableBatchedEmbedding) -> None:
     """As an interrupt may: plans to which there is no reference undo themselves."""
-    for coming in tuple(embedding.queue._coming):
+    for coming in tuple(embedding.queue._queued):
         coming.plans = None
 
 
@@ -139,7 +139,7 @@ WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "read": read,
     "evaluate": lambda embedding: read(embedding.eval()),
     "forget": lambda embedding: embedding.forget(),
-    "forget one by one": lambda embedding: [embedding.forget(one) for one in tuple(embedding.queue._coming)],
+    "forget one by one": lambda embedding: [embedding.forget(one) for one in tuple(embedding.queue._queued)],
     "another batch": train_another,
     "trained": train_both,
     "outputs dropped": lambda embedding: len(outputs_of(embedding)),

@@ -108,7 +108,7 @@ class Checker:
             f"of {batch_size}",
         )
 
-    def no_bad(self, bad: torch.Tensor, message: Callable[[int], str]) -> None:
+    def require_none(self, bad: torch.Tensor, message: Callable[[int], str]) -> None:
         """The message says what is wrong at the first index where `bad`, bool `[n]`, is true."""
         if bool(bad.any()):
             self.require(False, message(int(bad.nonzero()[0, 0])))
@@ -116,7 +116,7 @@ class Checker:
     def indices(self, name: str, values: torch.Tensor, limit: int) -> torch.Tensor:
         """`values`, int32 `[n]`, as int64: each in `[0, limit)`."""
         wide = values.long()
-        self.no_bad(
+        self.require_none(
             (wide < 0) | (wide >= limit),
             lambda i: f"{name} must be in [0, {limit}), got {int(wide[i])} at index {i}",
         )
@@ -126,7 +126,7 @@ class Checker:
         """`offsets`, `[n + 1]`, as int64: they start at 0, do not decrease, and end at `end`."""
         wide = offsets.long()
         self.require(int(wide[0]) == 0, f"{name} must start at 0, got {int(wide[0])}")
-        self.no_bad(
+        self.require_none(
             wide[:-1] > wide[1:],
             lambda i: f"{name} must not decrease, got {int(wide[i])} then {int(wide[i + 1])} at index {i + 1}",
         )
@@ -144,7 +144,7 @@ class Checker:
             )
         return starts
 
-    def places(
+    def indices_by_source(
         self, name: str, values: torch.Tensor, source: torch.Tensor | None, limits: Sequence[int]
     ) -> torch.Tensor:
         """`values`, int32 `[n]`, as int64: each in `[0, limits[source])`, or below the only limit."""
@@ -157,5 +157,5 @@ class Checker:
             which = f"for grads[{int(source[i])}], got {int(wide[i])} at index {i}"
             return f"{name} must be in [0, {int(limit[i])}) {which}"
 
-        self.no_bad((wide < 0) | (wide >= limit), message)
+        self.require_none((wide < 0) | (wide >= limit), message)
         return wide

@@ -56,22 +56,22 @@ class Gradients:
             wanted = f"hot_segments must have {HOT_SEGMENT_FIELDS} columns, got {fields}"
             check.require(fields == HOT_SEGMENT_FIELDS, wanted)
         self._grads, self._dim, self._scale = grads, dim, scale
-        self._given = unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments
+        self._index_tensors = unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments
 
     def check_contents(self, check: Checker, slots: int) -> None:
         """Checks that indices are in range, and the slots below `slots`."""
-        unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments = self._given
+        unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments = self._index_tensors
         self._offsets = check.offsets("segment_offsets", segment_offsets, grad_row.shape[0])
         if hot_segments is not None:
             _check_hot_segments(check, self._offsets.tolist(), hot_segments.tolist())
         self.slots = check.indices("unique_slots", unique_slots, slots)
         self._source = None if grad_source is None else check.indices("grad_source", grad_source, len(self._grads))
         rows = [grad.shape[0] for grad in self._grads]
-        self._row = check.places("grad_row", grad_row, self._source, rows)
+        self._row = check.indices_by_source("grad_row", grad_row, self._source, rows)
         begins = [grad.shape[1] - self._dim + 1 for grad in self._grads]
         self._column = None
         if grad_column is not None:
-            self._column = check.places("grad_column", grad_column, self._source, begins)
+            self._column = check.indices_by_source("grad_column", grad_column, self._source, begins)
 
     def sums(self) -> torch.Tensor:
         """float32 `[U, D]`: the scaled gradients of each row's lookups, summed; contents are checked before."""

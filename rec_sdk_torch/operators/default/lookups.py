@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from .checks import Checker
-from .sums import lane_sums, members, segment_sums
+from .sums import lane_sums, list_positions, segment_sums
 
 
 def lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -69,12 +69,18 @@ class PooledArguments(NamedTuple):
         return ends, check.slices(self.columns, self.dim, self.out.shape[1])
 
 
-def pool(given: PooledArguments, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
+def pool(arguments: PooledArguments, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
     """Writes the bags of `terms`, float32 `[lookups, dim]`, to their columns."""
-    (ends, starts), dim, mean, first_bag, out = checked, given.dim, given.mean, given.first_bag, given.out
+    (ends, starts), dim, mean, first_bag, out = (
+        checked,
+        arguments.dim,
+        arguments.mean,
+        arguments.first_bag,
+        arguments.out,
+    )
     batch_size = out.shape[0]
-    if given.per_sample_weights is not None:
-        terms = given.per_sample_weights[:, None] * terms
+    if arguments.per_sample_weights is not None:
+        terms = arguments.per_sample_weights[:, None] * terms
     bags = torch.arange(first_bag, first_bag + len(ends) - 1, device=terms.device)
     pooled = segment_sums(terms, ends) / _divisors(bags, ends.diff(), mean, batch_size)[:, None]
     last_bag = first_bag + len(pooled)
@@ -115,7 +121,7 @@ def pooled_weights_grad(
     if len(rows) == 0:
         return rows.new_empty((0,))
     lengths = ends.diff()
-    bags, _ = members(lengths)
+    bags, _ = list_positions(lengths)
     span = columns[bags // batch_size][:, None] + torch.arange(dim, device=rows.device)
     dots = lane_sums(grad[(bags % batch_size)[:, None], span] * rows)[:, 0]
     every = torch.arange(len(lengths), device=rows.device)

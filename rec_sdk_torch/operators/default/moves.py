@@ -87,7 +87,7 @@ def _check_places(check: Checker, places: torch.Tensor, leaving: int) -> None:
     """The rows that leave are numbered in the order of their slots."""
     leaves = (places >= 0).long()
     expected = leaves.cumsum(0) - leaves
-    check.no_bad(
+    check.require_none(
         (places != -1) & (places != expected),
         lambda i: (
             f"places must be -1 or the next of 0, 1, ..., here {int(expected[i])}, got {int(places[i])} at index {i}"

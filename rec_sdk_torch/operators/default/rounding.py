@@ -28,7 +28,7 @@ def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Te
     return (start + torch.arange(dim, device=ids.device) * step) & _LOWER
 
 
-def stored(values: torch.Tensor, dtype: torch.dtype, random: torch.Tensor | None = None) -> torch.Tensor:
+def round_to(values: torch.Tensor, dtype: torch.dtype, random: torch.Tensor | None = None) -> torch.Tensor:
     """float32 `values` in `dtype`: to nearest even, or up or down by the numbers of `random_numbers`.
 
     Stochastically, magnitudes beyond the largest finite number round to nearest. A NaN becomes the kernels' one.

@@ -8,7 +8,7 @@ BLOCK = 32
 LANES = 16
 
 
-def members(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def list_positions(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The list of each item, and its place there, for lists of `counts` items, int64 `[n]`, one behind the other."""
     lists = torch.repeat_interleave(counts)
     starts = counts.cumsum(0) - counts
@@ -36,7 +36,7 @@ def segment_sums(terms: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
 
 def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    segment, place = members(counts)
+    segment, place = list_positions(counts)
     first = starts[segment] + BLOCK * place
     length = (lengths[segment] - BLOCK * place).clamp(max=BLOCK)
     sums = terms.index_select(0, first)
@@ -49,7 +49,7 @@ def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
 def _pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Left plus right; the last of an odd number stays as it is. So does a binary counter, whose carries are these."""
     halved = (counts + 1) // 2
-    segment, place = members(halved)
+    segment, place = list_positions(halved)
     left = (counts.cumsum(0) - counts)[segment] + 2 * place
     both = (2 * place + 1 < counts[segment]).nonzero()[:, 0]
     paired = sums.index_select(0, left)

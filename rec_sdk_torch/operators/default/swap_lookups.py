@@ -89,7 +89,7 @@ def _check_lookups(
     of_slot = torch.arange(cached, device=cache.device)
     of_slot[at] = torch.arange(cached, cached + count, device=cache.device)
     expected = of_slot[looked_up]
-    check.no_bad(
+    check.require_none(
         given != expected,
         lambda i: f"origins must be {int(expected[i])} for slot {int(looked_up[i])}, got {int(given[i])} at index {i}",
     )

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runtime.forks import keep_from_children
+from ...runtime.forks import close_in_children
 
 
 def before(call: str, path: Path) -> None:
@@ -174,7 +174,7 @@ def remove_tree(path: Path) -> None:
 def held(folder: Path) -> Iterator[bool]:
     """Holds the lock of a folder, which ends with the process; False: another process or thread holds it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    close = keep_from_children(fd)
+    close = close_in_children(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -144,7 +144,8 @@ class Group:
             self._allocate(backend, columns, means)
         self._numbers = UpdateArguments(members, seed, self._transfers)
         self.optimizers = self._numbers.optimizers
-        self.works_on_tables = self.accumulate_step > 1 or self.evicting or any(o.spec.between for o in self.optimizers)
+        passes = any(optimizer.spec.table_pass for optimizer in self.optimizers)
+        self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)

@@ -9,7 +9,7 @@ import os
 import urllib.parse
 import weakref
 
-from ...runtime.forks import keep_from_children
+from ...runtime.forks import close_in_children
 
 MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
 """The beginning of the files of host stores, see torch_npu_ext/engine/store/store_file.cpp."""
@@ -51,7 +51,7 @@ class StoreFolder:
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
-        self._closed = weakref.finalize(self, keep_from_children(lock))
+        self._closed = weakref.finalize(self, close_in_children(lock))
         self._remove_left()
 
     def _remove_left(self) -> None:

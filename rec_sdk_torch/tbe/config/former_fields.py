@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-from ...rules.flat import OPTIONS, rules_of
+from ...rules.flat_options import OPTIONS, rules_from_options
 from ...rules.rule import Rule
 from ...runtime.warn import DeprecatedWarning, warn
 
@@ -39,7 +39,10 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
             raise TypeError(
                 f"TableLifecycle: {both}: give rules alone, docs/admission_eviction.md, also to dataclasses.replace"
             )
-        make(self, **rules_of("TableLifecycle", **former | {name: given[name] for name in _KEPT if name in given}))
+        make(
+            self,
+            **rules_from_options("TableLifecycle", **former | {name: given[name] for name in _KEPT if name in given}),
+        )
         warn(f"TableLifecycle({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
 
     def read(self: Any, name: str) -> Any:

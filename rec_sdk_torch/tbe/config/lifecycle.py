@@ -14,7 +14,7 @@ import torch
 from ... import _engine
 from ...rules import COLUMNS, Score, Share
 from ...rules.rule import Admission, Bound, Eviction, Rule
-from ...runtime.numbers import FLAG, check_fields, in_range, real, whole
+from ...runtime.numbers import BOOL_FIELD, cast_in_range, check_fields, float_field, int_field
 from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .former_fields import accepts_former_fields
 
@@ -75,11 +75,11 @@ class TableLifecycle:
 
     admission: Admission | None = None
     eviction: Eviction | Sequence[Eviction] = ()
-    every: int = field(default=0, metadata=whole(0))
+    every: int = field(default=0, metadata=int_field(0))
     bound: Bound | Sequence[Bound] = ()
     score: Score | None = None
-    keep_evicted: bool = field(default=False, metadata=FLAG)
-    default_value: float = field(default=0.0, metadata=real())
+    keep_evicted: bool = field(default=False, metadata=BOOL_FIELD)
+    default_value: float = field(default=0.0, metadata=float_field())
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -240,4 +240,4 @@ def _array(
         raise TypeError(f"{name} are {values.dtype}, expected integers")
     if values.dim() != 1 or values.numel() != lookups:
         raise ValueError(f"{name} have shape {tuple(values.shape)}, expected one for each of {lookups} ids")
-    return in_range(name, values.detach().cpu().contiguous().numpy(), dtype, least)
+    return cast_in_range(name, values.detach().cpu().contiguous().numpy(), dtype, least)

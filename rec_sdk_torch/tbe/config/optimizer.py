@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
-from ...operators.record import OVERFLOW, WEIGHT_DTYPES, holds
+from ...operators.record import OVERFLOW, WEIGHT_DTYPES, is_representable
 from ...operators.schemas import COEFFICIENTS, coefficient_names
 from ...runtime.numbers import as_float, as_int
 
@@ -317,7 +317,7 @@ class TableOptimizer:
 
     def uses_step(self) -> bool:
         """Whether an update depends on its number, with the options as they are."""
-        if self.spec.between is not None or any(state.counter for state in self.spec.states):
+        if self.spec.table_pass is not None or any(state.counter for state in self.spec.states):
             return True
         first, *later = (self.spec.coefficients(self.options, number) for number in (1, 2, 1000))
         return any(each != first for each in later)
@@ -338,7 +338,7 @@ class TableOptimizer:
         where = where or optimizer_class.__name__
         given = _expand_definitions(where, kwargs)
         spec = spec_for(optimizer_class, given)
-        step = _ENDLESS if spec.hands_out else 1
+        step = _ENDLESS if spec.collects_gradients else 1
         if spec.accumulates:
             step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))
         elif given.keys() & {"use_accumulate", "accumulate_step"}:
@@ -348,7 +348,7 @@ class TableOptimizer:
         options = _checked_options(where, spec, given)
         check_options(where, spec, options)
         for start, dtype in zip(spec.state_init(options), dtypes, strict=False):
-            if not holds(dtype, start):
+            if not is_representable(dtype, start):
                 raise ValueError(f"{where}: initial_accumulator_value is {start}, which is inf in {dtype}")
         return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
 
@@ -362,7 +362,7 @@ class TableOptimizer:
         Raises:
             ValueError: its updates cannot be made by `step()`, with `update="step"`.
         """
-        if self.spec.hands_out:
+        if self.spec.collects_gradients:
             raise ValueError(
                 f"{self.where}: gradients are handed out by take_gradients(), which needs update='backward'; with "
                 "update='step' they are the grad of a table's parameter"
@@ -383,8 +383,8 @@ class TableOptimizer:
 
     def acts_after_next(self) -> bool:
         """Whether it works on whole tables after the next update, before the one after it."""
-        between = self.spec.between
-        return between is not None and between.due(self.options, self.step + 2)
+        table_pass = self.spec.table_pass
+        return table_pass is not None and table_pass.due(self.options, self.step + 2)
 
     def has_constant_options(self) -> bool:
         """Whether all options are immutable: those that are equal have not changed."""
@@ -428,7 +428,7 @@ class TableOptimizer:
     def _check_coefficients(self, values: Mapping[str, float]) -> None:
         """Raises ValueError for a coefficient that only float32 makes infinite: other infinite ones mean no bound."""
         for name, value in values.items():
-            if not holds(torch.float32, value) and not math.isinf(value):
+            if not is_representable(torch.float32, value) and not math.isinf(value):
                 given = {option: self.options[option] for option in self.spec.options}
                 raise ValueError(
                     f"{self.where}: {name} of update {self.step + 1} is {float(value)}, which is inf in float32: it is "

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...operators.record import WEIGHT_DTYPES, holds
+from ...operators.record import WEIGHT_DTYPES, is_representable
 from ...runtime.former_names import accepts_former_name
 from ...runtime.numbers import as_int, is_number
 from ...runtime.warn import InputWarning, warn
@@ -275,7 +275,7 @@ class TableConfig:
 
     def _holds(self, *numbers: float) -> bool:
         """Whether they are finite weights."""
-        return holds(self.weight_dtype, *numbers) and holds(self.cached_dtype, *numbers)
+        return is_representable(self.weight_dtype, *numbers) and is_representable(self.cached_dtype, *numbers)
 
     @property
     def init_range(self) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ...runtime.exits import calls
-from ...runtime.forks import Lock, Refusal, free, watch
+from ...runtime.forks import Lock, RaisingStub, is_unlocked, notify_of_forks
 from ..cache.device_cache import Group
 
 
@@ -38,7 +38,7 @@ class PlansAhead(Protocol):
 
     def drop(self) -> None: ...
 
-    def forked(self) -> None: ...
+    def after_fork(self) -> None: ...
 
 
 class Reader(Protocol):
@@ -68,21 +68,21 @@ class Locks:
         self._running = threading.RLock()  # held while unfinished work runs: it calls what completes it
         self._ahead: weakref.ref[PlansAhead] | None = None
         self.readers: dict[int, weakref.ref[Reader]] = {}
-        watch(self)
+        notify_of_forks(self)
 
     def plan_ahead(self, queue: PlansAhead) -> None:
         """Makes `queue` the one whose plans are dropped when both locks are taken; it is not kept alive."""
         self._ahead = weakref.ref(queue)
 
-    def forked(self, parent: int) -> None:
+    def after_fork(self, parent: int) -> None:
         """In a process that was forked from `parent`: rows on disk stay with it, and what another thread began too."""
-        if isinstance(self.launch, Refusal):
+        if isinstance(self.launch, RaisingStub):
             return
         ahead = None if self._ahead is None else self._ahead()
         reads_ahead = ahead is not None and not ahead.idle and not self.planning._is_owned()
-        busy = reads_ahead or self.saving.locked() or not (free(self.planning) and free(self.launch))
+        busy = reads_ahead or self.saving.locked() or not (is_unlocked(self.planning) and is_unlocked(self.launch))
         if ahead is not None:
-            ahead.forked()
+            ahead.after_fork()
         if self.store is not None:
             why = (
                 f", which has the rows in host_store {self.store!r}: only that one may train or read these tables. "
@@ -95,7 +95,9 @@ class Locks:
             )
         else:
             return
-        refusal = Refusal(f"process {os.getpid()} was forked from process {parent}{why}, or start processes by spawn")
+        refusal = RaisingStub(
+            f"process {os.getpid()} was forked from process {parent}{why}, or start processes by spawn"
+        )
         self.planning = self.launch = self.saving = refusal
 
     def check_process(self) -> None:
@@ -104,7 +106,7 @@ class Locks:
         Raises:
             RuntimeError: this process must not use the tables.
         """
-        if isinstance(self.launch, Refusal):
+        if isinstance(self.launch, RaisingStub):
             raise RuntimeError(self.launch.message)
 
     # ---- whole tables

@@ -67,7 +67,7 @@ def part_of(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
 def part_bytes(group: Group, place: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
     """A part of records as these have it, uint8 `[n, bytes]`, and its first byte in a record."""
     layout = group.layout
-    dtype, begin = (layout.weight_dtype, 0) if place < 0 else (layout.state_dtype(place), layout.begin(place))
+    dtype, begin = (layout.weight_dtype, 0) if place < 0 else (layout.state_dtype(place), layout.state_offset(place))
     return values.to(dtype).contiguous().view(torch.uint8).numpy(), begin
 
 

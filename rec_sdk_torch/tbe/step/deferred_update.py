@@ -17,14 +17,14 @@ from ..rows.user_tensors import tensor_problem
 from .step import Step
 from .table_update import Grads, TableUpdate
 
-_LEFT_OUT = 1
+_SET_TO_NONE = 1
 """The checksum of the change of a table whose gradient was set to None."""
 
 
-class LaterStep(Step):
+class DeferredStep(Step):
     """A training batch that may have several backward passes. Its rows stay in the cache until their update."""
 
-    repeats = True
+    many_backwards = True
 
     def backward(
         self,
@@ -34,16 +34,16 @@ class LaterStep(Step):
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
         """Aggregates the gradients, and returns the gradients of the per-sample weights; see `Step.backward`."""
-        if self.over:
+        if self.finished:
             raise RuntimeError(
                 "the embedding's rows were updated by step() after this forward and a backward through it: look the "
                 "batch up again"
             )
         return super().backward(grads, weights, wanted, tables)
 
-    def left(self) -> bool:
+    def must_stay_pinned(self) -> bool:
         """Whether its rows have to stay in the cache though its backward pass failed."""
-        return self in self._layout.pending_gradients.pinning_batches or super().left()
+        return self in self._layout.pending_gradients.pinning_batches or super().must_stay_pinned()
 
     def _needs_tables(self) -> bool:
         return False
@@ -62,7 +62,7 @@ class LaterStep(Step):
         """Adds the gradients to those that wait: all of them, or after an interrupt none."""
         assert for_rows is not None, "with update='step' nothing skips an update before step()"
         layout = self._layout
-        waiting = _kept(layout)
+        waiting = _without_left_out(layout)
         before = waiting.rows or (None,) * len(self._groups)
         rows = []
         for group, plan, grads, weight, of_group in zip(
@@ -76,7 +76,7 @@ class LaterStep(Step):
         )
 
 
-class StepUpdate(TableUpdate):
+class DeferredUpdate(TableUpdate):
     """The update of the rows that wait; or, without `rows`, what ends the training step beside it."""
 
     def __init__(self, layout: Layout, rows: Sequence[GroupGradients | None] | None, after: PendingGradients) -> None:
@@ -94,7 +94,7 @@ class StepUpdate(TableUpdate):
         self._layout.pending_gradients = self._after
 
 
-def _kept(layout: Layout) -> PendingGradients:
+def _without_left_out(layout: Layout) -> PendingGradients:
     """The gradients that wait, without those of tables that were left out; changes in them are noted."""
     waiting = layout.pending_gradients
     if not waiting.backward_passes or not (waiting.skipped_tables or layout.replicated):
@@ -105,12 +105,12 @@ def _kept(layout: Layout) -> PendingGradients:
         if of_group is not None:
             for name in layout.replicated & group.places.keys():
                 left_out = name in places and of_group.count(places[name])
-                changes[name] = _LEFT_OUT if left_out else of_group.checksum_of_change(group.places[name])
+                changes[name] = _SET_TO_NONE if left_out else of_group.checksum_of_change(group.places[name])
         rows.append(of_group.exclude_tables(places.values()) if of_group is not None and places else of_group)
     return waiting._replace(rows=rows, skipped_tables=frozenset(), changes=combine_checksums(waiting.changes, changes))
 
 
-def _end(layout: Layout, apply: bool) -> None:
+def _end_step(layout: Layout, apply: bool) -> None:
     """Ends the training step that backward passes have begun, if there were some."""
     locks = layout.locks
     if not layout.pending_gradients.backward_passes:
@@ -118,27 +118,27 @@ def _end(layout: Layout, apply: bool) -> None:
     with calls:
         locks.catch_up()
         groups = layout.built
-        whole = any(
+        works_on_tables = any(
             group.evicts() or (apply and any(optimizer.acts_after_next() for optimizer in group.optimizers))
             for group in groups
             if group.works_on_tables
         )
-        with locks.alone() if whole else locks.launch:
+        with locks.alone() if works_on_tables else locks.launch:
             locks.complete()
-            waiting = _kept(layout)
+            waiting = _without_left_out(layout)
             if not waiting.backward_passes:
                 return
             for group in groups:
                 group.swap.transfers.follow_previous_stream()
             with profiled("update"):
-                update = StepUpdate(layout, waiting.rows if apply else None, waiting.cleared(apply))
+                update = DeferredUpdate(layout, waiting.rows if apply else None, waiting.cleared(apply))
                 locks.keep_rows(update.changing)
                 locks.run_resumable(update)
         for group in groups:
             group.warn_of_evictions()
 
 
-class WaitingGradients:
+class PendingGradientMethods:
     """The part of an embedding that has to do with gradients that wait for `step()`.
 
     Attributes:
@@ -155,11 +155,11 @@ class WaitingGradients:
         Raises:
             ValueError, TypeError: an option of an optimizer that no update may use; nothing was changed.
         """
-        _end(self.layout, apply=True)
+        _end_step(self.layout, apply=True)
 
     def drop_gradients(self) -> None:
         """Forgets the gradients that wait for `apply_gradients`."""
-        _end(self.layout, apply=False)
+        _end_step(self.layout, apply=False)
 
     def gradient(self, table: str) -> torch.Tensor | None:
         """The gradient of the rows of a table that wait for `apply_gradients`; None where none does.

@@ -11,7 +11,7 @@ from ...runtime.warn import TrainingWarning, warn
 from ..options import Scaler
 
 
-class Others(Protocol):
+class PeerRanks(Protocol):
     """Ranks that have parts of the same tables, and do the same steps."""
 
     def any_failed(self, failed: bool) -> bool: ...
@@ -26,16 +26,16 @@ class GradientGuard:
         check_finite: `off`, `warn` (the update is applied all the same) or `raise`.
         scaler: what scaled the loss; its scale is divided out, and an overflow skips the update.
         skipped: updates that were skipped.
-        others: skip and raise together with this one; None: there are none.
+        peers: skip and raise together with this one; None: there are none.
     """
 
     def __init__(self) -> None:
         self.check_finite = "off"
         self.scaler: Scaler | None = None
         self.skipped = 0
-        self.others: Others | None = None
+        self.peers: PeerRanks | None = None
 
-    def admit(
+    def check(
         self, grads: Sequence[torch.Tensor | None], tables: Callable[[Sequence[bool]], list[str]]
     ) -> list[torch.Tensor | None] | None:
         """The gradients that rows are updated with; None when the update is to be skipped.
@@ -53,28 +53,28 @@ class GradientGuard:
         bad = [grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads]
         if scaler is not None:
             # As GradScaler.step does for dense parameters; an overflow is its business, not an error.
-            if self._anywhere(any(bad)):
+            if self._on_any_rank(any(bad)):
                 self.skipped += 1
                 return None
             scale = scaler.get_scale()
             return [None if grad is None else grad / scale for grad in grads]
         if self.check_finite == "raise":
-            if self._anywhere(any(bad)):
+            if self._on_any_rank(any(bad)):
                 self._raise(tables(bad) if any(bad) else None)
         elif any(bad):
             self._warn(tables(bad))
         return list(grads)
 
-    def _anywhere(self, bad: bool) -> bool:
-        return bad if self.others is None else self.others.any_failed(bad)
+    def _on_any_rank(self, bad: bool) -> bool:
+        return bad if self.peers is None else self.peers.any_failed(bad)
 
     def _raise(self, tables: list[str] | None) -> None:
         error = None
         if tables is not None:
             problem = f"the gradient of tables {tables} has NaN or infinite elements"
             error = FloatingPointError(f"{problem}; no row was changed (check_finite='raise')")
-        if self.others is not None:
-            self.others.raise_together(error)
+        if self.peers is not None:
+            self.peers.raise_together(error)
         if error is not None:
             raise error
 

@@ -12,7 +12,7 @@ from ..rows.layout import Layout
 FIRST_CHECK = 8
 """Training forwards before the cache is looked at for what deserves a warning; then 8 times as many each time."""
 
-FEW_BATCHES = 32
+MIN_BATCHES = 32
 """A hit rate of fewer batches says nothing."""
 
 
@@ -32,7 +32,7 @@ class Monitor:
         self.reset()
         self.forwards = 0
         self.next_check = FIRST_CHECK
-        self._seen = (0, 0, 0)
+        self._last_counts = (0, 0, 0)
         self._warned: set[str] = set()
 
     def reset(self) -> None:
@@ -79,9 +79,11 @@ class Monitor:
         """Warns of misses among rows that the tables had already: no cache has those that are new."""
         stats = self.cache_stats(groups, None)
         now = stats["batches"], stats["unique_rows"] - stats["new_rows"], stats["unique_misses"] - stats["new_rows"]
-        batches, rows, misses = (new - old if new >= old else new for new, old in zip(now, self._seen, strict=True))
-        self._seen = now
-        if batches >= FEW_BATCHES * len(groups) and 2 * misses > rows:
+        batches, rows, misses = (
+            new - old if new >= old else new for new, old in zip(now, self._last_counts, strict=True)
+        )
+        self._last_counts = now
+        if batches >= MIN_BATCHES * len(groups) and 2 * misses > rows:
             self._warn(
                 "misses",
                 f"{misses / rows:.0%} of the rows that batches looked up were not in the device cache (of {rows}, "

@@ -29,9 +29,9 @@ class TablePasses:
         self._groups = groups
         self._frozen = frozen
         self._rows: list[Rows] | None = None
-        self._at: tuple[int, dict[str, torch.Tensor] | None] = (0, None)
+        self._progress: tuple[int, dict[str, torch.Tensor] | None] = (0, None)
         """Rows that are done, and the values of those that are next if these are known: set in one."""
-        self._greatest: dict[int, float] = {}
+        self._maxima: dict[int, float] = {}
 
     def run(self) -> None:
         """Does what is left, after the update. No plan may be made meanwhile."""
@@ -39,27 +39,27 @@ class TablePasses:
             return
         if self._rows is None:
             self._rows = self._all_rows()
-        while self._at[0] < len(self._rows):
-            optimizer, group, table, ids = self._rows[self._at[0]]
-            between = optimizer.spec.between
-            assert between is not None
+        while self._progress[0] < len(self._rows):
+            optimizer, group, table, ids = self._rows[self._progress[0]]
+            table_pass = optimizer.spec.table_pass
+            assert table_pass is not None
             names = [WEIGHT, *(state.name for state in optimizer.spec.states)]
-            places = {part: names.index(part) - 1 for part in between.parts}
-            parts = self._at[1]
+            places = {part: names.index(part) - 1 for part in table_pass.parts}
+            parts = self._progress[1]
             if parts is None:
                 read = read_parts(group, table, ids, places)
                 parts = {name: part if name == WEIGHT else part.float() for name, part in read.items()}
-                greatest = between.rows(optimizer.options, optimizer.step + 1, parts)
+                greatest = table_pass.rows(optimizer.options, optimizer.step + 1, parts)
                 if greatest is not None:
-                    self._greatest[id(optimizer)] = max(greatest, self._greatest.get(id(optimizer), 0.0))
-                self._at = (self._at[0], parts)
-            if between.option is None:
+                    self._maxima[id(optimizer)] = max(greatest, self._maxima.get(id(optimizer), 0.0))
+                self._progress = (self._progress[0], parts)
+            if table_pass.option is None:
                 group.before_change(table, ids)
                 write_parts(group, table, ids, {places[name]: values for name, values in parts.items()})
-            self._at = (self._at[0] + 1, None)
+            self._progress = (self._progress[0] + 1, None)
         for optimizer in self._optimizers:
-            if optimizer.spec.between is not None and optimizer.spec.between.option is not None:
-                optimizer.options[optimizer.spec.between.option] = 1.0 + self._greatest.get(id(optimizer), 0.0)
+            if optimizer.spec.table_pass is not None and optimizer.spec.table_pass.option is not None:
+                optimizer.options[optimizer.spec.table_pass.option] = 1.0 + self._maxima.get(id(optimizer), 0.0)
 
     def _all_rows(self) -> list[Rows]:
         due = {id(optimizer) for optimizer in self._optimizers}
@@ -69,8 +69,10 @@ class TablePasses:
             for table, member in enumerate(group.members):
                 changes = member.config.name not in self._frozen
                 if changes and member.optimizer is not None and id(member.optimizer) in due:
-                    between = member.optimizer.spec.between
-                    if between is not None and between.option is None:  # rows change that no batch has met as well
+                    table_pass = member.optimizer.spec.table_pass
+                    if (
+                        table_pass is not None and table_pass.option is None
+                    ):  # rows change that no batch has met as well
                         insert_owned_ids(group, table)
                     every = all_ids(group, table)
                     chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))

@@ -28,13 +28,13 @@ from .monitor import Monitor
 MAX_DEPTH = 12
 """Batches that may be ahead of the one that is trained."""
 
-MAX_COMING = 16
+MAX_PREFETCHED = 16
 """Batches that may have been prefetched and not come: the engine takes as many announcements."""
 
-PLANNED_BY_FORESIGHT = 2
+LOOKAHEAD_PLANS = 2
 """As many of these are planned under a cache policy that looks ahead. The others are announced to it."""
 
-FEW = 8
+MAX_UNUSED = 8
 """Training batches in a row that were none of those to come, after which none is planned ahead."""
 
 
@@ -67,34 +67,36 @@ class Prefetched:
             seen: what is known of the lookups beside their ids.
             depth: of planning: it is planned beside so many others at the most.
         """
-        self.depth = MAX_COMING if depth is None else depth
+        self.depth = MAX_PREFETCHED if depth is None else depth
         self._seen = seen
         self._tensors = values, offsets
         self._versions = self._versions_now()
         self._shape = batch_size, keys, weighted, joined
         self._copying = download_context(values)
-        self._known: list[tuple[object, torch.Tensor]] = [(source, values)]
-        self._given: Batch | None = None
+        self._sources: list[tuple[object, torch.Tensor]] = [(source, values)]
+        self._full_batch: Batch | None = None
         self._part: tuple[FrozenTables | None, Batch] | None = None
         self.layout: Layout | None = None
         """Has the tables that the batch was announced to."""
         self.plans: list[Plan] | None = None
         self.announced: list[Announcement] | None = None
-        self.refused_beside: int | None = None
+        self.refused_in_flight: int | None = None
         """Batches in flight when the cache had no room for this one beside them."""
         self.failed = False
         """Its forward will say why."""
-        self.gone = False
+        self.forgotten = False
         """It will not come."""
 
     @property
-    def given(self) -> Batch:
+    def full_batch(self) -> Batch:
         """On the host, as it came; copied there at the first call if it is on a device."""
-        if self._given is None:
+        if self._full_batch is None:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
-                self._given = Batch.from_tensors(*self._tensors, batch_size, keys, None, weighted, joined, self._seen)
-        return self._given
+                self._full_batch = Batch.from_tensors(
+                    *self._tensors, batch_size, keys, None, weighted, joined, self._seen
+                )
+        return self._full_batch
 
     @property
     def batch(self) -> Batch:
@@ -102,21 +104,21 @@ class Prefetched:
         frozen = None if self.layout is None else self.layout.frozen
         part = self._part
         if part is None or part[0] is not frozen:
-            given = self.given
+            given = self.full_batch
             part = self._part = frozen, given if self.layout is None else self.layout.planned(given, frozen)
         return part[1]
 
-    def stands_for(self, source: object, values: torch.Tensor) -> bool:
+    def has_source(self, source: object, values: torch.Tensor) -> bool:
         """Whether the batch comes as `source`, with these ids, and they are unchanged."""
-        return any(source is s and values is v for s, v in self._known) and self._unchanged()
+        return any(source is s and values is v for s, v in self._sources) and self._unchanged()
 
-    def also(self, source: object, values: torch.Tensor) -> None:
+    def add_source(self, source: object, values: torch.Tensor) -> None:
         """The batch may come as `source`, a copy of it."""
-        self._known.append((source, values))
+        self._sources.append((source, values))
 
-    def is_of(self, batch: Batch) -> bool:
+    def matches(self, batch: Batch) -> bool:
         """Whether its plans are plans of `batch`."""
-        if self.gone or not self._unchanged():
+        if self.forgotten or not self._unchanged():
             return False
         try:
             return self.batch.same_plan(batch)
@@ -158,28 +160,28 @@ class PrefetchQueue:
         self._locks = layout.locks
         self._monitor = monitor
         self._may_plan = weakref.WeakMethod(may_plan)
-        self._foresees = policy_looks_ahead(layout.options.cache_policy)
+        self._looks_ahead = policy_looks_ahead(layout.options.cache_policy)
         layout.locks.plan_ahead(self)
-        self._coming: deque[Prefetched] = deque()  # those with plans before those without
-        self._lock = threading.RLock()  # of `_coming` and `plans`; taken after the embedding's
+        self._queued: deque[Prefetched] = deque()  # those with plans before those without
+        self._lock = threading.RLock()  # of `_queued` and `plans`; taken after the embedding's
         self._worker = Worker("rec_sdk_torch.prefetch")
         self.idle = True
-        self._too_small = self._warned = self._told = False
-        self._reading = False  # what was prefetched is not trained
-        self.expected = 1
+        self._too_small = self._warned_too_small = self._warned_unused = False
+        self._evaluating = False  # what was prefetched is not trained
+        self.max_queued = 1
         self._unused = 0  # training batches in a row that were none of those to come
 
     def __len__(self) -> int:
-        return len(self._coming)
+        return len(self._queued)
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """In a process that was forked: the thread that planned is not there."""
         self._lock = threading.RLock()
         self.idle = True
 
-    def most_at_once(self) -> int:
+    def batches_to_hold(self) -> int:
         """Batches whose rows the caches should hold at once: the one that is trained, and those that are planned."""
-        return min(self.expected, PLANNED_BY_FORESIGHT + 1) if self._foresees else self.expected
+        return min(self.max_queued, LOOKAHEAD_PLANS + 1) if self._looks_ahead else self.max_queued
 
     # ---- batches
 
@@ -196,9 +198,9 @@ class PrefetchQueue:
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
         if not values.is_cpu:
-            prefetched = next((each for each in tuple(self._coming) if each.stands_for(source, values)), None)
+            prefetched = next((each for each in tuple(self._queued) if each.has_source(source, values)), None)
             if prefetched is not None:
-                known = prefetched.given
+                known = prefetched.full_batch
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
                 seen = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.signals))
         batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, signals=seen)
@@ -211,31 +213,31 @@ class PrefetchQueue:
         """The plans of a batch whose forward is now, made ahead or now."""
         begin = time.perf_counter_ns()
         plans = None
-        if self._coming:
+        if self._queued:
             with self._lock:
                 plans = self._pop(batch)
         if plans is None:
             with self._locks.planning:
-                plans = (self._take_trained(batch) if self._coming else None) or self._plan(batch)
+                plans = (self._pop_or_drop(batch) if self._queued else None) or self._plan(batch)
         self._monitor.wait_ns += time.perf_counter_ns() - begin
-        self._reading = False
+        self._evaluating = False
         for group, plan in zip(self._layout.built, plans, strict=True):
             if group.warns:
                 group.warn(plan)
-        if self._too_small or self._unused >= FEW:
+        if self._too_small or self._unused >= MAX_UNUSED:
             self._warn()
         return plans
 
     def _warn(self) -> None:
-        if self._too_small and not self._warned:
-            self._warned = True
+        if self._too_small and not self._warned_too_small:
+            self._warned_too_small = True
             warn(
                 "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
                 "far ahead (a larger cache= or a smaller depth= ends this)",
                 PerformanceWarning,
             )
-        if self._unused >= FEW and not self._told:
-            self._told = True
+        if self._unused >= MAX_UNUSED and not self._warned_unused:
+            self._warned_unused = True
             names = [table.name for table in self._layout.tables]
             warn(
                 f"tables {names}: the last {self._unused} training batches were none of those that were prefetched, "
@@ -254,7 +256,7 @@ class PrefetchQueue:
                     plans.append(group.plan(batch, announcement))
                 self._monitor.plan_ns += time.perf_counter_ns() - begin
         except BaseException as error:
-            self._end(plans)
+            self._cancel(plans)
             backwards = self._layout.pending_gradients.backward_passes
             if isinstance(error, CacheTooSmallError) and backwards:
                 error.add_note(
@@ -263,7 +265,7 @@ class PrefetchQueue:
             raise
         return plans
 
-    def _end(self, plans: Sequence[Plan]) -> None:
+    def _cancel(self, plans: Sequence[Plan]) -> None:
         """Ends the plans of a batch that did not begin, the newest that has some."""
         for group, plan in zip(reversed(self._layout.built[: len(plans)]), reversed(plans), strict=True):
             group.swap.drop(plan)
@@ -275,130 +277,132 @@ class PrefetchQueue:
         """A batch is to come, after those that were added before.
 
         Raises:
-            RuntimeError: `MAX_COMING` are to come already, or this process must not use the tables.
+            RuntimeError: `MAX_PREFETCHED` are to come already, or this process must not use the tables.
         """
         self._locks.check_process()
         prefetched.layout = self._layout
         with self._lock:
-            if sum(not other.gone for other in self._coming) >= MAX_COMING:
+            if sum(not other.forgotten for other in self._queued) >= MAX_PREFETCHED:
                 raise RuntimeError(
-                    f"{MAX_COMING} batches were prefetched and have not come: run their forward, or forget() them"
+                    f"{MAX_PREFETCHED} batches were prefetched and have not come: run their forward, or forget() them"
                 )
-            self._coming.append(prefetched)
-            self.expected = max(self.expected, min(len(self._coming), prefetched.depth + 1))
-            planned = self._coming[0].plans is not None
+            self._queued.append(prefetched)
+            self.max_queued = max(self.max_queued, min(len(self._queued), prefetched.depth + 1))
+            planned = self._queued[0].plans is not None
         if not planned:  # otherwise once the next forward is launched: it would wait for the engine
-            self.go_on()
+            self.plan_next()
 
-    def _take_trained(self, batch: Batch) -> list[Plan] | None:
+    def _pop_or_drop(self, batch: Batch) -> list[Plan] | None:
         """The plans of a training batch. None if it has none: then no other has one either. Under the planning lock."""
         with self._lock:
             plans = self._pop(batch)
             if plans is None:
-                self._drop()
-                self._unused = 0 if self._forget_up_to(batch) or self._reading else self._unused + bool(self._coming)
+                self._drop_plans()
+                self._unused = (
+                    0 if self._remove_through(batch) or self._evaluating else self._unused + bool(self._queued)
+                )
             return plans
 
-    def was_read(self, batch: Batch) -> None:
+    def remove_read(self, batch: Batch) -> None:
         """A batch that is not trained has come; there are no plans, which it would not need."""
-        if self._coming:
+        if self._queued:
             with self._lock:
-                self._reading |= self._forget_up_to(batch)
+                self._evaluating |= self._remove_through(batch)
 
-    def _forget_up_to(self, batch: Batch) -> bool:
+    def _remove_through(self, batch: Batch) -> bool:
         """Whether the batch was to come. It is not any more, nor are those before it."""
-        coming = tuple(self._coming)
-        place = next((i for i, prefetched in enumerate(coming) if prefetched.is_of(batch)), -1)
-        self._coming = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.gone)
+        coming = tuple(self._queued)
+        place = next((i for i, prefetched in enumerate(coming) if prefetched.matches(batch)), -1)
+        self._queued = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.forgotten)
         return place >= 0
 
     def _pop(self, batch: Batch) -> list[Plan] | None:
-        if not self._coming or self._coming[0].plans is None or not self._coming[0].is_of(batch):
+        if not self._queued or self._queued[0].plans is None or not self._queued[0].matches(batch):
             return None
-        plans = self._coming[0].plans
-        self._coming.popleft().plans = None
+        plans = self._queued[0].plans
+        self._queued.popleft().plans = None
         self._unused = 0
         return plans
 
     def remove(self, prefetched: Prefetched | None) -> None:
         """The batch will not come; with None, none of those that were added will."""
-        leaving = [other for other in tuple(self._coming) if prefetched is None or other is prefetched]
-        for other in leaving:
-            other.gone = True
+        removed = [other for other in tuple(self._queued) if prefetched is None or other is prefetched]
+        for other in removed:
+            other.forgotten = True
         planning = self._locks.planning
-        if not leaving or self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
+        if not removed or self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
             return  # the garbage collector calls in the middle of something: the next call does the rest
         with planning, self._lock:
-            planned = [other for other in self._coming if other.gone and other.plans is not None]
+            planned = [other for other in self._queued if other.forgotten and other.plans is not None]
             if planned:
-                self._drop(after=planned[0])
-            self._coming = deque(other for other in self._coming if not other.gone)
+                self._drop_plans(after=planned[0])
+            self._queued = deque(other for other in self._queued if not other.forgotten)
 
     def drop(self) -> None:
         """Drops all plans, which leave no trace. Under the planning lock; the batches are still to come."""
-        if self._coming:
+        if self._queued:
             with self._lock:
-                self._drop()
+                self._drop_plans()
 
-    def _drop(self, after: Prefetched | None = None) -> None:
+    def _drop_plans(self, after: Prefetched | None = None) -> None:
         """Drops the plans of the batches from `after` on."""
-        for prefetched in reversed(tuple(self._coming)):
+        for prefetched in reversed(tuple(self._queued)):
             # Taken away first: after an interrupt, plans without a reference undo themselves.
             plans, prefetched.plans = prefetched.plans, None
             prefetched.announced = None
             if plans is not None:
-                self._end(plans)
+                self._cancel(plans)
             if prefetched is after:
                 break
 
     # ---- planning ahead
 
-    def go_on(self) -> None:
+    def plan_next(self) -> None:
         """Plans what is to come and can be planned now, in the thread for it."""
-        if not self._coming or not self.idle or ending():
+        if not self._queued or not self.idle or ending():
             return
         with self._lock:
-            if self.idle and (self._next() or self._to_announce()) is not None:
+            if self.idle and (self._next_to_plan() or self._next_to_announce()) is not None:
                 self._worker.run(self._plan_all)
                 self.idle = False
 
     def wait(self) -> None:
         """Until all that can be planned now is planned, and its rows are on their way."""
-        if self._coming:
-            self.go_on()
+        if self._queued:
+            self.plan_next()
             self._worker.wait()
 
-    def _next(self) -> Prefetched | None:
-        if not self._plans_ahead():
+    def _next_to_plan(self) -> Prefetched | None:
+        if not self._can_plan():
             return None
         prefetched, planned = None, 0
-        for other in tuple(self._coming):
+        for other in tuple(self._queued):
             if other.plans is not None:
                 planned += 1
-            elif prefetched is None and not other.gone:
+            elif prefetched is None and not other.forgotten:
                 prefetched = other
         if prefetched is None or prefetched.failed:
             return None
-        if planned >= (PLANNED_BY_FORESIGHT if self._foresees else prefetched.depth + 1):
+        if planned >= (LOOKAHEAD_PLANS if self._looks_ahead else prefetched.depth + 1):
             return None
-        refused = prefetched.refused_beside
+        refused = prefetched.refused_in_flight
         return prefetched if refused is None or self._layout.in_flight() < refused else None
 
-    def _plans_ahead(self) -> bool:
+    def _can_plan(self) -> bool:
         may_plan = self._may_plan()
-        return may_plan is not None and may_plan() and not self._reading and self._unused < FEW
+        return may_plan is not None and may_plan() and not self._evaluating and self._unused < MAX_UNUSED
 
-    def _to_announce(self) -> Prefetched | None:
+    def _next_to_announce(self) -> Prefetched | None:
         """Under a policy that looks ahead, once all is planned that can be."""
-        if not self._foresees or not self._plans_ahead():
+        if not self._looks_ahead or not self._can_plan():
             return None
-        waiting = (p for p in tuple(self._coming) if p.plans is None and not p.gone and not p.failed)
+        waiting = (p for p in tuple(self._queued) if p.plans is None and not p.forgotten and not p.failed)
         return next((prefetched for prefetched in waiting if prefetched.announced is None), None)
 
     def _announce(self, prefetched: Prefetched) -> None:
         announced: list[Announcement] = []
         with contextlib.suppress(Exception), self._locks.planning:  # without, it is planned all the same
-            if self._to_announce() is prefetched:
+            if self._next_to_announce() is prefetched:
                 announced = [group.announce(prefetched.batch) for group in self._layout.built]
         prefetched.announced = announced
 
@@ -406,7 +410,7 @@ class PrefetchQueue:
         try:
             while True:
                 with self._lock:
-                    prefetched, announces = self._next(), self._to_announce()
+                    prefetched, announces = self._next_to_plan(), self._next_to_announce()
                     if prefetched is None and announces is None:
                         self.idle = True  # under the lock: a thread that adds a batch sees it
                         return
@@ -433,19 +437,19 @@ class PrefetchQueue:
             prefetched.failed = True
             return None
         with self._locks.planning:
-            if self._next() is not prefetched:  # it came meanwhile
+            if self._next_to_plan() is not prefetched:  # it came meanwhile
                 return None
             try:
                 plans = self._plan(prefetched.batch, prefetched.announced or ())
             except CacheTooSmallError:
-                prefetched.refused_beside = self._layout.in_flight()
-                self._too_small |= prefetched.refused_beside > 0
+                prefetched.refused_in_flight = self._layout.in_flight()
+                self._too_small |= prefetched.refused_in_flight > 0
                 return None
             except Exception:
                 prefetched.failed = True
                 return None
             with self._lock:
                 prefetched.plans, prefetched.announced = plans, []
-                planned = sum(other.plans is not None for other in self._coming)
+                planned = sum(other.plans is not None for other in self._queued)
             self._monitor.depth_reached = max(self._monitor.depth_reached, planned)
             return plans

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ...operators.calls import empty_output
-from ...runtime.exits import caller
+from ...runtime.exits import calling_thread
 from ..cache.batch import Batch
 from ..rows.parameter_edges import graph_task
 from .outputs import split_apart
@@ -62,7 +62,7 @@ class Recomputations:
         """
         frame, _ = _frame(pack)
         if frame is not None:
-            step.rereads = True
+            step.keeps_rows_for_recompute = True
             self._steps.setdefault(frame, []).append((batch, step))
 
     def earlier(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
@@ -91,10 +91,12 @@ class Recomputations:
 
     def _latest(self, batch: Batch) -> Step | None:
         of_regions = [entry for steps in self._steps.values() for entry in steps]
-        return next((step for known, step in reversed(of_regions) if not step.over and known.same_plan(batch)), None)
+        return next(
+            (step for known, step in reversed(of_regions) if not step.finished and known.same_plan(batch)), None
+        )
 
 
-class Recomputed(Step):
+class RecomputedStep(Step):
     """A repetition of a step: it reads the rows that the step read, which trains them once."""
 
     def __init__(self, step: Step) -> None:
@@ -102,14 +104,14 @@ class Recomputed(Step):
         Raises:
             RuntimeError: the rows of the step were updated.
         """
-        if step.over:
+        if step.finished:
             raise RuntimeError(
                 "activation checkpointing runs a lookup again whose rows were updated meanwhile: one backward pass can "
                 "come through a checkpointed lookup, and with update='step' several before step()"
             )
-        vars(self).update(vars(step), _caller=caller(), _calls=[], _done=[])
+        vars(self).update(vars(step), _forward_thread=calling_thread(), _calls=[], _call_results=[])
         self._step = step  # whose plans end with it
-        self.repeats = step.repeats
+        self.many_backwards = step.many_backwards
 
     def release(self) -> None:
         """Does nothing: the step that is repeated holds the pins."""
@@ -124,7 +126,9 @@ class Recomputed(Step):
         with self._locks.launch:
             self._locks.complete()
             for index, (group, plan) in enumerate(zip(self._groups, self._plans, strict=True)):
-                rows = group.lookup_resident(plan, weights[index] if weights else None, out, self._kept.get(index))
+                rows = group.lookup_resident(
+                    plan, weights[index] if weights else None, out, self._row_copies.get(index)
+                )
                 if self._lengths is not None and len(self._lengths[index]) > 1:
                     outputs += split_apart(rows, self._lengths[index])
                 else:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ... import _engine
 from ...operators.calls import empty_output
 from ...runtime.eager import eager
-from ...runtime.exits import caller
+from ...runtime.exits import calling_thread
 from ..cache.device_cache import Group
 from ..cache.plan import Plan
 from ..cache.profiler_ranges import profiled
@@ -37,13 +37,13 @@ class Step:
     next step begins with those that are left.
 
     Attributes:
-        repeats: whether several backward passes may come.
+        many_backwards: whether several backward passes may come.
         edges: to the tables' parameters.
-        rereads: whether its rows may be read again as they were, see `Recomputed`.
+        keeps_rows_for_recompute: whether its rows may be read again as they were, see `RecomputedStep`.
     """
 
-    repeats = False
-    rereads = False
+    many_backwards = False
+    keeps_rows_for_recompute = False
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class Step:
         self._plans = plans
         self._lengths = lengths
         self._shape = shape
-        self._caller = caller()
-        self._kept: dict[int, torch.Tensor] = {}
+        self._forward_thread = calling_thread()
+        self._row_copies: dict[int, torch.Tensor] = {}
         self._calls: list[Call] = []
-        self._done: list[Any] = []  # what the calls gave that were made
+        self._call_results: list[Any] = []  # what the calls gave that were made
         self._table_update: TableUpdate | None = None
         self._released = False
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether its rows were updated, or will not be: they may have left the cache."""
         return self._released or bool(self._calls) or self._table_update is not None
 
@@ -114,10 +114,10 @@ class Step:
             if locks.unfinished is not None:
                 locks.complete()
             groups, plans, lengths = self._groups, self._plans, self._lengths
-            hosts = list(map(_host_of, plans))
-            resident = _engine.pass_plans(hosts)  # without rows that come a batch has nothing to wait for
+            engine_plans = list(map(_host_of, plans))
+            resident = _engine.pass_plans(engine_plans)  # without rows that come a batch has nothing to wait for
             if not resident:
-                self._bring_in(hosts)
+                self._stage_misses(engine_plans)
             for index, group in enumerate(groups):
                 look_up = group.lookup_resident if resident else group.lookup
                 rows = look_up(plans[index], weights[index] if weights else None, out)
@@ -125,24 +125,24 @@ class Step:
                     outputs += split_apart(rows, lengths[index])
                 else:
                     outputs.append(rows)
-            if weights_grad or self.rereads:
+            if weights_grad or self.keeps_rows_for_recompute:
                 locks.watch(self)
         return tuple(outputs) if out is None else (out,)
 
-    def _bring_in(self, hosts: Sequence[_engine.Plan]) -> None:
+    def _stage_misses(self, engine_plans: Sequence[_engine.Plan]) -> None:
         """Makes ready what comes to the caches. The batch has come then, for all groups."""
         begin = time.perf_counter_ns()
         with profiled("stage"):
             for group, plan in zip(self._groups, self._plans, strict=True):
                 group.stage(plan)
         self._monitor.wait_ns += time.perf_counter_ns() - begin
-        _engine.begin(hosts)
+        _engine.begin(engine_plans)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
         """Keeps the rows of its lookups as they are: those of `groups` are about to change."""
         for index, group in enumerate(self._groups):
-            if group in groups and index not in self._kept:
-                self._kept[index] = group.copy_rows(self._plans[index])
+            if group in groups and index not in self._row_copies:
+                self._row_copies[index] = group.copy_rows(self._plans[index])
 
     # ---- backward
 
@@ -162,8 +162,8 @@ class Step:
             tables: those that train. Where there are none the step stays as it is, and a later call may train.
         """
         # A thread of autograd may run this, which is no call that it makes: the thread of the forward waits for it.
-        here = caller()
-        here.depth += 1
+        thread = calling_thread()
+        thread.depth += 1
         try:
             ready = list(grads)
             float32 = torch.float32
@@ -177,10 +177,10 @@ class Step:
                 return self._only_weights(of_groups, wanted)
             for_rows: Grads | None = of_groups
             if guard.scaler is not None or guard.check_finite != "off":
-                admitted = guard.admit(ready, self._tables)
-                for_rows = None if admitted is None else self._by_group(admitted)
+                checked = guard.check(ready, self._tables)
+                for_rows = None if checked is None else self._by_group(checked)
             if tables is not None and for_rows is not None:
-                for_rows = self._of_tables(for_rows, tables)
+                for_rows = self._mask_other_tables(for_rows, tables)
             if locks.unfinished is not None:
                 locks.catch_up()
             with locks.launch:
@@ -192,8 +192,8 @@ class Step:
                 group.warn_of_evictions()
             return result
         finally:
-            here.depth -= 1
-            here.left = self._caller.left = time.monotonic()
+            thread.depth -= 1
+            thread.last_exit = self._forward_thread.last_exit = time.monotonic()
 
     def _needs_tables(self) -> bool:
         """Whether this backward pass may do something to whole tables: no plan may be made meanwhile."""
@@ -203,10 +203,10 @@ class Step:
             or any(optimizer.acts_after_next() for group in self._groups for optimizer in group.optimizers)
         )
 
-    def _tables(self, meant: Sequence[bool]) -> list[str]:
-        """Tables of the outputs that are meant; an output may be of several."""
+    def _tables(self, selected: Sequence[bool]) -> list[str]:
+        """Tables of the outputs that are selected; an output may be of several."""
         names: set[str] = set()
-        for group, outputs in zip(self._groups, self._by_group(meant), strict=True):
+        for group, outputs in zip(self._groups, self._by_group(selected), strict=True):
             features = [member.config.name for member in group.members for _ in member.features]
             of_features = outputs if self._lengths is not None else outputs * len(features)
             names.update(name for name, this in zip(features, of_features, strict=True) if this)
@@ -223,7 +223,7 @@ class Step:
             return [list(of_outputs)] * len(self._groups)
         return [[one] for one in of_outputs]
 
-    def _of_tables(self, of_groups: Grads, tables: frozenset[str]) -> Grads:
+    def _mask_other_tables(self, of_groups: Grads, tables: frozenset[str]) -> Grads:
         """Replaces the gradients of other tables by None, as `touched_rows` reads them."""
         result: list[Sequence[torch.Tensor | None]] = []
         for group, grads in zip(self._groups, of_groups, strict=True):
@@ -249,7 +249,7 @@ class Step:
         for index, want in enumerate(wanted):
             grad = grads[index][0] if want else None
             if grad is not None:
-                result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._kept.get(index))
+                result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._row_copies.get(index))
         return result
 
     def _update(
@@ -295,20 +295,20 @@ class Step:
         try:
             self.run()
         finally:
-            if not self._done or len(self._done) == len(calls):
+            if not self._call_results or len(self._call_results) == len(calls):
                 locks.unfinished = None
 
     @property
     def started(self) -> bool:
         """Whether the update has changed anything."""
-        return bool(self._done)
+        return bool(self._call_results)
 
     def run(self) -> None:
         """Makes the calls that are left."""
-        done = self._done
+        done = self._call_results
         done.extend(starmap(operator.call, self._calls[len(done) :]))
 
-    def left(self) -> bool:
+    def must_stay_pinned(self) -> bool:
         """Whether its rows have to stay in the cache: an interrupt has left the update to be completed."""
         unfinished = self._locks.unfinished
         return unfinished is not None and (unfinished is self or unfinished is self._table_update)
@@ -325,7 +325,7 @@ class FusedLookup(torch.autograd.Function):
     def forward(ctx: Any, anchor: torch.Tensor, step: Step, *weights: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         ctx.step = step
         ctx.set_materialize_grads(False)
-        if step.repeats:
+        if step.many_backwards:
             ctx.save_for_backward(anchor, *weights)  # torch refuses a second pass then, unless the graph is retained
         elif weights:
             ctx.save_for_backward(*weights)
@@ -350,16 +350,16 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
     if graph_task() == -1 or not will_execute(step.edges.private):
         tables = step.edges.requested()
     wanted, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
-    if step.repeats:
+    if step.many_backwards:
         saved = saved[1:]
     if tables is not None and not tables:
         return (None, None, *step.backward(grads, saved, wanted, tables))
-    if not step.repeats:
+    if not step.many_backwards:
         ctx.step = None
     try:
         weight_grads = step.backward(grads, saved, wanted, tables)
     except BaseException:
-        if not step.left():
+        if not step.must_stay_pinned():
             step.release()
         raise
     return (None, None, *weight_grads)

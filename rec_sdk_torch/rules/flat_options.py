@@ -48,7 +48,7 @@ _NEEDS = {
 """Ends of the errors that options raise which none of the chosen rules has."""
 
 
-def rules_of(owner: str, **options: Any) -> dict[str, Any]:
+def rules_from_options(owner: str, **options: Any) -> dict[str, Any]:
     """Returns the fields of a `TableLifecycle`. A number of 0 turns its rule off.
 
     Raises:
