@@ -101,10 +101,12 @@ class Deduplication:
             ValueError: offsets that do not fit; a training batch without clicks or timestamps that a table needs.
         """
         arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
-        seen = batch.signals
+        signals = batch.signals
         if training and any(self._numbers):
-            self._check_seen(seen)
-        found = self._host.run(*arrays, batch.weights is not None, training, training, seen.clicks, seen.timestamps)
+            self._check_signals(signals)
+        found = self._host.run(
+            *arrays, batch.weights is not None, training, training, signals.clicks, signals.timestamps
+        )
         if found.out_of_range:
             self._out_of_range(found.out_of_range)
         questions = Questions(found.counts, found.ids, found.numbers)
@@ -121,14 +123,14 @@ class Deduplication:
             numbers = numbers[self.replicas.spread(counts * self.words, tables)]
         return Questions(self.replicas.for_all(counts), ids, numbers)
 
-    def _check_seen(self, seen: IdSignalArrays) -> None:
+    def _check_signals(self, signals: IdSignalArrays) -> None:
         for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
-            if kinds & 4 and seen.timestamps is None:
+            if kinds & 4 and signals.timestamps is None:
                 raise ValueError(
                     f"table {config.name!r} evicts ids by their timestamps, and the batch has none: look up a "
                     "KeyedJaggedTensorWithTimestamp"
                 )
-            if kinds & 2 and seen.clicks is None:
+            if kinds & 2 and signals.clicks is None:
                 raise ValueError(
                     f"table {config.name!r} scores ids by clicks (beta is not 0), and the batch has none: give it "
                     "click labels, as docs/admission_eviction.md says"

@@ -195,26 +195,26 @@ class HomeTables(CachedCollection):
             self.embedding.view(table.name).take_over(source.view(table.name), mine)
 
     def announce(
-        self, values: torch.Tensor, offsets: torch.Tensor, seen: IdSignals | None, depth: int | None
+        self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None, depth: int | None
     ) -> Prefetched:
         """Prefetches the batch that `look_up` will be given."""
-        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, seen=seen, depth=depth)
+        prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, signals=signals, depth=depth)
         self.embedding.queue.add(prefetched)
         return prefetched
 
-    def look_up(self, values: torch.Tensor, offsets: torch.Tensor, seen: IdSignals | None) -> list[torch.Tensor]:
+    def look_up(self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None) -> list[torch.Tensor]:
         """Looks up ids of all ranks, rank by rank and there table by table.
 
         Args:
             values, offsets: of the ids, int64 `[n]` and `[W * T + 1]`.
-            seen: what ranks told of them.
+            signals: what ranks told of them.
 
         Returns:
             rows of the tables of each dim, float32 `[n, D]`, in the order of the ids.
         """
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
-        parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, signals=seen))
+        parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, signals=signals))
         return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
 
     def take_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:

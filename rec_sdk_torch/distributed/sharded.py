@@ -224,7 +224,7 @@ class ShardedCollection(
         try:
             if turn.trains and not turn.training and of_training:
                 raise RuntimeError("a batch that was begun in evaluation mode is trained: its ids were not counted")
-            return self.home.look_up(turn.values, turn.offsets, turn.seen)
+            return self.home.look_up(turn.values, turn.offsets, turn.signals)
         except Exception as error:
             turn.error = error
         shapes = [

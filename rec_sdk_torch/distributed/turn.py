@@ -50,7 +50,7 @@ class Turn(Multistreamable):
         error: what failed on this rank.
         values: ids that all ranks ask this one for, int64 `[n]`, rank by rank, and there table by table.
         counts, offsets: of `values`, int64 `[W, T]` and `[W * T + 1]`.
-        seen: what the ranks told of each of `values`; None where no table needs it, or no rank trains.
+        signals: what the ranks told of each of `values`; None where no table needs it, or no rank trains.
     """
 
     values: torch.Tensor
@@ -70,7 +70,7 @@ class Turn(Multistreamable):
         self.unique: UniqueBatch | None = None
         self.missing = self.training = self.trains = self.at_once = False
         self.error: Exception | None = None
-        self.seen: IdSignals | None = None
+        self.signals: IdSignals | None = None
         self._works: list[Waited] = []
         self._sent = self._received = False
         self._relayed: Relayed = None
@@ -159,7 +159,7 @@ class Turn(Multistreamable):
         self.exchange.wait("ids", *self._works)
         if self._numbers is not None:
             latest = self._table.numpy()[:, HEADER : self._counted.start]
-            self.seen = self._deduplication.received(self.counts, latest, self.values, self._numbers)
+            self.signals = self._deduplication.received(self.counts, latest, self.values, self._numbers)
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(self.counts)]))
         self._received = True
 
@@ -182,7 +182,7 @@ class Turn(Multistreamable):
                 self.send_ids()
             else:
                 self.receive_ids()
-                self._announced = self._home.announce(self.values, self.offsets, self.seen, self._depth)
+                self._announced = self._home.announce(self.values, self.offsets, self.signals, self._depth)
         except Exception as error:
             self._raised = error
 

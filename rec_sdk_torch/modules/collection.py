@@ -70,7 +70,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         lifecycles = [table.lifecycle for table in embedding.tables if table.lifecycle is not None]
         self._needs_clicks = any(lifecycle.needs_clicks for lifecycle in lifecycles)
         self._needs_timestamps = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
-        self._needs_seen = self._needs_clicks or self._needs_timestamps
+        self._needs_signals = self._needs_clicks or self._needs_timestamps
         self._seen_keys: list[str] | None = None
         self.feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
@@ -144,15 +144,15 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
             weights = weights.to(device=self.embedding.device)
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
-        seen = self.id_signals(features) if self._needs_seen else None
+        signals = self.id_signals(features) if self._needs_signals else None
         batch = self.embedding.queue.batch(
-            features, features.values(), bags.offsets, bags.size, self.feature_keys, weights, seen=seen
+            features, features.values(), bags.offsets, bags.size, self.feature_keys, weights, signals=signals
         )
         return bags, batch
 
     def id_signals(self, features: KeyedJaggedTensor) -> IdSignals | None:
         """The facts about the ids of a training batch that the tables admit and evict by."""
-        if not self._needs_seen or not self.training or not torch.is_grad_enabled():
+        if not self._needs_signals or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
         return IdSignals(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
@@ -196,7 +196,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
             self.feature_keys,
             self._is_weighted,
             source=bags.features,
-            seen=self.id_signals(bags.features),
+            signals=self.id_signals(bags.features),
             depth=depth,
         )
         self.embedding.queue.add(prefetched)

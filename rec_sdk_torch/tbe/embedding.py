@@ -192,8 +192,8 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         """
         batch_size = self.batch_size(offsets)
         weighted = per_sample_weights is not None
-        seen = IdSignals(shows, clicks, timestamps)
-        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, seen)
+        signals = IdSignals(shows, clicks, timestamps)
+        prefetched = Prefetched(indices, offsets, batch_size, self._keys, weighted, offsets, not self.pooled, signals)
         self.queue.add(prefetched)
         return prefetched
 
@@ -245,8 +245,10 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
             raise ValueError(f"sequence tables of dims {self.feature_dims} cannot be joined: use an embedding for each")
-        size, seen = self.batch_size(offsets), IdSignals(shows, clicks, timestamps)
-        batch = self.queue.batch(offsets, indices, offsets, size, self._keys, per_sample_weights, not self.pooled, seen)
+        size, signals = self.batch_size(offsets), IdSignals(shows, clicks, timestamps)
+        batch = self.queue.batch(
+            offsets, indices, offsets, size, self._keys, per_sample_weights, not self.pooled, signals
+        )
         if self.pooled:
             return self.lookup_pooled(batch)
         if self.layout.frozen is not None:  # rows that train and rows that are read have no common output

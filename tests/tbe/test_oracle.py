@@ -134,7 +134,7 @@ def separate(
 ) -> Prefetched:
     """The batch of a sequence whose features have a gradient each."""
     keys = np.arange(embedding.num_features)
-    return Prefetched(indices, offsets, BATCH, keys, False, offsets, seen=IdSignals(**extras))
+    return Prefetched(indices, offsets, BATCH, keys, False, offsets, signals=IdSignals(**extras))
 
 
 def forward(
@@ -155,7 +155,7 @@ def forward(
         lengths = [sum(map(len, feature)) for feature in step.features]
         return list(embedding(indices, offsets, **extras).mul_(2).split(lengths)), None
     keys = np.arange(embedding.num_features)
-    batch = embedding.queue.batch(offsets, indices, offsets, BATCH, keys, None, seen=IdSignals(**extras))
+    batch = embedding.queue.batch(offsets, indices, offsets, BATCH, keys, None, signals=IdSignals(**extras))
     outputs = embedding.lookup_features(batch)
     return [output.mul_(2) for output in outputs], None
 

@@ -55,7 +55,7 @@ class Prefetched:
         weighted: bool,
         source: object = None,
         joined: bool = False,
-        seen: IdSignals | None = None,
+        signals: IdSignals | None = None,
         depth: int | None = None,
     ) -> None:
         """
@@ -64,11 +64,11 @@ class Prefetched:
             weighted: there will be per-sample weights.
             source: what the batch comes as.
             joined: as of `Batch`.
-            seen: what is known of the lookups beside their ids.
+            signals: what is known of the lookups beside their ids.
             depth: of planning: it is planned beside so many others at the most.
         """
         self.depth = MAX_PREFETCHED if depth is None else depth
-        self._seen = seen
+        self._signals = signals
         self._tensors = values, offsets
         self._versions = self._versions_now()
         self._shape = batch_size, keys, weighted, joined
@@ -94,7 +94,7 @@ class Prefetched:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
                 self._full_batch = Batch.from_tensors(
-                    *self._tensors, batch_size, keys, None, weighted, joined, self._seen
+                    *self._tensors, batch_size, keys, None, weighted, joined, self._signals
                 )
         return self._full_batch
 
@@ -131,7 +131,7 @@ class Prefetched:
     def _versions_now(self) -> list[int]:
         """Numbers that change when a tensor of the batch is written to; tensors of inference mode do not count."""
         versions = []
-        for tensor in self._tensors if self._seen is None else (*self._tensors, *self._seen):
+        for tensor in self._tensors if self._signals is None else (*self._tensors, *self._signals):
             if tensor is not None:
                 versions.append(0 if tensor.is_inference() else tensor._version)
         return versions
@@ -194,7 +194,7 @@ class PrefetchQueue:
         keys: Int64Array,
         weights: torch.Tensor | None,
         joined: bool = False,
-        seen: IdSignals | None = None,
+        signals: IdSignals | None = None,
     ) -> Batch:
         """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
         if not values.is_cpu:
@@ -202,8 +202,8 @@ class PrefetchQueue:
             if prefetched is not None:
                 known = prefetched.full_batch
                 values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
-                seen = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.signals))
-        batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, signals=seen)
+                signals = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.signals))
+        batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, signals=signals)
         padding_ids = self._layout.padding_ids
         return batch if padding_ids is None else padding_ids.remove_from(batch)
 
