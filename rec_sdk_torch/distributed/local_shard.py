@@ -129,7 +129,7 @@ class HomeTables(CachedCollection):
         embedding.layout.padding_ids = None  # no rank asks another for an id that means nothing
         embedding.layout.replicated = frozenset(table.name for table, placement in pairs if placement.replicated)
         index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
-        embedding.layout.always = {
+        embedding.layout.owned_ids = {
             name: functools.partial(placement.rows, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }

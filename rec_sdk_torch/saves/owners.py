@@ -68,9 +68,9 @@ class Owner:
         """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
-            yield from view.id_pieces()
+            yield from view.id_chunks()
             return
-        rows = view.piece_rows()  # of an index table whose part is a hash table, which knows those it has met
+        rows = view.chunk_rows()  # of an index table whose part is a hash table, which knows those it has met
         for begin in range(0, config.num_embeddings, rows):
             ids = np.arange(begin, min(begin + rows, config.num_embeddings), dtype=np.int64)
             yield ids[self.mine(config.name, ids)]

@@ -278,7 +278,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     def _lengths(self, batch: Batch) -> list[list[int]]:
         """The lookups of each feature of each group."""
-        return [batch.lookups(group.features).tolist() for group in self.layout.built]
+        return [batch.lookup_counts(group.features).tolist() for group in self.layout.built]
 
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
@@ -289,7 +289,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         if frozen is None:
             return self._train(batch)
         trained, read = frozen.trained_part(batch), frozen.frozen_part(batch)
-        if frozen.all:
+        if frozen.all_frozen:
             return self._read(read, trained)
         return frozen.merge_outputs(self._train(trained), self._read(read, None), self.groups)
 

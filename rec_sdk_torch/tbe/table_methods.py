@@ -14,7 +14,7 @@ from .cache.device_cache import Group
 from .cache.evicted import EvictedRows
 from .cache.norms import NORMS
 from .options import Scaler
-from .rows.gradients import TableGradient, take_gradients_of
+from .rows.gradients import TableGradient, collect_gradients
 from .rows.layout import Layout
 from .rows.table_view import TableView, load
 from .step.gradient_check import GradientGuard
@@ -115,7 +115,7 @@ class TableMethods:
         with self.exclusive():
             for group in self.embedding.layout.groups:
                 if group.optimizers and group.optimizers[0].spec.collects_gradients:
-                    taken |= take_gradients_of(group)
+                    taken |= collect_gradients(group)
         if not taken:
             raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
         return taken
@@ -138,12 +138,12 @@ class TableMethods:
         """
         self.sync_optimizers()
         layout = self.embedding.layout
-        self._set_frozen(layout.options.frozen | layout.named(tables))
+        self._set_frozen(layout.options.frozen | layout.tables_named(tables))
 
     def thaw(self, *tables: str) -> None:
         """Ends `freeze` for some tables, or all, with its errors. Clocks of rules go on from where they stood."""
         layout = self.embedding.layout
-        self._set_frozen(layout.options.frozen - layout.named(tables))
+        self._set_frozen(layout.options.frozen - layout.tables_named(tables))
 
     def _set_frozen(self, names: frozenset[str]) -> None:
         with self.exclusive():

@@ -65,7 +65,7 @@ def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
         for config in embedding.tables:
             view = embedding.view(config.name)
             rows = result[config.name] = {}
-            for ids in view.id_pieces():
+            for ids in view.id_chunks():
                 chunk = view.read(torch.from_numpy(ids))
                 flat = [part.contiguous().view(torch.uint8).reshape(len(ids), -1) for part in chunk.parts.values()]
                 values = torch.cat(flat, 1).numpy() if len(ids) else np.empty((0, 0), np.uint8)

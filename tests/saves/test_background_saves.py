@@ -61,16 +61,16 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
     """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
-    monkeypatch.setattr(snapshot, "PIECE_BYTES", 200)
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 200)
     monkeypatch.setattr(save_writer, "ASIDE_BYTES", 1000)
-    pieces = snapshot.Snapshot.pieces
+    pieces = snapshot.Snapshot.chunks
 
     def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.SnapshotRows]:
         for rows in pieces(self):
             between()
             yield rows
 
-    monkeypatch.setattr(snapshot.Snapshot, "pieces", slowly)
+    monkeypatch.setattr(snapshot.Snapshot, "chunks", slowly)
 
 
 def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
@@ -216,7 +216,7 @@ def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch:
 
 
 def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "PATIENCE", 2)
+    monkeypatch.setattr(snapshot, "MAX_EMPTY_PASSES", 2)
     source = trained(5)
     job, then = SaveJob(source, tmp_path, False), contents(source)
     indices, offsets = tables.batch(99)

@@ -219,7 +219,7 @@ def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(save_reader, "Pool", Noted)
     same(loaded(tmp_path), source)
     assert started == []
-    monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.PIECE_BYTES", 100)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.CHUNK_BYTES", 100)
     same(loaded(tmp_path), source)
     assert len(started) == 4, "one for each table"
 
@@ -245,7 +245,7 @@ def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatc
     monkeypatch.setattr("rec_sdk_torch.saves.format.tensors.WRITE_BYTES", 1500)
     monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.PACKED_BYTES", 3000)
     monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MOST_BYTES", 6000)
-    monkeypatch.setattr("rec_sdk_torch.tbe.rows.snapshot.PIECE_BYTES", 100)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.snapshot.CHUNK_BYTES", 100)
     source = trained(8, WINDOWS)
     folder = save(source, tmp_path)
     found = read_manifest(folder).files

@@ -266,7 +266,7 @@ def test_arguments() -> None:
 
 def test_rows_are_divided_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MOST_BYTES", 300)
-    monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.PIECE_BYTES", 160)
+    monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.CHUNK_BYTES", 160)
     source = trained()
     assert len(read_manifest(save(source, tmp_path)).files_of("b", ROWS_ROLE)) == 15
     same(loaded(tmp_path), source)

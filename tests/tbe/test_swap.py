@@ -137,7 +137,7 @@ def test_setting_is_checked(device: torch.device, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("chunk", [1, 100])
 def test_a_window_ends_for_rows_that_left_in_it(device: torch.device, chunk: int) -> None:
     embedding = make(device, window=3)
-    window = embedding.groups[0].window
+    window = embedding.groups[0].accumulation_buffer
     assert window is not None
     window._chunk = chunk
     for ids in (1, 2), (3, 4), (1, 3):

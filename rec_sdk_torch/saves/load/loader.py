@@ -119,7 +119,7 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
 
 def _source(found: Match, with_window: bool) -> TableSource:
     view, placement = found.view, found.owner.placements.get(found.name)
-    size = view.piece_rows()
+    size = view.chunk_rows()
     rows = found.rows if placement is None else placement.most_rows(found.rows)
     return TableSource(
         view,

@@ -213,7 +213,7 @@ def replacements(owners: Sequence[Owner], found: Sequence[Sequence[_Table]], bes
         sources = []
         for table in tables:
             view = owner.embedding.view(table.name)
-            layers = functools.partial(table.pieces, view.piece_rows())
+            layers = functools.partial(table.pieces, view.chunk_rows())
             sources.append(TableSource(view, layers, lambda: iter(()), rows=len(table.ids())))
         made.append(Replacement(owner.embedding.layout, sources, [], {}, beside=beside))
     return made

@@ -101,7 +101,7 @@ def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
         places = []
         for mark in of_owner:
             since = [(owner.embedding.view(table), _version(owner, table, mark)) for table in owner.configs]
-            if mark.formats == now and all(view.knows_changes(version) for view, version in since):
+            if mark.formats == now and all(view.has_changes_since(version) for view, version in since):
                 places.append(mark.place)
         result.append(sorted(places, key=lambda place: place.folders != (path,)))
     return result
@@ -293,7 +293,7 @@ def write(moment: Moment) -> Written:
 def _pieces(table: TableMoment) -> Iterator[Piece]:
     config = table.owner.configs[table.view.config.name]
     known = np.zeros((config.num_embeddings + 7) // 8 if table.initial else 0, np.uint8)
-    for rows in table.snapshot.pieces():
+    for rows in table.snapshot.chunks():
         if table.initial:
             np.bitwise_or.at(known, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
         yield _piece(table.snapshot, rows)

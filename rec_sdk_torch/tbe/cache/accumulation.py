@@ -88,7 +88,7 @@ class AccumulationBuffer:
             end = min(begin + self._chunk, len(rows))
             if not journal.has((self, begin)):
                 ids = None if absent is None else absent[begin:end]
-                self._update_away(begin, end, ids, away, cache.shape[1], update, journal)
+                self._update_nonresident(begin, end, ids, away, cache.shape[1], update, journal)
         self._clear(slots)
         self._engine.close_window()
 
@@ -105,7 +105,7 @@ class AccumulationBuffer:
     def _put_ids(self, ids: np.ndarray | None) -> torch.Tensor | None:
         return None if ids is None else self._transfers.to_device(ids)[0]
 
-    def _update_away(
+    def _update_nonresident(
         self,
         begin: int,
         end: int,

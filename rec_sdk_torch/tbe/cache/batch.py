@@ -132,7 +132,7 @@ class Batch:
         )
 
     @property
-    def well_formed(self) -> bool:
+    def is_well_formed(self) -> bool:
         """Whether its offsets are those of its values, as far as bags go by them."""
         offsets = self.offsets
         if not self.batch_size or offsets[0] or offsets[-1] != len(self.values):
@@ -144,7 +144,7 @@ class Batch:
         """The batch that this one is a part of, or itself."""
         return self.parent or self
 
-    def part(self, chosen: npt.NDArray[np.bool_]) -> Batch:
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Batch:
         """The batch with some of its lookups, feature by feature; the batch itself where it has no others.
 
         Args:
@@ -153,7 +153,7 @@ class Batch:
         if chosen.all() and len(chosen) == len(self.values):
             return self
         features = np.arange(len(self.feature_keys))
-        kept, order = np.flatnonzero(chosen), self.order(features)
+        kept, order = np.flatnonzero(chosen), self.lookup_order(features)
         before = np.concatenate([[0], np.cumsum(chosen)])
         places = kept if order is None else order[kept]
         weights = self.weights
@@ -162,7 +162,7 @@ class Batch:
         return replace(
             self,
             values=self.values[places],
-            offsets=before[self.bags(features)],
+            offsets=before[self.bag_offsets(features)],
             feature_keys=features,
             weights=weights,
             signals=self.signals.part(places, self.feature_keys),
@@ -176,25 +176,25 @@ class Batch:
         borders = self.offsets[:: self.batch_size] if self.batch_size else np.zeros(1, self.offsets.dtype)
         return borders.astype(np.int64)
 
-    def lookups(self, features: Int64Array) -> Int64Array:
+    def lookup_counts(self, features: Int64Array) -> Int64Array:
         """Lookups of each of `features`."""
         if not self.batch_size:
             return np.zeros(len(features), np.int64)
         begins = self.feature_keys[features] * self.batch_size
         return (self.offsets[begins + self.batch_size] - self.offsets[begins]).astype(np.int64)
 
-    def bags(self, features: Int64Array) -> Int64Array:
+    def bag_offsets(self, features: Int64Array) -> Int64Array:
         """Offsets of the bags of `features`, one behind the other, int64 `[F * B + 1]`."""
         first = self.feature_keys[features][:, None] * self.batch_size + np.arange(self.batch_size)
         lengths = (self.offsets[first + 1] - self.offsets[first]).ravel()
         return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
-    def order(self, features: Int64Array) -> Int64Array | None:
+    def lookup_order(self, features: Int64Array) -> Int64Array | None:
         """Where each lookup of `features` is in `values`, int64 `[n]`; None when they are all of them in order."""
         if not self.batch_size:
             return None
         keys = self.feature_keys[features]
-        lengths = self.lookups(features)
+        lengths = self.lookup_counts(features)
         if self._starts[0] or self._starts[-1] != len(self.values) or (np.diff(self._starts) < 0).any():
             return None  # the planner says what is wrong with these offsets
         starts = self._starts[keys]

@@ -33,7 +33,7 @@ from .norms import UpdateNorms
 from .plan import Plan
 from .profiler_ranges import profiled
 from .store_folder import StoreFolder
-from .swap import Swap, joined_lookup
+from .swap import Swap, fused_lookup
 from .touched_rows import UpdatePlan, touched_rows
 from .transfers import Transfers
 from .update_arguments import UpdateArguments
@@ -56,18 +56,18 @@ class Group:
         features: those of the embedding that look them up, int64.
         layout: of a record.
         accumulate_step: backward passes of the accumulation window.
-        always: by table, ids whose rows it has though they may not have been met: of an index table whose rows are
+        owned_ids: by table, ids whose rows it has though they may not have been met: of an index table whose rows are
             divided among ranks, which is a hash table here.
         optimizers: of the members, each once.
         engine: the rows' directory and store.
         intervals: steps between evictions of each member's ids; 0 for none.
         swap: brings rows to the cache.
-        evicting: whether ids leave some of the tables, or are admitted to them, by rules.
-        measuring: whether rows of some leave by the norm of their weight.
+        has_lifecycles: whether ids leave some of the tables, or are admitted to them, by rules.
+        evicts_by_norm: whether rows of some leave by the norm of their weight.
         works_on_tables: whether steps may end a window, evict ids, or pass over whole tables.
         swapping_ns: nanoseconds that lookups spent on rows that come and leave.
         warns: whether `warn` may have something to say.
-        window: gradients that wait; None where each backward pass updates.
+        accumulation_buffer: gradients that wait; None where each backward pass updates.
         norms: of the gradients of the last update; None where they are not counted.
         snapshots: by place, of members of which a save takes a moment.
         evicted: by place, of members whose rows are handed out when they leave: where these wait.
@@ -101,7 +101,7 @@ class Group:
         """
         self.members = list(members)
         self.places = {member.config.name: place for place, member in enumerate(self.members)}
-        self.always: dict[int, Callable[[], Int64Array]] = {}
+        self.owned_ids: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
         self._ascends = bool((np.diff(self.features) > 0).all())
         first = self.members[0]
@@ -134,7 +134,8 @@ class Group:
         lifecycles = [member.config.lifecycle for member in members if member.config.lifecycle is not None]
         self._dated = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
         self.warns = self._may_warn or self._dated
-        self.evicting, self.measuring = bool(lifecycles), any(lifecycle.rule(Norm) for lifecycle in lifecycles)
+        self.has_lifecycles = bool(lifecycles)
+        self.evicts_by_norm = any(lifecycle.rule(Norm) for lifecycle in lifecycles)
         self.norms: UpdateNorms | None = None
         self.snapshots: dict[int, ChangeObserver] = {}
         self.evicted: dict[int, EvictedRowsBuffer] = {}
@@ -142,10 +143,10 @@ class Group:
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
             self._allocate(backend, columns, means)
-        self._numbers = UpdateArguments(members, seed, self._transfers)
-        self.optimizers = self._numbers.optimizers
+        self._arguments = UpdateArguments(members, seed, self._transfers)
+        self.optimizers = self._arguments.optimizers
         passes = any(optimizer.spec.table_pass for optimizer in self.optimizers)
-        self.works_on_tables = self.accumulate_step > 1 or self.evicting or passes
+        self.works_on_tables = self.accumulate_step > 1 or self.has_lifecycles or passes
 
     def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
@@ -154,11 +155,13 @@ class Group:
         self._columns = torch.tensor(list(columns), dtype=torch.int64, device=self._device)
         self._means = torch.tensor(list(means), dtype=torch.bool, device=self._device)
         self._transfers = Transfers(self._device, backend)
-        self.window = None
+        self.accumulation_buffer = None
         if self.accumulate_step > 1:
             of_ids = len(self.members) if self._rounds else 0
-            self.window = AccumulationBuffer(self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids)
-        sums = self.window.sums if self.window else None
+            self.accumulation_buffer = AccumulationBuffer(
+                self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids
+            )
+        sums = self.accumulation_buffer.sums if self.accumulation_buffer else None
         fill_new = self.run_init_fns if self._with_init_fn else None
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
 
@@ -178,9 +181,9 @@ class Group:
         """
         if engine is self.engine:
             return
-        if self.window is not None:
-            self.window.drop()
-            self.window.adopt(engine)
+        if self.accumulation_buffer is not None:
+            self.accumulation_buffer.drop()
+            self.accumulation_buffer.adopt(engine)
         for snapshot in self.snapshots.values():
             snapshot.before_replacement()
         engine.lifecycle.freeze(self._frozen)
@@ -256,14 +259,14 @@ class Group:
 
     def warn_of_evictions(self) -> None:
         """Warns of tables that lost more than half of their rows at once, and of rows that wait in much memory."""
-        if self.evicting:
+        if self.has_lifecycles:
             warn_of_evictions(self.engine.lifecycle.take_large_evictions())
             for buffer in self.evicted.values():
                 buffer.warn()
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
         """The batch's per-sample weights in the order of this group's lookups, differentiable."""
-        order = None if batch.weights is None else batch.order(self.features)
+        order = None if batch.weights is None else batch.lookup_order(self.features)
         if batch.weights is None or order is None:
             return batch.weights
         return batch.weights.index_select(0, *self._transfers.to_device(order))
@@ -282,11 +285,11 @@ class Group:
         """
         begin = time.perf_counter_ns()
         arrays = plan.arrays
-        joined = None  # with the swap, which reads `origins`
+        fused = None  # with the swap, which reads `origins`
         if arrays.origins is not None:
-            joined = joined_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
+            fused = fused_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
-            done = self.swap.finish(plan, joined)
+            done = self.swap.finish(plan, fused)
         self.swapping_ns += time.perf_counter_ns() - begin
         if not done:
             return self.lookup_resident(plan, weights, out)
@@ -334,7 +337,7 @@ class Group:
         """As `weights_grad`, of a batch whose lookups `read` the `rows`, float32 `[n, D]`."""
         self._transfers.follow_previous_stream()
         slots = self._in_order(rows)
-        (offsets,) = self._transfers.to_device(batch.bags(self.features))
+        (offsets,) = self._transfers.to_device(batch.bag_offsets(self.features))
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
 
@@ -371,16 +374,16 @@ class Group:
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, journal: UpdateJournal
     ) -> None:
         """Adds the gradients to the open window, unless the journal says that it was done; arguments as of `update`."""
-        assert self.window is not None
+        assert self.accumulation_buffer is not None
         self._transfers.follow_previous_stream()
         rows = touched_rows(plan, grads, weights)
         if rows is not None:
             present, slots, _, _, segments = rows
-            self.window.add(plan, present, slots, segments, journal)
+            self.accumulation_buffer.add(plan, present, slots, segments, journal)
 
     def close_window(self, coefficients: Mapping[int, Sequence[float]], journal: UpdateJournal) -> None:
         """Updates the rows of the window, and empties it; what the journal says was done is passed over."""
-        assert self.window is not None
+        assert self.accumulation_buffer is not None
         self.swap.settle()
         for table, snapshot in self.snapshots.items():
             snapshot.before_change(self.engine.saves.window_ids(table))
@@ -398,7 +401,7 @@ class Group:
             segments = (borders, slots, None, None, None, None)
             run(*self._update_rows(key, cache, [sums], slots, ids, tables, segments, coefficients))
 
-        self.window.close(self.swap.cache, update, journal)
+        self.accumulation_buffer.close(self.swap.cache, update, journal)
 
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
         """To be called before rows of a table change beside training, when all is settled. None: any row."""
@@ -418,11 +421,11 @@ class Group:
         coefficients: Mapping[int, Sequence[float]],
     ) -> Call:
         (*of_lookups, hot), kind = segments, (self._kernel, self.layout.dim, self.layout.weight_dtype)
-        call = update_rows, cache, grads, slots, tables, *of_lookups, self._numbers.coefficients(coefficients), *kind
+        call = update_rows, cache, grads, slots, tables, *of_lookups, self._arguments.coefficients(coefficients), *kind
         if hot is None and self.norms is None and not (self._rounds or self._state_dtypes):
             return call  # defaults cost less
         norms = None if self.norms is None else self.norms.buffer_for_call(key, slots, tables)
-        rounding = (ids, self._numbers.seeds()) if self._rounds else (None, None)
+        rounding = (ids, self._arguments.seeds()) if self._rounds else (None, None)
         return *call, *rounding, self._state_dtypes, hot, norms
 
     def count_norms(self, on: bool) -> None:
@@ -443,7 +446,7 @@ class Group:
 
     def evicts(self) -> bool:
         """Whether ids leave when the step that goes on ends: no plan may be made then."""
-        return self.evicting and self.engine.lifecycle.evicts(self.intervals)
+        return self.has_lifecycles and self.engine.lifecycle.evicts(self.intervals)
 
     # ---- reading
 

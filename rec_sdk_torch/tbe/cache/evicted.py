@@ -94,7 +94,7 @@ class RowSchema:
     states: Mapping[str, torch.Tensor]
     columns: Mapping[str, torch.Tensor]
 
-    def none(self) -> EvictedRows:
+    def empty(self) -> EvictedRows:
         """No rows."""
         states = {name: first[:0] for name, first in self.states.items()}
         columns = {name: first[:0] for name, first in self.columns.items()}
@@ -107,9 +107,9 @@ class RowSchema:
         columns = _conform(rows.columns, self.columns, len(rows))
         return EvictedRows(rows.ids, rows.weight.to(self.weight.dtype), states, columns, rows.reason)
 
-    def joined(self, pieces: Sequence[EvictedRows]) -> EvictedRows:
+    def concatenate(self, pieces: Sequence[EvictedRows]) -> EvictedRows:
         """All rows of some pieces, in their order: copies, since a save may still write the pieces."""
-        fitting = [self.fit(piece) for piece in pieces] or [self.none()]
+        fitting = [self.fit(piece) for piece in pieces] or [self.empty()]
         return EvictedRows(
             torch.cat([piece.ids for piece in fitting]),
             torch.cat([piece.weight for piece in fitting]),
@@ -156,45 +156,45 @@ class EvictedRowsBuffer:
 
     Attributes:
         table: its name.
-        pieces: the rows, in the order in which they left.
+        chunks: the rows, in the order in which they left.
     """
 
     table: str
-    pieces: list[EvictedChunk] = field(default_factory=list)
+    chunks: list[EvictedChunk] = field(default_factory=list)
     _warn_from: int = WARN_BYTES
 
     def rows(self) -> int:
         """How many wait."""
-        return sum(len(rows) for _, rows in list(self.pieces))
+        return sum(len(rows) for _, rows in list(self.chunks))
 
     @property
     def nbytes(self) -> int:
         """Bytes of those that wait."""
-        return sum(rows.nbytes for _, rows in list(self.pieces))
+        return sum(rows.nbytes for _, rows in list(self.chunks))
 
-    def first(self, at_most: int | None) -> list[EvictedRows]:
+    def first_rows(self, at_most: int | None) -> list[EvictedRows]:
         """The first rows that wait, `at_most` so many, or all. They go on waiting."""
         chosen, left = [], self.rows() if at_most is None else at_most
-        for _, rows in self.pieces:
+        for _, rows in self.chunks:
             if not left:
                 break
             chosen.append(rows if len(rows) <= left else rows[:left])
             left -= len(chosen[-1])
         return chosen
 
-    def drop(self, rows: int) -> None:
+    def drop_first(self, rows: int) -> None:
         """The first `rows` of them wait no more."""
         left = []
-        for piece in self.pieces:
+        for piece in self.chunks:
             gone = min(rows, len(piece.rows))
             rows -= gone
             if gone < len(piece.rows):
                 left.append(piece._replace(rows=piece.rows[gone:]) if gone else piece)
-        self.pieces[:] = left
+        self.chunks[:] = left
 
     def warn(self) -> None:
         """Warns where much waits; again when it is twice as much."""
-        if len(self.pieces) and self.nbytes >= self._warn_from:
+        if len(self.chunks) and self.nbytes >= self._warn_from:
             self._warn_from = 2 * self.nbytes
             warn(
                 f"table {self.table!r}: {self.rows()} rows that left it wait in {self.nbytes >> 20} MiB of memory: "

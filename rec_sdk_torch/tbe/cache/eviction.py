@@ -23,11 +23,11 @@ def end_step(group: Group, journal: UpdateJournal) -> None:
 
     May be begun again after an interrupt, with the same journal.
     """
-    if not group.evicting:
+    if not group.has_lifecycles:
         return
     calls: list[Call] = [(group.engine.lifecycle.end_step, group.intervals)]
     begins = not journal.has((group, "end"))
-    if begins and group.measuring:
+    if begins and group.evicts_by_norm:
         mark_small_rows(group, group.engine.lifecycle.measured_tables(group.intervals))
     if begins and group.engine.lifecycle.evicts(group.intervals):
         group.swap.settle()
@@ -73,7 +73,7 @@ def _calls_to_keep_rows(group: Group, table: int, ids: Int64Array, reasons: np.n
     """The call that lets the rows of `ids`, as they are now, wait to be taken."""
     if not len(ids):
         return []
-    return [(group.evicted[table].pieces.append, EvictedChunk.now(_rows(group, table, ids, reasons)))]
+    return [(group.evicted[table].chunks.append, EvictedChunk.now(_rows(group, table, ids, reasons)))]
 
 
 def _run_calls(calls: list[Call]) -> int:

@@ -26,12 +26,12 @@ class PaddingIds:
 
     def remove_from(self, batch: Batch) -> Batch:
         """The batch without its lookups of such ids, feature by feature; the batch itself where it has none."""
-        if not batch.well_formed:
+        if not batch.is_well_formed:
             return batch  # the planner says what is wrong
         features = np.arange(len(self._ids))
-        lengths, order = batch.lookups(features), batch.order(features)
+        lengths, order = batch.lookup_counts(features), batch.lookup_order(features)
         values = batch.values if order is None else batch.values[order]
-        return batch.part((values != self._ids.repeat(lengths)) | ~self._has.repeat(lengths))
+        return batch.select((values != self._ids.repeat(lengths)) | ~self._has.repeat(lengths))
 
 
 def restore_padding_rows(rows: Sequence[torch.Tensor], batch: Batch, *, joined: bool) -> list[torch.Tensor]:
@@ -45,7 +45,7 @@ def restore_padding_rows(rows: Sequence[torch.Tensor], batch: Batch, *, joined: 
     if batch.parent is None or batch.kept_lookups is None:
         return list(rows)
     features = np.arange(len(batch.feature_keys))
-    ends, given = batch.lookups(features).cumsum(), batch.parent.lookups(features)
+    ends, given = batch.lookup_counts(features).cumsum(), batch.parent.lookup_counts(features)
     if joined:
         return [_spread(rows[0], batch.kept_lookups, int(given.sum()))]
     parts = np.split(batch.kept_lookups, ends[:-1])

@@ -23,14 +23,14 @@ from .batch import Batch, Int64Array
 from .plan import Plan, PlanArrays, StagedPlan, VictimBuffers, arrays_on_device, arrays_on_host
 from .transfers import Download, Transfers, Upload
 
-Joined = tuple[Any, Sequence[object]]
+FusedLookup = tuple[Any, Sequence[object]]
 """An overload of an operator that swaps rows and looks rows up, and its arguments behind those of the swap."""
 
 FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
 """(places, tables, records) -> nothing: gives new rows among `records` other weights than the engine's."""
 
 
-def joined_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> Joined:
+def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> FusedLookup:
     """The lookup of a plan that has `origins`, as part of its swap.
 
     `pooled` are the arguments of `lookup_pooled` behind its offsets, of which the last is None for a sequence.
@@ -180,15 +180,15 @@ class Swap:
             plan.staged.host = host
             self._stage_misses(host, plan.staged)
 
-    def finish(self, plan: Plan, joined: Joined | None = None) -> Sequence[Any]:
+    def finish(self, plan: Plan, fused: FusedLookup | None = None) -> Sequence[Any]:
         """Brings in the rows of `plan`, which has begun. Its arrays may be used once they have arrived.
 
-        Returns what `joined` gave; nothing where rows came in another way, and are still to be looked up.
+        Returns what `fused` gave; nothing where rows came in another way, and are still to be looked up.
         """
         staged = plan.staged
         done: Sequence[Any] = ()
         if not plan.host.applied:  # as another thread may have, on its way to a later plan
-            done = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, joined)
+            done = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, fused)
         plan.staged = None
         return done
 
@@ -213,11 +213,11 @@ class Swap:
             staged = self._upload_arrays(torch.from_numpy(host.arena), host)
         return staged
 
-    def _finish(self, host: _engine.Plan, staged: StagedPlan | None, joined: Joined | None = None) -> Sequence[Any]:
+    def _finish(self, host: _engine.Plan, staged: StagedPlan | None, fused: FusedLookup | None = None) -> Sequence[Any]:
         done: Sequence[Any] = ()
         if staged is not None:
             self._started[host.serial] = staged  # completed after an interrupt, it must not swap rows again
-            done = self._write(staged, joined)
+            done = self._write(staged, fused)
             if staged.victims is not None:
                 self._write_backs[host.serial] = host, self._download_victims(staged.victims)
         self.engine.applied(host)
@@ -278,10 +278,10 @@ class Swap:
             sums = self.transfers.download(self.sums.index_select(0, arrays.window_out_slots))
         return VictimBuffers(rows, staging, sums)
 
-    def _write(self, staged: StagedPlan, joined: Joined | None) -> Sequence[Any]:
+    def _write(self, staged: StagedPlan, fused: FusedLookup | None) -> Sequence[Any]:
         """Swaps rows, those that leave with the updates that the current stream has been given.
 
-        Returns what `joined` gave, unless there are late rows: they are not where it would read them.
+        Returns what `fused` gave, unless there are late rows: they are not where it would read them.
         """
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:
@@ -298,8 +298,8 @@ class Swap:
         if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # perhaps of another stream
             rows.record_stream(torch.get_device_module(rows.device).current_stream(rows.device))
         swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
-        if joined is not None and staged.late_rows is None and not called:
-            operator, lookup = joined
+        if fused is not None and staged.late_rows is None and not called:
+            operator, lookup = fused
             call_once(operator, (*swap, *lookup), called)
             return called
         if leaving is None:

@@ -252,20 +252,22 @@ def _max_gradient(where: str, given: dict[str, Any]) -> float:
 
 def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tuple[torch.dtype, ...]:
     """The data type of each state; () where all are float32."""
-    asked = given.pop("state_dtypes", None) or {}
-    if not isinstance(asked, Mapping):
-        raise TypeError(f"{where}: state_dtypes is {asked!r}, expected a mapping from names of states to data types")
+    requested = given.pop("state_dtypes", None) or {}
+    if not isinstance(requested, Mapping):
+        raise TypeError(
+            f"{where}: state_dtypes is {requested!r}, expected a mapping from names of states to data types"
+        )
     names = [state.name for state in spec.states]
-    for name, dtype in asked.items():
+    for name, dtype in requested.items():
         if name not in names:
             raise ValueError(f"{where}: state_dtypes names {name!r}, the states are {names}")
         if dtype not in WEIGHT_DTYPES:
             raise ValueError(f"{where}: state_dtypes[{name!r}] is {dtype!r}, allowed are {WEIGHT_DTYPES}")
         if spec.states[names.index(name)].counter and dtype is not torch.float32:
             raise ValueError(f"{where}: state_dtypes[{name!r}] is {dtype}, counters are always torch.float32")
-    if all(dtype is torch.float32 for dtype in asked.values()):
+    if all(dtype is torch.float32 for dtype in requested.values()):
         return ()
-    return tuple(asked.get(name, torch.float32) for name in names)
+    return tuple(requested.get(name, torch.float32) for name in names)
 
 
 _coefficient_names = functools.cache(coefficient_names)
@@ -310,7 +312,7 @@ class TableOptimizer:
     _row: list[float] | None = field(default=None, init=False, repr=False, compare=False)
     """Results of the call for them, where that does not depend on the step."""
     _steady: bool | None = field(default=None, init=False, repr=False, compare=False)
-    """Whether it does not; None while that was not asked."""
+    """Whether it does not; None while that was not requested."""
 
     def __post_init__(self) -> None:
         self._names = _coefficient_names(self.spec.kernel)

@@ -18,13 +18,13 @@ class FrozenTables:
 
     Attributes:
         names: of the tables.
-        all: whether no other table is there.
+        all_frozen: whether no other table is there.
     """
 
     def __init__(self, tables: Sequence[TableConfig], names: frozenset[str]) -> None:
         self.names = names
         self._pooled = tables[0].pooling is not Pooling.NONE
-        self.all = all(table.name in names for table in tables)
+        self.all_frozen = all(table.name in names for table in tables)
         frozen = np.array([table.name in names for table in tables])
         self._features = frozen.repeat([table.num_features for table in tables])
         self._columns = frozen.repeat([table.num_features * table.embedding_dim for table in tables])
@@ -43,9 +43,9 @@ class FrozenTables:
         return self._part(batch, self._features)
 
     def _part(self, batch: Batch, features: np.ndarray) -> Batch:
-        if not batch.well_formed:
+        if not batch.is_well_formed:
             return batch  # the planner says what is wrong
-        part = batch.part(features.repeat(batch.lookups(np.arange(len(features)))))
+        part = batch.select(features.repeat(batch.lookup_counts(np.arange(len(features)))))
         return replace(part, joined=False)
 
     def merge_outputs(

@@ -33,10 +33,10 @@ class TableGradient(NamedTuple):
         )
 
 
-def take_gradients_of(group: Group) -> dict[str, TableGradient]:
+def collect_gradients(group: Group) -> dict[str, TableGradient]:
     """Returns the gradients that the tables of a group have aggregated since the last call, by table."""
-    window = group.window
-    assert window is not None
+    buffer = group.accumulation_buffer
+    assert buffer is not None
     group.swap.settle()
     ids = [torch.from_numpy(group.engine.saves.window_ids(table).copy()) for table in range(len(group.members))]
     pieces: list[list[torch.Tensor]] = [[] for _ in group.members]
@@ -56,7 +56,7 @@ def take_gradients_of(group: Group) -> dict[str, TableGradient]:
         for piece, (begin, end) in zip(pieces, itertools.pairwise(tables.tolist()), strict=True):
             piece.append(rows[begin:end])
 
-    window.close(group.swap.cache, collect, UpdateJournal())
+    buffer.close(group.swap.cache, collect, UpdateJournal())
     empty = torch.empty((0, group.layout.dim), dtype=torch.float32, device=group.swap.cache.device)
     result = {}
     for member, of_table, piece in zip(group.members, ids, pieces, strict=True):

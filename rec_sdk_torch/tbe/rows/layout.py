@@ -51,10 +51,11 @@ class Layout:
             all rows.
         windows: backward passes so far of the accumulation windows of each length.
         pending_gradients: gradients that `step()` will apply.
-        needed: rows of each table that the first batch which is trained, and those ahead of it, can need; None before.
+        needed_rows: rows of each table that the first training batch and the batches planned ahead of it can need; None
+            before that batch.
         evicted: by name, of tables whose rows are handed out when they leave: where these wait.
         replicated: by name, tables that all ranks of a sharded collection have.
-        always: by name, ids whose rows a table has though they may not have been met.
+        owned_ids: by name, ids whose rows a table has though they may not have been met.
         fill: fills tables that are new.
     """
 
@@ -97,14 +98,14 @@ class Layout:
         self.works_on_tables = False
         self.windows: dict[int, int] = {}
         self.pending_gradients: PendingGradients = NO_PENDING_GRADIENTS
-        self.needed: list[int] | None = None
+        self.needed_rows: list[int] | None = None
         self.evicted = {
             t.name: EvictedRowsBuffer(t.name)
             for t in self.tables
             if t.lifecycle is not None and t.lifecycle.keep_evicted
         }
         self.replicated: frozenset[str] = frozenset()
-        self.always: dict[str, Callable[[], Int64Array]] = {}
+        self.owned_ids: dict[str, Callable[[], Int64Array]] = {}
         self.fill = fill
 
     # ---- tables
@@ -124,7 +125,7 @@ class Layout:
             raise KeyError(f"no table is named {name!r}, only {list(self._index)}")
         return self.tables[self._index[name]]
 
-    def named(self, names: Sequence[str]) -> frozenset[str]:
+    def tables_named(self, names: Sequence[str]) -> frozenset[str]:
         """The tables of these names; all where none is named.
 
         Raises:
@@ -181,9 +182,9 @@ class Layout:
         sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
         options = self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free
         try:
-            return cache_slots(*options, self.needed)
+            return cache_slots(*options, self.needed_rows)
         except (ValueError, MemoryError):
-            if self.needed is None:
+            if self.needed_rows is None:
                 raise
             return cache_slots(*options)  # no memory for what batches can need, which is more than they do need
 
@@ -196,11 +197,11 @@ class Layout:
         Returns:
             False: the batch says nothing, since it has no lookups or is not well formed.
         """
-        if not batch.well_formed or not len(batch.values):
+        if not batch.is_well_formed or not len(batch.values):
             return False
-        lookups = batch.lookups(np.arange(self.num_features))
+        lookups = batch.lookup_counts(np.arange(self.num_features))
         rows = [int(lookups[list(features)].sum()) for features in self._features]
-        self.needed = [min(batches * own, t.num_embeddings) for own, t in zip(rows, self.tables, strict=True)]
+        self.needed_rows = [min(batches * own, t.num_embeddings) for own, t in zip(rows, self.tables, strict=True)]
         if self.built and not self.window_open() and not self.in_flight() and self._could_hold_more(rows):
             stored = sum(group.memory(None)["store_bytes"] for group in self.built)
             if stored < available_memory():
@@ -237,7 +238,7 @@ class Layout:
             if options.frozen:
                 group.freeze(options.frozen)
             group.count_norms(options.grad_norms)
-            group.always = {group.places[name]: ids for name, ids in self.always.items() if name in group.places}
+            group.owned_ids = {group.places[name]: ids for name, ids in self.owned_ids.items() if name in group.places}
             group.evicted = {group.places[name]: each for name, each in self.evicted.items() if name in group.places}
             groups.append(group)
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
@@ -325,14 +326,14 @@ class Layout:
     def copy_rows(self, other: Layout) -> None:
         """Builds groups with the rows of `other`, if that one is built, and has its rows to hand out."""
         for name, buffer in self.evicted.items():
-            buffer.pieces[:] = other.evicted[name].pieces
-        self.needed = other.needed
+            buffer.chunks[:] = other.evicted[name].chunks
+        self.needed_rows = other.needed_rows
         if other.built:
             fresh = self._build()
             move_rows(other.built, fresh)
             self._use_groups(fresh)
 
-    def planned(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
+    def planned_part(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
         """The part of a training batch, as it was given, that there is a plan of.
 
         It has no id that means nothing, and nothing of the tables that are `frozen`.
@@ -358,13 +359,13 @@ class Layout:
         """Whether an accumulation window has begun and not ended, or gradients wait for `step()`."""
         if self.pending_gradients.backward_passes:
             return True
-        windows = [group.window for group in self.built if group.window is not None]
+        windows = [group.accumulation_buffer for group in self.built if group.accumulation_buffer is not None]
         return any(self.windows.values()) or any(window.is_open() for window in windows)
 
     def ends_window(self) -> bool:
         """Whether the next backward pass ends an accumulation window of several."""
         counts = count_backward_passes(
-            self.windows, [group.accumulate_step for group in self.built if group.window is not None]
+            self.windows, [group.accumulate_step for group in self.built if group.accumulation_buffer is not None]
         )
         return any(count >= length for length, count in counts.items())
 
@@ -373,9 +374,9 @@ class Layout:
         with self.locks.exclusive():
             self.windows, self.pending_gradients = {}, NO_PENDING_GRADIENTS
             for group in self.built:
-                if group.window is not None:
+                if group.accumulation_buffer is not None:
                     group.swap.settle()
-                    group.window.drop()
+                    group.accumulation_buffer.drop()
 
     def in_flight(self) -> int:
         """Batches that are planned and whose update is not launched."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...rules import Sketch
 from ..cache.device_cache import Group
-from .row_parts import part_of, read_records, write_parts
+from .row_parts import part_view, read_records, write_parts
 
 
 def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
@@ -25,7 +25,7 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
                 parts = range(-1, len(source.layout.state_elements) if same else 0)
                 rows, _ = target.engine.tables.insert(place, chosen)
                 target.engine.tables.reserve_rows(place, rows)
-                write_parts(target, place, chosen, {part: part_of(source, part)(records) for part in parts})
+                write_parts(target, place, chosen, {part: part_view(source, part)(records) for part in parts})
             if member.config.lifecycle is not None:
                 _move_lifecycle(source, table, target, place)
 

@@ -16,7 +16,7 @@ from ..config.optimizer import TableOptimizer
 from ..config.table import TableConfig
 from .layout import Layout
 from .row_parts import WEIGHT, part_bytes
-from .table_lifecycle import CLOCKS, STARTED
+from .table_lifecycle import CLOCKS, INITIAL_CLOCKS
 from .table_view import Chunk, TableView
 from .user_tensors import columns_to_host
 
@@ -77,7 +77,7 @@ class TableSource:
     @property
     def clocks(self) -> Mapping[str, int]:
         """The clocks of the table when it has these contents: what these do not say of a row begins then."""
-        return STARTED if self.lifecycle is None else self.lifecycle.clocks
+        return INITIAL_CLOCKS if self.lifecycle is None else self.lifecycle.clocks
 
 
 class Replacement:
@@ -153,7 +153,7 @@ class Replacement:
             for table in range(len(group.members)):
                 group.before_change(table)
                 group.engine.tables.clear(table)
-                group.engine.lifecycle.set_clock(table, *STARTED.values())
+                group.engine.lifecycle.set_clock(table, *INITIAL_CLOCKS.values())
 
     def run(self) -> None:
         """Puts the new rows in the places of the old. It may be run again where an interrupt has broken it off."""
@@ -162,7 +162,7 @@ class Replacement:
             group.adopt(engine, counted)
             engine.saves.next_version()
         for name, rows in self._evicted.items():
-            self._layout.evicted[name].pieces[:] = rows
+            self._layout.evicted[name].chunks[:] = rows
         for optimizer, step, options in self._optimizers:
             optimizer.step = step
             optimizer.options.update(options)

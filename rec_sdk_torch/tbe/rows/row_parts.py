@@ -27,7 +27,7 @@ def read_parts(group: Group, table: int, ids: Int64Array, places: Mapping[str, i
     for begin in range(0, len(ids), group.chunk):
         records = read_records(group, table, ids[begin : begin + group.chunk])
         for name, place in places.items():
-            result[name].append(part_of(group, place)(records).clone())
+            result[name].append(part_view(group, place)(records).clone())
     return {name: _joined(group, places[name], chunks) for name, chunks in result.items()}
 
 
@@ -38,7 +38,7 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
         rows, slots = group.engine.tables.find_rows(table, ids[piece])
         records = read_known(group, table, ids[piece], rows, slots)
         for place, values in parts.items():
-            part_of(group, place)(records).copy_(values[piece])
+            part_view(group, place)(records).copy_(values[piece])
         group.engine.tables.write_rows(table, ids[piece], rows, records.numpy())
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
@@ -52,12 +52,12 @@ def all_ids(group: Group, table: int) -> Int64Array:
 
 def insert_owned_ids(group: Group, table: int) -> None:
     """Makes rows of those that the table has though no batch has met them; counts of them are 0."""
-    if table in group.always:
-        rows, _ = group.engine.tables.insert(table, group.always[table]())
+    if table in group.owned_ids:
+        rows, _ = group.engine.tables.insert(table, group.owned_ids[table]())
         group.engine.tables.reserve_rows(table, rows)
 
 
-def part_of(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def part_view(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """The part of records, as a view: the weight for -1, else a state."""
     if place < 0:
         return group.layout.weight
@@ -75,7 +75,7 @@ def _joined(group: Group, place: int, chunks: list[torch.Tensor]) -> torch.Tenso
     if len(chunks) == 1:
         return chunks[0]
     empty = torch.empty((0, group.layout.bytes), dtype=torch.uint8, device="cpu")
-    return torch.cat([part_of(group, place)(empty), *chunks])
+    return torch.cat([part_view(group, place)(empty), *chunks])
 
 
 def read_records(group: Group, table: int, ids: Int64Array) -> torch.Tensor:

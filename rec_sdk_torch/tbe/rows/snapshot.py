@@ -20,10 +20,10 @@ from .table_view import TableView
 RawRows: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
 """Rows as the engine gives them: ids, slots or -1, records where some have no slot, columns."""
 
-PIECE_BYTES = 256 << 10
+CHUNK_BYTES = 256 << 10
 """Bytes of records that are read at a time: updates wait for one such piece."""
 
-PATIENCE = 50
+MAX_EMPTY_PASSES = 50
 """Passes over the rows that are left, a millisecond each, until plans are settled that no thread goes on with."""
 
 
@@ -149,7 +149,7 @@ class Snapshot:
         self._locks, self._group, self._table, self._buffer, self._ids = view.layout.locks, group, table, buffer, ids
         self._names = list(view.parts())  # an optimizer that comes later brings others
         self._copies = TableCopies()
-        self.size = max(1, PIECE_BYTES // group.layout.bytes)
+        self.size = max(1, CHUNK_BYTES // group.layout.bytes)
         self._place = 0
         self._error: BaseException | None = None
         self._replaced = False
@@ -224,7 +224,7 @@ class Snapshot:
 
     # ---- writing the save
 
-    def pieces(self) -> Iterator[SnapshotRows]:
+    def chunks(self) -> Iterator[SnapshotRows]:
         """The rows, some at a time, each once, in no order. Updates wait while one of them is read.
 
         Raises:
@@ -245,7 +245,7 @@ class Snapshot:
             elif place == 0:  # all that are left move with plans: let these go on
                 passes_without += 1
                 time.sleep(0.001)
-            if passes_without > PATIENCE:  # no thread goes on with them
+            if passes_without > MAX_EMPTY_PASSES:  # no thread goes on with them
                 with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()

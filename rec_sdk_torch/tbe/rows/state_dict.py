@@ -86,7 +86,7 @@ def row_numbers(rows: object) -> torch.Tensor:
     return torch.arange(_count(rows) or 0, dtype=torch.int64, device="cpu")
 
 
-def fitting(content: TableWrite) -> TableWrite:
+def cut_to_table(content: TableWrite) -> TableWrite:
     """The rows that an index table of another `num_embeddings` has too, with a warning; else the content as it is."""
     config, parts = content.view.config, content.parts
     counts = {_count(part) for part in parts.values()}
@@ -160,7 +160,7 @@ def load_tables(
         ids = state_dict.get(keys[0], row_numbers(weight)) if view.config.hashed else None
         content = TableWrite(view, ids, {WEIGHT: weight}, whole=view.config.hashed)
         if ids is None:
-            content = fitting(content)
+            content = cut_to_table(content)
         problem = content.problem()
         if problem:
             problems.append(f"{keys[-1]}: {problem}")

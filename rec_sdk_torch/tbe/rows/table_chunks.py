@@ -12,7 +12,7 @@ from ..cache.cache_warming import CachedRows, Heats, cached_rows, warm_rows
 from .layout import Layout
 from .table_lifecycle import LifecycleView
 
-PIECE_BYTES = 2 << 20
+CHUNK_BYTES = 2 << 20
 """Bytes of records that are in memory at a time beside their table; some copies of them are as well."""
 
 
@@ -36,13 +36,13 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
 class SaveView(LifecycleView):
     """The rows of one table for saves. Hold `exclusive()` during each call, and while an iterator is read."""
 
-    def piece_rows(self, most: int = 0) -> int:
-        """Returns the rows of a piece of at most so many bytes, `PIECE_BYTES` when 0; one at least."""
-        return max(1, (most or PIECE_BYTES) // self.locate()[0].layout.bytes)
+    def chunk_rows(self, most: int = 0) -> int:
+        """Returns the rows of a piece of at most so many bytes, `CHUNK_BYTES` when 0; one at least."""
+        return max(1, (most or CHUNK_BYTES) // self.locate()[0].layout.bytes)
 
-    def id_pieces(self) -> Iterator[Int64Array]:
+    def id_chunks(self) -> Iterator[Int64Array]:
         """Yields ids of all rows, in no order, some at a time."""
-        rows = self.piece_rows(READ_BYTES)
+        rows = self.chunk_rows(READ_BYTES)
         group, table = self.locate()
         if not self.config.hashed:
             for begin in range(0, self.config.num_embeddings, rows):
@@ -54,7 +54,7 @@ class SaveView(LifecycleView):
             for begin in range(0, len(ids), rows):
                 yield ids[begin : begin + rows]
 
-    def knows_changes(self, since: int) -> bool:
+    def has_changes_since(self, since: int) -> bool:
         """Whether `changed` knows all that happened after a version: not where all rows were replaced at once."""
         group, table = self.locate()
         return group.engine.saves.removed_ids(table, since)[1]
@@ -96,24 +96,26 @@ class SaveView(LifecycleView):
     def window_rows(self) -> Iterator[tuple[Int64Array, torch.Tensor]]:
         """Yields gradients of rows that wait for the end of an accumulation window: ids, float32 `[n, 2 * D]`."""
         group, table = self.locate()
-        if group.window is None or not group.window.is_open():
+        buffer = group.accumulation_buffer
+        if buffer is None or not buffer.is_open():
             return
         ids = group.engine.saves.window_ids(table)
-        slots, of_tables, _, away = group.engine.window_rows()
+        slots, of_tables, _, nonresident = group.engine.window_rows()
         slots = slots[of_tables[table] : of_tables[table + 1]]
-        rows = max(1, PIECE_BYTES // (8 * group.layout.dim))
+        rows = max(1, CHUNK_BYTES // (8 * group.layout.dim))
         for begin in range(0, len(slots), rows):
-            some = torch.from_numpy(slots[begin : begin + rows].astype(np.int64)).to(group.window.sums.device)
-            yield ids[begin : begin + rows][: len(some)], group.window.sums.index_select(0, some).cpu()
-        first, end = away[table : table + 2].tolist()
+            some = torch.from_numpy(slots[begin : begin + rows].astype(np.int64)).to(buffer.sums.device)
+            yield ids[begin : begin + rows][: len(some)], buffer.sums.index_select(0, some).cpu()
+        first, end = nonresident[table : table + 2].tolist()
         for begin in range(first, end, rows):
             count = min(rows, end - begin)
             sums = np.empty((count, 2 * group.layout.dim), np.float32)
             group.engine.read_away(begin, begin + count, np.empty((count, group.layout.bytes), np.uint8), sums)
-            place = len(slots) + begin - first
-            yield ids[place : place + count], torch.from_numpy(sums)
+            offset = len(slots) + begin - first
+            yield ids[offset : offset + count], torch.from_numpy(sums)
 
     def window_count(self) -> int:
         """Returns the number of rows that `window_rows` yields."""
         group, table = self.locate()
-        return 0 if group.window is None or not group.window.is_open() else len(group.engine.saves.window_ids(table))
+        buffer = group.accumulation_buffer
+        return 0 if buffer is None or not buffer.is_open() else len(group.engine.saves.window_ids(table))

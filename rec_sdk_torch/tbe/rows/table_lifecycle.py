@@ -18,9 +18,9 @@ from ..config.table import TableConfig
 from .layout import Layout
 from .user_tensors import columns_to_host, ids_to_host, to_host
 
-STARTED = {"batches": 0, "steps": 0, "timestamp": NEVER}
+INITIAL_CLOCKS = {"batches": 0, "steps": 0, "timestamp": NEVER}
 """The clocks that the rules of a table go by, of a new one."""
-CLOCKS = tuple(STARTED)
+CLOCKS = tuple(INITIAL_CLOCKS)
 
 
 class LifecycleView:
@@ -177,13 +177,13 @@ class LifecycleView:
         return evicted
 
     def copy_shard_lifecycle(
-        self, old: LifecycleView, ids: torch.Tensor, mine: Callable[[torch.Tensor], torch.Tensor]
+        self, old: LifecycleView, ids: torch.Tensor, owned: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Copies the counts of rows `ids` and of candidates that are `mine`; a sketch, which does not divide, whole."""
+        """Copies the counts of rows `ids` and of the `owned` candidates, the clocks, and the whole sketch."""
         self.write_row_columns(ids, old.row_columns(ids))
         self.set_clocks(old.clocks())
         waiting, columns = old.candidates()
-        here = mine(waiting)
+        here = owned(waiting)
         self.set_candidates(waiting[here], {name: values[here] for name, values in columns.items()})
         sketch = old.sketch()
         if len(sketch):
@@ -214,8 +214,8 @@ class LifecycleView:
             )
         # An update that an interrupt broke off may need the memory of these rows: it is not completed before.
         with calls, self.layout.locks.launch:
-            taken = self.row_schema().joined(buffer.first(number))
-            buffer.drop(len(taken))
+            taken = self.row_schema().concatenate(buffer.first_rows(number))
+            buffer.drop_first(len(taken))
         return taken
 
     def evicted_waiting(self, after: int = -1) -> list[EvictedRows]:
@@ -224,12 +224,12 @@ class LifecycleView:
         Hold `exclusive()`. `after`: those alone that left after this serial.
         """
         buffer = self.layout.evicted.get(self.config.name)
-        if buffer is None or not buffer.pieces:
+        if buffer is None or not buffer.chunks:
             return []
         shape = self.row_schema()
-        return [shape.fit(rows) for serial, rows in buffer.pieces if serial > after]
+        return [shape.fit(rows) for serial, rows in buffer.chunks if serial > after]
 
-    def row_schema(self, clocks: Mapping[str, int] = STARTED) -> RowSchema:
+    def row_schema(self, clocks: Mapping[str, int] = INITIAL_CLOCKS) -> RowSchema:
         """Returns the parts and columns that the table keeps of a row, as they are in a row that begins at `clocks`."""
         config, optimizer = self.config, self.layout.optimizer_of(self.config.name)
         weight = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device="cpu")

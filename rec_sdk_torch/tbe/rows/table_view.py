@@ -16,7 +16,7 @@ from ..cache.eviction import remove
 from ..cache.group_spec import draw_initial_weights, stored_bytes
 from ..config.optimizer import TableOptimizer
 from .layout import Layout
-from .row_parts import WEIGHT, as_stored, part_of, read_parts, write_parts
+from .row_parts import WEIGHT, as_stored, part_view, read_parts, write_parts
 from .table_chunks import SaveView
 from .user_tensors import (
     check_evicted_rows,
@@ -226,23 +226,23 @@ class TableView(SaveView):
             group.engine.tables.remove(table, self.ids().numpy())
             group.engine.lifecycle.set_candidates(table, np.empty(0, np.int64), {})
             if table in group.evicted:
-                group.evicted[table].pieces.clear()
+                group.evicted[table].chunks.clear()
 
-    def take_over(self, old: TableView, mine: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def take_over(self, old: TableView, owned: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Copies rows of a whole table to this part of it, with their counts, evicted rows and the optimizer's steps.
 
         Args:
             old: the whole table.
-            mine: which of some ids, int64 `[n]`, are of this part, bool `[n]`.
+            owned: which of some ids, int64 `[n]`, are of this part, bool `[n]`.
         """
         for chunk in old.chunks(kept=old.config.lifecycle is None):  # rules count rows that are as at first, too
-            here = mine(chunk.ids)
+            here = owned(chunk.ids)
             self.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
         if old.config.lifecycle is not None:
-            self.copy_shard_lifecycle(old, self.ids(), mine)
+            self.copy_shard_lifecycle(old, self.ids(), owned)
         if self.config.name in old.layout.evicted:
-            pieces = [EvictedChunk.now(rows[mine(rows.ids)]) for rows in old.evicted_waiting()]
-            self.layout.evicted[self.config.name].pieces[:] = pieces
+            pieces = [EvictedChunk.now(rows[owned(rows.ids)]) for rows in old.evicted_waiting()]
+            self.layout.evicted[self.config.name].chunks[:] = pieces
         before, now = (view.layout.optimizer_of(self.config.name) for view in (old, self))
         if before is not None and now is not None:
             load(self.layout, [], [(now, before.step)])
@@ -285,7 +285,7 @@ class TableView(SaveView):
             if not np.array_equal(slots, np.arange(begin, begin + rows)):
                 raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
             records = group.swap.cache[begin : begin + rows]
-            return {name: part_of(group, place)(records).detach() for name, place in self.part_places(None).items()}
+            return {name: part_view(group, place)(records).detach() for name, place in self.part_places(None).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,7 +105,7 @@ class Prefetched:
         part = self._part
         if part is None or part[0] is not frozen:
             given = self.full_batch
-            part = self._part = frozen, given if self.layout is None else self.layout.planned(given, frozen)
+            part = self._part = frozen, given if self.layout is None else self.layout.planned_part(given, frozen)
         return part[1]
 
     def has_source(self, source: object, values: torch.Tensor) -> bool:

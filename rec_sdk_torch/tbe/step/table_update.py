@@ -75,7 +75,7 @@ class TableUpdate:
 
     def _update(self, of_groups: Grads) -> None:
         for group, plan, grads, weights in zip(self._groups, self._plans, of_groups, self._weights, strict=True):
-            if group.window is None:
+            if group.accumulation_buffer is None:
                 call = group.update(plan, grads, weights, self._coefficients)
                 if call is not None:
                     self._journal.run(group, *call)
