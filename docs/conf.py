@@ -18,6 +18,7 @@ from sphinx.search.en import SearchEnglish
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT / "docs/_site"))
 import chinese  # noqa: E402
+from notebooks import NotebookParser  # noqa: E402
 
 _INIT = (_ROOT / "rec_sdk_torch" / "__init__.py").read_text()
 
@@ -36,6 +37,7 @@ include_patterns = [
     "benchmarks/README.md",
     "emulator/**README.md",
     "examples/README.md",
+    "examples/notebooks/*.ipynb",
     "op_kernels/*/README.md",
     "tests/README.md",
     "tests/plants/*.md",
@@ -47,7 +49,15 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_reredirects",
 ]
+
+redirects = {
+    "docs/levels": "layers.html",
+    "docs/life": "admission_eviction.html",
+    "docs/zh/life": "admission_eviction.html",
+}
+"""Former addresses of pages, and where they are now."""
 
 myst_enable_extensions = ["colon_fence"]
 myst_disable_syntax = ["footnote_ref", "footnote_block"]  # names of tests have [^...]
@@ -84,9 +94,9 @@ pygments_dark_style = "monokai"
 
 
 def _add_readme(app: Sphinx, page: str, source: list[str]) -> None:
-    """The start page is the README, whose links are made relative to docs/, and the table of contents behind it.
+    """Puts the README in front of the table of contents as the start page, with links made relative to docs/.
 
-    A link to the README is one to that page.
+    A link to the README leads to this page.
     """
     if page == "README.zh-CN":
         source[0] = source[0].replace("](README.md)", f"]({root_doc}.md)")
@@ -97,7 +107,7 @@ def _add_readme(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _name_files_from_the_root(app: Sphinx, page: nodes.document) -> None:
-    """A difference between two files names them as they lie in the repository, not on this machine."""
+    """Shortens the absolute paths in a shown difference of two files to paths of the repository."""
     for block in page.findall(nodes.literal_block):
         if block.astext().startswith("--- "):
             block[:] = [nodes.Text(block.astext().replace(f"{_ROOT}/", ""))]
@@ -107,7 +117,7 @@ def _name_files_from_the_root(app: Sphinx, page: nodes.document) -> None:
 def _show_defaults(
     app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """A default that a dataclass makes anew each time is shown as `...`, which Sphinx can read."""
+    """Shows the `<factory>` default of a dataclass field as `...`, which Sphinx can parse."""
     return signature and signature.replace("<factory>", "..."), returns
 
 
@@ -132,7 +142,9 @@ def _set_language(app: Sphinx, page: str, template: str, context: dict[str, Any]
 
 
 def setup(app: Sphinx) -> None:
-    """Connects the functions above; called by Sphinx."""
+    """Connects the functions above to Sphinx's events, and registers the parser of notebooks."""
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)
     app.add_search_language(_EnglishAndChinese)
     app.connect("html-page-context", _set_language, priority=900)  # after the theme, which makes the tree
     app.connect("source-read", _add_readme)

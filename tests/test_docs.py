@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import json
 import re
 import sys
 from pathlib import Path
@@ -25,6 +26,16 @@ LINES, WORDS = 250, 120
 """The longest page and paragraph; tables may be longer."""
 LONG = {"CHANGELOG"}
 """Pages that may be longer."""
+SITE = ROOT / "build" / "docs"
+"""The site, where `make docs` has built it."""
+SEARCHES = {
+    "checkpoint": "docs/checkpoint.md",
+    "elastic": "docs/sharding.md",
+    "ftrl": "docs/optimizers.md",
+    "prometheus": "docs/profiling.md",
+    "s3": "docs/checkpoint.md",
+}
+"""Words that users search for, and the pages that answer."""
 EXAMPLE = "lookup_sequence"
 """An operator that has a file wherever a page tells to add one for `my_op`."""
 
@@ -100,6 +111,37 @@ def test_paths_exist(page: Path) -> None:
     for path in PATH.findall(FENCED.sub("", page.read_text().replace("my_op", EXAMPLE))):
         if path.split("/")[0] in rooms and not PLACEHOLDER.search(path):
             assert list(ROOT.glob(path)), f"{name(page)} names {path}"
+
+
+def conf(name: str) -> Any:
+    """The value of a constant in docs/conf.py."""
+    for node in ast.parse((ROOT / "docs/conf.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.literal_eval(node.value)
+    raise KeyError(name)
+
+
+def test_former_addresses_lead_to_pages() -> None:
+    redirects = conf("redirects")
+    assert {"docs/life", "docs/levels", "docs/zh/life"} <= set(redirects)
+    for former, now in redirects.items():
+        assert not (ROOT / former).with_suffix(".md").exists(), former
+        assert (ROOT / former).with_name(now).with_suffix(".md").exists(), now
+        if SITE.exists():
+            assert f'url={now}"' in (SITE / former).with_suffix(".html").read_text()
+
+
+@pytest.mark.parametrize("query", SEARCHES)
+def test_a_search_finds_the_page_that_answers(query: str) -> None:
+    """A heading has the word: the site's search lists headings first."""
+    page = SEARCHES[query]
+    headings = re.findall(r"^#+ (.*)", (ROOT / page).read_text(), re.MULTILINE)
+    assert any(re.search(rf"\b{query}", heading, re.IGNORECASE) for heading in headings), page
+    index = SITE / "searchindex.js"
+    if index.exists():
+        found = json.loads(index.read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+        answers = [place for title, places in found["alltitles"].items() if query in title.lower() for place in places]
+        assert page.removesuffix(".md") in {found["docnames"][document] for document, _ in answers}
 
 
 def test_every_environment_variable_is_listed() -> None:
