@@ -34,7 +34,7 @@ PLAIN = re.compile(r"[\d.,%]+(?: [A-Za-z]+)?")
 """A cell of a table that needs no translation: a number, and perhaps its unit."""
 NUMBER = re.compile(r"(?<![\w.^])(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)(?: *(thousand|million|万|亿))?")
 TIMES = {"": 1, "thousand": 1e3, "million": 1e6, "万": 1e4, "亿": 1e8}
-COMMENTS = {"": r"(?:^|\s+)#.*", "python": r"(?:^|\s+)#.*", "cpp": r"\s*//.*", "cmake": r"\s*#.*"}
+COMMENTS = dict.fromkeys(["", "bash", "cmake", "python", "yaml"], r"(?:^|\s+)#.*") | {"cpp": r"\s*//.*"}
 """By language of a block; blocks of other languages have no comments, and are the same to the letter."""
 PROMISE = re.compile(r" *print\(.*\)  # ")
 """A line whose comment is what it prints."""
