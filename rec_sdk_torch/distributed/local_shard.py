@@ -192,7 +192,7 @@ class HomeTables(CachedCollection):
             def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
                 return torch.from_numpy(placement.owns(ids.numpy()))
 
-            self.embedding.view(table.name).take_over(source.view(table.name), mine)
+            self.embedding.view(table.name).copy_shard(source.view(table.name), mine)
 
     def announce(
         self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None, depth: int | None

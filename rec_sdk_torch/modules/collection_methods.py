@@ -117,7 +117,7 @@ class CollectionMethods(TableMethods):
         with self.exclusive():
             layout.drop_windows()
             for table in layout.tables:
-                self.embedding.view(table.name).begin_anew()
+                self.embedding.view(table.name).reset()
             layout.fill(layout)
 
     def wait_for_plans(self) -> None:

@@ -113,7 +113,7 @@ def owners_of(model: torch.nn.Module) -> list[Owner]:
         plain = ".".join(part for part in path.split(".") if part not in _WRAPPERS)
         owner = _of(plain, module)
         if owner is not None and id(owner.embedding) not in found:
-            owner.embedding.layout.check_real()
+            owner.embedding.layout.check_not_meta()
             cast(TableMethods, module).sync_optimizers()
             found[id(owner.embedding)] = owner
     if not found:

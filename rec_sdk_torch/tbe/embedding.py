@@ -312,7 +312,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
     def _train(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         layout = self.layout
         if not self._trainable:
-            layout.check_real()
+            layout.check_not_meta()
             layout.check_trainable()
             self._trainable = layout.fit_caches(batch.original, self.queue.batches_to_hold())
         groups = layout.built or layout.groups

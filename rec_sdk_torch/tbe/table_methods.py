@@ -260,7 +260,9 @@ class TableMethods:
                 if group.norms is None:
                     continue
                 group.swap.transfers.follow_previous_stream()
-                norms.update(zip(group.places, group.norms.table_norms(len(group.members), norm_type), strict=True))
+                norms.update(
+                    zip(group.table_indices, group.norms.table_norms(len(group.members), norm_type), strict=True)
+                )
         return norms | dict.fromkeys(layout.options.frozen, 0.0)
 
     # ---- figures

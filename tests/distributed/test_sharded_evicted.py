@@ -117,7 +117,7 @@ def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) ->
         if step and rank == 0:
             sparse.take_evicted("t0", 3)
         rst.Saver().save(model, path, incremental=True)
-        pieces = sparse.home.embedding.view("t0").evicted_waiting()
+        pieces = sparse.home.embedding.view("t0").pending_evicted_rows()
         seen.append([i for rows in pieces for i in rows.ids.tolist()])
     return seen
 

@@ -69,7 +69,7 @@ def state_of(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     result["candidates"] = waiting.tolist(), {name: values.tolist() for name, values in counted.items()}
     result["clocks"] = view.clocks()
     result["sketch"] = view.sketch().tolist()
-    result["evicted"] = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.evicted_waiting()]
+    result["evicted"] = [(rows.ids.tolist(), rows.weight.tolist()) for rows in view.pending_evicted_rows()]
     return result
 
 

@@ -54,7 +54,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
         waiting, of_waiting = view.candidates()
         result[f"{name}.candidates"] = (waiting.tolist(), {key: each.tolist() for key, each in of_waiting.items()})
         result[f"{name}.clocks"] = view.clocks()
-        left = [(each.ids.tolist(), each.weight.tolist()) for each in view.evicted_waiting()]
+        left = [(each.ids.tolist(), each.weight.tolist()) for each in view.pending_evicted_rows()]
         result[f"{name}.left"] = [row for ids_left, weights in left for row in zip(ids_left, weights, strict=True)]
     return result
 

@@ -50,7 +50,7 @@ def waiting(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     """The rows that wait, without taking them, as plain lists."""
     result = {}
     for name in "ab":
-        pieces = embedding.view(name).evicted_waiting()
+        pieces = embedding.view(name).pending_evicted_rows()
         result[name] = [row for piece in pieces for row in listed(piece)]
     return result
 

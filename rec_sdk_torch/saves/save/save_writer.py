@@ -262,7 +262,7 @@ def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | No
 
 def _take_evicted(moment: Moment, table: TableMoment, since: int | None) -> None:
     """Takes the evicted rows that wait and are not in the save before, which had all up to the serial `since`."""
-    waiting = table.view.evicted_waiting(-1 if since is None else since)
+    waiting = table.view.pending_evicted_rows(-1 if since is None else since)
     count = sum(map(len, waiting))
     departures = table.owner.embedding.layout.evicted.get(table.view.config.name)
     if departures is not None:

@@ -100,7 +100,7 @@ class Group:
             row_ids: plans have the ids of their rows, `unique_ids`, also where weights round to nearest.
         """
         self.members = list(members)
-        self.places = {member.config.name: place for place, member in enumerate(self.members)}
+        self.table_indices = {member.config.name: place for place, member in enumerate(self.members)}
         self.owned_ids: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
         self._ascends = bool((np.diff(self.features) > 0).all())

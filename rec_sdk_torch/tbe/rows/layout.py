@@ -142,8 +142,8 @@ class Layout:
     def find_table(self, name: str) -> tuple[Group, int]:
         """The group that holds table `name`, and its place there."""
         for group in self.groups:
-            if name in group.places:
-                return group, group.places[name]
+            if name in group.table_indices:
+                return group, group.table_indices[name]
         raise KeyError(f"no table is named {name!r}")
 
     # ---- groups
@@ -152,7 +152,7 @@ class Layout:
     def groups(self) -> list[Group]:
         """The groups, built at the first use."""
         if not self.built:
-            self.check_real()
+            self.check_not_meta()
             with self.locks.exclusive():
                 if not self.built:
                     self._use_groups(self._build())
@@ -163,7 +163,7 @@ class Layout:
                         raise
         return self.built
 
-    def check_real(self) -> None:
+    def check_not_meta(self) -> None:
         """Raises RuntimeError for tables on the meta device."""
         if self.device.type == "meta":
             raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
@@ -177,7 +177,7 @@ class Layout:
 
     def _sizes(self) -> list[int]:
         """Rows of each table that a cache which is made now holds."""
-        self.check_real()
+        self.check_not_meta()
         free = backend_for(self.device).free_memory(self.device)
         sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
         options = self.tables, sizes_in_bytes, self.options.cache, self.options.batch_hint, free
@@ -238,8 +238,9 @@ class Layout:
             if options.frozen:
                 group.freeze(options.frozen)
             group.count_norms(options.grad_norms)
-            group.owned_ids = {group.places[name]: ids for name, ids in self.owned_ids.items() if name in group.places}
-            group.evicted = {group.places[name]: each for name, each in self.evicted.items() if name in group.places}
+            indices = group.table_indices
+            group.owned_ids = {indices[name]: ids for name, ids in self.owned_ids.items() if name in indices}
+            group.evicted = {indices[name]: buffer for name, buffer in self.evicted.items() if name in indices}
             groups.append(group)
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups

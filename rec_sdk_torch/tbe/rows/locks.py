@@ -112,7 +112,7 @@ class Locks:
     # ---- whole tables
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def without_pending_plans(self) -> Iterator[None]:
         """Both locks, and no plan but those of batches whose forward has begun."""
         with calls, self.planning, self.launch:
             ahead = None if self._ahead is None else self._ahead()
@@ -123,7 +123,7 @@ class Locks:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
-        with self.alone():
+        with self.without_pending_plans():
             self.complete()
             yield
 

@@ -185,7 +185,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
         whether weights were rounded to the data type of the cache.
     """
     rounded = False
-    places, name = source.view.part_places(None), source.view.config.name
+    places, name = source.view.part_indices(None), source.view.config.name
     engine.lifecycle.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))  # of rows without counts
     engine.saves.reserve_ids(table, source.rows)
     for layer in source.layers():

@@ -218,7 +218,7 @@ class LifecycleView:
             buffer.drop_first(len(taken))
         return taken
 
-    def evicted_waiting(self, after: int = -1) -> list[EvictedRows]:
+    def pending_evicted_rows(self, after: int = -1) -> list[EvictedRows]:
         """Returns rows for `take_evicted`, which go on waiting, with what the table keeps of a row now.
 
         Hold `exclusive()`. `after`: those alone that left after this serial.

@@ -133,7 +133,7 @@ class TableView(SaveView):
         wanted = ids_to_host(self.config.name, ids)
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self.part_places(parts))))
+            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self.part_indices(parts))))
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
         """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
@@ -141,7 +141,7 @@ class TableView(SaveView):
             group, table = self.locate()
             return torch.from_numpy(group.engine.tables.find_rows(table, ids_to_host(self.config.name, ids))[0] >= 0)
 
-    def part_places(self, parts: Sequence[str] | None) -> dict[str, int]:
+    def part_indices(self, parts: Sequence[str] | None) -> dict[str, int]:
         """Returns the place of each part in a record by name: -1 for the weight, else the index of the state."""
         known = {name: index - 1 for index, name in enumerate(self.parts())}
         return known if parts is None else {name: known[name] for name in parts}
@@ -212,7 +212,7 @@ class TableView(SaveView):
             load(self.layout, [TableWrite(self, chosen.ids, parts, columns=chosen.columns)])
         return len(chosen)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Takes out all ids of a hash table, or makes rows of an index table initial; no row is handed out.
 
         Nothing is counted any more of ids without a row, either; clocks go on.
@@ -228,7 +228,7 @@ class TableView(SaveView):
             if table in group.evicted:
                 group.evicted[table].chunks.clear()
 
-    def take_over(self, old: TableView, owned: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def copy_shard(self, old: TableView, owned: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Copies rows of a whole table to this part of it, with their counts, evicted rows and the optimizer's steps.
 
         Args:
@@ -241,7 +241,7 @@ class TableView(SaveView):
         if old.config.lifecycle is not None:
             self.copy_shard_lifecycle(old, self.ids(), owned)
         if self.config.name in old.layout.evicted:
-            pieces = [EvictedChunk.now(rows[owned(rows.ids)]) for rows in old.evicted_waiting()]
+            pieces = [EvictedChunk.now(rows[owned(rows.ids)]) for rows in old.pending_evicted_rows()]
             self.layout.evicted[self.config.name].chunks[:] = pieces
         before, now = (view.layout.optimizer_of(self.config.name) for view in (old, self))
         if before is not None and now is not None:
@@ -285,7 +285,7 @@ class TableView(SaveView):
             if not np.array_equal(slots, np.arange(begin, begin + rows)):
                 raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
             records = group.swap.cache[begin : begin + rows]
-            return {name: part_view(group, place)(records).detach() for name, place in self.part_places(None).items()}
+            return {name: part_view(group, place)(records).detach() for name, place in self.part_indices(None).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,7 +462,7 @@ def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
         group.engine.lifecycle.set_candidates(table, *preserved.candidates)
         if len(preserved.sketch):
             group.engine.lifecycle.set_sketch(table, [preserved.sketch])
-    places = content.view.part_places(list(parts))
+    places = content.view.part_indices(list(parts))
     write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
     if content.columns:
         given = columns_to_host(content.view.config.name, content.columns)
@@ -470,4 +470,4 @@ def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
     others = group.engine.saves.others(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
-        write_parts(group, table, others, {content.view.part_places([name])[name]: initial})
+        write_parts(group, table, others, {content.view.part_indices([name])[name]: initial})

@@ -101,11 +101,11 @@ def _without_left_out(layout: Layout) -> PendingGradients:
         return waiting
     rows, changes = [], {}
     for group, of_group in zip(layout.built, waiting.rows, strict=True):
-        places = {name: group.places[name] for name in waiting.skipped_tables & group.places.keys()}
+        places = {name: group.table_indices[name] for name in waiting.skipped_tables & group.table_indices.keys()}
         if of_group is not None:
-            for name in layout.replicated & group.places.keys():
+            for name in layout.replicated & group.table_indices.keys():
                 left_out = name in places and of_group.count(places[name])
-                changes[name] = _SET_TO_NONE if left_out else of_group.checksum_of_change(group.places[name])
+                changes[name] = _SET_TO_NONE if left_out else of_group.checksum_of_change(group.table_indices[name])
         rows.append(of_group.exclude_tables(places.values()) if of_group is not None and places else of_group)
     return waiting._replace(rows=rows, skipped_tables=frozenset(), changes=combine_checksums(waiting.changes, changes))
 
@@ -123,7 +123,7 @@ def _end_step(layout: Layout, apply: bool) -> None:
             for group in groups
             if group.works_on_tables
         )
-        with locks.alone() if works_on_tables else locks.launch:
+        with locks.without_pending_plans() if works_on_tables else locks.launch:
             locks.complete()
             waiting = _without_left_out(layout)
             if not waiting.backward_passes:

@@ -186,7 +186,7 @@ class Step:
             with locks.launch:
                 if not (self._layout.works_on_tables and self._needs_tables()):
                     return self._update(of_groups, for_rows, weights, wanted)
-            with locks.alone():  # rows must not move meanwhile, nor plans have rows that leave
+            with locks.without_pending_plans():  # rows must not move meanwhile, nor plans have rows that leave
                 result = self._update(of_groups, for_rows, weights, wanted)
             for group in self._groups:
                 group.warn_of_evictions()
