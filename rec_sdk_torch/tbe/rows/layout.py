@@ -238,9 +238,9 @@ class Layout:
             if options.frozen:
                 group.freeze(options.frozen)
             group.count_norms(options.grad_norms)
-            indices = group.table_indices
-            group.owned_ids = {indices[name]: ids for name, ids in self.owned_ids.items() if name in indices}
-            group.evicted = {indices[name]: buffer for name, buffer in self.evicted.items() if name in indices}
+            local = group.table_indices
+            group.owned_ids = {local[name]: ids for name, ids in self.owned_ids.items() if name in local}
+            group.evicted = {local[name]: buffer for name, buffer in self.evicted.items() if name in local}
             groups.append(group)
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups
