@@ -127,9 +127,9 @@ def npu(options: argparse.Namespace) -> Iterator[Row]:
         units = ScalarUnits(Path(folder), options.compiler, options.run, options.every)
         for distribution, dim in itertools.product(options.distributions, options.dims):
             slots = distribution.draw(np.random.default_rng(0), options.rows, options.lookups)
-            batch, scalar = Batch.of(slots, options.rows), units.count(slots, options.rows, dim, cores)
+            batch, scalar = Batch.from_lookups(slots, options.rows), units.count(slots, options.rows, dim, cores)
             for case in calls(batch, dim, scalar, options.every):
-                call = case.on(device)
+                call = case.to(device)
                 synchronize()
                 counters.reset()
                 call.call()

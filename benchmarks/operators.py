@@ -38,10 +38,10 @@ def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict
     """
     rows = workload.tables.count * workload.tables.rows
     first_rows = torch.arange(0, rows, workload.tables.rows)
-    batch = Batch.of((pool.ranks[0] + first_rows[:, None]).flatten().numpy(), rows)
+    batch = Batch.from_lookups((pool.ranks[0] + first_rows[:, None]).flatten().numpy(), rows)
     float32 = (torch.float32,)
-    lookup = next(lookups(batch, workload.dim, float32, weighted=False)).on(device)
-    update = next(updates(batch, workload.dim, float32, [workload.optimizer])).on(device)
+    lookup = next(lookups(batch, workload.dim, float32, weighted=False)).to(device)
+    update = next(updates(batch, workload.dim, float32, [workload.optimizer])).to(device)
     marks, clock = [], Clock(device)
     with no_collection():
         for _ in range(1 + len(pool.ids)):

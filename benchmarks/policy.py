@@ -135,7 +135,7 @@ class Trace(NamedTuple):
 
     def engine(self, policy: str, depth: int = 0) -> Row:
         """The engine's own policy, with `depth` batches announced."""
-        counts = Simulation.of(self.batches).run(self.slots, policy, depth, WARM)
+        counts = Simulation.from_batches(self.batches).run(self.slots, policy, depth, WARM)
         numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
         name = f"{policy}, {depth} announced" if depth else policy
         return self.row(name, dict(zip(COUNTERS, numbers, strict=True)))

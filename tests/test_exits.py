@@ -279,7 +279,7 @@ def test_threads_are_at_one_point(interpreters: Interpreters, scene: Scene, tmp_
 
 
 def a_save_in_the_background(_: int, folder: Path) -> None:
-    files.before = lambda *_: time.sleep(0.01)  # most of the save remains when the main thread ends
+    files.before_change = lambda *_: time.sleep(0.01)  # most of the save remains when the main thread ends
     Saver().save(trained(), folder, background=True)
 
 

@@ -32,11 +32,11 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 def test_the_batch_has_hot_rows_and_every_operator_is_there() -> None:
     found = set()
-    for case in operator_cases.cases(operator_cases.Batch.draw(1000, 4096), 16):
+    for case in operator_cases.cases(operator_cases.Batch.random(1000, 4096), 16):
         found.add(case.operator)
-        copied = case.on("cpu")
+        copied = case.to("cpu")
         results = copied.results()
-        again = case.on("cpu").arguments
+        again = case.to("cpu").arguments
         tensors = [name for name, value in case.arguments.items() if isinstance(value, torch.Tensor)]
         assert all(torch.equal(case.arguments[name], again[name]) for name in tensors)
         assert results

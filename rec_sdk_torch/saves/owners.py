@@ -21,7 +21,7 @@ _WRAPPERS = {"module", "_dmp_wrapped_module", "_orig_mod"}
 
 
 @dataclass(eq=False)
-class Owner:
+class TableOwner:
     """A table-batched embedding of a model.
 
     Attributes:
@@ -38,17 +38,17 @@ class Owner:
     placements: dict[str, Placement] = field(default_factory=dict)
     exchange: Exchange | None = None
 
-    def mine(self, table: str, ids: Int64Array) -> np.ndarray | slice:
+    def owned(self, table: str, ids: Int64Array) -> np.ndarray | slice:
         """Which of `ids` are at home in this process."""
         return slice(None) if self.exchange is None else self.placements[table].owns(ids)
 
-    def shares(self, table: str) -> bool:
+    def is_sharded(self, table: str) -> bool:
         """Whether each rank has rows that no other has."""
         return self.exchange is not None and not self.placements[table].replicated
 
-    def saves(self, table: str) -> bool:
+    def writes_rows(self, table: str) -> bool:
         """Whether this process writes rows of the table into a save: those that all ranks have, the first one does."""
-        return self.exchange is None or self.exchange.rank == 0 or self.shares(table)
+        return self.exchange is None or self.exchange.rank == 0 or self.is_sharded(table)
 
     def check_replicas(self) -> None:
         """Compares the updates of tables that all ranks have, where `step()` makes them; all ranks must call it.
@@ -58,11 +58,11 @@ class Owner:
         """
         layout = self.embedding.layout
         if self.exchange is not None and layout.replicated and layout.options.updates_at_step:
-            changes, told = layout.pending_gradients.applied_checksums(), {}
+            changes, compared = layout.pending_gradients.applied_checksums(), {}
             for name in sorted(layout.replicated):
                 optimizer = layout.optimizer_of(name)
-                told[name] = {"step": repr(optimizer and optimizer.step), **changes.get(name, {})}
-            self.exchange.agree("saves", told)
+                compared[name] = {"step": repr(optimizer and optimizer.step), **changes.get(name, {})}
+            self.exchange.agree("saves", compared)
 
     def ids(self, view: TableView) -> Iterator[Int64Array]:
         """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
@@ -73,7 +73,7 @@ class Owner:
         rows = view.chunk_rows()  # of an index table whose part is a hash table, which knows those it has met
         for begin in range(0, config.num_embeddings, rows):
             ids = np.arange(begin, min(begin + rows, config.num_embeddings), dtype=np.int64)
-            yield ids[self.mine(config.name, ids)]
+            yield ids[self.owned(config.name, ids)]
 
     def count(self, view: TableView) -> int:
         """How many `ids` gives."""
@@ -83,23 +83,23 @@ class Owner:
         return sum(len(ids) for ids in self.ids(view))
 
 
-def _of(path: str, module: torch.nn.Module) -> Owner | None:
+def _as_owner(path: str, module: torch.nn.Module) -> TableOwner | None:
     if isinstance(module, TableBatchedEmbedding):
-        return Owner(path, module, {table.name: table for table in module.tables})
+        return TableOwner(path, module, {table.name: table for table in module.tables})
     # A model can have what needs TorchRec only where these are imported.
     sharded: Any = sys.modules.get("rec_sdk_torch.distributed.sharded")
     if sharded is not None and isinstance(module, sharded.ShardedCollection):
         tables = module.tables
         placements = {table.name: place for table, place in zip(tables.configs, tables.placements, strict=True)}
         configs = {table.name: table for table in tables.configs}
-        return Owner(path, module.embedding, configs, placements, module.exchange)
+        return TableOwner(path, module.embedding, configs, placements, module.exchange)
     collection: Any = sys.modules.get("rec_sdk_torch.modules.collection")
     if collection is not None and isinstance(module, collection.CachedCollection):
-        return Owner(path, module.embedding, {table.name: table for table in module.embedding.tables})
+        return TableOwner(path, module.embedding, {table.name: table for table in module.embedding.tables})
     return None
 
 
-def owners_of(model: torch.nn.Module) -> list[Owner]:
+def table_owners(model: torch.nn.Module) -> list[TableOwner]:
     """The embeddings in a model, each once, with the optimizers that were applied.
 
     Raises:
@@ -108,10 +108,10 @@ def owners_of(model: torch.nn.Module) -> list[Owner]:
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"module is {model!r}, expected a torch.nn.Module")
-    found: dict[int, Owner] = {}
+    found: dict[int, TableOwner] = {}
     for path, module in model.named_modules():
         plain = ".".join(part for part in path.split(".") if part not in _WRAPPERS)
-        owner = _of(plain, module)
+        owner = _as_owner(plain, module)
         if owner is not None and id(owner.embedding) not in found:
             owner.embedding.layout.check_not_meta()
             cast(TableMethods, module).sync_optimizers()

@@ -10,19 +10,19 @@ import torch.distributed as dist
 
 from ..runtime.host_groups import exchanging, host_group
 from .format.errors import CheckpointError
-from .owners import Owner
+from .owners import TableOwner
 
 _Result = TypeVar("_Result")
 
 
-class Team:
+class Participants:
     """The ranks of a model; one, without sharded tables.
 
     Attributes:
         rank, size: of this process, of all.
     """
 
-    def __init__(self, owners: Sequence[Owner]) -> None:
+    def __init__(self, owners: Sequence[TableOwner]) -> None:
         """
         Raises:
             ValueError: collections that are sharded over groups of other sizes.
@@ -33,13 +33,13 @@ class Team:
         self._group = exchanges[0].ids if exchanges else None
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 
-    def apart(self) -> Team:
+    def with_own_group(self) -> Participants:
         """Returns the same ranks, in a process group that nothing else uses (collective)."""
         if self._group is None:
             return self
-        team = copy.copy(self)
-        team._group = host_group(self._group, "saves")
-        return team
+        participants = copy.copy(self)
+        participants._group = host_group(self._group, "saves")
+        return participants
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """Returns `value` of each rank (collective). `what` names it in errors.
@@ -54,7 +54,7 @@ class Team:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def together(self, work: Callable[[], _Result], what: str) -> list[_Result]:
+    def run_on_all(self, work: Callable[[], _Result], what: str) -> list[_Result]:
         """Returns the results of `work` on all ranks (collective); an error that one rank raises, all raise.
 
         `what` names the results in errors of the exchange.
@@ -74,6 +74,6 @@ class Team:
                 raise CheckpointError(f"rank {rank} of {self.size}: {text}")
         return [each for each, _ in found]
 
-    def first(self, work: Callable[[], _Result], what: str) -> _Result:
-        """Returns the result of `work` on rank 0, which alone does it (collective); `what` is as of `together`."""
-        return cast("_Result", self.together(lambda: work() if self.rank == 0 else None, what)[0])
+    def run_on_first(self, work: Callable[[], _Result], what: str) -> _Result:
+        """Returns the result of `work` on rank 0, which alone does it (collective); `what` is as of `run_on_all`."""
+        return cast("_Result", self.run_on_all(lambda: work() if self.rank == 0 else None, what)[0])

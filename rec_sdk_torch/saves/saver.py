@@ -17,18 +17,18 @@ from ..runtime.exits import OwnThread, calls
 from ..tbe import next_serial, versions
 from .format import folders
 from .format.errors import CheckpointError
-from .format.folders import PathLike, Paths, Place
+from .format.folders import PathLike, Paths, SaveLocation
 from .format.manifest import Manifest
 from .load import rec_sdk
 from .load.cache_warming import warm_by_counts, warm_tables
-from .load.capacity import has_room_beside
-from .load.loader import can_be_followed, check, check_counts, put_in_place, replacements, warn_of_losses
-from .load.save_reader import match, verify
-from .owners import Owner, owners_of
-from .participants import Team
-from .save.base_saves import drop_marks, places_of, set_mark
-from .save.draft import formats_of
-from .save.job import SaveJob, one_moment
+from .load.capacity import fits_beside_tables
+from .load.loader import can_be_base, check_fit, check_row_counts, make_replacements, replace_tables, warn_of_losses
+from .load.save_reader import match_tables, verify_files
+from .owners import TableOwner, table_owners
+from .participants import Participants
+from .save.base_saves import drop_base_saves, save_locations_of, set_base_save
+from .save.draft import current_formats
+from .save.job import SaveJob, exclusive_tables
 
 logger = logging.getLogger("rec_sdk_torch.checkpoint")
 
@@ -124,7 +124,7 @@ class Saver:
             MemoryError, RuntimeError: no thread can be started; earlier saves are as before.
         """
         with calls:
-            root = folders.path_of(path).resolve()
+            root = folders.to_path(path).resolve()
             if not background:
                 return _run(SaveJob(module, root, incremental))
             future: Future[str] = Future()
@@ -175,65 +175,77 @@ class Saver:
 
 
 def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
-    owners = owners_of(module)
-    team, paths = Team(owners), folders.paths_of(path)
-    foreign = team.first(lambda: _foreign(paths), "which save is loaded")
-    if foreign is not None:
-        return _load_rec_sdk(owners, team, foreign, incremental, warm)
-    folder = team.first(lambda: folders.latest_save(paths).resolve(), "which save is loaded")
-    known = [Path(each) for owner in owners for place in places_of(owner.embedding) for each in place.folders]
-    also = team.first(lambda: [*(each.resolve() for each in paths), *known], "the folders of saves")
+    owners = table_owners(module)
+    participants, paths = Participants(owners), folders.to_paths(path)
+    rec_sdk_save = participants.run_on_first(lambda: _rec_sdk_save(paths), "which save is loaded")
+    if rec_sdk_save is not None:
+        return _load_rec_sdk(owners, participants, rec_sdk_save, incremental, warm)
+    folder = participants.run_on_first(lambda: folders.latest_save(paths).resolve(), "which save is loaded")
+    known_folders = [
+        Path(each) for owner in owners for location in save_locations_of(owner.embedding) for each in location.folders
+    ]
+    also = participants.run_on_first(
+        lambda: [*(each.resolve() for each in paths), *known_folders], "the folders of saves"
+    )
     chain: list[tuple[Path, Manifest]] = []
 
     def read() -> None:
         chain.extend(folders.chain_of(folder, also))
-        match(owners, chain)
-        verify(chain, team.rank, team.size)
+        match_tables(owners, chain)
+        verify_files(chain, participants.rank, participants.size)
 
-    team.together(read, "whether a save is intact")
-    with one_moment(owners):
-        found = match(owners, chain)
-        rows = team.together(lambda: check(found), "how many rows each rank loads")
-        check_counts(found, rows)
-        coming = list(zip((each.view for each in found), rows[team.rank], strict=True))
-        beside = team.together(lambda: has_room_beside(coming, folder), "whether memory is free")[team.rank]
-        warn_of_losses(found, *chain[-1])
-        rounded = put_in_place(team, owners, replacements(owners, found, beside))
-        last, of_chain = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
-        place = Place(last.id, last.base, last.sequence, folder.name, tuple(of_chain))
-        now = formats_of(owners)
-        followed = not rounded and can_be_followed(found, last, now)
+    participants.run_on_all(read, "whether a save is intact")
+    with exclusive_tables(owners):
+        matches = match_tables(owners, chain)
+        rows = participants.run_on_all(lambda: check_fit(matches), "how many rows each rank loads")
+        check_row_counts(matches, rows)
+        row_counts = list(zip((each.view for each in matches), rows[participants.rank], strict=True))
+        fits_beside = participants.run_on_all(lambda: fits_beside_tables(row_counts, folder), "whether memory is free")[
+            participants.rank
+        ]
+        warn_of_losses(matches, *chain[-1])
+        rounded = replace_tables(participants, owners, make_replacements(owners, matches, fits_beside))
+        last, chain_folders = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
+        location = SaveLocation(last.id, last.base, last.sequence, folder.name, tuple(chain_folders))
+        formats = current_formats(owners)
+        followed = not rounded and can_be_base(matches, last, formats)
         for owner in owners:
-            drop_marks(owner.embedding)
-            alone = team.size == last.world_size == 1
+            drop_base_saves(owner.embedding)
+            alone = participants.size == last.world_size == 1
             evicted = dict.fromkeys(owner.configs, next_serial()) if alone else {}
             version = versions(owner.embedding.layout)
-            set_mark(owner.embedding, place, now if followed else None, version, evicted=evicted)
+            set_base_save(owner.embedding, location, formats if followed else None, version, evicted=evicted)
         if warm:
-            warm_tables(found)
+            warm_tables(matches)
     return str(folder)
 
 
-def _foreign(paths: Sequence[Path]) -> Path | None:
+def _rec_sdk_save(paths: Sequence[Path]) -> Path | None:
     """The save of Rec SDK's that is meant; None where there is none."""
-    found = [folder for each in paths if (folder := rec_sdk.folder_of(each.resolve())) is not None]
+    found = [folder for each in paths if (folder := rec_sdk.find_save(each.resolve())) is not None]
     if found and len(paths) > 1:
         raise CheckpointError(f"{found[0]}: a save of Rec SDK's, which is loaded by itself, not beside other folders")
     return found[0] if found else None
 
 
-def _load_rec_sdk(owners: Sequence[Owner], team: Team, folder: Path, incremental: bool, warm: bool) -> str:
-    with one_moment(owners):
+def _load_rec_sdk(
+    owners: Sequence[TableOwner], participants: Participants, folder: Path, incremental: bool, warm: bool
+) -> str:
+    with exclusive_tables(owners):
         found: list[Any] = []
-        team.together(lambda: found.extend(rec_sdk.read(owners, folder)), "whether a save is intact")
+        participants.run_on_all(lambda: found.extend(rec_sdk.read_tables(owners, folder)), "whether a save is intact")
         if incremental:
-            team.together(lambda: rec_sdk.write_over(owners, found), "whether all ranks have loaded a save")
+            participants.run_on_all(
+                lambda: rec_sdk.overwrite_rows(owners, found), "whether all ranks have loaded a save"
+            )
         else:
-            beside = team.together(lambda: rec_sdk.has_room(found, folder), "whether memory is free")[team.rank]
-            put_in_place(team, owners, rec_sdk.replacements(owners, found, beside))
-        team.together(lambda: rec_sdk.put_lifecycle(found), "whether all ranks have loaded a save")
+            fits_beside = participants.run_on_all(lambda: rec_sdk.fits_beside(found, folder), "whether memory is free")[
+                participants.rank
+            ]
+            replace_tables(participants, owners, rec_sdk.make_replacements(owners, found, fits_beside))
+        participants.run_on_all(lambda: rec_sdk.restore_lifecycle(found), "whether all ranks have loaded a save")
         for owner in owners:
-            drop_marks(owner.embedding)
+            drop_base_saves(owner.embedding)
         if warm:
             warm_by_counts(owners)
     return str(folder)

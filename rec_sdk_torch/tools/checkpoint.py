@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ..runtime.command import CommandParser, complain
 from ..saves.format.errors import CheckpointError
-from ..saves.format.folders import Paths, chain_of, latest_save, paths_of, saves_in
+from ..saves.format.folders import Paths, chain_of, latest_save, saves_in, to_paths
 from ..saves.format.index import check_indexes
 from ..saves.format.manifest import read_manifest
 from ..saves.format.quantized import NAMES
-from ..saves.load.save_reader import verify, verify_tables
+from ..saves.load.save_reader import verify_files, verify_tables
 from ..saves.serve.export import export
 from ..saves.serve.quantize import quantize_save
 
@@ -30,7 +30,7 @@ _EXAMPLE = f"""
 
 def show(path: Paths) -> None:
     """Prints every save in `path`, one folder or several, and the tables of the latest."""
-    for folder in (save for each in paths_of(path) for save in saves_in(each)):
+    for folder in (save for each in to_paths(path) for save in saves_in(each)):
         manifest = read_manifest(folder)
         size = sum(file.bytes for file in manifest.files)
         after = f" number {manifest.sequence} after {manifest.base[:8]}" if manifest.sequence else ""
@@ -48,8 +48,8 @@ def show(path: Paths) -> None:
 
 def check(path: Paths) -> None:
     """Reads every file of the latest save in `path` and of those that it follows."""
-    chain = chain_of(latest_save(path), paths_of(path))
-    verify(chain)
+    chain = chain_of(latest_save(path), to_paths(path))
+    verify_files(chain)
     verify_tables(chain)
     for folder, manifest in chain:
         check_indexes(folder, manifest)

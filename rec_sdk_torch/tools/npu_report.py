@@ -39,7 +39,7 @@ def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:
 
 def _differences(case: Case, device: torch.device) -> str:
     expected, found = (
-        {name: result.cpu() for name, result in case.on(each).results().items()} for each in ("cpu", device)
+        {name: result.cpu() for name, result in case.to(each).results().items()} for each in ("cpu", device)
     )
     each = ((name, _difference(found[name], expected[name])) for name in expected)
     return "; ".join(f"{name}: {difference}" for name, difference in each if difference)
@@ -113,7 +113,7 @@ class Check:
         """Prints one line."""
         print(f"{case.name:<50}", end="", flush=True)
         differences = _differences(case, self.device)
-        seconds = _seconds(self.device, case.on(self.device).call, self.options.repeats)
+        seconds = _seconds(self.device, case.to(self.device).call, self.options.repeats)
         byte_time = case.least_bytes / bandwidth
         times = f"{1e6 * seconds:>10.1f} us{seconds / byte_time:>8.2f} x byte time"
         print(f"{'DIFFERS' if differences else 'same bits':<10}{times}", flush=True)
@@ -134,14 +134,14 @@ class Check:
             print(f"NOT SEEN: the process ends with status {done.returncode}")
         else:
             print("seen")
-        told = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
-        print(*(f"    {line}" for line in told[:6]), sep="\n", flush=True)  # an error of torch_npu repeats itself
+        output = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
+        print(*(f"    {line}" for line in output[:6]), sep="\n", flush=True)  # an error of torch_npu repeats itself
         return done.returncode == 0
 
     def run(self) -> int:
         """Prints the report; the exit status."""
         bandwidth = self.header()
-        for case in cases(Batch.draw(self.options.rows, self.options.lookups), self.options.dim):
+        for case in cases(Batch.random(self.options.rows, self.options.lookups), self.options.dim):
             try:
                 self.case(case, bandwidth)
             except RuntimeError as error:  # after one, torch_npu's queue runs nothing any more

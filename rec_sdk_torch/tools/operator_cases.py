@@ -46,7 +46,7 @@ class Case:
         """The name in `torch.ops.rec_sdk`."""
         return self.name.split()[0]
 
-    def on(self, device: torch.device | str) -> Case:
+    def to(self, device: torch.device | str) -> Case:
         """The call with copies of its tensors on a device."""
         return replace(self, arguments={name: _copy(value, device) for name, value in self.arguments.items()})
 
@@ -101,7 +101,7 @@ class Batch:
     hot_segments: torch.Tensor
 
     @classmethod
-    def of(cls, slots: npt.ArrayLike, rows: int) -> Batch:
+    def from_lookups(cls, slots: npt.ArrayLike, rows: int) -> Batch:
         """The batch of these lookups."""
         lookups = np.asarray(slots)
         unique, counts = np.unique(lookups, return_counts=True)
@@ -110,10 +110,10 @@ class Batch:
         return cls(rows, *(torch.from_numpy(a.astype(np.int32)) for a in arrays))
 
     @classmethod
-    def draw(cls, rows: int, lookups: int) -> Batch:
+    def random(cls, rows: int, lookups: int) -> Batch:
         """A batch of which a few rows have thousands of lookups."""
         drawn = torch.rand(lookups, generator=torch.Generator().manual_seed(0))
-        return cls.of((drawn**4 * rows).int().numpy(), rows)
+        return cls.from_lookups((drawn**4 * rows).int().numpy(), rows)
 
     def records(self, layout: RecordLayout) -> torch.Tensor:
         """Weights of both signs, states that are positive."""

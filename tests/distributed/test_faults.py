@@ -301,7 +301,7 @@ def leave_others(rank: int, world_size: int, path: str) -> list[str]:
     done = Path(path, "done")
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(job, "write", lambda moment: wait_for(done))
+            patch.setattr(job, "write_snapshot", lambda snapshot: wait_for(done))
         future = saver.save(model, path, background=True)
         calls = [gather, get, future.result, functools.partial(saver.load, model, path)] if rank == 0 else []
         with ThreadPoolExecutor(4) as together:  # so that they wait for the timeout at the same time

@@ -32,7 +32,7 @@ import rec_sdk_torch as rst
 from rec_sdk_torch.saves.format import files, manifest
 from rec_sdk_torch.saves.format.manifest import DELTA, read_manifest
 from rec_sdk_torch.saves.load import save_reader
-from rec_sdk_torch.saves.owners import owners_of
+from rec_sdk_torch.saves.owners import table_owners
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe.rows.table_view import TableView
 
@@ -66,7 +66,7 @@ def name_of(scenario: Scenario) -> str:
 def held(model: torch.nn.Module) -> Bytes:
     """Rows, states, pending gradients, steps and what is counted of ids, at home in this process."""
     result: Bytes = {}
-    for owner in owners_of(model):
+    for owner in table_owners(model):
         with owner.embedding.exclusive():
             for name in owner.configs:
                 view = owner.embedding.view(name)
@@ -194,7 +194,7 @@ def cached_after_load(
 
 def cached_ids(model: Any) -> dict[str, list[int]]:
     found = {}
-    for owner in owners_of(model):
+    for owner in table_owners(model):
         with owner.embedding.exclusive():
             found |= {name: owner.embedding.view(name).cached().by_heat()[0].tolist() for name in owner.configs}
     return found
@@ -252,7 +252,7 @@ def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str]
     model, seen = sharded(scenario), []
     for step, path in enumerate(paths):
         train(model, scenario, range(step, step + 1))
-        view = owners_of(model)[0].embedding.view("t2")
+        view = table_owners(model)[0].embedding.view("t2")
         if rank == step % world_size and view.count() > 2:
             view.remove(view.ids()[:2])
         with pytest.MonkeyPatch.context() as patch:
@@ -299,7 +299,7 @@ def test_what_fails_on_one_rank_fails_on_all(rank: int, tmp_path: Path) -> None:
     scenario, said = SCENARIOS[0], "OSError: planted" if rank == 1 else "rank 1 of 2: OSError: planted"
     model, saver = train(sharded(scenario), scenario, range(2)), rst.Saver()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "before", fail)
+        patch.setattr(files, "before_change", fail)
         assert said in error_of(lambda: saver.save(model, tmp_path))
     saver.save(model, tmp_path)
     train(model, scenario, range(2, 3))

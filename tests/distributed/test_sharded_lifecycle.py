@@ -22,7 +22,7 @@ from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.rules import Age, Bytes, Rows, Sketch
-from rec_sdk_torch.saves.owners import owners_of
+from rec_sdk_torch.saves.owners import table_owners
 from rec_sdk_torch.tbe import Home
 
 SHOW_CLICK = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
@@ -369,7 +369,7 @@ def train_sketch(model: Any, steps: range) -> None:
 
 
 def found(model: torch.nn.Module) -> Found:
-    owner = owners_of(model)[0]
+    owner = table_owners(model)[0]
     view = owner.embedding.view("t0")
     every = np.arange(300, dtype=np.int64)
     return Found(view.ids().tolist(), every[owner.mine("t0", every)].tolist(), view.sketch().tolist())

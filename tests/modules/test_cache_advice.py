@@ -16,10 +16,10 @@ from embeddings import embedding_of, train
 
 from rec_sdk_torch import _engine
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
-from rec_sdk_torch.tools.cache_advice.advice import Table, choose, examine, sizes_of
-from rec_sdk_torch.tools.cache_advice.command import _bar, main
-from rec_sdk_torch.tools.cache_advice.costs import Bandwidth, measured
-from rec_sdk_torch.tools.cache_advice.simulation import MOST_AHEAD, Counts, Simulation
+from rec_sdk_torch.tools.cache_advice.advice import Table, cache_sizes, choose_cache, simulate_table
+from rec_sdk_torch.tools.cache_advice.command import _progress_bar, main
+from rec_sdk_torch.tools.cache_advice.costs import Bandwidth, measure_bandwidth
+from rec_sdk_torch.tools.cache_advice.simulation import MAX_AHEAD, Counts, Simulation
 from rec_sdk_torch.tools.cache_advice.traces import Trace, TraceError, read_traces
 
 Ids = npt.NDArray[np.int64]
@@ -75,17 +75,17 @@ def test_counts_are_those_of_a_training(policy: str, slots: int, device: torch.d
     table = embedding_of(TableConfig("t", 100, 4), cache=slots, cache_policy=policy, device=device)
     train(table, *map(torch.from_numpy, batches))
     stats = table.cache_stats()
-    found = Simulation.of(batches).run(slots, policy, ahead=0)
+    found = Simulation.from_batches(batches).run(slots, policy, ahead=0)
     names = ("unique_rows", "new_rows", "unique_misses", "rows_in", "rows_out")
     assert [found.rows, found.new, found.misses, found.rows_in, found.rows_out] == [stats[name] for name in names]
     assert found.batches == stats["batches"] == len(batches)
 
 
 @pytest.mark.parametrize("policy", _engine.cache_policies())
-@pytest.mark.parametrize(("slots", "ahead", "warm"), [(60, 0, 0), (61, 2, 0), (90, 3, 7), (300, MOST_AHEAD, 1)])
+@pytest.mark.parametrize(("slots", "ahead", "warm"), [(60, 0, 0), (61, 2, 0), (90, 3, 7), (300, MAX_AHEAD, 1)])
 def test_counts_are_those_of_the_planner(policy: str, slots: int, ahead: int, warm: int) -> None:
     batches = [*batches_of(slots, count=150, ids=60, rows=900), *batches_of(1, count=150, ids=5, rows=40)]
-    found = Simulation.of(batches).run(slots, policy, ahead, warm)
+    found = Simulation.from_batches(batches).run(slots, policy, ahead, warm)
     counts = [found.rows, found.new, found.misses, found.rows_in, found.rows_out, found.lookups]
     assert counts == planned(batches, slots, policy, ahead, warm)
 
@@ -107,7 +107,7 @@ def test_work_in_python_does_not_grow_with_the_trace() -> None:
     def calls(samples: int) -> int:
         ids = (2000 * np.random.default_rng(1).random(samples) ** 4).astype(np.int64)
         trace = Trace(ids, np.arange(samples + 1))
-        return calls_of(lambda: examine("t", trace, 50, [0.4, 0.7], ["lru", "lrfu"], 2, 8, iter))
+        return calls_of(lambda: simulate_table("t", trace, 50, [0.4, 0.7], ["lru", "lrfu"], 2, 8, iter))
 
     calls(1000)
     assert calls(50_000) == calls(1000) < 200
@@ -116,11 +116,11 @@ def test_work_in_python_does_not_grow_with_the_trace() -> None:
 def test_a_bar_shows_the_caches_that_are_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bar = _bar("t_item")
+    bar = _progress_bar("t_item")
     assert list(bar([("lru", 1), ("lru", 2)])) == [("lru", 1), ("lru", 2)]
     assert capsys.readouterr().err == "", "no terminal"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(_bar("t_item")([("lru", 1), ("lru", 2)])) == [("lru", 1), ("lru", 2)]
+    assert list(_progress_bar("t_item")([("lru", 1), ("lru", 2)])) == [("lru", 1), ("lru", 2)]
     assert "t_item:   0%" in capsys.readouterr().err
 
 
@@ -131,8 +131,8 @@ def test_starts_that_are_none(starts: list[int]) -> None:
 
 
 def test_look_ahead_needs_announcements_and_misses_less() -> None:
-    simulation = Simulation.of(batches_of(5, count=80))
-    blind, one, ahead, most = (simulation.run(50, "look_ahead", n) for n in (0, 1, 2, MOST_AHEAD))
+    simulation = Simulation.from_batches(batches_of(5, count=80))
+    blind, one, ahead, most = (simulation.run(50, "look_ahead", n) for n in (0, 1, 2, MAX_AHEAD))
     lrfu = simulation.run(50, "lrfu", 2)
     assert most.misses < ahead.misses < one.misses < blind.misses
     assert blind.misses <= lrfu.misses * 1.05
@@ -140,7 +140,7 @@ def test_look_ahead_needs_announcements_and_misses_less() -> None:
 
 def test_rows_that_fit_miss_once() -> None:
     batches = batches_of(1)
-    found = Simulation.of(batches).run(distinct(batches), "lrfu", 0)
+    found = Simulation.from_batches(batches).run(distinct(batches), "lrfu", 0)
     assert found.miss_rate == 0
     assert found.misses == found.new == found.rows_in == distinct(batches)
     assert found.rows_out == 0
@@ -160,7 +160,7 @@ LEAST = 10 * 8 + 10 * 80
 
 
 @pytest.mark.parametrize(
-    ("misses", "memory", "places"),
+    ("misses", "memory", "size_indices"),
     [
         (0.05, None, (1, 2)),  # without memory few may miss
         (0.0, None, (2, 2)),
@@ -171,19 +171,19 @@ LEAST = 10 * 8 + 10 * 80
         (0.05, 1 << 20, (2, 2)),
     ],
 )
-def test_memory_goes_where_it_saves_most(misses: float, memory: int | None, places: tuple[int, int]) -> None:
-    assert choose(TABLES, SPEED, misses, memory).places == dict(zip("ab", places, strict=True))
+def test_memory_goes_where_it_saves_most(misses: float, memory: int | None, size_indices: tuple[int, int]) -> None:
+    assert choose_cache(TABLES, SPEED, misses, memory).size_indices == dict(zip("ab", size_indices, strict=True))
 
 
 def test_memory_below_the_smallest_caches() -> None:
     with pytest.raises(ValueError, match=f"--memory is {LEAST - 1} bytes, the smallest caches .* need {LEAST} bytes"):
-        choose(TABLES, SPEED, 0.05, LEAST - 1)
+        choose_cache(TABLES, SPEED, 0.05, LEAST - 1)
 
 
 def test_the_better_policy_is_chosen() -> None:
     table = Table("a", 100, 100, 10, 8, [10, 50], {"lru": [counts(9), counts(3)], "lfu": [counts(4), counts(1)]})
-    assert choose([table], SPEED, 0.05, None) == choose([table], SPEED, 0.05, 80)
-    assert choose([table], SPEED, 0.05, None).policy == "lfu"
+    assert choose_cache([table], SPEED, 0.05, None) == choose_cache([table], SPEED, 0.05, 80)
+    assert choose_cache([table], SPEED, 0.05, None).policy == "lfu"
 
 
 def test_time_is_bytes_by_bandwidth() -> None:
@@ -192,7 +192,7 @@ def test_time_is_bytes_by_bandwidth() -> None:
 
 
 def test_copies_are_measured(device: torch.device) -> None:
-    found = measured(device)
+    found = measure_bandwidth(device)
     assert found.to_device > 1e6
     assert found.to_host > 1e6
     assert str(device).partition(":")[0] in found.source
@@ -208,7 +208,7 @@ def test_copies_are_measured(device: torch.device) -> None:
     ],
 )
 def test_sizes(wanted: list[float], expected: list[int]) -> None:
-    found = sizes_of(wanted, distinct=195, largest=10)
+    found = cache_sizes(wanted, distinct=195, largest=10)
     assert found == sorted(set(found))
     assert found[0] == expected[0]
     assert found[-1] == expected[-1]

@@ -186,8 +186,8 @@ def test_lookups(dim: int, dtype: torch.dtype, device: torch.device) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_call_of_every_operator(dim: int, device: torch.device) -> None:
-    for case in cases(Batch.draw(200, 3000), dim, optimizers=["sgd"]):
-        assert_same_bits(case.operator, case.on("cpu").arguments, device)
+    for case in cases(Batch.random(200, 3000), dim, optimizers=["sgd"]):
+        assert_same_bits(case.operator, case.to("cpu").arguments, device)
 
 
 @pytest.mark.kernels

@@ -88,8 +88,8 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
         cache = Cache(weights, states, dtype, device)
         update(cache, grad, slots, optimizer, row, scale if number % 2 else None)
         results.append(cache.records.clone())
-    every = cases(Batch.of(slots.cpu().numpy(), rows), dim, optimizers=())
-    results += [result for case in every for result in case.on(device).results().values()]
+    every = cases(Batch.from_lookups(slots.cpu().numpy(), rows), dim, optimizers=())
+    results += [result for case in every for result in case.to(device).results().values()]
     results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots, device)))
     order = int32(torch.randperm(rows, generator=generator), device)
     torch.ops.rec_sdk.scatter_rows(cache.records, order, cache.records.clone())

@@ -62,7 +62,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
     """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 200)
-    monkeypatch.setattr(save_writer, "ASIDE_BYTES", 1000)
+    monkeypatch.setattr(save_writer, "COPY_ON_WRITE_BYTES", 1000)
     pieces = snapshot.Snapshot.chunks
 
     def slowly(self: snapshot.Snapshot) -> Iterator[snapshot.SnapshotRows]:
@@ -230,7 +230,7 @@ def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkey
 
 def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, twin = trained(5), trained(5)
-    monkeypatch.setattr(save_writer, "ASIDE_BYTES", 0)
+    monkeypatch.setattr(save_writer, "COPY_ON_WRITE_BYTES", 0)
     job = SaveJob(source, tmp_path, False)
 
     def full(**_: Any) -> Any:
@@ -249,7 +249,7 @@ def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeyp
 
 
 def test_an_error_of_the_background_is_raised_by_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rec_sdk_torch.saves.save.job.finish", lambda *_: 1 / 0)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.job.publish_save", lambda *_: 1 / 0)
     future = rst.Saver().save(trained(), tmp_path, background=True)
     with pytest.raises(ZeroDivisionError):
         future.result(timeout=30)

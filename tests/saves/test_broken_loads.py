@@ -177,11 +177,11 @@ def test_a_disk_with_room_for_one_of_both(
     target = before_a_load(host_store=stores / "rows")
     same(state_of(loaded(path, target)), saved)
     assert len(list(stores.rglob("*.rows"))) == 2, "those of the rows before are gone"
-    monkeypatch.setattr(capacity, "_free", lambda store: 100)
+    monkeypatch.setattr(capacity, "_free_bytes", lambda store: 100)
     with pytest.warns(UserWarning, match="the disk of host_store .* emptied first"):
         same(state_of(loaded(path, target)), saved)
     fresh = make(host_store=stores / "more")
-    monkeypatch.setattr(capacity, "_free", lambda store: -(1 << 40))
+    monkeypatch.setattr(capacity, "_free_bytes", lambda store: -(1 << 40))
     with pytest.raises(OSError, match=r"its rows need .* of the disk of host_store .*more', -1099511627776 are free"):
         loaded(path, fresh)
 

@@ -70,7 +70,7 @@ def test_every_call_fails_once(
     train(source, range(3, 4))
     calls: list[tuple[str, str]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(files, "before", lambda call, path: calls.append((call, path.name)))
+        patch.setattr(files, "before_change", lambda call, path: calls.append((call, path.name)))
         save(source, tmp_path, incremental)
     before = contents(loaded(tmp_path))
     same(before, source)
@@ -81,7 +81,7 @@ def test_every_call_fails_once(
         train(source, range(3 + number, 4 + number))
         fails = number <= len(calls)
         with monkeypatch.context() as patch:
-            patch.setattr(files, "before", FailAt(number, only))
+            patch.setattr(files, "before_change", FailAt(number, only))
             with pytest.raises(OSError, match="planted") if fails else contextlib.nullcontext():
                 save(source, tmp_path, incremental)
         found, now = contents(loaded(tmp_path)), contents(source)
@@ -209,7 +209,7 @@ def test_all_is_on_the_disk_before_a_save_has_its_name(tmp_path: Path, monkeypat
     """When the power fails, what a file has is there if the file was synced since, and its name if its folder was."""
     source = trained(2)
     calls: list[tuple[str, Path]] = []
-    monkeypatch.setattr(files, "before", lambda call, path: calls.append((call, path)))
+    monkeypatch.setattr(files, "before_change", lambda call, path: calls.append((call, path)))
     target = save(source, tmp_path)
     named = calls.index(("rename", target))
     for place, (call, path) in enumerate(calls[:named]):

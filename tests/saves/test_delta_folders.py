@@ -345,7 +345,7 @@ def test_manifests_of_a_chain_are_read_once(tmp_path: Path, monkeypatch: pytest.
 def test_nobody_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = chain(tmp_path, 2)
     calls: list[str] = []
-    monkeypatch.setattr(files, "before", lambda call, path: calls.append(call))
+    monkeypatch.setattr(files, "before_change", lambda call, path: calls.append(call))
     for incremental in (False, True):
         job = SaveJob(source, tmp_path, incremental)
         assert calls == ["mkdir"]

@@ -18,7 +18,7 @@ from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, refused, sam
 from rec_sdk_torch.rules import Age, Rows
 from rec_sdk_torch.saves.format.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
 from rec_sdk_torch.saves.format.tensors import TensorReader
-from rec_sdk_torch.saves.save.base_saves import marks_of
+from rec_sdk_torch.saves.save.base_saves import base_saves_of
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, TableLifecycle
 
@@ -96,13 +96,13 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
     if in_flight:
         waiting = step(before)
     delta(source, tmp_path)
-    mark = marks_of(source)[0]
+    base_save = base_saves_of(source)[0]
     if waiting is not None:
         waiting.sum().backward()
     step(changed).sum().backward()
     expected = sorted({*changed.tolist(), *(before.tolist() if in_flight else [])})
     for table_number in range(2):
-        ids, looked_at = group.engine.saves.changed_ids(table_number, mark.versions[0])
+        ids, looked_at = group.engine.saves.changed_ids(table_number, base_save.versions[0])
         assert ids.tolist() == expected
         assert looked_at == len(expected)
     assert ids_in(delta(source, tmp_path), "a", ROWS) == expected

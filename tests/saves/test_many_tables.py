@@ -28,9 +28,9 @@ from rec_sdk_torch.saves.format.index import SMALL_ROWS, index_path
 from rec_sdk_torch.saves.format.manifest import MANIFEST, MANY_TABLES, PACKED_VERSION, read_manifest
 from rec_sdk_torch.saves.format.tensors import TensorReader
 from rec_sdk_torch.saves.load import save_reader
-from rec_sdk_torch.saves.load.loader import check
-from rec_sdk_torch.saves.load.save_reader import match, verify, verify_tables
-from rec_sdk_torch.saves.owners import owners_of
+from rec_sdk_torch.saves.load.loader import check_fit
+from rec_sdk_torch.saves.load.save_reader import match_tables, verify_files, verify_tables
+from rec_sdk_torch.saves.owners import table_owners
 from rec_sdk_torch.serving import TableReader
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
@@ -66,7 +66,7 @@ def calls_of(work: Callable[[], Any]) -> Counter[str]:
     """Calls that change or open files, and threads that were started."""
     found: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "before", lambda call, path: found.update([call]))
+        patch.setattr(files, "before_change", lambda call, path: found.update([call]))
         for owner, name in ((os, "fsync"), (os, "open"), (threading.Thread, "start")):
             patch.setattr(owner, name, counting(found, name, getattr(owner, name)))
         work()
@@ -144,10 +144,10 @@ def test_no_list_is_searched_for_each_table(tmp_path: Path) -> None:
         target = make(count)
         target.tables = Counted(target.tables)
         Counted.walks = 0
-        owners = owners_of(target)
-        verify(chain)
+        owners = table_owners(target)
+        verify_files(chain)
         verify_tables(chain)
-        check(match(owners, chain))
+        check_fit(match_tables(owners, chain))
         walks.append(Counted.walks)
     assert walks[0] == walks[1] > 0
 
@@ -180,11 +180,11 @@ def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
         source, target, path = make(count), make(count), tmp_path / str(count)
         train(source, 0)
         target.view("t0").count()
-        decoded = tensors._tensors.cache_info().misses
+        decoded = tensors._parse_tensors.cache_info().misses
         saving = python_calls(partial(save, source, path))
         loading = python_calls(partial(loaded, path, target))
         assert loading["headers"] == 2 * count  # rows, and those that were in the cache
-        assert tensors._tensors.cache_info().misses - decoded <= 2
+        assert tensors._parse_tensors.cache_info().misses - decoded <= 2
         calls.append({"save": saving["all"] / count, "load": loading["all"] / count})
     for name, most in MOST_CALLS.items():
         assert calls[1][name] < 1.02 * calls[0][name], calls
@@ -243,8 +243,8 @@ def test_tables_of_every_kind_share_a_pack(tmp_path: Path) -> None:
 def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors larger than a buffer are written by pieces between those that share one."""
     monkeypatch.setattr("rec_sdk_torch.saves.format.tensors.WRITE_BYTES", 1500)
-    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.PACKED_BYTES", 3000)
-    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MOST_BYTES", 6000)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MAX_PACKED_BYTES", 3000)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MAX_FILE_BYTES", 6000)
     monkeypatch.setattr("rec_sdk_torch.tbe.rows.snapshot.CHUNK_BYTES", 100)
     source = trained(8, WINDOWS)
     folder = save(source, tmp_path)

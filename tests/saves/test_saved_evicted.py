@@ -168,16 +168,16 @@ def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, mo
     taken(source)
     source.view("a").remove(source.view("a").ids()[:5])  # one removal's rows
     then = waiting(source)
-    written = save_writer.write
+    written = save_writer.write_snapshot
 
-    def later(moment: save_writer.Moment) -> save_writer.Written:
+    def later(snapshot: save_writer.ModelSnapshot) -> save_writer.RankResult:
         rows = source.view("a").take_evicted()
         for values in (rows.ids, rows.weight, *rows.states.values()):
             values.fill_(7)  # they are the caller's
         train(source, range(9, 14))
-        return written(moment)
+        return written(snapshot)
 
-    monkeypatch.setattr(job, "write", later)
+    monkeypatch.setattr(job, "write_snapshot", later)
     save(source, tmp_path)
     assert waiting(loaded(tmp_path, make())) == then
 

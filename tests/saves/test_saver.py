@@ -265,7 +265,7 @@ def test_arguments() -> None:
 
 
 def test_rows_are_divided_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MOST_BYTES", 300)
+    monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MAX_FILE_BYTES", 300)
     monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.CHUNK_BYTES", 160)
     source = trained()
     assert len(read_manifest(save(source, tmp_path)).files_of("b", ROWS_ROLE)) == 15

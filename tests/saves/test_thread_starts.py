@@ -17,7 +17,7 @@ from rec_sdk_torch.runtime.exits import OwnThread, _own
 from rec_sdk_torch.runtime.worker import Pool
 from rec_sdk_torch.saves.format import tensors
 from rec_sdk_torch.saves.format.manifest import read_manifest
-from rec_sdk_torch.saves.load.save_reader import verify
+from rec_sdk_torch.saves.load.save_reader import verify_files
 
 START = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
 start = getattr(threading, START)
@@ -85,11 +85,11 @@ def test_a_save_whose_threads_cannot_begin(background: bool, tmp_path: Path, no_
 
 def test_checksums_whose_threads_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(trained(2), tmp_path)
-    monkeypatch.setattr(tensors, "_PIECE", 16)
+    monkeypatch.setattr(tensors, "_CHUNK_BYTES", 16)
     monkeypatch.setattr(tensors, "_ONE_READER", 16)
     monkeypatch.setattr(threading, START, start_and_end)
     chain = [(folder, read_manifest(folder))]
-    assert isinstance(within(30, lambda: verify(chain) or "right"), MemoryError)
+    assert isinstance(within(30, lambda: verify_files(chain) or "right"), MemoryError)
 
 
 @pytest.mark.parametrize("call", ["set_running_or_notify_cancel", "set_result"])

@@ -97,7 +97,7 @@ def test_a_save_without_index_gets_one(tmp_path: Path) -> None:
 
 
 def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_PIECE", 7)
+    monkeypatch.setattr(index, "_CHUNK_IDS", 7)
     monkeypatch.setattr(index, "_WINDOW", 64)
     embedding = saved(tmp_path)
     for table in DTYPES:

@@ -19,7 +19,7 @@ WRITE_BYTES = 2 << 20
 """Bytes of a buffer, which is written at once."""
 _SYNC_BYTES = 64 << 20
 """Written, they are brought to the disk while the caller reads what comes next."""
-_MOST_WAITING = 3
+_MAX_QUEUED_BUFFERS = 3
 """Buffers that are full and not written yet."""
 
 
@@ -39,54 +39,56 @@ class FileWriter:
         self.end = 0
         self._file = NewFile(path)
         self._thread = Pool("rec_sdk_torch.checkpoint")
-        self._syncs = Pool("rec_sdk_torch.checkpoint.sync")
+        self._sync_thread = Pool("rec_sdk_torch.checkpoint.sync")
         self._sync: Future[None] | None = None
         self._unsynced = 0
         self._free: list[Bytes] = []
-        self._waiting: deque[Future[Bytes]] = deque()
-        self._gathered: Bytes | None = None  # the last bytes of the file, some of which are not filled yet
+        self._queued: deque[Future[Bytes]] = deque()
+        self._small_writes: Bytes | None = None  # the last bytes of the file, some of which are not filled yet
         self._filled = 0
 
-    def room(self, count: int) -> Bytes:
+    def allocate(self, count: int) -> Bytes:
         """Where the caller puts the next `count` bytes, up to `WRITE_BYTES`, before its next call."""
-        if self._gathered is None or self._filled + count > len(self._gathered):
-            self._write_gathered()
-            self._gathered = self.buffer()
+        if self._small_writes is None or self._filled + count > len(self._small_writes):
+            self._write_small_writes()
+            self._small_writes = self.take_buffer()
         begin, self._filled = self._filled, self._filled + count
         self.end += count
-        return self._gathered[begin : self._filled]
+        return self._small_writes[begin : self._filled]
 
     def reserve(self, count: int) -> int:
         """Where the next `count` bytes go, which the caller will `write`."""
-        self._write_gathered()
+        self._write_small_writes()
         begin, self.end = self.end, self.end + count
         return begin
 
-    def buffer(self, least: int = 0) -> Bytes:
+    def take_buffer(self, min_size: int = 0) -> Bytes:
         """A buffer to be filled. Used ones first: memory that is new to the process has to be cleared by the system."""
-        while len(self._waiting) > _MOST_WAITING or (self._waiting and self._waiting[0].done()):
-            self._free.append(self._waiting.popleft().result())
-        if self._free and len(self._free[-1]) >= least:
+        while len(self._queued) > _MAX_QUEUED_BUFFERS or (self._queued and self._queued[0].done()):
+            self._free.append(self._queued.popleft().result())
+        if self._free and len(self._free[-1]) >= min_size:
             return self._free.pop()
-        return np.empty(max(WRITE_BYTES, least), np.uint8)
+        return np.empty(max(WRITE_BYTES, min_size), np.uint8)
 
-    def write(self, buffer: Bytes, count: int, offset: int, seen: Callable[[memoryview], None] | None = None) -> None:
-        """Writes the first `count` bytes of a `buffer`, which is not the caller's any more; `seen` is given them."""
-        self._waiting.append(self._thread.submit(self._write, buffer, count, offset, seen))
+    def write(
+        self, buffer: Bytes, count: int, offset: int, on_written: Callable[[memoryview], None] | None = None
+    ) -> None:
+        """Writes the first `count` bytes of a `buffer`, which the caller gives up. `on_written` receives them."""
+        self._queued.append(self._thread.submit(self._write, buffer, count, offset, on_written))
 
-    def _write_gathered(self) -> None:
-        if self._gathered is not None:
-            self.write(self._gathered, self._filled, self.end - self._filled)
-            self._gathered, self._filled = None, 0
+    def _write_small_writes(self) -> None:
+        if self._small_writes is not None:
+            self.write(self._small_writes, self._filled, self.end - self._filled)
+            self._small_writes, self._filled = None, 0
 
-    def _write(self, buffer: Bytes, count: int, offset: int, seen: Callable[[memoryview], None] | None) -> Bytes:
+    def _write(self, buffer: Bytes, count: int, offset: int, on_written: Callable[[memoryview], None] | None) -> Bytes:
         self._file.write_at(buffer[:count].data, offset)
-        if seen is not None:
-            seen(buffer[:count].data)
+        if on_written is not None:
+            on_written(buffer[:count].data)
         self._unsynced += count
         if self._unsynced >= _SYNC_BYTES:
             self._wait_for_sync()
-            self._sync, self._unsynced = self._syncs.submit(self._file.sync), 0
+            self._sync, self._unsynced = self._sync_thread.submit(self._file.sync), 0
         return buffer
 
     def _wait_for_sync(self) -> None:
@@ -95,9 +97,9 @@ class FileWriter:
 
     def drain(self) -> None:
         """Waits until everything is written."""
-        self._write_gathered()
-        while self._waiting:
-            self._free.append(self._waiting.popleft().result())
+        self._write_small_writes()
+        while self._queued:
+            self._free.append(self._queued.popleft().result())
 
     def finish(self) -> None:
         """Waits until everything is on the disk, and closes the file."""
@@ -108,10 +110,10 @@ class FileWriter:
 
     def close(self) -> None:
         """Gives the file up, when it is not finished."""
-        for waiting in self._waiting:
-            waiting.cancel()
+        for queued in self._queued:
+            queued.cancel()
         self._thread.end()
-        self._syncs.end()
+        self._sync_thread.end()
         self._file.close()
 
     def __enter__(self) -> FileWriter:

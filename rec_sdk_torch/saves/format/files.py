@@ -16,7 +16,7 @@ from pathlib import Path
 from ...runtime.forks import close_in_children
 
 
-def before(call: str, path: Path) -> None:
+def before_change(call: str, path: Path) -> None:
     """Runs before every call that changes something; a test replaces it. `call`: its name, such as "write"."""
 
 
@@ -25,20 +25,20 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        before("create", path)
+        before_change("create", path)
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
 
     def write_at(self, data: bytes | memoryview, offset: int) -> None:
         """Writes all of `data`."""
         rest = memoryview(data)
         while rest:
-            before("write", self.path)
+            before_change("write", self.path)
             count = os.pwrite(self._fd, rest, offset)
             rest, offset = rest[count:], offset + count
 
     def sync(self) -> None:
         """Returns when what was written is on the disk."""
-        before("sync", self.path)
+        before_change("sync", self.path)
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def write_file(path: Path, data: bytes) -> None:
 # ---- reading
 
 
-def open_plain(path: Path, folder: Path | None = None) -> int:
+def open_regular_file(path: Path, folder: Path | None = None) -> int:
     """Opens a plain file for reading; the caller closes it. Below `folder`, in which it lies, no link is followed.
 
     Raises:
@@ -70,16 +70,16 @@ def open_plain(path: Path, folder: Path | None = None) -> int:
     if folder is None:
         file = os.open(path, flags)
     else:
-        *above, last = path.relative_to(folder).parts
-        at = os.open(folder, flags | os.O_DIRECTORY)
+        *parents, last = path.relative_to(folder).parts
+        parent = os.open(folder, flags | os.O_DIRECTORY)
         try:
-            for part in above:
-                inner = _open_no_link(part, flags | os.O_DIRECTORY, at, path)
-                os.close(at)
-                at = inner
-            file = _open_no_link(last, flags, at, path)
+            for part in parents:
+                inner = _open_no_link(part, flags | os.O_DIRECTORY, parent, path)
+                os.close(parent)
+                parent = inner
+            file = _open_no_link(last, flags, parent, path)
         finally:
-            os.close(at)
+            os.close(parent)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "no plain file", str(path))
@@ -97,17 +97,17 @@ def _open_no_link(name: str, flags: int, folder: int, path: Path) -> int:
         raise OSError(number, text, str(path)) from None
 
 
-def read_plain(path: Path, folder: Path) -> bytes:
-    """All of a file that `open_plain` opens.
+def read_regular_file(path: Path, folder: Path) -> bytes:
+    """All of a file that `open_regular_file` opens.
 
     Raises:
         OSError: as there.
     """
-    with open(open_plain(path, folder), "rb") as file:
+    with open(open_regular_file(path, folder), "rb") as file:
         return file.read()
 
 
-def is_plain(path: Path) -> bool:
+def is_regular_file(path: Path) -> bool:
     """Whether there is a file of this name.
 
     Raises:
@@ -125,29 +125,29 @@ def is_plain(path: Path) -> bool:
 # ---- changes
 
 
-def make_folder(path: Path, *, sync: bool = True) -> None:
+def ensure_folder(path: Path, *, sync: bool = True) -> None:
     """The folder and those above it that are missing; one that is there is no error.
 
     Without `sync` they may be missing after a crash, until the folders that they are in are synced.
     """
     if path.is_dir():
         return
-    make_folder(path.parent, sync=sync)
-    before("mkdir", path)
+    ensure_folder(path.parent, sync=sync)
+    before_change("mkdir", path)
     path.mkdir(exist_ok=True)
     if sync:
         sync_folder(path.parent)
 
 
-def new_folder(path: Path) -> None:
+def create_folder(path: Path) -> None:
     """Makes a folder. After a crash it may be missing: a call that gives it its name in the end syncs that."""
-    before("mkdir", path)
+    before_change("mkdir", path)
     path.mkdir()
 
 
 def sync_folder(path: Path) -> None:
     """Returns when the names in the folder are on the disk."""
-    before("sync", path)
+    before_change("sync", path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -161,7 +161,7 @@ def rename(source: Path, target: Path) -> None:
     Raises:
         OSError: of a folder: another one that is not empty has the name, or a file.
     """
-    before("rename", target)
+    before_change("rename", target)
     source.rename(target)
 
 
@@ -171,16 +171,16 @@ def remove_tree(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[bool]:
+def folder_lock(folder: Path) -> Iterator[bool]:
     """Holds the lock of a folder, which ends with the process; False: another process or thread holds it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     close = close_in_children(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            got = True
+            acquired = True
         except BlockingIOError:
-            got = False
-        yield got
+            acquired = False
+        yield acquired
     finally:
         close()

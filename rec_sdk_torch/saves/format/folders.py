@@ -38,15 +38,15 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def next_name(path: Path, behind: Iterable[Path] = ()) -> str:
-    """A name later than those of all saves in `path` and of the saves `behind`, and not taken: the time.
+def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
+    """A name later than those of all saves in `path` and of the saves `followed`, and not taken: the time.
 
     Where the latest save is named by a time to come, that plus a microsecond, with a warning: loads take the latest.
 
     Raises:
         CheckpointError: there is no later name.
     """
-    before = [*_complete(path), *(save for save in behind if is_timestamp(save.name))]
+    before = [*_complete(path), *(save for save in followed if is_timestamp(save.name))]
     last = max(before, key=lambda save: save.name, default=path / "")
     latest = last.name if before else ""
     taken, time = {*os.listdir(path), latest}, now()
@@ -95,7 +95,7 @@ PathLike = str | os.PathLike[str]
 Paths = PathLike | Sequence[PathLike]
 
 
-def path_of(path: PathLike) -> Path:
+def to_path(path: PathLike) -> Path:
     """Returns the folder that a user names.
 
     Raises:
@@ -110,7 +110,7 @@ def path_of(path: PathLike) -> Path:
     return found
 
 
-def paths_of(path: Paths) -> tuple[Path, ...]:
+def to_paths(path: Paths) -> tuple[Path, ...]:
     """The folders that a user gives: one, or several.
 
     Raises:
@@ -118,8 +118,8 @@ def paths_of(path: Paths) -> tuple[Path, ...]:
         ValueError: an empty sequence, or a path that no folder can have.
     """
     if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
-        return (path_of(path),)
-    found = tuple(map(path_of, path))
+        return (to_path(path),)
+    found = tuple(map(to_path, path))
     if not found:
         raise ValueError("path is empty, expected a folder of saves, or several")
     return found
@@ -132,7 +132,7 @@ def latest_save(path: Paths) -> Path:
         CheckpointError: there is none, or a folder is not there.
         ValueError: an empty sequence.
     """
-    folders = paths_of(path)
+    folders = to_paths(path)
     saves = [found[-1] for each in folders if (found := saves_in(each))]
     if not saves:
         where = ", ".join(map(str, folders))
@@ -153,12 +153,12 @@ def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest
     search = _Search([save.resolve().parent, *(each.resolve() for each in also)], {save.resolve(): last})
     chain = [(save, last)]
     while (previous := chain[0][1].previous) is not None:
-        later, manifest = chain[0]
-        search.add(later.resolve().parent, manifest.folders)
-        folder, before = search.find(previous, later)
+        successor, manifest = chain[0]
+        search.add(successor.resolve().parent, manifest.folders)
+        folder, before = search.find(previous, successor)
         if before.base != last.base or before.sequence + 1 != manifest.sequence:
             raise CheckpointError(
-                f"{later}: delta {manifest.sequence} of the save {last.base} cannot follow "
+                f"{successor}: delta {manifest.sequence} of the save {last.base} cannot follow "
                 f"{folder}, number {before.sequence} of {before.base}"
             )
         chain.insert(0, (folder, before))
@@ -182,8 +182,8 @@ class _Search:
         """Folders that a manifest names, relative to that of its save."""
         self._roots.update(dict.fromkeys(Path(os.path.normpath(root / each)) for each in folders))
 
-    def find(self, save: str, later: Path) -> tuple[Path, Manifest]:
-        """The save of this id, which `later` follows."""
+    def find(self, save: str, successor: Path) -> tuple[Path, Manifest]:
+        """The save of this id, which `successor` follows."""
         for root in self._roots:
             found = [each for each in self._saves(root) if each[1].id == save]
             if len(found) > 1:
@@ -192,7 +192,7 @@ class _Search:
                 return found[0]
         also = f"; {'; '.join(self._problems)}" if self._problems else ""
         raise CheckpointError(
-            f"{later}: a delta of the save {save}, which is not in {', '.join(map(str, self._roots))}{also}; "
+            f"{successor}: a delta of the save {save}, which is not in {', '.join(map(str, self._roots))}{also}; "
             "if it lies elsewhere, give that folder too: load(model, [base, delta])"
         )
 
@@ -216,7 +216,7 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class _Link:
+class _ChainLink:
     """The part of a manifest, read once, that a chain needs.
 
     Attributes:
@@ -231,7 +231,7 @@ class _Link:
     sequence: int
 
 
-_links: dict[str, dict[str, _Link]] = {}
+_links: dict[str, dict[str, _ChainLink]] = {}
 """By the folder of saves and the name of one; manifests of long chains are not read again for every delta."""
 
 
@@ -240,19 +240,19 @@ def _stamp(root: str, name: str) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def remember(save: Path, manifest: Manifest) -> None:
+def cache_chain_link(save: Path, manifest: Manifest) -> None:
     """`manifest` is that of the save in the folder `save`.
 
     Raises:
         OSError: it is not there any more.
     """
     root = str(save.parent)
-    link = _Link(_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence)
+    link = _ChainLink(_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence)
     _links.setdefault(root, {})[save.name] = link
 
 
 @dataclass(frozen=True)
-class Place:
+class SaveLocation:
     """A save that a delta can follow.
 
     Attributes:
@@ -273,19 +273,21 @@ class Place:
         return Path(self.folders[0], self.name)
 
 
-def is_whole(place: Place) -> bool:
+def is_chain_intact(location: SaveLocation) -> bool:
     """Whether a save and all that it follows are in its folders, with manifests in order."""
     try:
-        known = [(root, _links.get(root, {})) for root in place.folders]
-        others = any(name not in links and is_timestamp(name) for root, links in known for name in os.listdir(root))
-        if not others and _follows(known, place.save):
+        known = [(root, _links.get(root, {})) for root in location.folders]
+        unknown_saves = any(
+            name not in links and is_timestamp(name) for root, links in known for name in os.listdir(root)
+        )
+        if not unknown_saves and _chain_follows(known, location.save):
             return True
-        return _follows([(root, _read_links(Path(root))) for root in place.folders], place.save)
+        return _chain_follows([(root, _read_links(Path(root))) for root in location.folders], location.save)
     except (CheckpointError, OSError):  # a folder is not there any more
         return False
 
 
-def _read_links(path: Path) -> dict[str, _Link]:
+def _read_links(path: Path) -> dict[str, _ChainLink]:
     """The links of the saves in `path`, whose manifests are read where they are not those that are known."""
     root = str(path)
     known = _links.pop(root, {})
@@ -294,25 +296,25 @@ def _read_links(path: Path) -> dict[str, _Link]:
             if folder.name in known and known[folder.name].stamp == _stamp(root, folder.name):
                 _links.setdefault(root, {})[folder.name] = known[folder.name]
             else:
-                remember(folder, read_manifest(folder))
+                cache_chain_link(folder, read_manifest(folder))
     return _links.get(root, {})
 
 
-def _follows(roots: Sequence[tuple[str, dict[str, _Link]]], save: str) -> bool:
+def _chain_follows(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save: str) -> bool:
     """Whether `save` and all saves that it follows are among the known ones, in order, and unchanged on disk.
 
     Args:
         roots: folders of saves, each with the links that are known of its saves.
         save: an id.
     """
-    of_ids: dict[str, list[tuple[str, str, _Link]]] = {}
+    by_id: dict[str, list[tuple[str, str, _ChainLink]]] = {}
     for root, links in roots:
         for name, link in links.items():
-            of_ids.setdefault(link.id, []).append((root, name, link))
+            by_id.setdefault(link.id, []).append((root, name, link))
     wanted: str | None = save
-    later: _Link | None = None
+    successor: _ChainLink | None = None
     while wanted is not None:
-        found = of_ids.get(wanted, ())
+        found = by_id.get(wanted, ())
         if not found or len({root for root, _, _ in found}) < len(found):
             return False  # two in one folder: it is not known which of them is meant
         root, name, link = found[0]
@@ -320,7 +322,9 @@ def _follows(roots: Sequence[tuple[str, dict[str, _Link]]], save: str) -> bool:
             same = _stamp(root, name) == link.stamp
         except OSError:
             return False
-        if not same or (later is not None and (link.base, link.sequence + 1) != (later.base, later.sequence)):
+        if not same or (
+            successor is not None and (link.base, link.sequence + 1) != (successor.base, successor.sequence)
+        ):
             return False
-        wanted, later = link.previous, link
+        wanted, successor = link.previous, link
     return True

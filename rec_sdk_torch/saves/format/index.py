@@ -13,9 +13,9 @@ from ..._engine import IndexWriter, ServedTable, same_index
 from . import files
 from .errors import CheckpointError
 from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedTable
-from .validation import Int64Array, are_in, open_file
+from .validation import Int64Array, isin_sorted, open_file
 
-_PIECE = 1 << 18
+_CHUNK_IDS = 1 << 18
 """Ids that are in memory at once."""
 _ROWS = 1 << 14
 """Rows that are in memory at once, while they are compared."""
@@ -33,14 +33,14 @@ def index_path(folder: Path, key: str) -> Path:
     return folder / f"index-{key}"
 
 
-def _is_there(path: Path) -> bool:
+def _index_exists(path: Path) -> bool:
     """Whether a save has this index.
 
     Raises:
         CheckpointError: something else has its name.
     """
     try:
-        return files.is_plain(path)
+        return files.is_regular_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; remove it to have the index made anew") from error
 
@@ -55,13 +55,13 @@ def write_indexes(folder: Path, manifest: Manifest) -> None:
         CheckpointError: a file of the save is damaged.
     """
     for table in manifest.tables:
-        if is_kept(manifest, table.key):
+        if has_stored_index(manifest, table.key):
             write_index(folder, manifest, table.key)
 
 
-def is_kept(manifest: Manifest, key: str) -> bool:
+def has_stored_index(manifest: Manifest, key: str) -> bool:
     """Whether a save has an index of this table."""
-    return not manifest.many or sum(file.rows for file in manifest.files_of(key, REMOVED, ROWS)) > SMALL_ROWS
+    return not manifest.has_many_tables or sum(file.rows for file in manifest.files_of(key, REMOVED, ROWS)) > SMALL_ROWS
 
 
 def check_indexes(folder: Path, manifest: Manifest) -> None:
@@ -73,17 +73,17 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
     """
     for table in manifest.tables:
         path = index_path(folder, table.key)
-        if not _is_there(path):
+        if not _index_exists(path):
             continue
-        made = _made_index(folder, manifest, table.key, folder)
+        built = _build_index(folder, manifest, table.key, folder)
         try:
-            if not same_index(str(made), str(path), manifest.id):
+            if not same_index(str(built), str(path), manifest.id):
                 raise CheckpointError(f"{path}: damaged; {_REMOVE}")
             _check_rows(folder, manifest, table, path)
         except ValueError as error:  # of the engine; a CheckpointError is one too
             raise CheckpointError(str(error)) from error
         finally:
-            made.unlink()
+            built.unlink()
 
 
 def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path) -> None:
@@ -94,26 +94,26 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
     Raises:
         CheckpointError: an id has other weights or none, or a removed id has some.
     """
-    served = open_served([(folder, manifest, table, path)])
+    served = open_served_table([(folder, manifest, table, path)])
     sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
     groups = [list(files) for _, files in itertools.groupby(sources, lambda file: (file.layer, file.role))]
-    decided: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
-    for place, group in enumerate(groups, 1):
-        in_group = [decided]
+    later_ids: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
+    for number, group in enumerate(groups, 1):
+        in_group = [later_ids]
         for file in group:
             with open_file(folder, manifest, file) as reader:
                 for begin in range(0, file.rows, _ROWS):
                     end = min(begin + _ROWS, file.rows)
                     ids = reader.array("ids", begin, end)
-                    compared = ~are_in(decided, ids)
+                    compared = ~isin_sorted(later_ids, ids)
                     weights = reader.array(WEIGHT, begin, end)[compared] if file.role == ROWS else None
                     wrong = _wrong_ids(served, ids[compared], weights)
                     if len(wrong):
                         raise CheckpointError(f"{path}: damaged, id {wrong[0]} is not at its row; {_REMOVE}")
-                    if place < len(groups):
+                    if number < len(groups):
                         in_group.append(ids)
-        if place < len(groups):
-            decided = np.unique(np.concatenate(in_group))
+        if number < len(groups):
+            later_ids = np.unique(np.concatenate(in_group))
 
 
 def _wrong_ids(served: ServedTable, ids: Int64Array, weights: np.ndarray | None) -> Int64Array:
@@ -124,7 +124,7 @@ def _wrong_ids(served: ServedTable, ids: Int64Array, weights: np.ndarray | None)
     return np.ascontiguousarray(ids[wrong])
 
 
-def open_served(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> ServedTable:
+def open_served_table(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> ServedTable:
     """Maps the rows of a table.
 
     Args:
@@ -148,39 +148,39 @@ def open_served(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> Ser
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
     """Writes the index of one table: what is seen under its name is complete."""
-    files.rename(_made_index(folder, manifest, key, folder), index_path(folder, key))
+    files.rename(_build_index(folder, manifest, key, folder), index_path(folder, key))
 
 
-def _made_index(folder: Path, manifest: Manifest, key: str, place: Path) -> Path:
-    """A new index in the folder `place`, under a name of its own."""
-    made = place / f".index-{uuid.uuid4().hex}"
-    numbers = {file.place: number for number, file in enumerate(manifest.files_of(key, ROWS))}
+def _build_index(folder: Path, manifest: Manifest, key: str, target: Path) -> Path:
+    """A new index in the folder `target`, under a name of its own."""
+    built = target / f".index-{uuid.uuid4().hex}"
+    numbers = {file.location: number for number, file in enumerate(manifest.files_of(key, ROWS))}
     sources = manifest.files_of(key, REMOVED, ROWS)
     for file in sources:  # each has as many rows as the manifest says, for which the index will have room
         open_file(folder, manifest, file).close()
     try:
-        files.before("create", made)
-        writer = IndexWriter(str(made), sum(file.rows for file in sources), manifest.id, _WINDOW)
+        files.before_change("create", built)
+        writer = IndexWriter(str(built), sum(file.rows for file in sources), manifest.id, _WINDOW)
         for _ in range(writer.rounds):
             for file in sources:
                 with open_file(folder, manifest, file) as reader:
-                    for begin in range(0, file.rows, _PIECE):
-                        ids = reader.read("ids", begin, min(begin + _PIECE, file.rows)).numpy()
+                    for begin in range(0, file.rows, _CHUNK_IDS):
+                        ids = reader.read("ids", begin, min(begin + _CHUNK_IDS, file.rows)).numpy()
                         if file.role == ROWS:
-                            writer.add(ids, numbers[file.place], begin)
+                            writer.add(ids, numbers[file.location], begin)
                         else:
                             writer.remove(ids)
-            files.before("write", made)
+            files.before_change("write", built)
             writer.end_round()
-        files.before("sync", made)
+        files.before_change("sync", built)
         writer.finish()
-        return made
+        return built
     except BaseException:
-        made.unlink(missing_ok=True)
+        built.unlink(missing_ok=True)
         raise
 
 
-def ensure_index(folder: Path, manifest: Manifest, key: str, aside: Path) -> Path:
+def ensure_index(folder: Path, manifest: Manifest, key: str, temporary_folder: Path) -> Path:
     """The index of a table, which is made now when the save has none.
 
     Args:
@@ -190,9 +190,9 @@ def ensure_index(folder: Path, manifest: Manifest, key: str, aside: Path) -> Pat
         CheckpointError: it cannot be written, or something else has its name.
     """
     path = index_path(folder, key)
-    if not _is_there(path):
-        if not is_kept(manifest, key):
-            return _made_index(folder, manifest, key, aside)
+    if not _index_exists(path):
+        if not has_stored_index(manifest, key):
+            return _build_index(folder, manifest, key, temporary_folder)
         try:
             write_index(folder, manifest, key)
         except OSError as error:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .errors import CheckpointError
-from .files import read_plain
+from .files import read_regular_file
 from .quantized import BITS
-from .schema import Matches, OneOf, Plain, Within, record
+from .schema import InRange, Matches, OneOf, ScalarOrList, decode
 from .tensors import Pack
 
 MANIFEST = "manifest.json"
@@ -43,16 +43,16 @@ WEIGHT = "weight"
 
 _NAME = "[A-Za-z0-9_]{1,100}"
 _PART = "(?!\\.\\.?(/|$))[ -.0-~]+"
-Count = Annotated[int, Within(0)]
+Count = Annotated[int, InRange(0)]
 Id = Annotated[str, Matches("[0-9a-f]{32}", "32 hexadecimal digits")]
 Name = Annotated[str, Matches(_NAME, "1 to 100 letters, digits and underscores")]
 Key = Annotated[str, Matches(rf"{_NAME}(\.[1-9][0-9]{{0,8}})?", "the name of a table, or that with a number behind it")]
 InnerPath = Annotated[str, Matches(f"{_PART}(/{_PART})*", "the path of a file in the folder of the save")]
 RelativeFolder = Annotated[str, Matches("[^/\0][^\0]*", "a path from the folder in which the save lies")]
-Checksum = Annotated[int, Within(0, 2**32 - 1)]
+Checksum = Annotated[int, InRange(0, 2**32 - 1)]
 ColumnType = Annotated[str, OneOf(("I64", "F64"))]
 CLOCKS = ("batches", "steps", "timestamp")
-_Timestamp = Annotated[int, Within(-(2**63))]
+_Timestamp = Annotated[int, InRange(-(2**63))]
 _Length = Annotated[str, Matches("[1-9][0-9]{0,18}", "the length of a window")]
 
 
@@ -79,12 +79,12 @@ class SavedFile:
     rank: Count
     layer: Count
     rows: Count
-    bytes: Annotated[int, Within(8)]
+    bytes: Annotated[int, InRange(8)]
     checksums: dict[str, Checksum]
     offset: Count | None = None
 
     @property
-    def place(self) -> tuple[str, int | None]:
+    def location(self) -> tuple[str, int | None]:
         """Path and offset: what tells this file from all others of the save. Files in one pack share their path."""
         return self.path, self.offset
 
@@ -114,7 +114,7 @@ class RowFormat:
         return None
 
 
-Formats = tuple[tuple[str, str, RowFormat], ...]
+TableFormats = tuple[tuple[str, str, RowFormat], ...]
 """The tables of a model: of each the path of its module, its name, and the format of its rows."""
 
 
@@ -140,14 +140,14 @@ class SavedTable:
     key: Key
     name: Name
     module: str
-    num_embeddings: Annotated[int, Within(1, 2**32 - 2)]
-    embedding_dim: Annotated[int, Within(1, 2**31 - 1)]
+    num_embeddings: Annotated[int, InRange(1, 2**32 - 2)]
+    embedding_dim: Annotated[int, InRange(1, 2**31 - 1)]
     hashed: bool
-    capacity: Annotated[int, Within(0, 2**32 - 2)]
+    capacity: Annotated[int, InRange(0, 2**32 - 2)]
     pooling: Annotated[str, OneOf(("none", "sum", "mean"))]
     weight_dtype: Annotated[str, OneOf(("F32", "F16", "BF16", *BITS))]
-    seed: Annotated[int, Within(0, 2**64 - 1)]
-    parts: dict[Name, Annotated[int, Within(1, 2**31 - 1)]]
+    seed: Annotated[int, InRange(0, 2**64 - 1)]
+    parts: dict[Name, Annotated[int, InRange(1, 2**31 - 1)]]
     optimizer: Count | None
     rows: Count
     columns: dict[Name, ColumnType] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class SavedTable:
             )
 
 
-def formats(tables: Iterable[SavedTable]) -> Formats:
+def table_formats(tables: Iterable[SavedTable]) -> TableFormats:
     """Returns the tables and the formats of their rows. A delta follows a save only if these are the same."""
     return tuple((table.module, table.name, table.row_format) for table in tables)
 
@@ -206,9 +206,9 @@ class SavedOptimizer:
 
     class_name: Annotated[str, Matches(r"[\w.<>]+", "the name of a class")]
     kernel: Annotated[str, Matches(r"\w+", "the name of an update")]
-    options: dict[str, Annotated[Any, Plain()]]
+    options: dict[str, Annotated[Any, ScalarOrList()]]
     step: Count
-    accumulate_step: Annotated[int, Within(1)]
+    accumulate_step: Annotated[int, InRange(1)]
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,10 @@ class Manifest:
     previous: Id | None
     sequence: Count
     created: str
-    world_size: Annotated[int, Within(1, 2**31 - 1)]
+    world_size: Annotated[int, InRange(1, 2**31 - 1)]
     tables: list[SavedTable]
     optimizers: list[SavedOptimizer]
-    windows: dict[str, dict[_Length, Annotated[int, Within(1)]]]
+    windows: dict[str, dict[_Length, Annotated[int, InRange(1)]]]
     files: list[SavedFile]
     folders: list[RelativeFolder] = field(default_factory=list)
 
@@ -269,10 +269,10 @@ class Manifest:
         for module, counts in self.windows.items():
             if any(count >= int(length) for length, count in counts.items()):
                 raise ValueError(f"windows of {module!r} are {counts}, of more backward passes than their lengths")
-        self._check_places()
+        self._check_no_overlap()
         self._check_files()
 
-    def _check_places(self) -> None:
+    def _check_no_overlap(self) -> None:
         """Whether every byte is in one file at most."""
         ordered = sorted([(file.path, file.offset or 0, file.bytes) for file in self.files])
         for (path, begin, size), (next_path, next_begin, _) in itertools.pairwise(ordered):
@@ -295,15 +295,15 @@ class Manifest:
             if file.role == WINDOW and not self.windows.get(tables[file.table].module):
                 raise ValueError(f"{file.path} has gradients of table {file.table!r}, whose window is not open")
         for key, table in tables.items():
-            there = sum(file.rows for file in self.files_of(key, ROWS))
-            if self.kind == FULL and there < table.rows:
-                raise ValueError(f"table {key!r} has {table.rows} rows, its files only {there}: files are missing")
+            row_count = sum(file.rows for file in self.files_of(key, ROWS))
+            if self.kind == FULL and row_count < table.rows:
+                raise ValueError(f"table {key!r} has {table.rows} rows, its files only {row_count}: files are missing")
 
     def table(self, key: str) -> SavedTable:
         return self._by_key[key]
 
     @property
-    def many(self) -> bool:
+    def has_many_tables(self) -> bool:
         """Whether tables are so many that small ones share what each would have."""
         return len(self.tables) >= MANY_TABLES
 
@@ -332,7 +332,7 @@ class Manifest:
     @cached_property
     def _ordered(self) -> dict[str, list[SavedFile]]:
         """Files of each table, in the order in which they are to be read."""
-        order = {role: place for place, role in enumerate(ROLES)}
+        order = {role: rank for rank, role in enumerate(ROLES)}
         found: dict[str, list[SavedFile]] = defaultdict(list)
         for file in sorted(self.files, key=lambda f: (f.layer, order.get(f.role, len(order)), f.rank, f.path)):
             found[file.table].append(file)
@@ -345,7 +345,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The manifest as its file has it."""
         files = [{name: value for name, value in vars(file).items() if value is not None} for file in self.files]
-        version = max([VERSION, *(each for each, _, needs in _NEWER if needs(self))])
+        version = max([VERSION, *(each for each, _, needs in _FEATURES if needs(self))])
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         if not self.folders:
             del own["folders"]
@@ -355,13 +355,13 @@ class Manifest:
                 del table["evicted_before"]
         lists = {"tables": tables, "optimizers": list(map(vars, self.optimizers)), "files": files}
         body = {**own, **lists, "format": FORMAT, "version": version}
-        lines = ",\n".join(f" {_encode(name)}: {_lines(body[name])}" for name in sorted(body))
+        lines = ",\n".join(f" {_encode(name)}: {_to_json_lines(body[name])}" for name in sorted(body))
         text = f"{{\n{lines}\n}}\n".encode()
-        place = text.index(_BEHIND_CHECKSUM)
-        return text[:place] + b'\n "checksum": %d,' % zlib.crc32(text) + text[place:]
+        end = text.index(_BEHIND_CHECKSUM)
+        return text[:end] + b'\n "checksum": %d,' % zlib.crc32(text) + text[end:]
 
 
-_NEWER: tuple[tuple[int, str, Callable[[Manifest], bool]], ...] = (
+_FEATURES: tuple[tuple[int, str, Callable[[Manifest], bool]], ...] = (
     (PACKED_VERSION, "files are in packs", lambda save: any(file.offset is not None for file in save.files)),
     (FOLDERS_VERSION, "it follows saves in other folders", lambda save: bool(save.folders)),
     (QUANTIZED_VERSION, "its rows are quantized", lambda save: any(t.weight_dtype in BITS for t in save.tables)),
@@ -378,14 +378,14 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 """Without an indent, since Python's encoder in C knows none: a save of many tables has many entries."""
 
 
-def _lines(value: Any) -> str:
+def _to_json_lines(value: Any) -> str:
     """JSON on one line, or of a list of objects, such as files, each of them on one."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(map(_encode, value)) + "\n ]"
     return _encode(value)
 
 
-def _is_right(raw: bytes, body: dict[str, Any]) -> bool:
+def _checksum_matches(raw: bytes, body: dict[str, Any]) -> bool:
     """Whether the checksum of a manifest is that of its text without it."""
     found = _CHECKSUM.search(raw)
     if found is None or body.pop("checksum", None) != int(found[1]):
@@ -405,7 +405,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = Path(folder) / MANIFEST
     try:
-        raw = read_plain(path, path.parent)
+        raw = read_regular_file(path, path.parent)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no save: it has no {MANIFEST}") from None
     except OSError as error:
@@ -417,11 +417,11 @@ def read_manifest(folder: Path) -> Manifest:
         version = body.get("version")
         if type(version) is not int or not VERSION <= version <= EVICTED_VERSION:
             raise CheckpointError(f"{path}: of format version {version}, this one reads up to {EVICTED_VERSION}")
-        if not _is_right(raw, body):
+        if not _checksum_matches(raw, body):
             raise CheckpointError(f"{path}: damaged, its checksum is wrong")
-        manifest = record(Manifest, body, "")
+        manifest = decode(Manifest, body, "")
         manifest.check()
-        for since, what, needs in _NEWER:
+        for since, what, needs in _FEATURES:
             if version < since and needs(manifest):
                 raise ValueError(f"{what}, as from format version {since} on")
         return manifest

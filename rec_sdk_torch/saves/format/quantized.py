@@ -31,12 +31,12 @@ def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
         ValueError: a weight that is not finite; with 8 bits a row whose range float32 does not have; with 4 bits a
             weight beyond what float16 can have.
     """
-    kind, most = _PARAMETERS[bits], 2**bits - 1
+    kind, max_code = _PARAMETERS[bits], 2**bits - 1
     exact = rows.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         bias = _rounded(exact.min(axis=1), kind, -np.inf)
-        scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / most, kind, np.inf)
-        largest = np.float32(most) * scale.astype(np.float32) + bias.astype(np.float32)
+        scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / max_code, kind, np.inf)
+        largest = np.float32(max_code) * scale.astype(np.float32) + bias.astype(np.float32)
     if not np.isfinite(largest).all():  # as readers compute it, in float32
         raise ValueError(f"a weight that is not finite, or a row too wide for a scale and a bias of {np.dtype(kind)}")
     wide = scale.astype(np.float64)[:, None]

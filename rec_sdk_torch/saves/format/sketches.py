@@ -13,56 +13,57 @@ import numpy as np
 import torch
 
 from ...rules.sketch import MOST_DEPTH
-from ..owners import Owner
+from ..owners import TableOwner
 
 NUMBERS = ("home", "block", "ranks", "rank", "width", "depth", "cell_bytes", "counted")
 """Names of the int64 numbers before the cells."""
 _HEADER = 8 * len(NUMBERS)
-_LEAST_HOME = -3
+_MIN_HOME = -3
 """Homes below 0 are rules, as the engine's `ranks_of` has them; this one alone has a block."""
-_MOST_COUNTED = 2**53
+_MAX_COUNTED = 2**53
 
 
-def saved_sketch(owner: Owner, table: str, state: torch.Tensor) -> torch.Tensor:
+def serialize_sketch(owner: TableOwner, table: str, state: torch.Tensor) -> torch.Tensor:
     """A state of `TableView.sketch`, uint8 `[n]`, as a save has it."""
-    return torch.cat([torch.from_numpy(_home(owner, table).view(np.uint8)), state])
+    return torch.cat([torch.from_numpy(_ownership(owner, table).view(np.uint8)), state])
 
 
-def sketches_of(owner: Owner, table: str, saved: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The states that the sketch of a table has to count as much as, of those that all ranks saved.
 
     Where one was of the very ids that are at home here, it is all that is needed. Otherwise an id of this home was
     counted in one of them, whichever it was.
     """
-    home = torch.from_numpy(_home(owner, table).view(np.uint8))
-    every = [(each[: len(home)], each[len(home) :]) for each in saved]
-    own = [state for of, state in every if torch.equal(of, home)]
-    return own or [state for _, state in every]
+    home = torch.from_numpy(_ownership(owner, table).view(np.uint8))
+    states = [(each[: len(home)], each[len(home) :]) for each in saved]
+    own = [state for owner_header, state in states if torch.equal(owner_header, home)]
+    return own or [state for _, state in states]
 
 
 def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
     """Describes what is wrong with the bytes of a sketch in the file of `rank` of a save of `ranks`; None: nothing."""
     if len(saved) < _HEADER:
         return f"{len(saved)} bytes, expected {_HEADER} or more"
-    found = dict(zip(NUMBERS, saved[:_HEADER].view(np.int64).tolist(), strict=True))
-    if (found["ranks"], found["rank"]) != (ranks, rank):
-        return f"rank {found['rank']} of {found['ranks']}, expected {rank} of {ranks}"
-    if not _LEAST_HOME <= found["home"] < ranks:
-        return f"home {found['home']}, allowed are {_LEAST_HOME} .. {ranks - 1}"
-    if found["block"] < 0 or (found["block"] > 0) != (found["home"] == _LEAST_HOME):
-        return f"a block of {found['block']} ids with home {found['home']}"
+    numbers = dict(zip(NUMBERS, saved[:_HEADER].view(np.int64).tolist(), strict=True))
+    if (numbers["ranks"], numbers["rank"]) != (ranks, rank):
+        return f"rank {numbers['rank']} of {numbers['ranks']}, expected {rank} of {ranks}"
+    if not _MIN_HOME <= numbers["home"] < ranks:
+        return f"home {numbers['home']}, allowed are {_MIN_HOME} .. {ranks - 1}"
+    if numbers["block"] < 0 or (numbers["block"] > 0) != (numbers["home"] == _MIN_HOME):
+        return f"a block of {numbers['block']} ids with home {numbers['home']}"
     for name, allowed in (("cell_bytes", (1, 2, 4)), ("depth", range(1, MOST_DEPTH + 1))):
-        if found[name] not in allowed:
-            return f"{name} {found[name]}, allowed are {list(allowed)}"
+        if numbers[name] not in allowed:
+            return f"{name} {numbers[name]}, allowed are {list(allowed)}"
     cells = len(saved) - _HEADER
-    if found["width"] < 1 or found["width"] * found["depth"] * found["cell_bytes"] != cells:
-        return f"width {found['width']}, depth {found['depth']} and cell_bytes {found['cell_bytes']} for {cells} bytes"
-    if not 0 <= found["counted"] <= _MOST_COUNTED:
-        return f"counted {found['counted']} lookups, allowed are 0 .. 2^53"
+    width, depth, cell_bytes = (numbers[name] for name in ("width", "depth", "cell_bytes"))
+    if width < 1 or width * depth * cell_bytes != cells:
+        return f"width {width}, depth {depth} and cell_bytes {cell_bytes} for {cells} bytes"
+    if not 0 <= numbers["counted"] <= _MAX_COUNTED:
+        return f"counted {numbers['counted']} lookups, allowed are 0 .. 2^53"
     return None
 
 
-def _home(owner: Owner, table: str) -> np.ndarray:
+def _ownership(owner: TableOwner, table: str) -> np.ndarray:
     """The ids that are at home in this process: how they are divided, among how many, and which it is."""
     if owner.exchange is None:
         return np.array([0, 0, 1, 0], np.int64)

@@ -22,8 +22,8 @@ from ... import _engine
 from ...runtime.worker import Pool
 from .errors import CheckpointError
 from .file_writer import WRITE_BYTES, Bytes, FileWriter
-from .files import open_plain
-from .schema import OneOf, Within, record
+from .files import open_regular_file
+from .schema import InRange, OneOf, decode
 
 _TYPES = {
     "F32": (torch.float32, np.float32),
@@ -40,12 +40,12 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NUMPY = dict(_TYPES.values())
 HEADER = "header"
 """The checksum of the length and the header has this name among those of the tensors."""
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _READERS = 4
 """Threads that read a file for its checksums, a tensor each."""
 _ONE_READER = 4 << 20
 """Bytes of a file that takes less time to read than threads take to start."""
-_MOST_HEADER = 1 << 20
+_MAX_HEADER_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 10
 """Bytes of a file that are read at once: most headers are among them."""
 _ALIGNMENT = 64
@@ -70,11 +70,11 @@ class TensorSpec:
         vars(self).update(row_bytes=row_bytes, bytes=self.shape[0] * row_bytes)
 
 
-_Size = Annotated[int, Within(0)]
+_Size = Annotated[int, InRange(0)]
 
 
 @dataclass(frozen=True)
-class _Field:
+class _HeaderEntry:
     """The header's entry of a tensor."""
 
     dtype: Annotated[str, OneOf(tuple(DTYPES))]
@@ -104,11 +104,11 @@ class TensorLayout:
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.specs = {spec.name: spec for spec in specs}
-        self.most_row = max((spec.row_bytes for spec in specs), default=0)
+        self.max_row_bytes = max((spec.row_bytes for spec in specs), default=0)
         fields: dict[str, Any] = {}
-        self._places, self.bytes = {}, 0
+        self._offsets, self.bytes = {}, 0
         for spec in specs:
-            self._places[spec.name], end = self.bytes, self.bytes + spec.bytes
+            self._offsets[spec.name], end = self.bytes, self.bytes + spec.bytes
             fields[spec.name] = {
                 "dtype": DTYPE_NAMES[spec.dtype],
                 "shape": list(spec.shape),
@@ -117,20 +117,20 @@ class TensorLayout:
             self.bytes = end
         self._fields = _encode(fields)
 
-    def header(self, about: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
+    def header(self, metadata: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
         """The bytes before the tensors, and the place of each behind `begin`.
 
         In the file the first tensor is at a multiple of `_ALIGNMENT`.
         """
         fields = self._fields
-        whole = f'{{"__metadata__":{_encode(about)}{"," if self.specs else ""}{fields[1:]}' if about else fields
+        whole = f'{{"__metadata__":{_encode(metadata)}{"," if self.specs else ""}{fields[1:]}' if metadata else fields
         text = whole.encode()
         text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
         start = 8 + len(text)
-        return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in self._places.items()}
+        return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in self._offsets.items()}
 
 
-def _bits(rows: torch.Tensor) -> np.ndarray:
+def _as_numpy(rows: torch.Tensor) -> np.ndarray:
     """The same memory for numpy, which knows no bfloat16 and copies with one thread: torch's many would wait here."""
     return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
@@ -145,23 +145,23 @@ class TensorWriter:
         bytes: of them, with their header.
     """
 
-    def __init__(self, out: FileWriter, layout: TensorLayout, about: Mapping[str, str] | None = None) -> None:
+    def __init__(self, out: FileWriter, layout: TensorLayout, metadata: Mapping[str, str] | None = None) -> None:
         self._out = out
-        self._specs, self._most_row = layout.specs, layout.most_row
+        self._specs, self._max_row_bytes = layout.specs, layout.max_row_bytes
         self.begin = out.end
-        header, self._starts = layout.header(about or {}, self.begin)
+        header, self._starts = layout.header(metadata or {}, self.begin)
         self.bytes = len(header) + layout.bytes
         self._written = dict.fromkeys(self._specs, 0)
         self._sums = {HEADER: crc32(header), **self._written}
         self._filling: dict[str, tuple[Bytes, int]] = {}  # a buffer, and how much of it is full
-        self._whole: Bytes | None = None
+        self._small_file: Bytes | None = None
         if self.bytes <= WRITE_BYTES:
-            self._whole = out.room(self.bytes)
-            _put(self._whole, 0, np.frombuffer(header, np.uint8))
+            self._small_file = out.allocate(self.bytes)
+            _copy_into(self._small_file, 0, np.frombuffer(header, np.uint8))
         else:
             out.reserve(self.bytes)
-            buffer = out.buffer(len(header))
-            out.write(buffer, _put(buffer, 0, np.frombuffer(header, np.uint8)), self.begin)
+            buffer = out.take_buffer(len(header))
+            out.write(buffer, _copy_into(buffer, 0, np.frombuffer(header, np.uint8)), self.begin)
 
     def append(self, name: str, rows: torch.Tensor) -> None:
         """Writes the next rows of a tensor, in its data type; on any device."""
@@ -170,15 +170,17 @@ class TensorWriter:
             raise ValueError(
                 f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}"
             )
-        rest = _bits(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
-        if self._whole is not None:
-            _put(self._whole, self._starts[name] + written, rest)
+        rest = _as_numpy(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
+        if self._small_file is not None:
+            _copy_into(self._small_file, self._starts[name] + written, rest)
             self._written[name] += rest.nbytes
             return
         while len(rest):
-            buffer, filled = self._filling.pop(name) if name in self._filling else (self._out.buffer(self._most_row), 0)
+            buffer, filled = (
+                self._filling.pop(name) if name in self._filling else (self._out.take_buffer(self._max_row_bytes), 0)
+            )
             taken = rest[: (len(buffer) - filled) // spec.row_bytes]
-            end = _put(buffer, filled, taken)
+            end = _copy_into(buffer, filled, taken)
             rest = rest[len(taken) :]
             self._filling[name] = buffer, end
             if len(buffer) - end < spec.row_bytes:
@@ -206,14 +208,14 @@ class TensorWriter:
                 raise ValueError(
                     f"{self._out.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written"
                 )
-            if self._whole is not None:
-                self._add(name, self._whole[self._starts[name] :][: spec.bytes].data)
-        if self._whole is None:
+            if self._small_file is not None:
+                self._add(name, self._small_file[self._starts[name] :][: spec.bytes].data)
+        if self._small_file is None:
             self._out.drain()
         return dict(self._sums)
 
 
-def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
+def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
     """Copies rows to this place of a buffer, and returns where they end."""
     end = begin + rows.nbytes
     buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
@@ -221,7 +223,7 @@ def _put(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
 
 
 @dataclass(frozen=True)
-class _Tensors:
+class _TensorTable:
     """The tensors of a file, as its header has them. Tables of one shape share this.
 
     Attributes:
@@ -230,47 +232,47 @@ class _Tensors:
     """
 
     specs: dict[str, TensorSpec]
-    places: dict[str, int]
+    offsets: dict[str, int]
     last: str
     bytes: int
 
 
-def _parted(text: str) -> tuple[Any, str]:
+def _split_header(text: str) -> tuple[Any, str]:
     """The metadata of a header, and the JSON of its tensors.
 
     Raises:
         ValueError, RecursionError: it is no JSON.
     """
     if text.startswith(_METADATA):
-        about, end = _decode_from(text, len(_METADATA) - 1)
+        metadata, end = _decode_from(text, len(_METADATA) - 1)
         if text.startswith(',"', end):
-            return about, "{" + text[end + 1 :].rstrip()
+            return metadata, "{" + text[end + 1 :].rstrip()
     header = json.loads(text)
-    about = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
-    return about, _encode(header)
+    metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+    return metadata, _encode(header)
 
 
 @lru_cache(64)
-def _tensors(text: str) -> _Tensors:
+def _parse_tensors(text: str) -> _TensorTable:
     """The tensors in a header.
 
     Raises:
         ValueError, RecursionError: they are none.
     """
-    specs, places, last, most = {}, {}, "", 0
-    for name, each in record(dict[str, _Field], json.loads(text), "tensors").items():
+    specs, offsets, last, most = {}, {}, "", 0
+    for name, each in decode(dict[str, _HeaderEntry], json.loads(text), "tensors").items():
         spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
         begin, end = each.data_offsets
         if end - begin != spec.bytes:
             raise ValueError(f"{name} has bytes {begin} to {end}")
         if end > most:
             last, most = name, end
-        specs[name], places[name] = spec, begin
-    return _Tensors(specs, places, last, most)
+        specs[name], offsets[name] = spec, begin
+    return _TensorTable(specs, offsets, last, most)
 
 
 @dataclass(eq=False)
-class _Contents:
+class _Header:
     """The header of a file.
 
     Attributes:
@@ -281,8 +283,8 @@ class _Contents:
     raw: bytes
     specs: dict[str, TensorSpec]
     starts: dict[str, int]
-    about: dict[str, str]
-    checked: object = None
+    metadata: dict[str, str]
+    validated_for: object = None
 
 
 class Pack:
@@ -301,19 +303,19 @@ class Pack:
         """
         self.fd = -1
         self.path = path
-        self.fd = _opened(path, folder)
+        self.fd = _open(path, folder)
         self.bytes = os.fstat(self.fd).st_size
-        self.known: dict[int, _Contents] = {}
-        self.piece = bytearray(_PIECE)
+        self.headers: dict[int, _Header] = {}
+        self.buffer = bytearray(_CHUNK_BYTES)
 
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
 
 
-def _opened(path: Path, folder: Path | None) -> int:
+def _open(path: Path, folder: Path | None) -> int:
     try:
-        return open_plain(path, folder)
+        return open_regular_file(path, folder)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
 
@@ -344,52 +346,52 @@ class TensorReader:
         """
         self.path = path
         self._pack = pack
-        self._fd = _opened(path, folder) if pack is None else pack.fd
+        self._fd = _open(path, folder) if pack is None else pack.fd
         try:
             self._begin, self.bytes = (0, os.fstat(self._fd).st_size) if pack is None else within
             if pack is not None and sum(within) > pack.bytes:
                 raise CheckpointError(f"{path}: damaged, it ends at byte {pack.bytes}")
-            known = pack.known if pack is not None else {}
-            contents = known[self._begin] if self._begin in known else self._parse(self._read_header())
-            known[self._begin] = self._contents = contents
+            headers = pack.headers if pack is not None else {}
+            header = headers[self._begin] if self._begin in headers else self._parse(self._read_header())
+            headers[self._begin] = self._parsed_header = header
         except BaseException:
             self.close()
             raise
-        self._header, self.specs, self.starts, self.about = (
-            contents.raw,
-            contents.specs,
-            contents.starts,
-            contents.about,
+        self._header, self.specs, self.starts, self.metadata = (
+            header.raw,
+            header.specs,
+            header.starts,
+            header.metadata,
         )
 
     @property
-    def checked(self) -> object:
+    def validated_for(self) -> object:
         """The caller's note of what its tensors were found to be right for; a pack keeps it."""
-        return self._contents.checked
+        return self._parsed_header.validated_for
 
-    @checked.setter
-    def checked(self, by: object) -> None:
-        self._contents.checked = by
+    @validated_for.setter
+    def validated_for(self, by: object) -> None:
+        self._parsed_header.validated_for = by
 
     def _read_header(self) -> bytes:
         raw = os.pread(self._fd, min(_FIRST_BYTES, self.bytes), self._begin)
         length = int.from_bytes(raw[:8], "little")
-        if self.bytes < 8 or length > min(_MOST_HEADER, self.bytes - 8):
+        if self.bytes < 8 or length > min(_MAX_HEADER_BYTES, self.bytes - 8):
             raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
         return raw[: 8 + length] if 8 + length <= len(raw) else os.pread(self._fd, 8 + length, self._begin)
 
-    def _parse(self, raw: bytes) -> _Contents:
+    def _parse(self, raw: bytes) -> _Header:
         begin = len(raw)
         try:
-            about, text = _parted(raw[8:].decode())
-            tensors = _tensors(text)
-            about = record(dict[str, str], about, "about")
+            metadata, text = _split_header(raw[8:].decode())
+            tensors = _parse_tensors(text)
+            metadata = decode(dict[str, str], metadata, "about")
             if begin + tensors.bytes > self.bytes:
                 raise ValueError(f"{tensors.last} ends at byte {begin + tensors.bytes} of {self.bytes}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
-        starts = {name: self._begin + begin + place for name, place in tensors.places.items()}
-        return _Contents(raw, tensors.specs, starts, about)
+        starts = {name: self._begin + begin + place for name, place in tensors.offsets.items()}
+        return _Header(raw, tensors.specs, starts, metadata)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows [begin, end) of a tensor, on the host.
@@ -432,8 +434,8 @@ class TensorReader:
         if checksums.keys() != {HEADER, *self.specs}:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
         self._compare(HEADER, crc32(self._header), checksums)
-        if self.bytes <= _PIECE:
-            whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.piece)[: self.bytes]
+        if self.bytes <= _CHUNK_BYTES:
+            whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.buffer)[: self.bytes]
             self._read_into(whole, self._begin)
             for name, spec in self.specs.items():
                 begin = self.starts[name] - self._begin
@@ -449,12 +451,12 @@ class TensorReader:
 
     def _checksum(self, name: str) -> int:
         total, offset, rest = 0, self.starts[name], self.specs[name].bytes
-        buffer = memoryview(bytearray(min(_PIECE, rest)))
+        buffer = memoryview(bytearray(min(_CHUNK_BYTES, rest)))
         while rest:
-            piece = buffer[: min(_PIECE, rest)]
-            self._read_into(piece, offset)
-            total = crc32(piece, total)
-            offset, rest = offset + len(piece), rest - len(piece)
+            chunk = buffer[: min(_CHUNK_BYTES, rest)]
+            self._read_into(chunk, offset)
+            total = crc32(chunk, total)
+            offset, rest = offset + len(chunk), rest - len(chunk)
         return total
 
     def _compare(self, name: str, found: int, checksums: Mapping[str, int]) -> None:

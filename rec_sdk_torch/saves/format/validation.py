@@ -35,15 +35,15 @@ from .sketches import sketch_problem
 from .tensors import DTYPES, Pack, TensorReader
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
-Mine: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
+OwnedFilter: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
 """A function that says which of some ids are at home here."""
 
 _COUNTS = ("count", "last_use", "clicks")
 """Columns of numbers from 0 to 2^32 - 1."""
-_OTHERS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
+_VALUE_BOUNDS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
 """Other tensors whose values have bounds, by role and name: the least, and the first that is too large."""
-_PIECE = 1 << 20
-_WRONG = {
+_CHUNK_ROWS = 1 << 20
+_CONTRADICTIONS = {
     CANDIDATES: "is a row, and waits to be admitted",
     WINDOW: "has gradients and no row",
     CACHED: "was in the cache and has no row",
@@ -52,7 +52,7 @@ _WRONG = {
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _ExpectedTensor:
     """A tensor of a file: data types that it may have, its shape behind the rows."""
 
     dtypes: tuple[torch.dtype, ...]
@@ -60,7 +60,7 @@ class _Expected:
     optional: bool = False
 
 
-def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
+def _expected_tensors(role: str, table: SavedTable) -> dict[str, _ExpectedTensor]:
     """The tensors that a file of a role may have. Many tables have the same."""
     parts, columns = tuple(table.parts.items()), tuple(table.columns.items())
     return _expected_of(role, table.embedding_dim, table.weight_dtype, parts, columns)
@@ -69,28 +69,28 @@ def _expected(role: str, table: SavedTable) -> dict[str, _Expected]:
 @lru_cache(64)
 def _expected_of(
     role: str, dim: int, weight_dtype: str, parts: Sequence[tuple[str, int]], columns: Sequence[tuple[str, str]]
-) -> dict[str, _Expected]:
-    count = _Expected((torch.int64,))
+) -> dict[str, _ExpectedTensor]:
+    count = _ExpectedTensor((torch.int64,))
     found = {"ids": count}
     if role == SKETCH:
-        found = {SKETCH: _Expected((torch.uint8,))}
+        found = {SKETCH: _ExpectedTensor((torch.uint8,))}
     elif role == WINDOW:
-        found["sums"] = _Expected((torch.float32,), (2 * dim,))
+        found["sums"] = _ExpectedTensor((torch.float32,), (2 * dim,))
     elif role == CANDIDATES:
-        more = _Expected((torch.int64,), optional=True)
+        more = _ExpectedTensor((torch.int64,), optional=True)
         found |= {"column.count": count, "column.last_use": count, "column.clicks": more, "column.timestamp": more}
     elif role == CACHED:
-        found["heats"] = _Expected((torch.float16,))
+        found["heats"] = _ExpectedTensor((torch.float16,))
     elif role in (ROWS, EVICTED):
         if role == EVICTED:
-            found["reason"] = _Expected((torch.uint8,))
+            found["reason"] = _ExpectedTensor((torch.uint8,))
         if weight_dtype in BITS:
-            found[WEIGHT] = _Expected((torch.uint8,), (row_bytes(weight_dtype, dim),))
+            found[WEIGHT] = _ExpectedTensor((torch.uint8,), (row_bytes(weight_dtype, dim),))
         else:
-            found[WEIGHT] = _Expected((DTYPES[weight_dtype],), (dim,))
+            found[WEIGHT] = _ExpectedTensor((DTYPES[weight_dtype],), (dim,))
         states = {f"state.{name}": elements for name, elements in parts if name != WEIGHT}
-        found |= {name: _Expected(WEIGHT_DTYPES, (elements,)) for name, elements in states.items()}
-        found |= {f"column.{name}": _Expected((DTYPES[kind],)) for name, kind in columns}
+        found |= {name: _ExpectedTensor(WEIGHT_DTYPES, (elements,)) for name, elements in states.items()}
+        found |= {f"column.{name}": _ExpectedTensor((DTYPES[kind],)) for name, kind in columns}
     return found
 
 
@@ -102,10 +102,10 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
     """
     if file.role not in ROLES:
         return
-    about = {"save": manifest.id, "table": file.table}
-    if reader.about != about:
-        raise CheckpointError(f"{reader.path}: of {reader.about}, expected {about}")
-    all_of = _expected(file.role, manifest.table(file.table))
+    metadata = {"save": manifest.id, "table": file.table}
+    if reader.metadata != metadata:
+        raise CheckpointError(f"{reader.path}: of {reader.metadata}, expected {metadata}")
+    all_of = _expected_tensors(file.role, manifest.table(file.table))
     unknown = [name for name in reader.specs if name not in all_of and name.startswith(("state.", "column."))]
     if unknown:
         raise CheckpointError(f"{reader.path}: has tensors {unknown}, of which the manifest says nothing")
@@ -147,9 +147,9 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
     """
     reader = open_unchecked(folder, file, manifest.packs)
     try:
-        if reader.checked is not file:  # of a pack, whose headers are read once
+        if reader.validated_for is not file:  # of a pack, whose headers are read once
             check_tensors(reader, manifest, file)
-            reader.checked = file
+            reader.validated_for = file
     except BaseException:
         reader.close()
         raise
@@ -168,20 +168,20 @@ def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> N
             raise CheckpointError(f"{reader.path}: the sketch of table {file.table!r} has {problem}")
     for name, spec in reader.specs.items():
         column = name.removeprefix("column.")
-        other = _OTHERS.get((file.role, name))
+        other = _VALUE_BOUNDS.get((file.role, name))
         counted = file.role in (ROWS, CANDIDATES, EVICTED) and name != column and column in (*_COUNTS, "score")
         if other is None and not counted:
             continue
-        least, most = other or (int(file.role == CANDIDATES and column == "count"), 2**32)
-        for begin in range(0, spec.shape[0], _PIECE):
-            values = reader.array(name, begin, min(begin + _PIECE, spec.shape[0]))
-            right = np.isfinite(values) if column == "score" else (values >= least) & (values < most)
+        lower, upper = other or (int(file.role == CANDIDATES and column == "count"), 2**32)
+        for begin in range(0, spec.shape[0], _CHUNK_ROWS):
+            values = reader.array(name, begin, min(begin + _CHUNK_ROWS, spec.shape[0]))
+            right = np.isfinite(values) if column == "score" else (values >= lower) & (values < upper)
             if not right.all():
                 raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which cannot be")
 
 
 @dataclass(frozen=True, eq=False)
-class SavedTables:
+class TableChain:
     """A table in each save of a chain.
 
     Attributes:
@@ -192,9 +192,9 @@ class SavedTables:
     """
 
     chain: Sequence[tuple[Path, Manifest, SavedTable]]
-    mine: Mine = field(default=lambda ids: slice(None))
-    bound: int | None = None
-    cut: int | None = None
+    owned: OwnedFilter = field(default=lambda ids: slice(None))
+    num_embeddings: int | None = None
+    id_limit: int | None = None
 
     def check_ids(self) -> int:
         """How many rows there are in the end.
@@ -210,9 +210,9 @@ class SavedTables:
             if not files:
                 continue
             ids = self._joined(folder, manifest, table, files)
-            wrong = ids[are_in(final, ids) != are_rows]
+            wrong = ids[isin_sorted(final, ids) != are_rows]
             if len(wrong):
-                raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {_WRONG[role]}")
+                raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {_CONTRADICTIONS[role]}")
         return len(final)
 
     def _final_ids(self) -> Int64Array:
@@ -231,10 +231,10 @@ class SavedTables:
         if not changes:
             return base
         every = np.concatenate([ids for ids, _ in changes])
-        present = np.concatenate([np.full(len(ids), there) for ids, there in changes])
+        present = np.concatenate([np.full(len(ids), is_row) for ids, is_row in changes])
         latest, places = np.unique(every[::-1], return_index=True)
         come = latest[present[::-1][places]]
-        return np.sort(np.concatenate([base[~are_in(latest, base)], come]))
+        return np.sort(np.concatenate([base[~isin_sorted(latest, base)], come]))
 
     def _layers(self) -> Iterator[tuple[Path, Manifest, SavedTable, list[SavedFile]]]:
         for folder, manifest, table in self.chain:
@@ -247,10 +247,10 @@ class SavedTables:
         of_files = [self._ids(folder, manifest, table, file) for file in files]
         ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
         ids.sort()
-        later = ids[1:]
-        same = later == ids[:-1]
+        successor = ids[1:]
+        same = successor == ids[:-1]
         if same.any():
-            twice = later[same]
+            twice = successor[same]
             raise CheckpointError(
                 f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} are there "
                 "twice in the layer"
@@ -260,31 +260,31 @@ class SavedTables:
     def _ids(self, folder: Path, manifest: Manifest, table: SavedTable, file: SavedFile) -> Int64Array:
         with open_file(folder, manifest, file) as reader:
             ids: Int64Array = reader.array("ids")
-        ids = ids[self.mine(ids)]
-        for bound in (None if table.hashed else table.num_embeddings, self.bound):
-            if bound is None:
+        ids = ids[self.owned(ids)]
+        for num_embeddings in (None if table.hashed else table.num_embeddings, self.num_embeddings):
+            if num_embeddings is None:
                 continue
-            bad = ids[(ids < 0) | (ids >= bound)]
+            bad = ids[(ids < 0) | (ids >= num_embeddings)]
             if len(bad):
                 raise CheckpointError(
                     f"{folder / file.path}: {len(bad)} ids (such as {bad[0]}) are no rows of the index table "
-                    f"{table.name!r}, which has num_embeddings {bound}"
+                    f"{table.name!r}, which has num_embeddings {num_embeddings}"
                 )
-        return ids if self.cut is None else ids[ids < self.cut]
+        return ids if self.id_limit is None else ids[ids < self.id_limit]
 
 
-def saved_table(manifest: Manifest, where: Path, module: str, name: str, alone: bool) -> SavedTable:
+def find_saved_table(manifest: Manifest, where: Path, module: str, name: str, unique_name: bool) -> SavedTable:
     exact = manifest.by_module.get((module, name))
     named = manifest.by_name.get(name, [])
     if exact is not None:
         return exact
-    if len(named) == 1 and alone:
+    if len(named) == 1 and unique_name:
         return named[0]
     known = [f"{table.module}.{table.name}".lstrip(".") for table in manifest.tables]
     raise CheckpointError(f"{where}: has no table {name!r} of the module {module!r}, only {known}")
 
 
-def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
+def table_chain(chain: Chain, saved: SavedTable) -> TableChain:
     """A table of the last save in all of them.
 
     Raises:
@@ -292,7 +292,7 @@ def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
     """
     found = []
     for folder, manifest in chain:
-        table = saved_table(manifest, folder, saved.module, saved.name, True)
+        table = find_saved_table(manifest, folder, saved.module, saved.name, True)
         difference = None if table is saved else table.row_format.difference(saved.row_format)
         if difference is not None:
             name, before, now = difference
@@ -300,39 +300,40 @@ def saved_tables(chain: Chain, saved: SavedTable) -> SavedTables:
                 f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
             )
         found.append((folder, manifest, table))
-    return SavedTables(found)
+    return TableChain(found)
 
 
-def evicted_files(tables: SavedTables) -> list[tuple[Path, Manifest, SavedFile, int]]:
+def evicted_files(tables: TableChain) -> list[tuple[Path, Manifest, SavedFile, int]]:
     """Returns the files of evicted rows that wait, and the first such row of each, in the order of their evictions.
 
     Raises:
         CheckpointError: a save has fewer of them than the save after it says.
     """
     found = []
-    waiting: dict[int, int] | None = None  # of each rank, so many of the last rows of this save; None: all
-    later = tables.chain[-1][0]
+    expected_rows: dict[int, int] | None = None  # of each rank, so many of the last rows of this save; None: all
+    successor = tables.chain[-1][0]
     for folder, manifest, table in reversed(tables.chain):
         before = dict(enumerate(table.evicted_before))
         for file in reversed(manifest.files_of(table.key, EVICTED)):
-            rows = file.rows if waiting is None else min(file.rows, waiting.get(file.rank, 0))
-            if waiting is not None and rows:
-                waiting[file.rank] -= rows
+            rows = file.rows if expected_rows is None else min(file.rows, expected_rows.get(file.rank, 0))
+            if expected_rows is not None and rows:
+                expected_rows[file.rank] -= rows
             if rows:
                 found.append((folder, manifest, file, file.rows - rows))
-        for rank, rows in (waiting or {}).items():
-            if rows > before.get(rank, 0):
+        for rank, rows in (expected_rows or {}).items():
+            missing = rows - before.get(rank, 0)
+            if missing > 0:
                 raise CheckpointError(
-                    f"{later}: {rows - before.get(rank, 0)} evicted rows of table {table.key!r} of rank {rank} are not "
-                    f"in {folder}, which it follows"
+                    f"{successor}: {missing} evicted rows of table {table.key!r} of rank {rank} are not in {folder}, "
+                    "which it follows"
                 )
-        waiting, later = before if waiting is None else waiting, folder
-        if not any(waiting.values()):
+        expected_rows, successor = before if expected_rows is None else expected_rows, folder
+        if not any(expected_rows.values()):
             break
     return found[::-1]
 
 
-def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
+def isin_sorted(known: Int64Array, ids: Int64Array) -> np.ndarray:
     """Which of `ids` are among those known, which are ascending: bool `[n]`."""
     if not len(known):
         return np.zeros(len(ids), bool)
@@ -343,7 +344,7 @@ def are_in(known: Int64Array, ids: Int64Array) -> np.ndarray:
     return found
 
 
-def count_problem(table: SavedTable, rows: int, expected: int) -> str | None:
+def row_count_problem(table: SavedTable, rows: int, expected: int) -> str | None:
     """Compares the rows that were found on all ranks with those that were expected; None if they are as many."""
     if rows == expected:
         return None

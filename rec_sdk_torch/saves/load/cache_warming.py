@@ -11,44 +11,44 @@ from ...runtime.warn import PerformanceWarning, warn
 from ...tbe import Int64Array, TableView
 from ..format.manifest import CACHED
 from ..format.validation import open_file
-from ..owners import Owner
-from .save_reader import Match
+from ..owners import TableOwner
+from .save_reader import TableMatch
 
 
-def warm_tables(found: Sequence[Match]) -> None:
+def warm_tables(matches: Sequence[TableMatch]) -> None:
     """Fills the caches of tables that were loaded with the rows that were hot at the save."""
-    for each in found:
-        ids, heats = _hot(each)
+    for match in matches:
+        ids, heats = _hottest(match)
         if len(ids):
-            _warm(each.view, ids, heats)
+            _warm(match.view, ids, heats)
         else:
-            _warm_by_counts(each.view)
+            _warm_by_counts(match.view)
 
 
-def warm_by_counts(owners: Sequence[Owner]) -> None:
+def warm_by_counts(owners: Sequence[TableOwner]) -> None:
     """The same after a load of a save that does not say which rows were hot, where rules of tables count uses."""
     for owner in owners:
         for name in owner.configs:
             _warm_by_counts(owner.embedding.view(name))
 
 
-def _hot(found: Match) -> tuple[Int64Array, np.ndarray]:
+def _hottest(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
     """Ids at home here that were in the cache of any rank, hottest first, and their heats."""
-    ids, heats, places = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
-    folder, manifest, table = found.tables.chain[-1]
+    ids, heats, positions = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
+    folder, manifest, table = match.tables.chain[-1]
     files = manifest.files_of(table.key, CACHED)
     for file in files:
         with open_file(folder, manifest, file) as reader:
             of_rank, counted = reader.array("ids"), reader.array("heats")
-        mine = found.mine(of_rank)
-        if mine is None and len(files) == 1 and (counted[1:] <= counted[:-1]).all():
+        owned = match.owned(of_rank)
+        if owned is None and len(files) == 1 and (counted[1:] <= counted[:-1]).all():
             return of_rank, counted  # as the sort would have them
-        chosen = slice(None) if mine is None else mine
+        chosen = slice(None) if owned is None else owned
         ids.append(of_rank[chosen])
         heats.append(counted[chosen])
-        places.append(np.arange(file.rows)[chosen] / file.rows)  # ranks whose policies count nothing take turns
+        positions.append(np.arange(file.rows)[chosen] / file.rows)  # ranks whose policies count nothing take turns
     heat = np.concatenate(heats)
-    order = np.lexsort((np.concatenate(places), -heat))
+    order = np.lexsort((np.concatenate(positions), -heat))
     return np.concatenate(ids)[order], heat[order]
 
 

@@ -11,41 +11,41 @@ from ..._engine import available_memory
 from ...runtime.warn import SaveWarning, warn
 from ...tbe import TableView
 
-Coming = Sequence[tuple[TableView, int]]
+RowCounts = Sequence[tuple[TableView, int]]
 """Tables, and how many rows they are to have, roughly."""
 
 
-def has_room_beside(coming: Coming, folder: Path) -> bool:
+def fits_beside_tables(row_counts: RowCounts, folder: Path) -> bool:
     """Whether there is room for the rows of the save in `folder` while the tables still have theirs.
 
     Raises:
         MemoryError, OSError: not even without those.
     """
     beside = True
-    for store in {view.layout.options.host_store for view, _ in coming}:
-        own = [(view, rows) for view, rows in coming if view.layout.options.host_store == store]
+    for store in {view.layout.options.host_store for view, _ in row_counts}:
+        own = [(view, rows) for view, rows in row_counts if view.layout.options.host_store == store]
         need = sum(rows * view.stored_bytes() for view, rows in own)
-        there = sum(view.memory()["store_bytes" if store is None else "disk_bytes"] for view, _ in own)
-        free = _free(store)
-        if need - there > free:
-            text = f"{folder}: its rows need {need - there} bytes of {_place(store)}, {free} are free"
+        stored = sum(view.memory()["store_bytes" if store is None else "disk_bytes"] for view, _ in own)
+        free = _free_bytes(store)
+        if need - stored > free:
+            text = f"{folder}: its rows need {need - stored} bytes of {_store_name(store)}, {free} are free"
             raise MemoryError(text) if store is None else OSError(errno.ENOSPC, text)
         if need > free:
             beside = False
             warn(
-                f"{folder}: {_place(store)} has no room for its rows ({need} bytes, {free} are free) beside those of "
-                "the tables, which are emptied first: if the load breaks off, they stay empty",
+                f"{folder}: {_store_name(store)} has no room for its rows ({need} bytes, {free} are free) beside those "
+                "of the tables, which are emptied first: if the load breaks off, they stay empty",
                 SaveWarning,
             )
     return beside
 
 
-def _free(store: str | None) -> int:
+def _free_bytes(store: str | None) -> int:
     if store is None:
         return available_memory()
     disk = os.statvfs(store)
     return disk.f_bavail * disk.f_frsize
 
 
-def _place(store: str | None) -> str:
+def _store_name(store: str | None) -> str:
     return "host memory" if store is None else f"the disk of host_store {store!r}"

@@ -9,14 +9,14 @@ from typing import Any
 from ...runtime.warn import SaveWarning, warn
 from ...tbe import CapacityError, Replacement, TableOptimizer, TableSource, warn_of_rows
 from ..format.errors import CheckpointError
-from ..format.manifest import WINDOW, Formats, Manifest, RowFormat, SavedOptimizer
-from ..format.validation import SavedTables, count_problem, evicted_files
-from ..owners import Owner
-from ..participants import Team
-from .save_reader import Match, evicted, layers, lifecycle, window
+from ..format.manifest import WINDOW, Manifest, RowFormat, SavedOptimizer, TableFormats
+from ..format.validation import TableChain, evicted_files, row_count_problem
+from ..owners import TableOwner
+from ..participants import Participants
+from .save_reader import TableMatch, read_evicted, read_layers, read_lifecycle_state, read_pending_gradients
 
 
-def check(found: Sequence[Match]) -> list[int]:
+def check_fit(matches: Sequence[TableMatch]) -> list[int]:
     """Whether the tables fit the model; how many rows of each are at home here.
 
     Raises:
@@ -24,10 +24,10 @@ def check(found: Sequence[Match]) -> list[int]:
         CapacityError: too many ids.
         RuntimeError: batches are in flight.
     """
-    for layout in {id(each.view.layout): each.view.layout for each in found}.values():
+    for layout in {id(each.view.layout): each.view.layout for each in matches}.values():
         layout.check_not_in_flight("a load")
     checked = set()
-    for each, optimizer, saved in _optimizers(found):
+    for each, optimizer, saved in _optimizers(matches):
         if (id(optimizer), id(saved)) in checked:
             continue
         checked.add((id(optimizer), id(saved)))
@@ -36,12 +36,12 @@ def check(found: Sequence[Match]) -> list[int]:
             optimizer.check_options(options, f"{each.folder}: the optimizer of table {each.name!r}")
         except (TypeError, ValueError) as error:
             raise CheckpointError(str(error)) from error
-    return [_checked_rows(each) for each in found]
+    return [_check_rows(each) for each in matches]
 
 
-def _optimizers(found: Sequence[Match]) -> list[tuple[Match, TableOptimizer, SavedOptimizer]]:
+def _optimizers(matches: Sequence[TableMatch]) -> list[tuple[TableMatch, TableOptimizer, SavedOptimizer]]:
     """Returns tables whose optimizer goes on where a saved one was, with both."""
-    pairs = [(each, each.optimizer, each.saved.optimizer) for each in found if each.same_optimizer]
+    pairs = [(each, each.optimizer, each.saved.optimizer) for each in matches if each.same_optimizer]
     return [
         (each, optimizer, each.manifest.optimizers[number])
         for each, optimizer, number in pairs
@@ -49,45 +49,49 @@ def _optimizers(found: Sequence[Match]) -> list[tuple[Match, TableOptimizer, Sav
     ]
 
 
-def _checked_rows(found: Match) -> int:
-    config, capacity = found.owner.configs[found.name], found.view.config.capacity
-    bound = None if config.hashed or found.cut is not None else config.num_embeddings
-    tables = SavedTables(found.tables.chain, lambda ids: found.owner.mine(found.name, ids), bound, found.cut)
+def _check_rows(match: TableMatch) -> int:
+    config, capacity = match.owner.configs[match.name], match.view.config.capacity
+    bound = None if config.hashed or match.cut is not None else config.num_embeddings
+    tables = TableChain(match.tables.chain, lambda ids: match.owner.owned(match.name, ids), bound, match.cut)
     rows = tables.check_ids()
     evicted_files(tables)
     if config.hashed and 0 < capacity < rows:
-        raise CapacityError(f"{found.folder}: table {found.name!r} has {rows} ids, its capacity here is {capacity}")
+        raise CapacityError(f"{match.folder}: table {match.name!r} has {rows} ids, its capacity here is {capacity}")
     return rows
 
 
-def check_counts(found: Sequence[Match], of_ranks: Sequence[Sequence[int]]) -> None:
+def check_row_counts(matches: Sequence[TableMatch], of_ranks: Sequence[Sequence[int]]) -> None:
     """
     Args:
-        of_ranks: what `check` gave on each.
+        of_ranks: what `check_fit` gave on each.
 
     Raises:
         CheckpointError: a table has not the rows that it had when it was saved.
     """
-    for each, *rows in zip(found, *of_ranks, strict=True):
-        problem = count_problem(each.saved, sum(rows) if each.owner.shares(each.name) else rows[0], each.rows)
+    for each, *rows in zip(matches, *of_ranks, strict=True):
+        problem = row_count_problem(each.saved, sum(rows) if each.owner.is_sharded(each.name) else rows[0], each.rows)
         if problem is not None:
             raise CheckpointError(f"{each.folder}: {problem}")
 
 
-def replacements(owners: Sequence[Owner], found: Sequence[Match], beside: bool) -> list[Replacement]:
-    """Makes replacements of each owner's tables by the save; `beside`: there is room for both."""
+def make_replacements(
+    owners: Sequence[TableOwner], matches: Sequence[TableMatch], fits_beside: bool
+) -> list[Replacement]:
+    """Makes replacements of each owner's tables by the save; `fits_beside`: there is room for both."""
     result = []
     for owner in owners:
-        own = [each for each in found if each.owner is owner]
+        own = [each for each in matches if each.owner is owner]
         windows = _windows(own)
         of_tables = {id(optimizer): (optimizer, saved) for _, optimizer, saved in _optimizers(own)}
         optimizers = [(optimizer, saved.step, _options(optimizer, saved)) for optimizer, saved in of_tables.values()]
         sources = [_source(each, bool(windows)) for each in own]
-        result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=beside))
+        result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=fits_beside))
     return result
 
 
-def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement]) -> list[str]:
+def replace_tables(
+    participants: Participants, owners: Sequence[TableOwner], replacements: Sequence[Replacement]
+) -> list[str]:
     """Makes the tables of all owners on all ranks what was saved, or none of them.
 
     Returns:
@@ -95,17 +99,17 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
     """
 
     def prepare() -> list[str]:
-        for each in made:
+        for each in replacements:
             each.prepare()
-        return [name for each in made for name in each.rounded]
+        return [name for each in replacements for name in each.rounded]
 
     try:
-        of_ranks = team.together(prepare, "whether all ranks can load a save")
+        of_ranks = participants.run_on_all(prepare, "whether all ranks can load a save")
     except BaseException:
-        for each in made:
+        for each in replacements:
             each.drop()
         raise
-    for owner, each in zip(owners, made, strict=True):
+    for owner, each in zip(owners, replacements, strict=True):
         owner.embedding.layout.locks.run_resumable(each)
     rounded = sorted({name for names in of_ranks for name in names})
     if rounded:
@@ -117,17 +121,17 @@ def put_in_place(team: Team, owners: Sequence[Owner], made: Sequence[Replacement
     return rounded
 
 
-def _source(found: Match, with_window: bool) -> TableSource:
-    view, placement = found.view, found.owner.placements.get(found.name)
+def _source(match: TableMatch, with_window: bool) -> TableSource:
+    view, placement = match.view, match.owner.placements.get(match.name)
     size = view.chunk_rows()
-    rows = found.rows if placement is None else placement.most_rows(found.rows)
+    rows = match.rows if placement is None else placement.most_rows(match.rows)
     return TableSource(
         view,
-        lambda: layers(found, size),
-        lambda: window(found, size) if with_window else iter(()),
-        lifecycle(found),
+        lambda: read_layers(match, size),
+        lambda: read_pending_gradients(match, size) if with_window else iter(()),
+        read_lifecycle_state(match),
         rows,
-        lambda: evicted(found),
+        lambda: read_evicted(match),
     )
 
 
@@ -141,13 +145,13 @@ def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]
     return {name: tuple(value) if isinstance(value, list) else value for name, value in common.items()}
 
 
-def _windows(found: Sequence[Match]) -> dict[int, int]:
+def _windows(matches: Sequence[TableMatch]) -> dict[int, int]:
     """Backward passes of the open windows; none where the tables cannot go on with them."""
-    manifest = found[0].manifest
-    counts = {int(length): count for length, count in manifest.windows.get(found[0].saved.module, {}).items()}
+    manifest = matches[0].manifest
+    counts = {int(length): count for length, count in manifest.windows.get(matches[0].saved.module, {}).items()}
     lengths = set()
     fits = True
-    for each in found:
+    for each in matches:
         optimizer = each.optimizer
         lengths.add(optimizer.accumulate_step if optimizer else 1)
         saved = None if each.saved.optimizer is None else manifest.optimizers[each.saved.optimizer]
@@ -156,18 +160,19 @@ def _windows(found: Sequence[Match]) -> dict[int, int]:
     return counts if fits and set(counts) <= lengths else {}
 
 
-def warn_of_losses(found: Sequence[Match], folder: Path, manifest: Manifest) -> None:
+def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manifest) -> None:
     """Says what of the save the model does not take over."""
-    for each in found:
+    for each in matches:
         config = each.owner.configs[each.name]
         if not config.hashed and not each.saved.hashed and config.num_embeddings != each.saved.num_embeddings:
             warn_of_rows(each.name, each.saved.num_embeddings, config.num_embeddings, "begin anew")
-    plain = [each.name for each in found if each.saved.optimizer is not None and not each.same_optimizer]
-    if plain:
+    weights_only = [each.name for each in matches if each.saved.optimizer is not None and not each.same_optimizer]
+    if weights_only:
         warn(
-            f"{folder}: tables {plain} have another optimizer than the save: only their weights are loaded", SaveWarning
+            f"{folder}: tables {weights_only} have another optimizer than the save: only their weights are loaded",
+            SaveWarning,
         )
-    for each in found:
+    for each in matches:
         rows = sum(file.rows - begin for _, _, file, begin in evicted_files(each.tables))
         if rows and each.name not in each.owner.embedding.layout.evicted:
             warn(
@@ -175,12 +180,12 @@ def warn_of_losses(found: Sequence[Match], folder: Path, manifest: Manifest) -> 
                 "table has no keep_evicted",
                 SaveWarning,
             )
-    loaded = {each.saved.key for each in found}
-    left = [table.key for table in manifest.tables if table.key not in loaded]
-    if left:
-        warn(f"{folder}: its tables {left} are not in the model, and are left out", SaveWarning)
-    for owner in {id(each.owner): each.owner for each in found}.values():
-        own = [each for each in found if each.owner is owner]
+    loaded = {each.saved.key for each in matches}
+    unused = [table.key for table in manifest.tables if table.key not in loaded]
+    if unused:
+        warn(f"{folder}: its tables {unused} are not in the model, and are left out", SaveWarning)
+    for owner in {id(each.owner): each.owner for each in matches}.values():
+        own = [each for each in matches if each.owner is owner]
         if manifest.windows.get(own[0].saved.module) and not _windows(own):
             warn(
                 f"{folder}: has an open accumulation window of {manifest.windows[own[0].saved.module]}, which "
@@ -189,14 +194,14 @@ def warn_of_losses(found: Sequence[Match], folder: Path, manifest: Manifest) -> 
             )
 
 
-def can_be_followed(found: Sequence[Match], last: Manifest, now: Formats) -> bool:
+def can_be_base(matches: Sequence[TableMatch], last: Manifest, formats: TableFormats) -> bool:
     """Whether a delta of the tables can follow the save `last`: they have all that it has, in the same format.
 
-    `now`: the formats of the tables that were found, in their order.
+    `formats`: the formats of the tables that were found, in their order.
     """
-    same = (_is_as_saved(each, own) for each, (_, _, own) in zip(found, now, strict=True))
-    return len(found) == len(last.tables) and all(same)
+    same = (_is_as_saved(each, own) for each, (_, _, own) in zip(matches, formats, strict=True))
+    return len(matches) == len(last.tables) and all(same)
 
 
-def _is_as_saved(found: Match, now: RowFormat) -> bool:
-    return now == found.saved.row_format and set(found.parts) == set(now.parts)
+def _is_as_saved(match: TableMatch, row_format: RowFormat) -> bool:
+    return row_format == match.saved.row_format and set(match.parts) == set(row_format.parts)

@@ -18,11 +18,11 @@ from ...runtime.warn import SaveWarning, warn
 from ...tbe import NEVER, TableView
 from ..format import files
 from ..format.errors import CheckpointError
-from ..owners import Owner
+from ..owners import TableOwner
 
 _COUNTS, _STAMPS = "admit_count", "evict_timestamp"
 _DATA, _STAMP_IDS, _STAMP_TIMES = "slice.data", "slice_evict_key.data", "slice_evict_ts.data"
-_MOST = 2**32 - 1
+_MAX_COUNT = 2**32 - 1
 """The largest count of a row."""
 
 
@@ -40,26 +40,26 @@ class SavedLifecycle:
     stamps: tuple[np.ndarray, np.ndarray]
     latest: int
 
-    def put(self, view: TableView) -> None:
+    def apply_to(self, view: TableView) -> None:
         """Sets those of the table's rows. A timestamp of a row that is later stays, and so does such a clock."""
-        ids, counts = _known(view, *self.counts)
+        ids, counts = _known_ids(view, *self.counts)
         if len(ids):
             view.write_row_columns(ids, {"count": counts})
-        ids, stamps = _known(view, *self.stamps)
+        ids, stamps = _known_ids(view, *self.stamps)
         if len(ids):
             before = view.row_columns(ids)["timestamp"]
             view.write_row_columns(ids, {"timestamp": torch.maximum(before, stamps)})
         view.set_clocks({"timestamp": max(self.latest, view.clocks()["timestamp"])})
 
 
-def _known(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def _known_ids(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = torch.from_numpy(ids)
     known = view.knows(wanted)
     return wanted[known], torch.from_numpy(values)[known]
 
 
 def read_lifecycle(
-    owner: Owner, name: str, save: Path, ranks: Sequence[tuple[Path, np.ndarray]]
+    owner: TableOwner, name: str, save: Path, ranks: Sequence[tuple[Path, np.ndarray]]
 ) -> SavedLifecycle | None:
     """The counts and timestamps that the rules of a table go by; None where they need none.
 
@@ -81,16 +81,18 @@ def read_lifecycle(
             stamps.append(_stamps(save, folder / _STAMPS))
     times = np.concatenate([each for _, each in stamps])
     latest = int(times.max()) if len(times) else NEVER
-    return SavedLifecycle(_mine(owner, name, counts), _latest(*_mine(owner, name, stamps)), latest)
+    return SavedLifecycle(_owned(owner, name, counts), _latest_stamps(*_owned(owner, name, stamps)), latest)
 
 
-def _mine(owner: Owner, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def _owned(
+    owner: TableOwner, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
     ids, values = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    mine = owner.mine(name, ids)
-    return ids[mine], values[mine]
+    owned = owner.owned(name, ids)
+    return ids[owned], values[owned]
 
 
-def _latest(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _latest_stamps(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each id once, with its latest timestamp."""
     order = np.lexsort((stamps, ids))
     ids, stamps = ids[order], stamps[order]
@@ -99,7 +101,7 @@ def _latest(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    counts = _whole_numbers(save, folder / _DATA)
+    counts = _read_int64(save, folder / _DATA)
     if len(counts) > len(ids):
         raise CheckpointError(f"{folder / _DATA}: has {len(counts)} counts, {len(ids)} ids are beside it")
     if len(counts) < len(ids):
@@ -109,20 +111,20 @@ def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.n
         )
         return ids[:0], counts[:0]
     there = counts != -1
-    return ids[there], np.minimum(counts[there].view(np.uint64), _MOST).astype(np.int64)
+    return ids[there], np.minimum(counts[there].view(np.uint64), _MAX_COUNT).astype(np.int64)
 
 
 def _stamps(save: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    ids, stamps = (_whole_numbers(save, folder / name) for name in (_STAMP_IDS, _STAMP_TIMES))
+    ids, stamps = (_read_int64(save, folder / name) for name in (_STAMP_IDS, _STAMP_TIMES))
     if len(ids) != len(stamps):
         raise CheckpointError(f"{folder}: damaged, it has {len(ids)} ids and {len(stamps)} timestamps")
     return ids, stamps
 
 
-def _whole_numbers(save: Path, path: Path) -> np.ndarray:
+def _read_int64(save: Path, path: Path) -> np.ndarray:
     """The int64 in a file; none where it is not there."""
     try:
-        raw = files.read_plain(path, save) if files.is_plain(path) else b""
+        raw = files.read_regular_file(path, save) if files.is_regular_file(path) else b""
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
     if len(raw) % 8:

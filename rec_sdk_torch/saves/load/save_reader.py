@@ -17,24 +17,24 @@ from ...tbe import WEIGHT, EvictedRows, Int64Array, LifecycleState, RemovedIds, 
 from ..format.errors import CheckpointError
 from ..format.manifest import CANDIDATES, REMOVED, ROWS, SKETCH, WINDOW, Chain, Manifest, SavedTable
 from ..format.quantized import BITS
-from ..format.sketches import sketches_of
+from ..format.sketches import relevant_sketches
 from ..format.tensors import TensorReader
 from ..format.validation import (
-    SavedTables,
+    TableChain,
     check_tensors,
     check_values,
-    count_problem,
     evicted_files,
+    find_saved_table,
     open_file,
     open_unchecked,
-    saved_table,
-    saved_tables,
+    row_count_problem,
+    table_chain,
 )
-from ..owners import Owner
+from ..owners import TableOwner
 
 
 @dataclass(frozen=True, eq=False)
-class Match:
+class TableMatch:
     """A table of a model and what a chain of saves has of it.
 
     Attributes:
@@ -47,10 +47,10 @@ class Match:
         cut: ids from here on are left out, as an index table has no such rows that was saved with more; None: none is.
     """
 
-    owner: Owner
+    owner: TableOwner
     name: str
     view: TableView
-    tables: SavedTables
+    tables: TableChain
     saved: SavedTable
     parts: tuple[str, ...]
     same_optimizer: bool
@@ -76,15 +76,15 @@ class Match:
         """Rows that are loaded, in all ranks."""
         return self.saved.rows if self.cut is None else min(self.saved.rows, self.cut)
 
-    def mine(self, ids: Int64Array) -> np.ndarray | None:
+    def owned(self, ids: Int64Array) -> np.ndarray | None:
         """Which of the ids are to be loaded here; None for all."""
-        mine = self.owner.mine(self.name, ids)
+        owned = self.owner.owned(self.name, ids)
         if self.cut is not None:
-            mine = (ids < self.cut) & (True if isinstance(mine, slice) else mine)
-        return None if isinstance(mine, slice) else mine
+            owned = (ids < self.cut) & (True if isinstance(owned, slice) else owned)
+        return None if isinstance(owned, slice) else owned
 
 
-def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
+def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
     """Reads every file of the saves; with several ranks, each its share.
 
     Raises:
@@ -98,7 +98,7 @@ def verify(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
             if wrong:
                 raise CheckpointError(f"{reader.path}: tensors {wrong} have not the {file.rows} rows of the manifest")
             check_tensors(reader, manifest, file)
-            reader.checked = file
+            reader.validated_for = file
             check_values(reader, manifest, file)
 
 
@@ -110,15 +110,15 @@ def verify_tables(chain: Chain) -> None:
     """
     folder, last = chain[-1]
     for saved in last.tables:
-        tables = saved_tables(chain, saved)
+        tables = table_chain(chain, saved)
         rows = tables.check_ids()
         evicted_files(tables)
-        problem = count_problem(saved, rows, saved.rows)
+        problem = row_count_problem(saved, rows, saved.rows)
         if problem is not None:
             raise CheckpointError(f"{folder}: {problem}")
 
 
-def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
+def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]:
     """The tables of a model in a chain of saves, by module and name; by name where that is clear.
 
     Raises:
@@ -129,13 +129,13 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
     matches = []
     for owner in owners:
         for name, config in owner.configs.items():
-            saved = saved_table(last, folder, owner.path, name, names[name] == 1)
+            saved = find_saved_table(last, folder, owner.path, name, names[name] == 1)
             if saved.weight_dtype in BITS:
                 raise CheckpointError(
                     f"{folder}: rows of table {name!r} have {BITS[saved.weight_dtype]} bits, for serving alone: load "
                     "the save that it was made from"
                 )
-            tables = saved_tables(chain, saved)
+            tables = table_chain(chain, saved)
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(
                     f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
@@ -154,56 +154,56 @@ def match(owners: Sequence[Owner], chain: Chain) -> list[Match]:
                     f"{folder}: table {saved.key!r} has parts {saved.parts}, with the same optimizer the model has "
                     f"{parts}"
                 )
-            matches.append(Match(owner, name, view, tables, saved, tuple(parts), same, cut))
+            matches.append(TableMatch(owner, name, view, tables, saved, tuple(parts), same, cut))
     return matches
 
 
-def layers(found: Match, rows: int) -> Iterator[SavedRows | RemovedIds]:
+def read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds]:
     """The steps that make the table from an empty one: so many rows at a time, those that are at home here.
 
     A thread reads the next ones meanwhile, where they are many.
     """
-    pieces = _layers(found, rows)
-    of_saves = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in found.tables.chain]
+    chunks = _read_layers(match, rows)
+    of_saves = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in match.tables.chain]
     if sum(file.rows for files in of_saves for file in files) <= rows:
-        yield from pieces
+        yield from chunks
         return
     with Pool("rec_sdk_torch.checkpoint") as thread:
-        coming = thread.submit(next, pieces, None)
-        while (piece := coming.result()) is not None:
-            coming = thread.submit(next, pieces, None)
-            yield piece
+        next_chunk = thread.submit(next, chunks, None)
+        while (chunk := next_chunk.result()) is not None:
+            next_chunk = thread.submit(next, chunks, None)
+            yield chunk
 
 
-def _layers(found: Match, rows: int) -> Iterator[SavedRows | RemovedIds]:
-    for folder, manifest, table in found.tables.chain:
+def _read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds]:
+    for folder, manifest, table in match.tables.chain:
         for file in manifest.files_of(table.key, REMOVED, ROWS):
             with open_file(folder, manifest, file) as reader:
-                names = [] if file.role == REMOVED else _names(found, reader)
+                names = [] if file.role == REMOVED else _names(match, reader)
                 for begin in range(0, file.rows, rows):
-                    ids, tensors = _read(found, reader, names, begin, min(begin + rows, file.rows))
+                    ids, tensors = _read(match, reader, names, begin, min(begin + rows, file.rows))
                     yield RemovedIds(ids) if file.role == REMOVED else SavedRows(ids, *_parts_and_columns(tensors))
 
 
 def _read(
-    found: Match, reader: TensorReader, names: Sequence[str], begin: int = 0, end: int | None = None
+    match: TableMatch, reader: TensorReader, names: Sequence[str], begin: int = 0, end: int | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Reads ids and the named tensors of rows [begin, end), and keeps the rows that are at home here."""
     ids = reader.read("ids", begin, end)
     tensors = {name: reader.read(name, begin, end) for name in names}
-    mine = found.mine(ids.numpy())
-    if mine is None:
+    owned = match.owned(ids.numpy())
+    if owned is None:
         return ids, tensors
-    chosen = torch.from_numpy(np.ascontiguousarray(mine))
+    chosen = torch.from_numpy(np.ascontiguousarray(owned))
     return ids[chosen], {name: values[chosen] for name, values in tensors.items()}
 
 
-def _names(found: Match, reader: TensorReader) -> list[str]:
+def _names(match: TableMatch, reader: TensorReader) -> list[str]:
     """The tensors of a file of rows that are loaded: the parts, and columns that file, save and table have."""
-    names = [part if part == WEIGHT else f"state.{part}" for part in found.parts]
-    lifecycle = found.view.config.lifecycle
+    names = [part if part == WEIGHT else f"state.{part}" for part in match.parts]
+    lifecycle = match.view.config.lifecycle
     if lifecycle is not None:
-        columns = [f"column.{name}" for name in lifecycle.columns() if name in found.saved.columns]
+        columns = [f"column.{name}" for name in lifecycle.columns() if name in match.saved.columns]
         names += [name for name in columns if name in reader.specs]
     return names
 
@@ -218,59 +218,59 @@ def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, t
     return parts, columns
 
 
-def lifecycle(found: Match) -> LifecycleState | None:
+def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
     """The state that admission and eviction of the table go by; None where it or the save has none."""
-    rules = found.view.config.lifecycle
-    if rules is None or not found.saved.clocks:
+    rules = match.view.config.lifecycle
+    if rules is None or not match.saved.clocks:
         return None
     if not rules.counts_candidates:
-        return LifecycleState(found.saved.clocks, None)
-    names = list(found.view.candidates()[1])
-    return LifecycleState(found.saved.clocks, _candidates(found, names), _sketches(found) if rules.rule(Sketch) else [])
+        return LifecycleState(match.saved.clocks, None)
+    names = list(match.view.candidates()[1])
+    return LifecycleState(match.saved.clocks, _candidates(match, names), _sketches(match) if rules.rule(Sketch) else [])
 
 
-def _candidates(found: Match, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the candidates at home here, of all ranks' files, and those of the named columns that the files have."""
-    pieces = []
-    folder, manifest, table = found.tables.chain[-1]
+    chunks = []
+    folder, manifest, table = match.tables.chain[-1]
     for file in manifest.files_of(table.key, CANDIDATES):
         with open_file(folder, manifest, file) as reader:
             names = [name for name in names if f"column.{name}" in reader.specs]
-            pieces.append(_read(found, reader, [f"column.{name}" for name in names]))
+            chunks.append(_read(match, reader, [f"column.{name}" for name in names]))
     none = torch.empty(0, dtype=torch.int64, device="cpu")
-    ids = torch.cat([none, *(ids for ids, _ in pieces)])
-    return ids, {name: torch.cat([none, *(columns[f"column.{name}"] for _, columns in pieces)]) for name in names}
+    ids = torch.cat([none, *(ids for ids, _ in chunks)])
+    return ids, {name: torch.cat([none, *(columns[f"column.{name}"] for _, columns in chunks)]) for name in names}
 
 
-def _sketches(found: Match) -> list[torch.Tensor]:
+def _sketches(match: TableMatch) -> list[torch.Tensor]:
     """The states of sketches that the table's counts at least as much as."""
     saved = []
-    folder, manifest, table = found.tables.chain[-1]
+    folder, manifest, table = match.tables.chain[-1]
     for file in manifest.files_of(table.key, SKETCH):
         with open_file(folder, manifest, file) as reader:
             saved.append(reader.read(SKETCH))
-    return sketches_of(found.owner, found.name, saved)
+    return relevant_sketches(match.owner, match.name, saved)
 
 
-def evicted(found: Match) -> list[EvictedRows]:
+def read_evicted(match: TableMatch) -> list[EvictedRows]:
     """Rows at home here that have left the table and were not taken, of all ranks' files; none where it keeps none."""
-    if found.name not in found.owner.embedding.layout.evicted:
+    if match.name not in match.owner.embedding.layout.evicted:
         return []
     result = []
-    for folder, manifest, file, begin in evicted_files(found.tables):
+    for folder, manifest, file, begin in evicted_files(match.tables):
         with open_file(folder, manifest, file) as reader:
-            ids, tensors = _read(found, reader, [*_names(found, reader), "reason"], begin, file.rows)
+            ids, tensors = _read(match, reader, [*_names(match, reader), "reason"], begin, file.rows)
             reason = tensors.pop("reason")
             states, columns = _parts_and_columns(tensors)
             result.append(EvictedRows(ids, states.pop(WEIGHT), states, columns, reason))
     return result
 
 
-def window(found: Match, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
+def read_pending_gradients(match: TableMatch, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
     """Pending gradients of the table's rows that are at home here: ids, float32 `[n, 2 * D]`."""
-    folder, manifest, table = found.tables.chain[-1]
+    folder, manifest, table = match.tables.chain[-1]
     for file in manifest.files_of(table.key, WINDOW):
         with open_file(folder, manifest, file) as reader:
             for begin in range(0, file.rows, rows):
-                ids, tensors = _read(found, reader, ["sums"], begin, min(begin + rows, file.rows))
+                ids, tensors = _read(match, reader, ["sums"], begin, min(begin + rows, file.rows))
                 yield ids.numpy(), tensors["sums"]

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...tbe import Group, TableBatchedEmbedding, forget_changes
-from ..format.folders import Place
-from ..format.manifest import Formats
+from ..format.folders import SaveLocation
+from ..format.manifest import TableFormats
 
-MOST_PATHS = 4
+MAX_BASE_SAVES = 4
 """Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""
 
 
 @dataclass(frozen=True, eq=False)
-class Mark:
+class BaseSave:
     """The moment of a save.
 
     Attributes:
@@ -27,35 +27,35 @@ class Mark:
             save may have them in another order.
     """
 
-    place: Place
-    formats: Formats | None
+    location: SaveLocation
+    formats: TableFormats | None
     versions: list[int]
     groups: list[weakref.ref[Group]]
     evicted: Mapping[str, int]
 
-    def holds(self, embedding: TableBatchedEmbedding) -> bool:
+    def is_valid_for(self, embedding: TableBatchedEmbedding) -> bool:
         """Whether the versions are those of the groups that the embedding has now."""
         return [ref() for ref in self.groups] == embedding.groups
 
 
-_marks: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, Mark]] = weakref.WeakKeyDictionary()
+_base_saves: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, BaseSave]] = weakref.WeakKeyDictionary()
 """By the folder of saves, the latest save in each; the latest of all is the last one."""
 
 
-def marks_of(embedding: TableBatchedEmbedding) -> list[Mark]:
+def base_saves_of(embedding: TableBatchedEmbedding) -> list[BaseSave]:
     """The latest save in each folder, if a delta can follow it; the latest of all first."""
-    return [mark for mark in reversed(_marks.get(embedding, {}).values()) if mark.holds(embedding)]
+    return [save for save in reversed(_base_saves.get(embedding, {}).values()) if save.is_valid_for(embedding)]
 
 
-def places_of(embedding: TableBatchedEmbedding) -> list[Place]:
+def save_locations_of(embedding: TableBatchedEmbedding) -> list[SaveLocation]:
     """Where the latest save in each folder is, whether or not a delta can follow it."""
-    return [mark.place for mark in _marks.get(embedding, {}).values()]
+    return [save.location for save in _base_saves.get(embedding, {}).values()]
 
 
-def set_mark(
+def set_base_save(
     embedding: TableBatchedEmbedding,
-    place: Place,
-    formats: Formats | None,
+    location: SaveLocation,
+    formats: TableFormats | None,
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
     evicted: Mapping[str, int] | None = None,
@@ -67,20 +67,20 @@ def set_mark(
         groups: of the embedding then; None: those of now.
         evicted: by table, a serial of then, where the save has this rank's evicted rows as they were.
     """
-    marks = _marks.setdefault(embedding, {})
-    marks.pop(place.folders[0], None)
-    of_then = [weakref.ref(group) for group in (embedding.groups if groups is None else groups)]
-    marks[place.folders[0]] = Mark(place, formats, list(versions), of_then, evicted or {})
-    for other in [key for key, mark in marks.items() if not mark.holds(embedding)]:
-        del marks[other]
-    while len(marks) > MOST_PATHS:
-        del marks[next(iter(marks))]
-    followed = [each.versions for each in marks.values() if each.formats is not None]
+    saves = _base_saves.setdefault(embedding, {})
+    saves.pop(location.folders[0], None)
+    group_refs = [weakref.ref(group) for group in (embedding.groups if groups is None else groups)]
+    saves[location.folders[0]] = BaseSave(location, formats, list(versions), group_refs, evicted or {})
+    for other in [key for key, save in saves.items() if not save.is_valid_for(embedding)]:
+        del saves[other]
+    while len(saves) > MAX_BASE_SAVES:
+        del saves[next(iter(saves))]
+    followed = [each.versions for each in saves.values() if each.formats is not None]
     if followed:
-        of_groups = zip(*followed, strict=True)
-        forget_changes(embedding.layout, [min(of_group) for of_group in of_groups])
+        by_group = zip(*followed, strict=True)
+        forget_changes(embedding.layout, [min(versions_of_group) for versions_of_group in by_group])
 
 
-def drop_marks(embedding: TableBatchedEmbedding) -> None:
+def drop_base_saves(embedding: TableBatchedEmbedding) -> None:
     """Forgets all marks: no delta can follow any save."""
-    _marks.pop(embedding, None)
+    _base_saves.pop(embedding, None)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ...tbe import TableOptimizer
-from ..format.manifest import DELTA, FULL, Formats, Manifest, SavedOptimizer, SavedTable, formats
+from ..format.manifest import DELTA, FULL, Manifest, SavedOptimizer, SavedTable, TableFormats, table_formats
 from ..format.tensors import DTYPE_NAMES
-from ..owners import Owner
+from ..owners import TableOwner
 
 
 @dataclass(frozen=True)
-class Start:
+class SaveIdentity:
     """The facts that the ranks of a save agree on.
 
     Attributes:
@@ -36,51 +36,51 @@ class Start:
         return FULL if self.previous is None else DELTA
 
 
-def keys_of(owners: Sequence[Owner]) -> dict[tuple[int, str], str]:
+def table_keys(owners: Sequence[TableOwner]) -> dict[tuple[int, str], str]:
     """The name of each table in a save, by its embedding's place and its own name."""
     keys: dict[tuple[int, str], str] = {}
-    seen: dict[str, int] = {}
-    for place, owner in enumerate(owners):
+    counts: dict[str, int] = {}
+    for position, owner in enumerate(owners):
         for name in owner.configs:
-            number = seen.get(name, 0)
-            seen[name] = number + 1
-            keys[place, name] = f"{name}.{number}" if number else name
+            number = counts.get(name, 0)
+            counts[name] = number + 1
+            keys[position, name] = f"{name}.{number}" if number else name
     return keys
 
 
-def draft_of(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start) -> Manifest:
+def draft_manifest(owners: Sequence[TableOwner], keys: dict[tuple[int, str], str], identity: SaveIdentity) -> Manifest:
     """Returns the manifest of a save of this moment, without files and without numbers of rows."""
     optimizers: dict[int, tuple[int, TableOptimizer]] = {}
     tables = []
-    for place, owner in enumerate(owners):
+    for position, owner in enumerate(owners):
         for name in owner.configs:
             optimizer = owner.embedding.layout.optimizer_of(name)
             number = None
             if optimizer is not None:
                 number, _ = optimizers.setdefault(id(optimizer), (len(optimizers), optimizer))
-            tables.append(draft_table(owner, name, keys[place, name], number))
-    root = os.path.dirname(start.folder)
+            tables.append(draft_table(owner, name, keys[position, name], number))
+    root = os.path.dirname(identity.folder)
     open_windows = {
         owner.path: {str(length): count for length, count in owner.embedding.layout.windows.items() if count}
         for owner in owners
     }
     return Manifest(
-        id=start.id,
-        kind=start.kind,
-        base=start.base,
-        previous=start.previous,
-        sequence=start.sequence,
+        id=identity.id,
+        kind=identity.kind,
+        base=identity.base,
+        previous=identity.previous,
+        sequence=identity.sequence,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         world_size=1,
         tables=tables,
         optimizers=[_optimizer(optimizer) for _, optimizer in optimizers.values()],
         windows={path: counts for path, counts in open_windows.items() if counts},
         files=[],
-        folders=[os.path.relpath(each, root) for each in start.folders if each != root],
+        folders=[os.path.relpath(each, root) for each in identity.folders if each != root],
     )
 
 
-def draft_table(owner: Owner, name: str, key: str, optimizer: int | None = None) -> SavedTable:
+def draft_table(owner: TableOwner, name: str, key: str, optimizer: int | None = None) -> SavedTable:
     """Returns a table as a save has it now, without its rows and clocks.
 
     Args:
@@ -117,6 +117,6 @@ def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
     )
 
 
-def formats_of(owners: Sequence[Owner]) -> Formats:
+def current_formats(owners: Sequence[TableOwner]) -> TableFormats:
     """Returns the tables of a model and the formats that a save has of their rows now."""
-    return formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])
+    return table_formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])

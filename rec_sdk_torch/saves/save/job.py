@@ -10,10 +10,21 @@ import torch
 
 from ..format import files
 from ..format.errors import CheckpointError
-from ..owners import Owner, owners_of
-from ..participants import Team
-from .draft import Start, keys_of
-from .save_writer import Moment, begin, check_shared, check_tracked, finish, follows, manifest_of, note, take, write
+from ..owners import TableOwner, table_owners
+from ..participants import Participants
+from .draft import SaveIdentity, table_keys
+from .save_writer import (
+    ModelSnapshot,
+    check_all_sharded,
+    check_changes_tracked,
+    complete_manifest,
+    create_save_folder,
+    possible_bases,
+    publish_save,
+    record_base_save,
+    take_snapshot,
+    write_snapshot,
+)
 
 
 class SaveJob:
@@ -25,61 +36,65 @@ class SaveJob:
         Raises:
             ValueError, CheckpointError, OSError: as `Saver.save`.
         """
-        self._owners = owners_of(module)
+        self._owners = table_owners(module)
         if incremental:
-            check_tracked(self._owners)
+            check_changes_tracked(self._owners)
         self._root = root
-        self._team = Team(self._owners)
-        check_shared(self._owners, self._team.size)
+        self._participants = Participants(self._owners)
+        check_all_sharded(self._owners, self._participants.size)
         for owner in self._owners:
             owner.check_replicas()
-        self._start: Start | None = None
-        self._moment: Moment | None = None
+        self._identity: SaveIdentity | None = None
+        self._snapshot: ModelSnapshot | None = None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_alone(self._owners))
-            stack.enter_context(_held(self._team, root))
-            stack.callback(self._give_up)
-            self._take(incremental)
+            stack.enter_context(_no_other_save(self._owners))
+            stack.enter_context(_locked_folder(self._participants, root))
+            stack.callback(self._clean_up)
+            self._take_snapshot(incremental)
             # Later calls are from another thread, beside those of training.
-            self._team = self._team.apart()
+            self._participants = self._participants.with_own_group()
             self._stack = stack.pop_all()
 
-    def _take(self, incremental: bool) -> None:
-        owners, team, path = self._owners, self._team, str(self._root)
-        with one_moment(owners):
-            found = team.gather(follows(owners, path) if incremental else [], "the saves that a delta may follow")
+    def _take_snapshot(self, incremental: bool) -> None:
+        owners, participants, path = self._owners, self._participants, str(self._root)
+        with exclusive_tables(owners):
+            found = participants.gather(
+                possible_bases(owners, path) if incremental else [], "the saves that a delta may follow"
+            )
             bases = [each for of_rank in found for each in of_rank]
-            start = team.first(lambda: begin(self._root, bases), "the folder of a save")
-            self._start = start
+            identity = participants.run_on_first(lambda: create_save_folder(self._root, bases), "the folder of a save")
+            self._identity = identity
 
-            def hold() -> None:
-                self._moment = take(owners, keys_of(owners), start, team.rank)
+            def take() -> None:
+                self._snapshot = take_snapshot(owners, table_keys(owners), identity, participants.rank)
 
-            team.together(hold, "whether all ranks have begun a save")
+            participants.run_on_all(take, "whether all ranks have begun a save")
 
     def run(self) -> str:
         """Writes the rows; the folder of the save. To be called once."""
         with self._stack:
-            moment, start, team = self._moment, self._start, self._team
-            assert moment is not None
-            assert start is not None
-            of_ranks = team.together(lambda: write(moment), "what each rank has written of a save")
-            manifest = manifest_of(moment.draft, of_ranks)
-            folder = team.first(lambda: finish(self._owners, self._root, start, manifest), "whether a save is complete")
-            note(self._owners, folder, start, moment)
-            self._start = None
+            snapshot, identity, participants = self._snapshot, self._identity, self._participants
+            assert snapshot is not None
+            assert identity is not None
+            of_ranks = participants.run_on_all(lambda: write_snapshot(snapshot), "what each rank has written of a save")
+            manifest = complete_manifest(snapshot.draft, of_ranks)
+            folder = participants.run_on_first(
+                lambda: publish_save(self._owners, self._root, identity, manifest), "whether a save is complete"
+            )
+            record_base_save(self._owners, folder, identity, snapshot)
+            self._identity = None
         return str(folder)
 
-    def _give_up(self) -> None:
+    def _clean_up(self) -> None:
         """Ends the save: nothing is kept aside any more, and files of a save that failed are removed."""
-        if self._moment is not None:
-            self._moment.close()
-        if self._team.rank == 0 and self._start is not None:
-            files.remove_tree(Path(self._start.folder))
+        if self._snapshot is not None:
+            self._snapshot.close()
+        if self._participants.rank == 0 and self._identity is not None:
+            files.remove_tree(Path(self._identity.folder))
 
 
 @contextlib.contextmanager
-def one_moment(owners: Sequence[Owner]) -> Iterator[None]:
+def exclusive_tables(owners: Sequence[TableOwner]) -> Iterator[None]:
     """Keeps other threads from all tables; always in one order, for two threads that save."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
@@ -88,7 +103,7 @@ def one_moment(owners: Sequence[Owner]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(owners: Sequence[Owner]) -> Iterator[None]:
+def _no_other_save(owners: Sequence[TableOwner]) -> Iterator[None]:
     """Waits for other saves of these tables. It is a lock, since it ends in the thread that writes."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
@@ -97,15 +112,17 @@ def _alone(owners: Sequence[Owner]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(team: Team, root: Path) -> Iterator[None]:
+def _locked_folder(participants: Participants, root: Path) -> Iterator[None]:
     """Holds the lock of a folder of saves, on rank 0, for all ranks."""
-    team.gather(None, "whether all ranks save")  # until then a rank that is late may remove the folder, as scripts do
+    participants.gather(
+        None, "whether all ranks save"
+    )  # until then a rank that is late may remove the folder, as scripts do
     with contextlib.ExitStack() as stack:
 
-        def hold() -> None:
-            files.make_folder(root)
-            if not stack.enter_context(files.held(root)):
+        def lock() -> None:
+            files.ensure_folder(root)
+            if not stack.enter_context(files.folder_lock(root)):
                 raise CheckpointError(f"{root}: another save is being written there now")
 
-        team.first(hold, "the lock of a folder of saves")
+        participants.run_on_first(lock, "the lock of a folder of saves")
         yield

@@ -15,19 +15,19 @@ from ..format.file_writer import FileWriter
 from ..format.manifest import REMOVED, ROWS, SavedFile
 from ..format.tensors import TensorLayout, TensorSpec, TensorWriter
 
-MOST_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 """A file of rows, or a pack, has at most these."""
-PACKED_BYTES = 64 << 20
+MAX_PACKED_BYTES = 64 << 20
 """A file in a pack has at most these. Anything larger takes so long that it may have a file of its own."""
 
 CACHED_SPECS = (TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,)))
 """Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
 
-Piece = Mapping[str, torch.Tensor]
+Chunk = Mapping[str, torch.Tensor]
 """Rows of each tensor of a file, by name."""
 
 
-def saved_heat(cached: CachedRows) -> Piece:
+def cached_rows_chunk(cached: CachedRows) -> Chunk:
     """The tensors of a file of rows that were in the cache: hottest first."""
     ids, heats = cached.by_heat()
     most = torch.finfo(torch.float16).max
@@ -42,7 +42,13 @@ class RankFiles:
     """
 
     def __init__(self, folder: Path, rank: int, save: str, packed: bool) -> None:
-        """`save`: its id. `packed`: those of up to `PACKED_BYTES` share files, since a save of many tables has many."""
+        """
+        Args:
+            folder: of the save.
+            rank: of this process.
+            save: the id of the save.
+            packed: files of up to `MAX_PACKED_BYTES` share pack files, for saves of many tables.
+        """
         self._folder, self._rank, self._save, self._packed = folder, rank, save, packed
         self._folders = {folder}
         self._pack: FileWriter | None = None
@@ -64,11 +70,11 @@ class RankFiles:
     def _new_file(self, path: str) -> FileWriter:
         target = self._folder / path
         self._folders |= {above for above in target.parents if self._folder in above.parents}
-        files.make_folder(target.parent, sync=False)
+        files.ensure_folder(target.parent, sync=False)
         return FileWriter(target)
 
     def _pack_for(self, size: int) -> FileWriter:
-        if self._pack is not None and self._pack.end + size > MOST_BYTES:
+        if self._pack is not None and self._pack.end + size > MAX_FILE_BYTES:
             self._pack.finish()
             self._pack = None
         if self._pack is None:
@@ -76,15 +82,15 @@ class RankFiles:
             self._packs += 1
         return self._pack
 
-    def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
-        """Writes `count` rows in files of at most `MOST_BYTES`; `specs` are of no rows, and no piece is empty."""
-        most = max(1, MOST_BYTES // sum([spec.row_bytes for spec in specs]))
-        rest = iter(pieces)
-        left: Piece = {}
+    def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]) -> None:
+        """Writes `count` rows in files of at most `MAX_FILE_BYTES`; `specs` are of no rows, and no piece is empty."""
+        most = max(1, MAX_FILE_BYTES // sum([spec.row_bytes for spec in specs]))
+        following = iter(chunks)
+        remainder: Chunk = {}
         for number, begin in enumerate(range(0, count, most)):
             name = f"layer-{layer}/rows-{number:05d}.safetensors"
-            left = self._write(ROWS, table, layer, name, specs, min(most, count - begin), left, rest)
-        if left or next(rest, None) is not None:
+            remainder = self._write(ROWS, table, layer, name, specs, min(most, count - begin), remainder, following)
+        if remainder or next(following, None) is not None:
             raise ValueError(f"table {table!r}: more than its {count} rows")
 
     def removed(self, table: str, layer: int, ids: torch.Tensor) -> None:
@@ -93,9 +99,9 @@ class RankFiles:
         name = f"layer-{layer}/removed.safetensors"
         self._write(REMOVED, table, layer, name, [spec], len(ids), {"ids": ids}, iter(()))
 
-    def other(self, role: str, table: str, specs: Sequence[TensorSpec], count: int, pieces: Iterable[Piece]) -> None:
+    def other(self, role: str, table: str, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]) -> None:
         """Writes the file of a role that a table has once: a window, candidates."""
-        self._write(role, table, 0, f"{role}.safetensors", specs, count, {}, iter(pieces))
+        self._write(role, table, 0, f"{role}.safetensors", specs, count, {}, iter(chunks))
 
     def _write(
         self,
@@ -105,32 +111,32 @@ class RankFiles:
         name: str,
         specs: Sequence[TensorSpec],
         count: int,
-        left: Piece,
-        rest: Iterator[Piece],
-    ) -> Piece:
-        """Writes `count` rows of `left` and then of `rest`, and returns what is left of the last piece."""
+        remainder: Chunk,
+        following: Iterator[Chunk],
+    ) -> Chunk:
+        """Writes `count` rows of `remainder` and then of `following`, and returns what is left of the last piece."""
         layout = _layout(tuple(specs), count)
         path = f"{table}/rank-{self._rank:05d}/{name}"
-        packed = self._packed and layout.bytes <= PACKED_BYTES
+        packed = self._packed and layout.bytes <= MAX_PACKED_BYTES
         with contextlib.nullcontext(self._pack_for(layout.bytes)) if packed else self._new_file(path) as out:
             writer = TensorWriter(out, layout, {"save": self._save, "table": table})
             missing = count
             while missing:
-                piece = left or next(rest, {})
-                if not piece:
+                chunk = remainder or next(following, {})
+                if not chunk:
                     raise ValueError(f"{out.path}: {missing} of {count} rows of table {table!r} are missing")
-                taken = len(piece["ids"])
-                left = {}
+                taken = len(chunk["ids"])
+                remainder = {}
                 if taken > missing:
-                    taken, left = missing, {key: values[missing:] for key, values in piece.items()}
-                    piece = {key: values[:missing] for key, values in piece.items()}
+                    taken, remainder = missing, {key: values[missing:] for key, values in chunk.items()}
+                    chunk = {key: values[:missing] for key, values in chunk.items()}
                 for spec in specs:
-                    writer.append(spec.name, piece[spec.name])
+                    writer.append(spec.name, chunk[spec.name])
                 missing -= taken
             checksums = writer.finish()
         path, offset = (out.path.name, writer.begin) if packed else (path, None)
         self.written.append(SavedFile(path, role, table, self._rank, layer, count, writer.bytes, checksums, offset))
-        return left
+        return remainder
 
 
 @lru_cache(64)

@@ -15,7 +15,7 @@ import torch
 from ...rules import Sketch
 from ...tbe import WEIGHT, CopyOnWriteBuffer, Group, Snapshot, SnapshotRows, TableView, next_serial, versions
 from ..format import files
-from ..format.folders import UNFINISHED, Place, is_whole, next_name, remember
+from ..format.folders import UNFINISHED, SaveLocation, cache_chain_link, is_chain_intact, next_name
 from ..format.index import write_indexes
 from ..format.manifest import (
     CACHED,
@@ -27,20 +27,20 @@ from ..format.manifest import (
     Manifest,
     SavedFile,
     SavedTable,
-    formats,
+    table_formats,
 )
-from ..format.sketches import saved_sketch
+from ..format.sketches import serialize_sketch
 from ..format.tensors import DTYPES, TensorSpec
-from ..owners import Owner
-from .base_saves import Mark, marks_of, places_of, set_mark
-from .draft import Start, draft_of, formats_of
-from .rank_writer import CACHED_SPECS, Piece, RankFiles, row_specs, saved_heat
+from ..owners import TableOwner
+from .base_saves import BaseSave, base_saves_of, save_locations_of, set_base_save
+from .draft import SaveIdentity, current_formats, draft_manifest
+from .rank_writer import CACHED_SPECS, Chunk, RankFiles, cached_rows_chunk, row_specs
 
-ASIDE_BYTES = 64 << 20
+COPY_ON_WRITE_BYTES = 64 << 20
 """Bytes of rows put aside that a save keeps in memory; more wait on the disk."""
 
 
-def begin(path: Path, follows: Sequence[Sequence[Place]]) -> Start:
+def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> SaveIdentity:
     """Makes the folder of a save, on rank 0, which holds the lock of `path`.
 
     Args:
@@ -49,27 +49,27 @@ def begin(path: Path, follows: Sequence[Sequence[Place]]) -> Start:
     """
     for left in path.glob(f"{UNFINISHED}*"):  # no other process writes here now: these broke off
         files.remove_tree(left)
-    identity = uuid.uuid4().hex
-    folder = path / f"{UNFINISHED}{identity}"
-    before = _followed(follows)
+    save_id = uuid.uuid4().hex
+    folder = path / f"{UNFINISHED}{save_id}"
+    before = _common_base(bases)
     if before is None:
-        start = Start(identity, identity, None, 0, str(folder))
+        identity = SaveIdentity(save_id, save_id, None, 0, str(folder))
     else:
-        start = Start(identity, before.base, before.save, before.sequence + 1, str(folder), before.folders)
-    files.new_folder(folder)
-    return start
+        identity = SaveIdentity(save_id, before.base, before.save, before.sequence + 1, str(folder), before.folders)
+    files.create_folder(folder)
+    return identity
 
 
-def _followed(follows: Sequence[Sequence[Place]]) -> Place | None:
+def _common_base(bases: Sequence[Sequence[SaveLocation]]) -> SaveLocation | None:
     """The first save that is whole and that all can follow."""
-    for place in follows[0] if follows else ():
-        if all(any(each.save == place.save for each in own) for own in follows[1:]) and is_whole(place):
-            return place
+    for location in bases[0] if bases else ():
+        if all(any(each.save == location.save for each in own) for own in bases[1:]) and is_chain_intact(location):
+            return location
     return None
 
 
 @dataclass
-class Written:
+class RankResult:
     """The files that a rank has written.
 
     Attributes:
@@ -89,30 +89,30 @@ class Written:
     serial: int = field(default_factory=next_serial)
 
 
-def follows(owners: Sequence[Owner], path: str) -> list[list[Place]]:
+def possible_bases(owners: Sequence[TableOwner], path: str) -> list[list[SaveLocation]]:
     """For each embedding, the saves that a delta in the folder `path` could follow, the first of them best.
 
     It is the one before it in a folder that has a whole chain, and elsewhere the last save of the model, wherever that
     is; where it is not there any more, one before it.
     """
-    marks, result = [marks_of(owner.embedding) for owner in owners], []
-    now = formats_of(owners) if any(marks) else ()
-    for owner, of_owner in zip(owners, marks, strict=True):
-        places = []
-        for mark in of_owner:
-            since = [(owner.embedding.view(table), _version(owner, table, mark)) for table in owner.configs]
-            if mark.formats == now and all(view.has_changes_since(version) for view, version in since):
-                places.append(mark.place)
-        result.append(sorted(places, key=lambda place: place.folders != (path,)))
+    base_saves, result = [base_saves_of(owner.embedding) for owner in owners], []
+    now = current_formats(owners) if any(base_saves) else ()
+    for owner, of_owner in zip(owners, base_saves, strict=True):
+        locations = []
+        for base_save in of_owner:
+            since = [(owner.embedding.view(table), _version_at(owner, table, base_save)) for table in owner.configs]
+            if base_save.formats == now and all(view.has_changes_since(version) for view, version in since):
+                locations.append(base_save.location)
+        result.append(sorted(locations, key=lambda location: location.folders != (path,)))
     return result
 
 
-def _version(owner: Owner, table: str, mark: Mark) -> int:
+def _version_at(owner: TableOwner, table: str, base_save: BaseSave) -> int:
     """The version of a table's group at the moment of a save."""
-    return mark.versions[owner.embedding.groups.index(owner.embedding.layout.find_table(table)[0])]
+    return base_save.versions[owner.embedding.groups.index(owner.embedding.layout.find_table(table)[0])]
 
 
-def check_tracked(owners: Sequence[Owner]) -> None:
+def check_changes_tracked(owners: Sequence[TableOwner]) -> None:
     """
     Raises:
         ValueError: tables that do not know which of their rows changed.
@@ -125,7 +125,7 @@ def check_tracked(owners: Sequence[Owner]) -> None:
         )
 
 
-def check_shared(owners: Sequence[Owner], ranks: int) -> None:
+def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
     """
     Raises:
         ValueError: tables of which each of several ranks has rows of its own, beside others that the ranks share.
@@ -140,7 +140,7 @@ def check_shared(owners: Sequence[Owner], ranks: int) -> None:
 
 
 @dataclass
-class TableMoment:
+class TableSnapshot:
     """The part of a table that one rank has at the moment of a save.
 
     Attributes:
@@ -154,18 +154,18 @@ class TableMoment:
     """
 
     key: str
-    owner: Owner
+    owner: TableOwner
     view: TableView
     specs: Sequence[TensorSpec]
     count: int
-    snapshot: Snapshot
+    row_snapshot: Snapshot
     initial: bool
     removed: torch.Tensor | None = None
-    others: deque[tuple[str, Sequence[TensorSpec], int, Iterator[Piece]]] = field(default_factory=deque)
+    other_files: deque[tuple[str, Sequence[TensorSpec], int, Iterator[Chunk]]] = field(default_factory=deque)
 
 
 @dataclass
-class Moment:
+class ModelSnapshot:
     """All tables of a model on one rank, at the moment of a save: training may go on.
 
     Attributes:
@@ -175,140 +175,148 @@ class Moment:
         aside: where rows wait that were about to change.
     """
 
-    tables: list[TableMoment]
+    tables: list[TableSnapshot]
     groups: list[list[Group]]
     draft: Manifest
     aside: CopyOnWriteBuffer
     out: RankFiles
-    written: Written
+    written: RankResult
 
     def close(self) -> None:
         for table in self.tables:
-            table.snapshot.close()
+            table.row_snapshot.close()
         self.out.close()
 
 
-def take(owners: Sequence[Owner], keys: dict[tuple[int, str], str], start: Start, rank: int) -> Moment:
+def take_snapshot(
+    owners: Sequence[TableOwner], keys: dict[tuple[int, str], str], identity: SaveIdentity, rank: int
+) -> ModelSnapshot:
     """Takes one moment of all tables, whose embeddings the caller holds. `close` it.
 
-    Sums of open windows are written now; all else waits for `write`.
+    Sums of open windows are written now; all else waits for `write_snapshot`.
     """
-    draft = draft_of(owners, keys, start)
-    out = RankFiles(Path(start.folder), rank, start.id, draft.many)
+    draft = draft_manifest(owners, keys, identity)
+    out = RankFiles(Path(identity.folder), rank, identity.id, draft.has_many_tables)
     groups = [list(owner.embedding.groups) for owner in owners]
-    moment = Moment([], groups, draft, CopyOnWriteBuffer(Path(start.folder), ASIDE_BYTES), out, Written(out.written))
+    snapshot = ModelSnapshot(
+        [], groups, draft, CopyOnWriteBuffer(Path(identity.folder), COPY_ON_WRITE_BYTES), out, RankResult(out.written)
+    )
     of_draft = {table.key: table for table in draft.tables}
     try:
-        for place, owner in enumerate(owners):
-            mark = next((each for each in marks_of(owner.embedding) if each.place.save == start.previous), None)
+        for position, owner in enumerate(owners):
+            base_save = next(
+                (each for each in base_saves_of(owner.embedding) if each.location.save == identity.previous), None
+            )
             for name in owner.configs:
-                saved = of_draft[keys[place, name]]
-                if not owner.saves(name):
-                    moment.written.rows[saved.key] = 0
+                saved = of_draft[keys[position, name]]
+                if not owner.writes_rows(name):
+                    snapshot.written.rows[saved.key] = 0
                     continue
-                since = None if mark is None else _version(owner, name, mark)
-                moment.tables.append(_take_table(moment, owner, saved, since))
-                _take_evicted(moment, moment.tables[-1], None if mark is None else mark.evicted.get(name))
-            moment.written.versions.append(versions(owner.embedding.layout))
+                since = None if base_save is None else _version_at(owner, name, base_save)
+                snapshot.tables.append(_take_table_snapshot(snapshot, owner, saved, since))
+                _take_evicted(snapshot, snapshot.tables[-1], None if base_save is None else base_save.evicted.get(name))
+            snapshot.written.versions.append(versions(owner.embedding.layout))
     except BaseException:
-        moment.close()
+        snapshot.close()
         raise
-    return moment
+    return snapshot
 
 
-def _take_table(moment: Moment, owner: Owner, saved: SavedTable, since: int | None) -> TableMoment:
+def _take_table_snapshot(
+    snapshot: ModelSnapshot, owner: TableOwner, saved: SavedTable, since: int | None
+) -> TableSnapshot:
     """`saved`: the table in the draft of the manifest."""
     name, key = saved.name, saved.key
     view = owner.embedding.view(name)
-    rows = moment.written.rows[key] = owner.count(view)
+    rows = snapshot.written.rows[key] = owner.count(view)
     dtypes = view.dtypes()
     parts = tuple((part, dtypes[part], elements) for part, elements in saved.parts.items())
     specs = row_specs(parts, tuple((column, DTYPES[kind]) for column, kind in saved.columns.items()))
-    gone = None if since is None else view.removed(since)
+    removed = None if since is None else view.removed(since)
     ids = None
-    if since is not None and gone is not None and len(gone) and not view.config.hashed:
-        ids, gone = view.changed(since)  # rows of an index table that were removed are initial ones now
-    snapshot = Snapshot(view, moment.aside, ids, since if ids is None else None)
+    if since is not None and removed is not None and len(removed) and not view.config.hashed:
+        ids, removed = view.changed(since)  # rows of an index table that were removed are initial ones now
+    row_snapshot = Snapshot(view, snapshot.aside, ids, since if ids is None else None)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
-        count = rows if initial else snapshot.count
-        table = TableMoment(key, owner, view, specs, count, snapshot, initial)
-        if gone is not None and len(gone):
-            table.removed = torch.from_numpy(gone)
+        count = rows if initial else row_snapshot.count
+        table = TableSnapshot(key, owner, view, specs, count, row_snapshot, initial)
+        if removed is not None and len(removed):
+            table.removed = torch.from_numpy(removed)
         waiting = view.window_count()
         if waiting:
-            pieces = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in view.window_rows())
+            chunks = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in view.window_rows())
             of_sums = TensorSpec("sums", torch.float32, (0, 2 * view.config.embedding_dim))
-            moment.out.other(WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), of_sums], waiting, pieces)
+            snapshot.out.other(WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), of_sums], waiting, chunks)
         hot = view.cached()
         if view.config.lifecycle is not None:
-            moment.written.clocks[key] = view.clocks()
+            snapshot.written.clocks[key] = view.clocks()
             if view.config.lifecycle.admits:
                 candidates, columns = view.candidates()
                 waits = {"ids": candidates, **{f"column.{name}": values for name, values in columns.items()}}
                 of_waits = [TensorSpec(name, values.dtype, (0,)) for name, values in waits.items()]
-                table.others.append((CANDIDATES, of_waits, len(candidates), iter([waits])))
+                table.other_files.append((CANDIDATES, of_waits, len(candidates), iter([waits])))
             if view.config.lifecycle.rule(Sketch):
-                sketch = saved_sketch(owner, name, view.sketch())
+                sketch = serialize_sketch(owner, name, view.sketch())
                 cells = {"ids": sketch, SKETCH: sketch}
-                table.others.append((SKETCH, [TensorSpec(SKETCH, torch.uint8, (0,))], len(sketch), iter([cells])))
+                table.other_files.append((SKETCH, [TensorSpec(SKETCH, torch.uint8, (0,))], len(sketch), iter([cells])))
         if hot is not None and len(hot.ids):
-            table.others.append((CACHED, CACHED_SPECS, len(hot.ids), map(saved_heat, [hot])))
+            table.other_files.append((CACHED, CACHED_SPECS, len(hot.ids), map(cached_rows_chunk, [hot])))
     except BaseException:
-        snapshot.close()
+        row_snapshot.close()
         raise
     return table
 
 
-def _take_evicted(moment: Moment, table: TableMoment, since: int | None) -> None:
+def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | None) -> None:
     """Takes the evicted rows that wait and are not in the save before, which had all up to the serial `since`."""
     waiting = table.view.pending_evicted_rows(-1 if since is None else since)
     count = sum(map(len, waiting))
     departures = table.owner.embedding.layout.evicted.get(table.view.config.name)
     if departures is not None:
-        moment.written.evicted_before[table.key] = departures.rows() - count
+        snapshot.written.evicted_before[table.key] = departures.rows() - count
     if waiting:
-        pieces = (
+        chunks = (
             _tensors(rows.ids, {WEIGHT: rows.weight, **rows.states}, rows.columns) | {"reason": rows.reason}
             for rows in waiting
         )
-        table.others.append((EVICTED, [*table.specs, TensorSpec("reason", torch.uint8, (0,))], count, pieces))
+        table.other_files.append((EVICTED, [*table.specs, TensorSpec("reason", torch.uint8, (0,))], count, chunks))
 
 
-def write(moment: Moment) -> Written:
+def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
     """Writes this rank's rows of a moment. Training may go on."""
-    out = moment.out
-    for table in moment.tables:
+    out = snapshot.out
+    for table in snapshot.tables:
         if table.removed is not None:
             out.removed(table.key, 0, table.removed)
-        out.rows(table.key, 0, table.specs, table.count, _pieces(table))
-        table.snapshot.close()
-        while table.others:  # each is written and forgotten
-            role, specs, count, pieces = table.others.popleft()
-            out.other(role, table.key, specs, count, pieces)
+        out.rows(table.key, 0, table.specs, table.count, _row_chunks(table))
+        table.row_snapshot.close()
+        while table.other_files:  # each is written and forgotten
+            role, specs, count, chunks = table.other_files.popleft()
+            out.other(role, table.key, specs, count, chunks)
     out.finish()
-    return moment.written
+    return snapshot.written
 
 
-def _pieces(table: TableMoment) -> Iterator[Piece]:
+def _row_chunks(table: TableSnapshot) -> Iterator[Chunk]:
     config = table.owner.configs[table.view.config.name]
     known = np.zeros((config.num_embeddings + 7) // 8 if table.initial else 0, np.uint8)
-    for rows in table.snapshot.chunks():
+    for rows in table.row_snapshot.chunks():
         if table.initial:
             np.bitwise_or.at(known, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
-        yield _piece(table.snapshot, rows)
-    step = 8 * table.snapshot.size
+        yield _chunk(table.row_snapshot, rows)
+    step = 8 * table.row_snapshot.size
     for begin in range(0, config.num_embeddings if table.initial else 0, step):
         some = np.arange(begin, min(begin + step, config.num_embeddings), dtype=np.int64)
-        some = some[table.owner.mine(config.name, some)]
+        some = some[table.owner.owned(config.name, some)]
         some = some[known[some >> 3] >> (some & 7).astype(np.uint8) & 1 == 0]
-        for place in range(0, len(some), table.snapshot.size):
-            yield _piece(table.snapshot, table.snapshot.initial(some[place : place + table.snapshot.size]))
+        for start in range(0, len(some), table.row_snapshot.size):
+            yield _chunk(table.row_snapshot, table.row_snapshot.initial(some[start : start + table.row_snapshot.size]))
 
 
-def _piece(snapshot: Snapshot, rows: SnapshotRows) -> Piece:
+def _chunk(row_snapshot: Snapshot, rows: SnapshotRows) -> Chunk:
     columns = {name: torch.from_numpy(values) for name, values in rows.columns.items()}
-    return _tensors(torch.from_numpy(rows.ids), snapshot.parts(rows), columns)
+    return _tensors(torch.from_numpy(rows.ids), row_snapshot.parts(rows), columns)
 
 
 def _tensors(
@@ -319,7 +327,7 @@ def _tensors(
     return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
-def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
+def complete_manifest(draft: Manifest, written: Sequence[RankResult]) -> Manifest:
     """The manifest of a save whose files the ranks have written."""
     tables = []
     for table in draft.tables:
@@ -330,25 +338,26 @@ def manifest_of(draft: Manifest, written: Sequence[Written]) -> Manifest:
     return replace(draft, tables=tables, files=files, world_size=len(written))
 
 
-def finish(owners: Sequence[Owner], path: Path, start: Start, manifest: Manifest) -> Path:
+def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentity, manifest: Manifest) -> Path:
     """Makes a save of what is written, on rank 0."""
-    folder = Path(start.folder)
+    folder = Path(identity.folder)
     write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
     files.sync_folder(folder)
-    before = {place.path for owner in owners for place in places_of(owner.embedding)}
+    before = {location.path for owner in owners for location in save_locations_of(owner.embedding)}
     target = path / next_name(path, before)
     files.rename(folder, target)
     files.sync_folder(path)
     with contextlib.suppress(OSError):  # it has been removed
-        remember(target, manifest)
+        cache_chain_link(target, manifest)
     return target
 
 
-def note(owners: Sequence[Owner], save: Path, start: Start, moment: Moment) -> None:
+def record_base_save(owners: Sequence[TableOwner], save: Path, identity: SaveIdentity, snapshot: ModelSnapshot) -> None:
     """Lets later deltas follow this save, which is in the folder `save`."""
-    folders = tuple(dict.fromkeys([str(save.parent), *start.folders]))
-    place, now = Place(start.id, start.base, start.sequence, save.name, folders), formats(moment.draft.tables)
-    for owner, version, groups in zip(owners, moment.written.versions, moment.groups, strict=True):
-        evicted = dict.fromkeys(owner.configs, moment.written.serial)
-        set_mark(owner.embedding, place, now, version, groups, evicted)
+    folders = tuple(dict.fromkeys([str(save.parent), *identity.folders]))
+    location = SaveLocation(identity.id, identity.base, identity.sequence, save.name, folders)
+    now = table_formats(snapshot.draft.tables)
+    for owner, version, groups in zip(owners, snapshot.written.versions, snapshot.groups, strict=True):
+        evicted = dict.fromkeys(owner.configs, snapshot.written.serial)
+        set_base_save(owner.embedding, location, now, version, groups, evicted)

@@ -12,12 +12,12 @@ import torch
 from ...tbe import Int64Array
 from ..format.errors import CheckpointError
 from ..format.file_writer import FileWriter
-from ..format.folders import Paths, chain_of, latest_save, paths_of
+from ..format.folders import Paths, chain_of, latest_save, to_paths
 from ..format.manifest import REMOVED, ROWS
 from ..format.quantized import BITS
 from ..format.tensors import DTYPES, TensorLayout, TensorReader, TensorSpec, TensorWriter
-from ..format.validation import SavedTables, open_file, saved_tables
-from ..load.save_reader import verify, verify_tables
+from ..format.validation import TableChain, open_file, table_chain
+from ..load.save_reader import verify_files, verify_tables
 
 _PIECE = 1 << 16
 """Rows that are in memory at a time, with safetensors."""
@@ -26,7 +26,7 @@ _PIECE = 1 << 16
 Opener = Callable[[], TensorReader]
 
 
-def _last_places(tables: SavedTables) -> tuple[Int64Array, Int64Array, Int64Array, list[Opener]]:
+def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array, list[Opener]]:
     """(ids, the file of each, its row there, what opens the files): where the latest row of each id is."""
     openers: list[Opener] = []
     ids = files = rows = np.empty(0, np.int64)
@@ -35,8 +35,8 @@ def _last_places(tables: SavedTables) -> tuple[Int64Array, Int64Array, Int64Arra
             opener = functools.partial(open_file, folder, manifest, file)
             with opener() as reader:
                 new = reader.read("ids").numpy()
-            stay = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
-            ids, files, rows = ids[stay], files[stay], rows[stay]
+            kept = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
+            ids, files, rows = ids[kept], files[kept], rows[kept]
             if file.role == ROWS:
                 ids = np.concatenate([ids, new])
                 files = np.concatenate([files, np.full(len(new), len(openers))])
@@ -72,7 +72,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
         CheckpointError: a save that is missing or damaged, or has no such table.
         FileExistsError: the file is there already.
     """
-    chain = chain_of(latest_save(path), paths_of(path))
+    chain = chain_of(latest_save(path), to_paths(path))
     manifest = chain[-1][1]
     known = [table.key for table in manifest.tables]
     unknown = sorted(set(tables or ()) - set(known))
@@ -84,24 +84,24 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
             f"{chain[-1][0]}: rows of {quantized} are quantized, for serving alone: export "
             "the save that it was made from"
         )
-    verify(chain)
+    verify_files(chain)
     verify_tables(chain)
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for key in known if tables is None else tables:
         saved = manifest.table(key)
-        ids, files, rows, openers = _last_places(saved_tables(chain, saved))
+        ids, files, rows, openers = _latest_rows(table_chain(chain, saved))
         target = output / f"{key}.{kind}"
         if target.exists():
             raise FileExistsError(f"{target} is there already")
         dtype = DTYPES[saved.weight_dtype]
-        pieces = _weights(files, rows, openers)
+        chunks = _weights(files, rows, openers)
         if kind == "npz":
             empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
-            weight = torch.cat([empty, *pieces])
-            plain = weight.float() if dtype is torch.bfloat16 else weight
+            weight = torch.cat([empty, *chunks])
+            saved_weight = weight.float() if dtype is torch.bfloat16 else weight
             with open(target, "xb") as file:  # also where it is a link that leads nowhere yet
-                np.savez(file, ids=ids, weight=plain.numpy())
+                np.savez(file, ids=ids, weight=saved_weight.numpy())
         else:
             count = len(ids)
             shape = (count, saved.embedding_dim)
@@ -109,8 +109,8 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
             with FileWriter(target) as out:
                 writer = TensorWriter(out, TensorLayout(specs))
                 writer.append("ids", torch.from_numpy(ids))
-                for piece in pieces:
-                    writer.append("weight", piece)
+                for chunk in chunks:
+                    writer.append("weight", chunk)
                 writer.finish()
         written.append(target)
     return written

@@ -16,10 +16,12 @@ def _select_bags(part: JaggedTensor, bags: torch.Tensor) -> JaggedTensor:
     """
     lengths = part.lengths().index_select(0, bags)
     begins = part.offsets().index_select(0, bags) - (lengths.cumsum(0) - lengths)
-    places = torch.repeat_interleave(begins, lengths) + torch.arange(int(lengths.sum()), device=begins.device)
+    positions = torch.repeat_interleave(begins, lengths) + torch.arange(int(lengths.sum()), device=begins.device)
     weights = part.weights_or_none()
     return JaggedTensor(
-        part.values().index_select(0, places), None if weights is None else weights.index_select(0, places), lengths
+        part.values().index_select(0, positions),
+        None if weights is None else weights.index_select(0, positions),
+        lengths,
     )
 
 
@@ -40,10 +42,10 @@ class IdMap(torch.nn.Module):
         super().__init__()
         self.tables = tables
         self._pooled = pooled
-        for place, known in enumerate(ids):
+        for table, known in enumerate(ids):
             ordered, rows = (None, None) if known is None else torch.sort(known)
-            self.register_buffer(f"ids{place}", ordered)
-            self.register_buffer(f"rows{place}", rows)
+            self.register_buffer(f"ids{table}", ordered)
+            self.register_buffer(f"rows{table}", rows)
 
     def rows_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Rows of `ids`, int64 of their shape."""
@@ -53,8 +55,8 @@ class IdMap(torch.nn.Module):
             return ids
         if len(known) == 0:
             return torch.zeros_like(ids)
-        places = torch.searchsorted(known, ids).clamp_(max=len(known) - 1)
-        return torch.where(known[places] == ids, rows[places], len(known))
+        positions = torch.searchsorted(known, ids).clamp_(max=len(known) - 1)
+        return torch.where(known[positions] == ids, rows[positions], len(known))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Returns the batch with rows for ids, and the features that tables read.
@@ -65,16 +67,16 @@ class IdMap(torch.nn.Module):
             ValueError: lengths or `inverse_indices` that do not fit the keys; pooled keys with several batch sizes
                 and no `inverse_indices`.
         """
-        given: list[str] = features.keys()
-        bags = Bags.of(features, len(given))
-        keys = [key for key in given if key in self.tables]
+        batch_keys: list[str] = features.keys()
+        bags = Bags.of(features, len(batch_keys))
+        keys = [key for key in batch_keys if key in self.tables]
         parts = [features[key] for key in keys]
-        places = None
+        bag_indices = None
         if self._pooled:
             bags.check_pooled()
-            places = bags.bags_of_samples(keys, features.lengths().device)
-        if places is not None:
-            parts = [_select_bags(part, chosen) for part, chosen in zip(parts, places, strict=True)]
+            bag_indices = bags.bags_of_samples(keys, features.lengths().device)
+        if bag_indices is not None:
+            parts = [_select_bags(part, chosen) for part, chosen in zip(parts, bag_indices, strict=True)]
         weights = [part.weights_or_none() for part in parts]
         sizes = [[len(part.lengths())] for part in parts]
         return KeyedJaggedTensor(
@@ -82,5 +84,5 @@ class IdMap(torch.nn.Module):
             torch.cat([self.rows_of(self.tables[key], part.values()) for key, part in zip(keys, parts, strict=True)]),
             None if any(each is None for each in weights) else torch.cat([w for w in weights if w is not None]),
             torch.cat([part.lengths() for part in parts]),
-            stride_per_key_per_rank=None if bags.sizes is None or places is not None else sizes,
+            stride_per_key_per_rank=None if bags.sizes is None or bag_indices is not None else sizes,
         )

@@ -52,7 +52,7 @@ def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTen
     }
 
 
-def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+def _ids_and_weights(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
     """For each table ids, None where they are rows, and weights; behind those with ids a row of zeros.
 
     Raises:
@@ -86,14 +86,14 @@ def _tables(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[t
 
 def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
     tables: dict[str, int] = {}
-    for place, config in enumerate(source.configs):
+    for position, config in enumerate(source.configs):
         for name in feature_names(config):
             if name in tables:
                 raise ValueError(
                     f"feature {name!r} is read by tables {source.configs[tables[name]].name!r} and {config.name!r}: "
                     "its ids have other rows in each, give the tables a feature each"
                 )
-            tables[name] = place
+            tables[name] = position
     return IdMap(ids, tables, pooled=source.embedding.pooled)
 
 
@@ -124,7 +124,7 @@ def to_torchrec(source: CachedCollection) -> ExportedCollection:
         >>> type(export.to_torchrec(tables).collection).__name__
         'EmbeddingBagCollection'
     """
-    ids, weights = _tables(source)
+    ids, weights = _ids_and_weights(source)
     id_map = _id_map(source, ids)
     sizes = [len(weight) for weight in weights]
     pooled = source.embedding.pooled
@@ -145,9 +145,9 @@ def to_torchrec(source: CachedCollection) -> ExportedCollection:
 def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
     cls = EmbeddingBagConfig if pooled else EmbeddingConfig
     names = {field.name for field in dataclasses.fields(cls) if field.init} - {"init_fn"}
-    given = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    given |= {"num_embeddings": rows, "feature_names": feature_names(config)}
-    return cls(**given)
+    options = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    options |= {"num_embeddings": rows, "feature_names": feature_names(config)}
+    return cls(**options)
 
 
 def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
@@ -175,7 +175,7 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
     """
     if not embedding_of(source).pooled:
         raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")
-    ids, weights = _tables(source)
+    ids, weights = _ids_and_weights(source)
     bags = {}
     for config, weight in zip(source.embedding.tables, weights, strict=True):
         mode = "mean" if config.pooling is Pooling.MEAN else "sum"

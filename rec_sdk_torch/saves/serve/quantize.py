@@ -14,14 +14,14 @@ import torch
 
 from ..format import files
 from ..format.errors import CheckpointError
-from ..format.folders import UNFINISHED, PathLike, Paths, chain_of, latest_save, paths_of
+from ..format.folders import UNFINISHED, PathLike, Paths, chain_of, latest_save, to_paths
 from ..format.index import write_indexes
 from ..format.manifest import MANIFEST, REMOVED, ROWS, WEIGHT, Manifest, SavedFile, SavedTable, read_manifest
 from ..format.quantized import BITS, NAMES, dequantize, quantize, row_bytes
 from ..format.tensors import TensorSpec
 from ..format.validation import open_file
-from ..load.save_reader import verify
-from ..save.rank_writer import Piece, RankFiles
+from ..load.save_reader import verify_files
+from ..save.rank_writer import Chunk, RankFiles
 
 _PIECE = 1 << 14
 """Rows that are in memory at a time."""
@@ -108,22 +108,22 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
     if bits not in NAMES:
         raise ValueError(f"bits is {bits!r}, expected 8 or 4")
     out = Path(out)
-    chain = chain_of(latest_save(path), paths_of(path))
+    chain = chain_of(latest_save(path), to_paths(path))
     named = [table.key for _, manifest in chain for table in manifest.tables if table.weight_dtype in BITS]
     if named:
         raise CheckpointError(f"{chain[-1][0]}: tables {sorted(set(named))} are quantized already")
-    files.make_folder(out)
+    files.ensure_folder(out)
     tables = {table.key: QuantizedTable(table.key) for table in chain[-1][1].tables}
     written = []
-    with files.held(out) as got:
-        if not got:
+    with files.folder_lock(out) as locked:
+        if not locked:
             raise CheckpointError(f"{out}: another process or thread writes to it")
-        for left in out.glob(f"{UNFINISHED}*"):
-            files.remove_tree(left)
+        for unfinished in out.glob(f"{UNFINISHED}*"):
+            files.remove_tree(unfinished)
         for folder, manifest in chain:
             target = out / folder.resolve().name
-            if not _is_copied(target, manifest, bits):
-                verify([(folder, manifest)])
+            if not _has_copy(target, manifest, bits):
+                verify_files([(folder, manifest)])
                 _copy(folder, manifest, target, bits, tables)
                 written.append(target)
     return QuantizedSave(target, written, list(tables.values()))
@@ -134,7 +134,7 @@ def _identity(save: str, bits: int) -> str:
     return hashlib.sha256(f"{save} {NAMES[bits]}".encode()).hexdigest()[:32]
 
 
-def _is_copied(target: Path, manifest: Manifest, bits: int) -> bool:
+def _has_copy(target: Path, manifest: Manifest, bits: int) -> bool:
     if not target.exists():
         return False
     if read_manifest(target).id != _identity(manifest.id, bits):
@@ -147,8 +147,8 @@ def _is_copied(target: Path, manifest: Manifest, bits: int) -> bool:
 def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dict[str, QuantizedTable]) -> None:
     identity = _identity(manifest.id, bits)
     made = target.parent / f"{UNFINISHED}{identity}"
-    files.new_folder(made)
-    out = RankFiles(made, 0, identity, manifest.many)
+    files.create_folder(made)
+    out = RankFiles(made, 0, identity, manifest.has_many_tables)
     try:
         for table in manifest.tables:
             counts = tables.setdefault(table.key, QuantizedTable(table.key))
@@ -162,7 +162,7 @@ def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dic
             previous=None if manifest.previous is None else _identity(manifest.previous, bits),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             world_size=1,
-            tables=[_quantized(table, bits) for table in manifest.tables],
+            tables=[_quantized_table(table, bits) for table in manifest.tables],
             optimizers=[],
             windows={},
             files=out.written,
@@ -180,7 +180,7 @@ def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dic
         out.close()
 
 
-def _quantized(table: SavedTable, bits: int) -> SavedTable:
+def _quantized_table(table: SavedTable, bits: int) -> SavedTable:
     parts = {WEIGHT: table.embedding_dim}
     return replace(
         table, weight_dtype=NAMES[bits], parts=parts, optimizer=None, columns={}, clocks={}, evicted_before=[]
@@ -200,7 +200,7 @@ def _copy_layer(
         TensorSpec("ids", torch.int64, (0,)),
         TensorSpec(WEIGHT, torch.uint8, (0, row_bytes(NAMES[bits], table.embedding_dim))),
     ]
-    out.rows(table.key, layer, specs, sum(file.rows for file in rows), _pieces(folder, manifest, rows, bits, counts))
+    out.rows(table.key, layer, specs, sum(file.rows for file in rows), _chunks(folder, manifest, rows, bits, counts))
 
 
 def _read_ids(folder: Path, manifest: Manifest, file: SavedFile) -> torch.Tensor:
@@ -208,9 +208,9 @@ def _read_ids(folder: Path, manifest: Manifest, file: SavedFile) -> torch.Tensor
         return reader.read("ids")
 
 
-def _pieces(
+def _chunks(
     folder: Path, manifest: Manifest, rows: list[SavedFile], bits: int, counts: QuantizedTable
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     for file in rows:
         with open_file(folder, manifest, file) as reader:
             for begin in range(0, file.rows, _PIECE):

@@ -23,12 +23,12 @@ from ...runtime.exits import OwnThread, calls
 from ...runtime.numbers import is_number
 from ...runtime.warn import SaveWarning, warn
 from ..format.errors import CheckpointError
-from ..format.folders import Paths, chain_of, latest_save, paths_of
-from ..format.index import ensure_index, open_served
+from ..format.folders import Paths, chain_of, latest_save, to_paths
+from ..format.index import ensure_index, open_served_table
 from ..format.manifest import Manifest
 from ..format.quantized import BITS
 from ..format.tensors import DTYPES
-from ..format.validation import saved_tables
+from ..format.validation import table_chain
 
 logger = logging.getLogger("rec_sdk_torch.serving")
 
@@ -36,7 +36,7 @@ Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, eq=False)
-class _Moment:
+class _OpenedSave:
     """The rows of the table in one chain of saves."""
 
     save: Path
@@ -86,11 +86,11 @@ class TableReader:
                 raise TypeError(f"{name} is {number!r}, expected a number")
         if follow is not None and not 0 < follow <= threading.TIMEOUT_MAX:
             raise ValueError(f"follow is {follow}, expected seconds, more than 0 and at most 2^33, or None")
-        self._paths, self._name, self._default = paths_of(path), table, float(default)
+        self._paths, self._name, self._default = to_paths(path), table, float(default)
         follow = None if follow is None else float(follow)
         self._refreshing = threading.Lock()
         self._ended = threading.Event()
-        self._moment = self._open(latest_save(self._paths))
+        self._opened = self._open(latest_save(self._paths))
         self._thread: OwnThread | None = None
         if follow is not None:
             following = functools.partial(_follow, weakref.ref(self), self._ended, follow)
@@ -98,18 +98,18 @@ class TableReader:
             self._thread.start()
             weakref.finalize(self, self._ended.set).atexit = False
 
-    def _open(self, save: Path) -> _Moment:
+    def _open(self, save: Path) -> _OpenedSave:
         """Maps a save."""
         chain = chain_of(save, self._paths)
         about = chain[-1][1].table(self._key(*chain[-1]))
         bits = BITS.get(about.weight_dtype)
         dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
-        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as aside:  # whose files stay mapped
+        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # whose files stay mapped
             saves = []
-            for folder, manifest, saved in reversed(saved_tables(chain, about).chain):
-                saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, Path(aside))))
-            table = open_served(saves)
-        return _Moment(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
+            for folder, manifest, saved in reversed(table_chain(chain, about).chain):
+                saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, Path(temporary))))
+            table = open_served_table(saves)
+        return _OpenedSave(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
 
     def _key(self, folder: Path, manifest: Manifest) -> str:
         keys = [table.key for table in manifest.tables]
@@ -132,19 +132,19 @@ class TableReader:
         """
         with calls, self._refreshing:
             save = latest_save(self._paths)
-            if save == self._moment.save:
+            if save == self._opened.save:
                 return False
-            self._moment = self._open(save)
+            self._opened = self._open(save)
             logger.info("table %r is read from %s", self._name, save)
             return True
 
-    def _follow(self, told: str) -> str:
-        """Refreshes, and returns what was wrong with that; warns of it unless it is what it has `told` before."""
+    def _follow(self, last_problem: str) -> str:
+        """Refreshes and returns the error's text, or ""; warns unless the text is `last_problem`."""
         try:
             self.refresh()
         except (CheckpointError, OSError) as error:
-            if str(error) != told:
-                warn(f"table {self._name!r} stays at {self._moment.save}: {error}", SaveWarning)
+            if str(error) != last_problem:
+                warn(f"table {self._name!r} stays at {self._opened.save}: {error}", SaveWarning)
             return str(error)
         return ""
 
@@ -167,26 +167,26 @@ class TableReader:
     @property
     def save(self) -> Path:
         """The save that lookups see."""
-        return self._moment.save
+        return self._opened.save
 
     @property
     def embedding_dim(self) -> int:
         """D, columns of a row."""
-        return self._moment.dim
+        return self._opened.dim
 
     @property
     def dtype(self) -> torch.dtype:
         """The data type of the weights that `lookup` gives: the table's, float32 where rows are quantized."""
-        return self._moment.dtype
+        return self._opened.dtype
 
     @property
     def bits(self) -> int | None:
         """8 or 4 where rows are quantized; else None."""
-        return self._moment.bits
+        return self._opened.bits
 
     def __len__(self) -> int:
         """Rows of the table when it was saved."""
-        return self._moment.rows
+        return self._opened.rows
 
     # ---- looking up
 
@@ -215,20 +215,20 @@ class TableReader:
     def find(self, ids: Array) -> tuple[Array, Array]: ...
     def find(self, ids: torch.Tensor | Array) -> tuple[torch.Tensor, torch.Tensor] | tuple[Array, Array]:
         """The rows as `lookup` gives them, and which of the ids are rows: bool, of their shape."""
-        moment = self._moment
+        opened = self._opened
         wanted = _integers(ids, "ids")
-        missing = torch.full((moment.dim,), self._default, dtype=moment.dtype, device="cpu")
-        rows = torch.empty((wanted.size, moment.dim), dtype=moment.dtype, device="cpu")
+        missing = torch.full((opened.dim,), self._default, dtype=opened.dtype, device="cpu")
+        rows = torch.empty((wanted.size, opened.dim), dtype=opened.dtype, device="cpu")
         flat = np.ascontiguousarray(wanted, np.int64).reshape(-1)
-        with _damage_named():
-            if moment.bits:
-                known = moment.table.lookup_floats(flat, self._default, rows.numpy())
+        with _engine_errors_as_checkpoint_errors():
+            if opened.bits:
+                known = opened.table.lookup_floats(flat, self._default, rows.numpy())
             else:
-                known = moment.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
-        rows, known = rows.reshape(*wanted.shape, moment.dim), known.reshape(wanted.shape)
+                known = opened.table.lookup(flat, missing.view(torch.uint8).numpy(), rows.view(torch.uint8).numpy())
+        rows, known = rows.reshape(*wanted.shape, opened.dim), known.reshape(wanted.shape)
         if isinstance(ids, torch.Tensor):
             return rows, torch.from_numpy(known)
-        return (rows.float() if moment.dtype == torch.bfloat16 else rows).numpy(), known
+        return (rows.float() if opened.dtype == torch.bfloat16 else rows).numpy(), known
 
     @overload
     def lookup_pooled(
@@ -269,7 +269,7 @@ class TableReader:
             ValueError: another `pooling`, offsets that do not ascend from 0 to N, other shapes.
             CheckpointError: a damaged index.
         """
-        moment = self._moment
+        opened = self._opened
         wanted, ends = _integers(ids, "ids"), _integers(offsets, "offsets")
         if pooling not in ("sum", "mean"):
             raise ValueError(f"pooling is {pooling!r}, expected 'sum' or 'mean'")
@@ -279,15 +279,15 @@ class TableReader:
         if not len(begins) or begins[0] != 0 or begins[-1] != len(flat) or (begins[1:] < begins[:-1]).any():
             raise ValueError(f"offsets must ascend from 0 to the number of ids, {len(flat)}")
         factors = None if weights is None else _floats(weights, len(flat))
-        missing = float(torch.tensor(self._default, dtype=moment.dtype, device="cpu"))
-        sums = torch.empty((len(begins) - 1, moment.dim), dtype=torch.float32, device="cpu")
-        with _damage_named():
-            moment.table.lookup_pooled(flat, begins, factors, pooling == "mean", missing, sums.numpy())
+        missing = float(torch.tensor(self._default, dtype=opened.dtype, device="cpu"))
+        sums = torch.empty((len(begins) - 1, opened.dim), dtype=torch.float32, device="cpu")
+        with _engine_errors_as_checkpoint_errors():
+            opened.table.lookup_pooled(flat, begins, factors, pooling == "mean", missing, sums.numpy())
         return sums if isinstance(ids, torch.Tensor) else sums.numpy()
 
 
 @contextlib.contextmanager
-def _damage_named() -> Iterator[None]:
+def _engine_errors_as_checkpoint_errors() -> Iterator[None]:
     """Makes an error of the engine, which is told what fits, one of the save."""
     try:
         with calls:
@@ -296,20 +296,20 @@ def _damage_named() -> Iterator[None]:
         raise CheckpointError(str(error)) from error
 
 
-def _integers(given: torch.Tensor | Array, name: str) -> Array:
-    array = given.numpy() if isinstance(given, torch.Tensor) and given.device.type == "cpu" else given
+def _integers(values: torch.Tensor | Array, name: str) -> Array:
+    array = values.numpy() if isinstance(values, torch.Tensor) and values.device.type == "cpu" else values
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
         kind = (
-            f"{given.dtype} on {given.device}"
-            if isinstance(given, torch.Tensor)
-            else getattr(given, "dtype", type(given))
+            f"{values.dtype} on {values.device}"
+            if isinstance(values, torch.Tensor)
+            else getattr(values, "dtype", type(values))
         )
         raise TypeError(f"{name} are {kind}, expected integers: a tensor on the host, or a numpy array")
     return array
 
 
-def _floats(given: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:
-    tensor = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.asarray(given))
+def _floats(values: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
     if tensor.shape != (count,) or not tensor.dtype.is_floating_point:
         raise ValueError(f"weights are {tensor.dtype} {list(tensor.shape)}, expected floats [{count}], one of each id")
     floats: npt.NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
@@ -317,10 +317,10 @@ def _floats(given: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:
 
 
 def _follow(reader: weakref.ref[TableReader], ended: threading.Event, seconds: float) -> None:
-    told = ""
+    last_problem = ""
     while not ended.wait(seconds):
         alive = reader()
         if alive is None:
             return
-        told = alive._follow(told)
+        last_problem = alive._follow(last_problem)
         del alive  # while it waits, the caller alone holds the reader

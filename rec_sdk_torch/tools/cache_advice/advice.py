@@ -52,11 +52,11 @@ class Advice:
     """
 
     policy: str
-    places: dict[str, int]
+    size_indices: dict[str, int]
     seconds: float
 
 
-def sizes_of(wanted: Sequence[float], distinct: int, largest: int) -> list[int]:
+def cache_sizes(requested: Sequence[float], distinct: int, largest: int) -> list[int]:
     """Rows of the caches to try, ascending: two of the largest batch up to all, or those that are wanted.
 
     Args:
@@ -64,19 +64,19 @@ def sizes_of(wanted: Sequence[float], distinct: int, largest: int) -> list[int]:
         distinct: different ids of the trace.
         largest: distinct ids of the largest batch, which is the smallest cache there can be.
     """
-    if wanted:
-        rows = [math.ceil(each * distinct) if each <= 1 else round(each) for each in wanted]
+    if requested:
+        rows = [math.ceil(each * distinct) if each <= 1 else round(each) for each in requested]
     else:
         low = min(distinct, 2 * largest)
         rows = [round(low * (distinct / low) ** (step / (STEPS - 1))) for step in range(STEPS)]
     return sorted({min(max(each, largest), distinct) for each in rows})
 
 
-def examine(
+def simulate_table(
     name: str,
     trace: Trace,
     samples: int,
-    wanted: Sequence[float],
+    requested: Sequence[float],
     policies: Sequence[str],
     ahead: int,
     record_bytes: int,
@@ -84,15 +84,15 @@ def examine(
 ) -> Table:
     """Simulates one table. `progress` wraps the pairs of a policy and a size, and iterates over them."""
     simulation = Simulation(trace.ids, trace.starts(samples))
-    sizes = sizes_of(wanted, simulation.distinct, simulation.largest)
+    sizes = cache_sizes(requested, simulation.distinct, simulation.largest)
     counts: dict[str, list[Counts]] = {policy: [] for policy in policies}
     for policy, slots in progress([(policy, slots) for policy in policies for slots in sizes]):
         counts[policy].append(simulation.run(slots, policy, ahead))
     return Table(name, len(trace.ids), simulation.distinct, simulation.largest, record_bytes, sizes, counts)
 
 
-def _seconds(table: Table, policy: str, place: int, bandwidth: Bandwidth) -> float:
-    return bandwidth.seconds(table.counts[policy][place], table.record_bytes)
+def _seconds(table: Table, policy: str, size_index: int, bandwidth: Bandwidth) -> float:
+    return bandwidth.seconds(table.counts[policy][size_index], table.record_bytes)
 
 
 def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str, int]:
@@ -112,18 +112,18 @@ def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Ban
         steps = []
         for table in tables:
             now = chosen[table.name]
-            for place in range(now + 1, len(table.sizes)):
-                cost = (table.sizes[place] - table.sizes[now]) * table.record_bytes
-                saved = _seconds(table, policy, now, bandwidth) - _seconds(table, policy, place, bandwidth)
+            for size_index in range(now + 1, len(table.sizes)):
+                cost = (table.sizes[size_index] - table.sizes[now]) * table.record_bytes
+                saved = _seconds(table, policy, now, bandwidth) - _seconds(table, policy, size_index, bandwidth)
                 if cost <= left and saved > 0:
-                    steps.append((saved / cost, table.name, place, cost))
+                    steps.append((saved / cost, table.name, size_index, cost))
         if not steps:
             return chosen
-        _, name, place, cost = max(steps)
-        chosen[name], left = place, left - cost
+        _, name, size_index, cost = max(steps)
+        chosen[name], left = size_index, left - cost
 
 
-def choose(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory: int | None) -> Advice:
+def choose_cache(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory: int | None) -> Advice:
     """The policy with the least modelled time at the sizes that it needs, and these sizes.
 
     Args:
@@ -144,13 +144,15 @@ def choose(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory:
             )
     found = []
     for policy in tables[0].counts:
-        places = _by_misses(tables, policy, misses) if memory is None else _by_memory(tables, policy, memory, bandwidth)
-        seconds = sum(_seconds(table, policy, places[table.name], bandwidth) for table in tables)
-        found.append(Advice(policy, places, seconds))
+        size_indices = (
+            _by_misses(tables, policy, misses) if memory is None else _by_memory(tables, policy, memory, bandwidth)
+        )
+        seconds = sum(_seconds(table, policy, size_indices[table.name], bandwidth) for table in tables)
+        found.append(Advice(policy, size_indices, seconds))
     if memory is None:
-        return min(found, key=lambda advice: (_bytes(tables, advice.places), advice.seconds))
-    return min(found, key=lambda advice: (advice.seconds, _bytes(tables, advice.places)))
+        return min(found, key=lambda advice: (_bytes(tables, advice.size_indices), advice.seconds))
+    return min(found, key=lambda advice: (advice.seconds, _bytes(tables, advice.size_indices)))
 
 
-def _bytes(tables: Sequence[Table], places: Mapping[str, int]) -> int:
-    return sum(table.sizes[places[table.name]] * table.record_bytes for table in tables)
+def _bytes(tables: Sequence[Table], size_indices: Mapping[str, int]) -> int:
+    return sum(table.sizes[size_indices[table.name]] * table.record_bytes for table in tables)

@@ -122,11 +122,11 @@ def _policies(options: argparse.Namespace) -> list[str]:
 
 def _bandwidth(options: argparse.Namespace) -> Bandwidth:
     from ...operators.devices.backends import parse_device
-    from .costs import Bandwidth, measured
+    from .costs import Bandwidth, measure_bandwidth
 
     if options.bandwidth is not None:
         return Bandwidth(options.bandwidth, options.bandwidth, "as --bandwidth says")
-    return measured(parse_device(options.device))
+    return measure_bandwidth(parse_device(options.device))
 
 
 def _traces(options: argparse.Namespace) -> dict[str, Trace]:
@@ -139,7 +139,7 @@ def _traces(options: argparse.Namespace) -> dict[str, Trace]:
     return {name: trace for name, trace in traces.items() if not options.table or name in options.table}
 
 
-def _bar(table: str) -> Progress:
+def _progress_bar(table: str) -> Progress:
     """Returns a progress bar, which shows nothing where stderr is no terminal, or tqdm is not installed."""
     try:
         from tqdm import tqdm
@@ -149,29 +149,31 @@ def _bar(table: str) -> Progress:
 
 
 def _advise(options: argparse.Namespace) -> None:
-    from .advice import choose, examine
-    from .report import draw, lines
-    from .simulation import MOST_AHEAD
+    from .advice import choose_cache, simulate_table
+    from .report import draw_miss_rates, report_lines
+    from .simulation import MAX_AHEAD
 
-    if options.ahead > MOST_AHEAD:
-        raise ValueError(f"--ahead is {options.ahead}, it must be at most {MOST_AHEAD}")
+    if options.ahead > MAX_AHEAD:
+        raise ValueError(f"--ahead is {options.ahead}, it must be at most {MAX_AHEAD}")
     memory = parse_bytes(options.memory, "--memory") if options.memory else None
     policies, record_bytes = _policies(options), _record_bytes(options)
     traces, bandwidth = _traces(options), _bandwidth(options)
 
     tables = [
-        examine(name, trace, options.batch, options.sizes, policies, options.ahead, record_bytes, _bar(name))
+        simulate_table(
+            name, trace, options.batch, options.sizes, policies, options.ahead, record_bytes, _progress_bar(name)
+        )
         for name, trace in traces.items()
     ]
-    print("\n".join(lines(tables, bandwidth)))
-    advice = choose(tables, bandwidth, options.misses, memory)
+    print("\n".join(report_lines(tables, bandwidth)))
+    advice = choose_cache(tables, bandwidth, options.misses, memory)
     if advice.policy == "look_ahead":
         print(f"look_ahead knows of {options.ahead} batches: it needs rec_sdk_torch.prefetch(depth={options.ahead}).")
     print(f"Modelled swaps of a batch with this cache, of all tables: {1e3 * advice.seconds:.3f} ms.")
-    rows = {table.name: table.sizes[advice.places[table.name]] for table in tables}
+    rows = {table.name: table.sizes[advice.size_indices[table.name]] for table in tables}
     print(f"cache={rows!r}, cache_policy={advice.policy!r}")  # arguments of a collection
     if options.plot:
-        draw(tables, options.plot)
+        draw_miss_rates(tables, options.plot)
         print(f"drawn: {options.plot}")
 
 

@@ -10,7 +10,7 @@ import torch
 from ...operators.devices.backends import backend_for
 from .simulation import Counts
 
-_BLOCK = 64 << 20
+_COPY_BYTES = 64 << 20
 _REPEATS = 5
 
 
@@ -34,7 +34,7 @@ class Bandwidth:
         return copied * record_bytes / max(1, counts.batches)
 
 
-def _best(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> float:
+def _best_rate(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> float:
     seconds = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
@@ -42,17 +42,17 @@ def _best(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> f
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return _BLOCK / min(seconds)
+    return _COPY_BYTES / min(seconds)
 
 
-def measured(device: torch.device) -> Bandwidth:
+def measure_bandwidth(device: torch.device) -> Bandwidth:
     """Measures copies of 64 MiB, from page-locked memory where the backend has that.
 
     Raises:
         ImportError, ValueError, NotImplementedError, RuntimeError: the device cannot be used.
     """
     pinned = backend_for(device).pin_staging
-    host = torch.zeros(_BLOCK, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-    there = torch.zeros(_BLOCK, dtype=torch.uint8, device=device)
+    host = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    there = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     source = f"copies of 64 MiB between the host and {device}, measured now"
-    return Bandwidth(_best(there, host, device), _best(host, there, device), source)
+    return Bandwidth(_best_rate(there, host, device), _best_rate(host, there, device), source)

@@ -13,7 +13,7 @@ def _memory(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
 
 
-def lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
+def report_lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
     """A table of sizes for each table: memory, misses of each policy, modelled time of the first."""
     for table in tables:
         policies = list(table.counts)
@@ -25,9 +25,9 @@ def lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
         )
         heads = [f"{policy:>11}" for policy in policies]
         yield f"{'rows':>12}{'share':>8}{'memory':>13}{''.join(heads)}{'swap, ' + policies[0]:>20}"
-        for place, rows in enumerate(table.sizes):
-            rates = [f"{table.counts[policy][place].miss_rate:>11.1%}" for policy in policies]
-            seconds = bandwidth.seconds(table.counts[policies[0]][place], table.record_bytes)
+        for position, rows in enumerate(table.sizes):
+            rates = [f"{table.counts[policy][position].miss_rate:>11.1%}" for policy in policies]
+            seconds = bandwidth.seconds(table.counts[policies[0]][position], table.record_bytes)
             memory = _memory(rows * table.record_bytes)
             yield f"{rows:>12}{rows / table.distinct:>8.1%}{memory:>13}{''.join(rates)}{f'{1e3 * seconds:.3f} ms':>20}"
         yield ""
@@ -36,7 +36,7 @@ def lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
     yield f"Times are modelled, not measured: bytes of the swaps of a batch at {copies} ({bandwidth.source})."
 
 
-def draw(tables: Sequence[Table], path: Path) -> None:
+def draw_miss_rates(tables: Sequence[Table], path: Path) -> None:
     """Curves of the miss rate over the size, for each table and policy.
 
     Raises:
@@ -50,8 +50,8 @@ def draw(tables: Sequence[Table], path: Path) -> None:
         raise ImportError("--plot needs the package matplotlib: pip install 'rec_sdk_torch[plot]'") from error
     figure = Figure(figsize=(6.4, 3.2 * len(tables)), layout="constrained")
     FigureCanvasAgg(figure)
-    for place, table in enumerate(tables, start=1):
-        axes = figure.add_subplot(len(tables), 1, place)
+    for position, table in enumerate(tables, start=1):
+        axes = figure.add_subplot(len(tables), 1, position)
         for policy, counts in table.counts.items():
             axes.plot(table.sizes, [each.miss_rate for each in counts], marker="o", markersize=3, label=policy)
         axes.set(title=table.name, xlabel="rows of the cache", ylabel="known rows that miss", xscale="log", ylim=(0, 1))

@@ -10,7 +10,7 @@ import numpy as np
 from ... import _engine
 from .traces import Int64Array
 
-MOST_AHEAD = 15
+MAX_AHEAD = 15
 """Batches that may be announced beside the one that is planned."""
 
 
@@ -65,7 +65,7 @@ class Simulation:
         self.distinct, self.largest = self._trace.distinct, self._trace.largest
 
     @classmethod
-    def of(cls, batches: Sequence[Int64Array]) -> Simulation:
+    def from_batches(cls, batches: Sequence[Int64Array]) -> Simulation:
         """Makes the simulation of batches, int64 ids of each."""
         return cls(np.concatenate(batches), np.cumsum([0, *map(len, batches)]))
 
@@ -75,7 +75,7 @@ class Simulation:
         Args:
             slots: rows of the cache.
             policy: its name in the engine.
-            ahead: batches that are announced before they come, at most `MOST_AHEAD`; only policies that look ahead
+            ahead: batches that are announced before they come, at most `MAX_AHEAD`; only policies that look ahead
                 care.
             warm: batches at the beginning that are planned and not counted.
 
