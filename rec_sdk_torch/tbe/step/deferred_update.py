@@ -1,4 +1,4 @@
-"""Training with `update="step"`: backward passes aggregate gradients, which wait for `step()` of the optimizer."""
+"""Training with `update="step"`: backward passes add to pending gradients, which `step()` of the optimizer applies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .step import Step
 from .table_update import Grads, TableUpdate
 
 _SET_TO_NONE = 1
-"""The checksum of the change of a table whose gradient was set to None."""
+"""The checksum that stands for a gradient that was set to None."""
 
 
 class DeferredStep(Step):
-    """A training batch that may have several backward passes. Its rows stay in the cache until their update."""
+    """A training batch with any number of backward passes. Its rows stay pinned until `step()` updates them."""
 
     many_backwards = True
 
@@ -33,7 +33,7 @@ class DeferredStep(Step):
         wanted: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
-        """Aggregates the gradients, and returns the gradients of the per-sample weights; see `Step.backward`."""
+        """Adds to the pending gradients, and returns the gradients of the per-sample weights; see `Step.backward`."""
         if self.finished:
             raise RuntimeError(
                 "the embedding's rows were updated by step() after this forward and a backward through it: look the "
@@ -42,7 +42,7 @@ class DeferredStep(Step):
         return super().backward(grads, weights, wanted, tables)
 
     def must_stay_pinned(self) -> bool:
-        """Whether its rows have to stay in the cache though its backward pass failed."""
+        """Returns whether the rows must stay pinned after a failed backward pass."""
         return self in self._layout.pending_gradients.pinning_batches or super().must_stay_pinned()
 
     def _needs_tables(self) -> bool:
@@ -55,63 +55,74 @@ class DeferredStep(Step):
         reading = readers.get(id(self))
         result = super()._update(grads, for_rows, weights, wanted)
         if reading is not None:
-            readers[id(self)] = reading  # another backward pass may come when other rows have changed
+            readers[id(self)] = reading  # a later backward pass needs the rows as they were, also if others change them
         return result
 
     def _make_calls(self, for_rows: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
-        """Adds the gradients to those that wait: all of them, or after an interrupt none."""
+        """Adds the gradients of all groups to the pending gradients; of none if an interrupt comes."""
         assert for_rows is not None, "with update='step' nothing skips an update before step()"
         layout = self._layout
-        waiting = _without_left_out(layout)
-        before = waiting.rows or (None,) * len(self._groups)
+        pending = _without_skipped_tables(layout)
+        before = pending.rows or (None,) * len(self._groups)
         rows = []
         for group, plan, grads, weight, of_group in zip(
             self._groups, self._plans, for_rows, weights, before, strict=True
         ):
             group.swap.transfers.follow_previous_stream()
             rows.append(add_gradients(of_group, plan, grads, weight, group.layout.dim))
-        holders = waiting.pinning_batches if self in waiting.pinning_batches else (*waiting.pinning_batches, self)
-        layout.pending_gradients = waiting._replace(
-            rows=rows, pinning_batches=holders, backward_passes=waiting.backward_passes + 1
+        batches = pending.pinning_batches if self in pending.pinning_batches else (*pending.pinning_batches, self)
+        layout.pending_gradients = pending._replace(
+            rows=rows, pinning_batches=batches, backward_passes=pending.backward_passes + 1
         )
 
 
 class DeferredUpdate(TableUpdate):
-    """The update of the rows that wait; or, without `rows`, what ends the training step beside it."""
+    """The update of `step()`: it applies the pending gradients, and ends the training step."""
 
     def __init__(self, layout: Layout, rows: Sequence[GroupGradients | None] | None, after: PendingGradients) -> None:
-        """`after`: what waits when it is done."""
+        """Prepares the update; nothing changes yet.
+
+        Args:
+            layout: the tables.
+            rows: the pending gradients of each group; None: they are discarded, and no row changes.
+            after: the layout's pending gradients after the update.
+        """
         groups = layout.built
-        plans = cast(Sequence[Plan], rows or ())  # which they stand for
+        plans = cast(Sequence[Plan], rows or ())  # the gradients of a group have the interface of a plan
         grads = None if rows is None else [[None if each is None else each.gradient] for each in rows]
         super().__init__(layout, plans, grads, [None] * len(groups))
-        self._held = layout.pending_gradients.pinning_batches if rows is not None else ()
+        self._pinning_batches = layout.pending_gradients.pinning_batches if rows is not None else ()
         self._after = after
 
     def run(self) -> None:
-        """As that of a batch."""
+        """Updates the rows, and then clears the pending gradients; see `TableUpdate.run`."""
         super().run()
         self._layout.pending_gradients = self._after
 
 
-def _without_left_out(layout: Layout) -> PendingGradients:
-    """The gradients that wait, without those of tables that were left out; changes in them are noted."""
-    waiting = layout.pending_gradients
-    if not waiting.backward_passes or not (waiting.skipped_tables or layout.replicated):
-        return waiting
+def _without_skipped_tables(layout: Layout) -> PendingGradients:
+    """Returns the pending gradients without skipped tables, with a checksum for each replicated table."""
+    pending = layout.pending_gradients
+    if not pending.backward_passes or not (pending.skipped_tables or layout.replicated):
+        return pending
     rows, changes = [], {}
-    for group, of_group in zip(layout.built, waiting.rows, strict=True):
-        places = {name: group.table_indices[name] for name in waiting.skipped_tables & group.table_indices.keys()}
+    for group, of_group in zip(layout.built, pending.rows, strict=True):
+        places = {name: group.table_indices[name] for name in pending.skipped_tables & group.table_indices.keys()}
         if of_group is not None:
             for name in layout.replicated & group.table_indices.keys():
                 left_out = name in places and of_group.count(places[name])
                 changes[name] = _SET_TO_NONE if left_out else of_group.checksum_of_change(group.table_indices[name])
         rows.append(of_group.exclude_tables(places.values()) if of_group is not None and places else of_group)
-    return waiting._replace(rows=rows, skipped_tables=frozenset(), changes=combine_checksums(waiting.changes, changes))
+    return pending._replace(rows=rows, skipped_tables=frozenset(), changes=combine_checksums(pending.changes, changes))
 
 
 def _end_step(layout: Layout, apply: bool) -> None:
-    """Ends the training step that backward passes have begun, if there were some."""
+    """Ends the training step of the pending backward passes, if there are any.
+
+    Args:
+        layout: the tables.
+        apply: whether to update the rows, or to discard the gradients.
+    """
     locks = layout.locks
     if not layout.pending_gradients.backward_passes:
         return
@@ -125,13 +136,13 @@ def _end_step(layout: Layout, apply: bool) -> None:
         )
         with locks.without_pending_plans() if works_on_tables else locks.launch:
             locks.complete()
-            waiting = _without_left_out(layout)
-            if not waiting.backward_passes:
+            pending = _without_skipped_tables(layout)
+            if not pending.backward_passes:
                 return
             for group in groups:
                 group.swap.transfers.follow_previous_stream()
             with profiled("update"):
-                update = DeferredUpdate(layout, waiting.rows if apply else None, waiting.cleared(apply))
+                update = DeferredUpdate(layout, pending.rows if apply else None, pending.cleared(apply))
                 locks.keep_rows(update.changing)
                 locks.run_resumable(update)
         for group in groups:
@@ -139,89 +150,92 @@ def _end_step(layout: Layout, apply: bool) -> None:
 
 
 class PendingGradientMethods:
-    """The part of an embedding that has to do with gradients that wait for `step()`.
+    """Methods of an embedding with `update="step"`: read, replace, apply and discard the pending gradients.
 
     Attributes:
-        layout: has the tables.
+        layout: the tables.
     """
 
     layout: Layout
 
     def apply_gradients(self) -> None:
-        """Makes one update of all tables with the gradients of the backward passes since the last one.
+        """Updates all tables once, with the gradients of all backward passes since the last update.
 
-        For `update="step"`. Nothing happens where there was no backward pass.
+        For `update="step"`. Does nothing if there was no backward pass.
 
         Raises:
-            ValueError, TypeError: an option of an optimizer that no update may use; nothing was changed.
+            ValueError, TypeError: an optimizer has an invalid option; no row has changed.
         """
         _end_step(self.layout, apply=True)
 
     def drop_gradients(self) -> None:
-        """Forgets the gradients that wait for `apply_gradients`."""
+        """Discards the pending gradients, and ends the training step without an update."""
         _end_step(self.layout, apply=False)
 
     def gradient(self, table: str) -> torch.Tensor | None:
-        """The gradient of the rows of a table that wait for `apply_gradients`; None where none does.
+        """Returns a table's pending gradient, which the next `apply_gradients` uses.
 
-        A change in it counts, until another backward pass comes, after which this gives another tensor.
+        It may be changed in place. After another backward pass this method returns a new tensor, with the changes.
 
         Returns:
-            float32 `[n, D]` on the device of the cache, each row once, in the order of their ids; a row of zeros where
-            the table has none.
+            float32 `[n, D]` on the device of the cache, one row for each touched row of the table, in the order of
+            their ids; a single row of zeros if no row was touched. None: there was no backward pass, the table is
+            frozen, or its gradient was set to None.
         """
         layout = self.layout
         with layout.locks.launch:
-            waiting = layout.pending_gradients
-            if not waiting.backward_passes or table in waiting.skipped_tables or table in layout.options.frozen:
+            pending = layout.pending_gradients
+            if not pending.backward_passes or table in pending.skipped_tables or table in layout.options.frozen:
                 return None
             group, place = layout.find_table(table)
             group.swap.transfers.follow_previous_stream()
             index = layout.built.index(group)
-            rows = waiting.rows[index]
+            rows = pending.rows[index]
             if rows is not None and rows.values is None:
                 rows = rows.with_editable_values()
-                layout.pending_gradients = waiting._replace(
-                    rows=[*waiting.rows[:index], rows, *waiting.rows[index + 1 :]]
+                layout.pending_gradients = pending._replace(
+                    rows=[*pending.rows[:index], rows, *pending.rows[index + 1 :]]
                 )
             part = None if rows is None else rows.table_gradients()[place]
-            if part is None or not len(part):  # norms and ranks go by a gradient that has elements
+            if part is None or not len(part):  # norms over tables and ranks need a gradient with elements
                 part = torch.zeros((1, group.layout.dim), dtype=torch.float32, device=layout.device)
             return part
 
     def set_gradient(self, table: str, value: torch.Tensor | None) -> None:
-        """Replaces the gradient of a table; with None its rows are left out of the next update.
+        """Replaces a table's pending gradient.
 
         Args:
-            table: its name.
-            value: float32 `[n, D]`, as large as `gradient` gives it; None, or a tensor without elements, for none.
+            table: the name of the table.
+            value: float32 `[n, D]`, of the shape that `gradient` returns. With None, or a tensor without elements, the
+                next update skips the table.
 
         Raises:
-            TypeError: neither a tensor nor None.
-            ValueError: another shape, layout or data type than `gradient` has, on the meta device, or none waits.
+            TypeError: `value` is neither a tensor nor None.
+            ValueError: `value` has another shape, layout or data type than `gradient` returns, or is on the meta
+                device; or no gradient is pending.
         """
         problem = None if value is None else tensor_problem(value)
         if problem is not None:
             error = ValueError if isinstance(value, torch.Tensor) else TypeError
             raise error(f"table {table!r}: its gradient {problem}")
         if value is None or not value.numel():
-            self._leave_out(table)
+            self._skip_table(table)
             return
-        now = self.gradient(table)
-        expected = None if now is None else (tuple(now.shape), now.dtype)
-        if now is None or (tuple(value.shape), value.dtype) != expected:
+        current = self.gradient(table)
+        expected = None if current is None else (tuple(current.shape), current.dtype)
+        if current is None or (tuple(value.shape), value.dtype) != expected:
             raise ValueError(
                 f"table {table!r}: a gradient of shape {tuple(value.shape)} and {value.dtype} cannot be set, "
                 + ("since no backward pass waits for step()" if expected is None else f"expected are {expected}")
             )
-        if now is not value:
-            now.copy_(value.detach())
+        if current is not value:
+            current.copy_(value.detach())
 
-    def _leave_out(self, table: str) -> None:
+    def _skip_table(self, table: str) -> None:
         layout = self.layout
-        waiting = layout.pending_gradients
-        left_out = waiting.skipped_tables | {table}
-        if (left_out | layout.options.frozen).issuperset(config.name for config in layout.tables):
+        pending = layout.pending_gradients
+        skipped = pending.skipped_tables | {table}
+        if (skipped | layout.options.frozen).issuperset(config.name for config in layout.tables):
             self.drop_gradients()
-        elif waiting.backward_passes:
-            layout.pending_gradients = waiting._replace(skipped_tables=left_out)
+        elif pending.backward_passes:
+            layout.pending_gradients = pending._replace(skipped_tables=skipped)

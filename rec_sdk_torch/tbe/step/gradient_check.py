@@ -1,4 +1,4 @@
-"""The way of output gradients to the rows: a check that they are finite, and loss scaling undone."""
+"""Checks that output gradients are finite, and undoes loss scaling, before the gradients reach the rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..options import Scaler
 
 
 class PeerRanks(Protocol):
-    """Ranks that have parts of the same tables, and do the same steps."""
+    """The other ranks of a sharded collection, which skip an update or raise an error together with this rank."""
 
     def any_failed(self, failed: bool) -> bool: ...
 
@@ -20,13 +20,13 @@ class PeerRanks(Protocol):
 
 
 class GradientGuard:
-    """Looks at the gradients of one backward pass before any row changes.
+    """Checks of one embedding's output gradients, made before any row changes.
 
     Attributes:
-        check_finite: `off`, `warn` (the update is applied all the same) or `raise`.
-        scaler: what scaled the loss; its scale is divided out, and an overflow skips the update.
-        skipped: updates that were skipped.
-        peers: skip and raise together with this one; None: there are none.
+        check_finite: `off`; `warn`, which still applies the update; or `raise`.
+        scaler: the GradScaler that scaled the loss. Gradients are divided by its scale; an overflow skips the update.
+        skipped: how many updates were skipped.
+        peers: the other ranks of a sharded collection; None: there are none.
     """
 
     def __init__(self) -> None:
@@ -38,21 +38,22 @@ class GradientGuard:
     def check(
         self, grads: Sequence[torch.Tensor | None], tables: Callable[[Sequence[bool]], list[str]]
     ) -> list[torch.Tensor | None] | None:
-        """The gradients that rows are updated with; None when the update is to be skipped.
+        """Checks and unscales gradients; returns None if the update must be skipped.
 
         Args:
-            grads: of the outputs, float32.
-            tables: names of tables that outputs belong to, given for each output whether it is meant.
+            grads: the gradient of each output, float32; None for an output that is not part of the loss.
+            tables: a function of one bool for each output; it returns the names of the tables of the outputs that are
+                True, for messages.
 
         Raises:
-            FloatingPointError: `check_finite="raise"` and a gradient is NaN or infinite.
+            FloatingPointError: with `check_finite="raise"`, a gradient of some rank has a NaN or infinite element.
         """
         scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
         if scaler is None and self.check_finite == "off":
             return list(grads)
         bad = [grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads]
         if scaler is not None:
-            # As GradScaler.step does for dense parameters; an overflow is its business, not an error.
+            # As GradScaler.step does for dense parameters: an overflow skips the update and is not an error.
             if self._on_any_rank(any(bad)):
                 self.skipped += 1
                 return None

@@ -1,4 +1,4 @@
-"""The tables of a module as a notebook shows them."""
+"""The HTML overview of a module's tables that notebooks display."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _COLUMNS = ("table", "rows", "of", "columns", "in the cache", "hit rate", "devic
 
 
 def tables_html(title: str, layout: Layout, monitor: Monitor) -> str:
-    """A table in HTML, with a line for each table of the layout. Lays out nothing.
+    """Returns an HTML table with one line for each embedding table; allocates nothing.
 
-    `rows`: now, and `of` how many the table was made for. Before the first use there is no cache and no rate.
+    Column `rows` is the present number of rows, `of` is `num_embeddings`. Cells without a value yet show "-".
     """
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     lines = "".join(_line(layout, monitor, table.name) for table in layout.tables)

@@ -1,4 +1,4 @@
-"""Counts of an embedding: its cache, its memory, and where the time of a step goes."""
+"""Statistics of an embedding: cache counters, memory, and the host time of a step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..cache.device_cache import Group
 from ..rows.layout import Layout
 
 FIRST_CHECK = 8
-"""Training forwards before the cache is looked at for what deserves a warning; then 8 times as many each time."""
+"""Training forwards before the first check for a cache that is too small; each later check is 8 times as far."""
 
 MIN_BATCHES = 32
-"""A hit rate of fewer batches says nothing."""
+"""A hit rate over fewer batches is not significant."""
 
 
 class Monitor:
-    """Counts of one embedding that the engines do not have.
+    """Counters of one embedding that the engines do not have.
 
     Attributes:
-        copied_batches: batches whose ids came from a device.
-        plan_ns: nanoseconds of planning, in any thread.
-        wait_ns: nanoseconds that training forwards spent on plans and on what they bring in, in the thread that trains.
+        copied_batches: batches whose ids were copied from a device.
+        plan_ns: nanoseconds spent on planning, in any thread.
+        wait_ns: nanoseconds that training forwards spent, in their own thread, on plans and on staging missing rows.
         depth_reached: the most batches that were planned ahead at once.
         forwards: training forwards so far.
-        next_check: with so many, `check` is to be called.
+        next_check: number of forwards at which `check` must be called.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Monitor:
         self._warned: set[str] = set()
 
     def reset(self) -> None:
-        """Sets all to zero."""
+        """Sets the counters that `cache_stats` returns to zero."""
         self.copied_batches = self.plan_ns = self.wait_ns = self.depth_reached = 0
 
     # ---- reports
 
     def cache_stats(self, groups: Sequence[Group], table: str | None) -> dict[str, int]:
-        """See `TableBatchedEmbedding.cache_stats`."""
+        """Returns the counters of `TableBatchedEmbedding.cache_stats`, of one table or, with None, of all."""
         total = dict.fromkeys(COUNTERS, 0)
         for group, place in _places(groups, table):
             counted = group.stats(place)
@@ -56,7 +56,7 @@ class Monitor:
         return total
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Warns once of a cache that is too small. To be called at forwards that grow rare."""
+        """Warns, once for each reason, if the cache is too small; sets `next_check`."""
         self.next_check *= 8
         self._warn_of_two_batches(groups)
         self._warn_of_misses(groups)
@@ -76,7 +76,7 @@ class Monitor:
             )
 
     def _warn_of_misses(self, groups: Sequence[Group]) -> None:
-        """Warns of misses among rows that the tables had already: no cache has those that are new."""
+        """Warns if most rows missed since the last check. New rows do not count: no cache can have them."""
         stats = self.cache_stats(groups, None)
         now = stats["batches"], stats["unique_rows"] - stats["new_rows"], stats["unique_misses"] - stats["new_rows"]
         batches, rows, misses = (
@@ -119,7 +119,7 @@ COUNTERS = (
 
 
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
-    """See `TableBatchedEmbedding.memory_report`."""
+    """Returns the bytes of `TableBatchedEmbedding.memory_report`, of one table or, with None, of all."""
     report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates", "evicted"), 0)
     for group, place in _places(groups, table):
         members = group.members if place is None else [group.members[place]]
@@ -137,7 +137,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
 
 
 def _places(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group, int | None]]:
-    """Groups with None for all of their tables, or the one that has `table` with its place there."""
+    """Yields all groups, each with None; or the group of `table`, with the table's index in it."""
     for group in groups:
         names = [member.config.name for member in group.members]
         if table is None:
@@ -147,7 +147,7 @@ def _places(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group,
 
 
 def describe_table(layout: Layout, name: str, requested: Sequence[tuple[type, Mapping[str, Any]]]) -> str:
-    """See `TableBatchedEmbedding.describe`."""
+    """Returns the one-line description of `TableBatchedEmbedding.describe`."""
     table, own = layout.config(name), layout.optimizer_of(name)
     dtype = str(table.weight_dtype).removeprefix("torch.")
     if table.cache_dtype not in (None, table.weight_dtype):

@@ -1,4 +1,4 @@
-"""Passes over whole tables that some optimizers make between two updates."""
+"""Table passes: some optimizers read or change all rows of their tables between two updates."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from ..config.optimizer import TableOptimizer
 from ..rows.row_parts import WEIGHT, all_ids, insert_owned_ids, read_parts, write_parts
 
 Rows = tuple[TableOptimizer, Group, int, Int64Array]
-"""Some rows of a table: its optimizer, its group and place there, their ids."""
+"""A chunk of a table's rows: the optimizer, the group, the table's index in the group, and the ids."""
 
 
 class TablePasses:
-    """Passes over whole tables that optimizers make between two updates.
-
-    An interrupt may break it off: `run` goes on where it stopped, and no row changes twice.
-    """
+    """The table passes of one update. If an interrupt stops `run`, the next call resumes it; no row changes twice."""
 
     def __init__(
         self, optimizers: Sequence[TableOptimizer], groups: Sequence[Group], frozen: Collection[str] = ()
     ) -> None:
-        """`groups` have all tables of the `optimizers`; rows of `frozen` ones stay as they are."""
+        """Prepares the passes; no row is read yet.
+
+        Args:
+            optimizers: the optimizers that have a pass to make.
+            groups: the groups with all their tables.
+            frozen: names of tables whose rows must not change.
+        """
         self._optimizers = optimizers
         self._groups = groups
         self._frozen = frozen
         self._rows: list[Rows] | None = None
         self._progress: tuple[int, dict[str, torch.Tensor] | None] = (0, None)
-        """Rows that are done, and the values of those that are next if these are known: set in one."""
+        """How many chunks are done, and the new values of the next chunk if they are computed: one assignment."""
         self._maxima: dict[int, float] = {}
 
     def run(self) -> None:
-        """Does what is left, after the update. No plan may be made meanwhile."""
+        """Makes the passes that are not done yet. The caller holds both locks, after the update of the rows."""
         if not self._optimizers:
             return
         if self._rows is None:

@@ -1,4 +1,4 @@
-"""The outputs of a lookup, as its caller gets them."""
+"""Splits the rows of a lookup into one output for each feature."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _BelowAutograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 def split_apart(rows: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
-    """The rows of each feature, in the memory of `rows`: outputs of one node of autograd that may be changed in place.
+    """Splits `rows`, without a copy, into outputs that the caller may change in place.
 
-    Autograd does not learn that they share memory: it allows no change in place of a view that is one output of
-    several. A node for each of them would do as well, and takes more time than all else that is done for an output.
+    Autograd forbids in-place changes of a view that is one of several outputs of a node. The split is therefore hidden
+    from autograd. A node for each output would also work, but takes more time than everything else about an output.
     """
     with _BelowAutograd():
         return rows.split_with_sizes(lengths)

@@ -1,4 +1,4 @@
-"""Batches that will come: they are planned, and their rows are on their way, while others are trained."""
+"""The prefetch queue: plans future batches, and copies their missing rows, while the current batch is trained."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from ..rows.layout import Layout
 from .monitor import Monitor
 
 MAX_DEPTH = 12
-"""Batches that may be ahead of the one that is trained."""
+"""The largest `depth` of a prefetching loop: batches ahead of the one that is trained."""
 
 MAX_PREFETCHED = 16
-"""Batches that may have been prefetched and not come: the engine takes as many announcements."""
+"""Capacity of the queue. The engine accepts as many announcements."""
 
 LOOKAHEAD_PLANS = 2
-"""As many of these are planned under a cache policy that looks ahead. The others are announced to it."""
+"""Batches planned ahead under a cache policy that looks ahead. Later batches are announced to the policy."""
 
 MAX_UNUSED = 8
-"""Training batches in a row that were none of those to come, after which none is planned ahead."""
+"""Planning ahead stops after this many training batches in a row that were not prefetched."""
 
 
 class Prefetched:
-    """A batch that will come.
+    """A batch in the prefetch queue: its tensors and, once they are made, its plans.
 
     Attributes:
-        plans: of all groups, once they are made; None while they are not, and after they were dropped.
-        announced: to the cache policy, by all groups; empty once it is planned.
+        plans: one for each group; None before the batch is planned and after its plans were dropped.
+        announced: the batch's announcements to the cache policy, one for each group; empty once it is planned.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Prefetched:
         signals: IdSignals | None = None,
         depth: int | None = None,
     ) -> None:
-        """
+        """Creates an unplanned batch. Its tensors must not change before the forward.
+
         Args:
-            values, offsets, batch_size, keys: as for `Batch.from_tensors`.
-            weighted: there will be per-sample weights.
-            source: what the batch comes as.
-            joined: as of `Batch`.
-            signals: what is known of the lookups beside their ids.
-            depth: of planning: it is planned beside so many others at the most.
+            values, offsets, batch_size, keys, joined: see `Batch.from_tensors`.
+            weighted: whether the forward will have per-sample weights.
+            source: the object that the forward will get, by which the batch is recognized, such as its offsets.
+            signals: shows, clicks and timestamps of the ids.
+            depth: the batch is planned while at most this many batches before it are planned; None: no limit.
         """
         self.depth = MAX_PREFETCHED if depth is None else depth
         self._signals = signals
@@ -77,19 +77,19 @@ class Prefetched:
         self._full_batch: Batch | None = None
         self._part: tuple[FrozenTables | None, Batch] | None = None
         self.layout: Layout | None = None
-        """Has the tables that the batch was announced to."""
+        """The tables whose queue holds the batch."""
         self.plans: list[Plan] | None = None
         self.announced: list[Announcement] | None = None
         self.refused_in_flight: int | None = None
-        """Batches in flight when the cache had no room for this one beside them."""
+        """Batches in flight when the cache was too small for this one; it is planned again when there are fewer."""
         self.failed = False
-        """Its forward will say why."""
+        """Whether planning raised an error. The batch's forward plans again, and raises it."""
         self.forgotten = False
-        """It will not come."""
+        """Whether the batch was removed from the queue by `forget`."""
 
     @property
     def full_batch(self) -> Batch:
-        """On the host, as it came; copied there at the first call if it is on a device."""
+        """The batch in host memory, with the lookups of all tables; a device's tensors are copied at the first use."""
         if self._full_batch is None:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
@@ -100,24 +100,24 @@ class Prefetched:
 
     @property
     def batch(self) -> Batch:
-        """The part of it that there is a plan of, by the tables that are frozen now."""
+        """The part of the batch that is planned: without padding ids and without the tables that are frozen now."""
         frozen = None if self.layout is None else self.layout.frozen
         part = self._part
         if part is None or part[0] is not frozen:
-            given = self.full_batch
-            part = self._part = frozen, given if self.layout is None else self.layout.planned_part(given, frozen)
+            full = self.full_batch
+            part = self._part = frozen, full if self.layout is None else self.layout.planned_part(full, frozen)
         return part[1]
 
     def has_source(self, source: object, values: torch.Tensor) -> bool:
-        """Whether the batch comes as `source`, with these ids, and they are unchanged."""
+        """Returns whether `source` and `values` are objects of this batch, unchanged since it was prefetched."""
         return any(source is s and values is v for s, v in self._sources) and self._unchanged()
 
     def add_source(self, source: object, values: torch.Tensor) -> None:
-        """The batch may come as `source`, a copy of it."""
+        """Adds another pair of objects by which the batch is recognized, such as its copy on a device."""
         self._sources.append((source, values))
 
     def matches(self, batch: Batch) -> bool:
-        """Whether its plans are plans of `batch`."""
+        """Returns whether `batch` has the same ids, so that the plans of this one fit it."""
         if self.forgotten or not self._unchanged():
             return False
         try:
@@ -129,7 +129,7 @@ class Prefetched:
         return self._versions_now() == self._versions
 
     def _versions_now(self) -> list[int]:
-        """Numbers that change when a tensor of the batch is written to; tensors of inference mode do not count."""
+        """Returns autograd's version counters of the tensors, which a write raises; 0 for tensors of inference mode."""
         versions = []
         for tensor in self._tensors if self._signals is None else (*self._tensors, *self._signals):
             if tensor is not None:
@@ -138,23 +138,25 @@ class Prefetched:
 
 
 class PrefetchQueue:
-    """The batches that will come to one embedding, in order, and the thread that plans them.
+    """The prefetched batches of one embedding, in the order of their forwards, and the thread that plans them.
 
-    Weights have the bits that they have without it: plans are made in the order of the forwards, and a plan whose
-    forward has not begun leaves no trace when it is dropped. Work on whole tables, and another training
-    batch, drop the plans; batches that are still to come are planned anew.
+    Prefetching changes no bit of the weights: plans are made in the order of the forwards, and a plan can be dropped
+    without a trace until its forward has started. Work on whole tables, and a training batch that was not prefetched,
+    drop the plans; the queue then plans its batches again.
 
     Attributes:
-        idle: nothing is planned now.
-        expected: the most batches that were to come at once.
+        idle: whether the planning thread has nothing to do.
+        max_queued: the most batches that the cache has to hold at once, as seen so far.
     """
 
     def __init__(self, layout: Layout, monitor: Monitor, may_plan: Callable[[], bool]) -> None:
-        """
+        """Creates an empty queue; the planning thread starts with the first batch.
+
         Args:
-            layout: has the tables.
-            monitor: counts.
-            may_plan: a method that says whether training batches can be planned now; its object is not kept alive.
+            layout: the tables.
+            monitor: counters of plans and waiting times.
+            may_plan: a method that returns whether training batches can be planned now. The queue has a weak
+                reference to its object.
         """
         self._layout = layout
         self._locks = layout.locks
@@ -162,25 +164,25 @@ class PrefetchQueue:
         self._may_plan = weakref.WeakMethod(may_plan)
         self._looks_ahead = policy_looks_ahead(layout.options.cache_policy)
         layout.locks.plan_ahead(self)
-        self._queued: deque[Prefetched] = deque()  # those with plans before those without
-        self._lock = threading.RLock()  # of `_queued` and `plans`; taken after the embedding's
+        self._queued: deque[Prefetched] = deque()  # batches with plans come before batches without
+        self._lock = threading.RLock()  # guards `_queued` and `plans`; acquired after the embedding's locks
         self._worker = Worker("rec_sdk_torch.prefetch")
         self.idle = True
         self._too_small = self._warned_too_small = self._warned_unused = False
-        self._evaluating = False  # what was prefetched is not trained
+        self._evaluating = False  # the latest prefetched batch was looked up without training
         self.max_queued = 1
-        self._unused = 0  # training batches in a row that were none of those to come
+        self._unused = 0  # training batches in a row that were not prefetched
 
     def __len__(self) -> int:
         return len(self._queued)
 
     def after_fork(self) -> None:
-        """In a process that was forked: the thread that planned is not there."""
+        """Replaces the lock and marks the queue idle: a forked process lacks the planning thread of its parent."""
         self._lock = threading.RLock()
         self.idle = True
 
     def batches_to_hold(self) -> int:
-        """Batches whose rows the caches should hold at once: the one that is trained, and those that are planned."""
+        """Returns how many batches the cache has to hold at once: the one that is trained and the planned ones."""
         return min(self.max_queued, LOOKAHEAD_PLANS + 1) if self._looks_ahead else self.max_queued
 
     # ---- batches
@@ -196,13 +198,16 @@ class PrefetchQueue:
         joined: bool = False,
         signals: IdSignals | None = None,
     ) -> Batch:
-        """`Batch.from_tensors`; ids on a device that were prefetched from `source` are on the host already."""
+        """Returns the `Batch` of a forward, without padding ids.
+
+        Ids on a device that were prefetched from `source` are not copied again: the queue has them in host memory.
+        """
         if not values.is_cpu:
             prefetched = next((each for each in tuple(self._queued) if each.has_source(source, values)), None)
             if prefetched is not None:
-                known = prefetched.full_batch
-                values, offsets = torch.from_numpy(known.values), torch.from_numpy(known.offsets)
-                signals = IdSignals(*(None if array is None else torch.from_numpy(array) for array in known.signals))
+                full = prefetched.full_batch
+                values, offsets = torch.from_numpy(full.values), torch.from_numpy(full.offsets)
+                signals = IdSignals(*(None if array is None else torch.from_numpy(array) for array in full.signals))
         batch = Batch.from_tensors(values, offsets, batch_size, keys, weights, joined=joined, signals=signals)
         padding_ids = self._layout.padding_ids
         return batch if padding_ids is None else padding_ids.remove_from(batch)
@@ -210,7 +215,7 @@ class PrefetchQueue:
     # ---- plans
 
     def take(self, batch: Batch) -> list[Plan]:
-        """The plans of a batch whose forward is now, made ahead or now."""
+        """Returns the plans of the batch whose forward runs now: prefetched plans if they fit, else new ones."""
         begin = time.perf_counter_ns()
         plans = None
         if self._queued:
@@ -247,7 +252,7 @@ class PrefetchQueue:
             )
 
     def _plan(self, batch: Batch, announced: Sequence[Announcement] = ()) -> list[Plan]:
-        """The plans of all groups or, after an exception, of none. Under the planning lock."""
+        """Plans the batch for every group, or for none if one raises. The caller holds the planning lock."""
         plans: list[Plan] = []
         try:
             for group, announcement in zip_longest(self._layout.built, announced):
@@ -266,18 +271,18 @@ class PrefetchQueue:
         return plans
 
     def _cancel(self, plans: Sequence[Plan]) -> None:
-        """Ends the plans of a batch that did not begin, the newest that has some."""
+        """Drops the plans of a batch whose forward has not started; no later batch may have plans."""
         for group, plan in zip(reversed(self._layout.built[: len(plans)]), reversed(plans), strict=True):
             group.swap.drop(plan)
 
-    # ---- coming and going
+    # ---- the queue
 
     @calls
     def add(self, prefetched: Prefetched) -> None:
-        """A batch is to come, after those that were added before.
+        """Appends a batch to the queue, and plans it in the planning thread if it is the first.
 
         Raises:
-            RuntimeError: `MAX_PREFETCHED` are to come already, or this process must not use the tables.
+            RuntimeError: the queue is full (`MAX_PREFETCHED`), or this process must not use the tables.
         """
         self._locks.check_process()
         prefetched.layout = self._layout
@@ -289,11 +294,14 @@ class PrefetchQueue:
             self._queued.append(prefetched)
             self.max_queued = max(self.max_queued, min(len(self._queued), prefetched.depth + 1))
             planned = self._queued[0].plans is not None
-        if not planned:  # otherwise once the next forward is launched: it would wait for the engine
+        if not planned:  # else planned after the next forward was launched, which would wait for the engine now
             self.plan_next()
 
     def _pop_or_drop(self, batch: Batch) -> list[Plan] | None:
-        """The plans of a training batch. None if it has none: then no other has one either. Under the planning lock."""
+        """Returns the plans of a training batch, or drops all plans and returns None if it has none.
+
+        The caller holds the planning lock.
+        """
         with self._lock:
             plans = self._pop(batch)
             if plans is None:
@@ -304,17 +312,17 @@ class PrefetchQueue:
             return plans
 
     def remove_read(self, batch: Batch) -> None:
-        """A batch that is not trained has come; there are no plans, which it would not need."""
+        """Removes a batch that is looked up without training, and all batches before it, from the queue."""
         if self._queued:
             with self._lock:
                 self._evaluating |= self._remove_through(batch)
 
     def _remove_through(self, batch: Batch) -> bool:
-        """Whether the batch was to come. It is not any more, nor are those before it."""
-        coming = tuple(self._queued)
-        place = next((i for i, prefetched in enumerate(coming) if prefetched.matches(batch)), -1)
-        self._queued = deque(prefetched for prefetched in coming[place + 1 :] if not prefetched.forgotten)
-        return place >= 0
+        """Removes the batch and all batches before it from the queue; returns whether it was there."""
+        queued = tuple(self._queued)
+        index = next((i for i, prefetched in enumerate(queued) if prefetched.matches(batch)), -1)
+        self._queued = deque(prefetched for prefetched in queued[index + 1 :] if not prefetched.forgotten)
+        return index >= 0
 
     def _pop(self, batch: Batch) -> list[Plan] | None:
         if not self._queued or self._queued[0].plans is None or not self._queued[0].matches(batch):
@@ -325,13 +333,13 @@ class PrefetchQueue:
         return plans
 
     def remove(self, prefetched: Prefetched | None) -> None:
-        """The batch will not come; with None, none of those that were added will."""
+        """Removes a batch from the queue, or every batch with None, and drops its plans and all later ones."""
         removed = [other for other in tuple(self._queued) if prefetched is None or other is prefetched]
         for other in removed:
             other.forgotten = True
         planning = self._locks.planning
         if not removed or self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
-            return  # the garbage collector calls in the middle of something: the next call does the rest
+            return  # called by the garbage collector inside another call of this thread, which removes the batch later
         with planning, self._lock:
             planned = [other for other in self._queued if other.forgotten and other.plans is not None]
             if planned:
@@ -339,15 +347,15 @@ class PrefetchQueue:
             self._queued = deque(other for other in self._queued if not other.forgotten)
 
     def drop(self) -> None:
-        """Drops all plans, which leave no trace. Under the planning lock; the batches are still to come."""
+        """Drops all plans; the batches stay in the queue. The caller holds the planning lock."""
         if self._queued:
             with self._lock:
                 self._drop_plans()
 
     def _drop_plans(self, after: Prefetched | None = None) -> None:
-        """Drops the plans of the batches from `after` on."""
+        """Drops the plans of the batches from `after` to the last, by default of all, newest first."""
         for prefetched in reversed(tuple(self._queued)):
-            # Taken away first: after an interrupt, plans without a reference undo themselves.
+            # First without a reference: if an interrupt comes here, the plans cancel themselves when they are deleted.
             plans, prefetched.plans = prefetched.plans, None
             prefetched.announced = None
             if plans is not None:
@@ -358,7 +366,7 @@ class PrefetchQueue:
     # ---- planning ahead
 
     def plan_next(self) -> None:
-        """Plans what is to come and can be planned now, in the thread for it."""
+        """Starts the planning thread if a batch of the queue can be planned or announced now."""
         if not self._queued or not self.idle or ending():
             return
         with self._lock:
@@ -367,7 +375,7 @@ class PrefetchQueue:
                 self.idle = False
 
     def wait(self) -> None:
-        """Until all that can be planned now is planned, and its rows are on their way."""
+        """Blocks until every plannable batch is planned and its copies have started."""
         if self._queued:
             self.plan_next()
             self._worker.wait()
@@ -393,15 +401,15 @@ class PrefetchQueue:
         return may_plan is not None and may_plan() and not self._evaluating and self._unused < MAX_UNUSED
 
     def _next_to_announce(self) -> Prefetched | None:
-        """Under a policy that looks ahead, once all is planned that can be."""
+        """Returns the next batch to announce to a cache policy that looks ahead; None for other policies."""
         if not self._looks_ahead or not self._can_plan():
             return None
-        waiting = (p for p in tuple(self._queued) if p.plans is None and not p.forgotten and not p.failed)
-        return next((prefetched for prefetched in waiting if prefetched.announced is None), None)
+        unplanned = (p for p in tuple(self._queued) if p.plans is None and not p.forgotten and not p.failed)
+        return next((prefetched for prefetched in unplanned if prefetched.announced is None), None)
 
     def _announce(self, prefetched: Prefetched) -> None:
         announced: list[Announcement] = []
-        with contextlib.suppress(Exception), self._locks.planning:  # without, it is planned all the same
+        with contextlib.suppress(Exception), self._locks.planning:  # a batch can be planned without an announcement
             if self._next_to_announce() is prefetched:
                 announced = [group.announce(prefetched.batch) for group in self._layout.built]
         prefetched.announced = announced
@@ -412,7 +420,7 @@ class PrefetchQueue:
                 with self._lock:
                     prefetched, announces = self._next_to_plan(), self._next_to_announce()
                     if prefetched is None and announces is None:
-                        self.idle = True  # under the lock: a thread that adds a batch sees it
+                        self.idle = True  # under the lock: a thread that adds a batch then sees it, and starts planning
                         return
                 if prefetched is not None:
                     self._prepare(prefetched)
@@ -422,7 +430,7 @@ class PrefetchQueue:
             self.idle = True
 
     def _prepare(self, prefetched: Prefetched) -> None:
-        """Errors are not raised here: the batch's forward meets them again, when nothing else is in its way."""
+        """Plans a batch and stages its missing rows. The batch's forward raises the errors that are suppressed here."""
         with device_context(self._layout.device):
             plans = self._plan_ahead(prefetched)
             if plans is not None:
@@ -437,7 +445,7 @@ class PrefetchQueue:
             prefetched.failed = True
             return None
         with self._locks.planning:
-            if self._next_to_plan() is not prefetched:  # it came meanwhile
+            if self._next_to_plan() is not prefetched:  # its forward ran meanwhile
                 return None
             try:
                 plans = self._plan(prefetched.batch, prefetched.announced or ())

@@ -1,4 +1,4 @@
-"""The autograd side of a lookup that only reads: rows stay, and per-sample weights have gradients."""
+"""Lookups that do not train: no row changes, and only per-sample weights have gradients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .outputs import split_apart
 
 
 class ReadPooled(torch.autograd.Function):
-    """Pooled rows, which are not changed. Inputs: the groups, the batch, the output, weights of each group.
+    """The autograd function of a pooled lookup that does not train.
 
-    The rows of all lookups are kept for backward, as they may be others by then.
+    Inputs: the groups, the batch, the output tensor, and each group's per-sample weights. The rows are saved for
+    backward, since training may change them before it.
     """
 
     @staticmethod
@@ -45,14 +46,14 @@ def read_batch(
     lengths: Sequence[list[int]] | None,
     out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Looks up a batch that is not trained, while no plan may be made.
+    """Looks up a batch without training. The caller holds both locks.
 
     Args:
-        groups: have the tables.
+        groups: the groups of tables.
         batch: the lookups.
         weights: the per-sample weights of each group.
-        lengths: as for `Step`.
-        out: memory for pooled rows; None where they are not pooled.
+        lengths: the lookups of each feature of each group; None: see `Step`.
+        out: float32 memory for the pooled rows `[B, total]`; None: the tables are not pooled.
     """
     in_graph = torch.is_grad_enabled() and any(weight is not None and weight.requires_grad for weight in weights)
     if out is not None and in_graph:

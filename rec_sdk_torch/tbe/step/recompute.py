@@ -1,4 +1,4 @@
-"""Activation checkpointing: a forward that torch runs again reads what it read before, and counts nothing."""
+"""Activation checkpointing: a lookup that torch runs again reads the same rows, and counts no lookups."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .step import Step
 saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
     torch._C._autograd._top_saved_tensors_default_hooks
 )
-"""The innermost hooks on tensors that autograd saves, which activation checkpointing sets; None without hooks."""
+"""Returns the innermost hooks on saved tensors, which activation checkpointing sets; None without hooks."""
 
 
-def _frame(pack: Callable[..., Any]) -> tuple[Any, bool]:
-    """Returns torch's object of a checkpointed region, and whether the region is run again.
+def _checkpoint_frame(pack: Callable[..., Any]) -> tuple[Any, bool]:
+    """Returns torch's frame object of a checkpointed region, and whether the region is run again.
 
     Args:
-        pack: the hook that packs a tensor. The object is None for hooks of others.
+        pack: the pack hook on saved tensors. For a hook that is not torch.utils.checkpoint's, the frame is None.
 
     Raises:
-        RuntimeError: a version of torch whose hooks have another form.
+        RuntimeError: the hooks of this version of torch have another form.
     """
     function = inspect.unwrap(pack)
     if getattr(function, "__module__", None) != "torch.utils.checkpoint":
@@ -46,35 +46,39 @@ def _frame(pack: Callable[..., Any]) -> tuple[Any, bool]:
 
 
 class Recomputations:
-    """The steps of lookups inside checkpointed regions, while torch may run the regions again."""
+    """The steps of lookups inside checkpointed regions, kept while torch may run the regions again."""
 
     def __init__(self) -> None:
         self._steps: WeakKeyDictionary[Any, list[tuple[Batch, Step]]] = WeakKeyDictionary()
         self._lookups: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def add(self, pack: Callable[..., Any], batch: Batch, step: Step) -> None:
-        """Keeps the step of a lookup for as long as torch keeps the region that it is in.
+        """Stores the step of a lookup for as long as torch keeps the checkpointed region around it.
 
         Args:
-            pack: the innermost hook that packs a saved tensor.
+            pack: the innermost pack hook on saved tensors.
             batch: the lookups.
-            step: of the batch, before its forward.
+            step: the step of the batch, before its forward.
         """
-        frame, _ = _frame(pack)
+        frame, _ = _checkpoint_frame(pack)
         if frame is not None:
             step.keeps_rows_for_recompute = True
             self._steps.setdefault(frame, []).append((batch, step))
 
     def earlier(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
-        """Returns the step that a lookup repeats; None for a lookup that is no repetition.
+        """Returns the step that a lookup repeats; None if it repeats none.
+
+        Args:
+            pack: the innermost pack hook on saved tensors.
+            batch: the lookups.
 
         Raises:
-            RuntimeError: the function looks up another batch than in its first run.
+            RuntimeError: the checkpointed function looks up another batch than in its first run.
         """
-        frame, again = _frame(pack)
+        frame, again = _checkpoint_frame(pack)
         if frame is None or not (again or graph_task() != -1):
             return None
-        if not again:  # a region inside one that is run again
+        if not again:  # a new region inside a region that is run again
             step = self._latest(batch)
             if step is not None:
                 self._steps.setdefault(frame, []).append((batch, step))
@@ -97,12 +101,13 @@ class Recomputations:
 
 
 class RecomputedStep(Step):
-    """A repetition of a step: it reads the rows that the step read, which trains them once."""
+    """A step of a recomputed forward: it reads the rows that the original step read, and does not train them."""
 
     def __init__(self, step: Step) -> None:
-        """
+        """Copies the original step's plans and options.
+
         Raises:
-            RuntimeError: the rows of the step were updated.
+            RuntimeError: the rows of the original step were updated already.
         """
         if step.finished:
             raise RuntimeError(
@@ -110,16 +115,16 @@ class RecomputedStep(Step):
                 "come through a checkpointed lookup, and with update='step' several before step()"
             )
         vars(self).update(vars(step), _forward_thread=calling_thread(), _calls=[], _call_results=[])
-        self._step = step  # whose plans end with it
+        self._step = step  # a reference, since the plans unpin their rows when the original step is deleted
         self.many_backwards = step.many_backwards
 
     def release(self) -> None:
-        """Does nothing: the step that is repeated holds the pins."""
+        """Does nothing: the original step holds the pins."""
 
     def forward(
         self, weights: Sequence[torch.Tensor | None], device: torch.device, weights_grad: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Reads the rows as `Step.forward` did."""
+        """Reads the rows as they were when the original step's forward read them; see `Step.forward`."""
         out = None if self._shape is None else empty_output(self._shape, device)
         outputs: list[torch.Tensor] = []
         self._locks.catch_up()
@@ -142,10 +147,10 @@ class RecomputedStep(Step):
         wanted: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
-        """Returns the gradients of per-sample weights, of a backward pass inside the checkpointed function.
+        """Returns the gradients of the per-sample weights, for a backward pass inside the checkpointed function.
 
         Raises:
-            RuntimeError: the pass would train the tables, as the pass of the first run did.
+            RuntimeError: the pass would train the tables, which the backward pass of the first run does.
         """
         if tables is None or tables:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A training step: the lookup of a batch, whose backward pass aggregates gradients and updates the rows."""
+"""A training step: the lookup of a batch, and the backward pass that aggregates gradients and updates the rows."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _host_of = operator.attrgetter("host")
 
 
 class Step:
-    """One training batch: the groups it reads and the plan of each, whose pins end with this object.
+    """One training batch: the plan of each group, which pins the batch's rows in the cache while this object lives.
 
-    An update is a list of calls of C that run as one: no signal handler comes between them. Where a call raises, the
-    next step begins with those that are left.
+    An update is a list of C calls that run as one: no signal handler runs between them. If a call raises, the next
+    step first makes the remaining calls.
 
     Attributes:
-        many_backwards: whether several backward passes may come.
-        edges: to the tables' parameters.
-        keeps_rows_for_recompute: whether its rows may be read again as they were, see `RecomputedStep`.
+        many_backwards: whether several backward passes are allowed.
+        edges: the autograd edges to the tables' parameters.
+        keeps_rows_for_recompute: whether the rows are copied before they change, for a `RecomputedStep`.
     """
 
     many_backwards = False
@@ -54,15 +54,16 @@ class Step:
         lengths: Sequence[Sequence[int]] | None,
         shape: tuple[int, int] | None,
     ) -> None:
-        """
+        """Takes over the plans of a batch; nothing is launched yet.
+
         Args:
-            layout: has the tables.
+            layout: the tables.
             guard: checks gradients before rows change.
-            monitor: counts.
-            plans: of the groups of the layout.
-            lengths: of each group the lookups of each of its features, whose rows are outputs of their own; None for
-                one output of each group, or one of all groups when pooled.
-            shape: of the output of all groups, when pooled; else None.
+            monitor: counts waiting times.
+            plans: one for each group of the layout.
+            lengths: for each group, the lookups of each feature, if every feature is an output of its own. None: one
+                output for each group, or a pooled output of all groups.
+            shape: `[B, total]` of the pooled output; None if the tables are not pooled.
         """
         self._layout = layout
         self.edges = layout.edges
@@ -76,17 +77,17 @@ class Step:
         self._forward_thread = calling_thread()
         self._row_copies: dict[int, torch.Tensor] = {}
         self._calls: list[Call] = []
-        self._call_results: list[Any] = []  # what the calls gave that were made
+        self._call_results: list[Any] = []  # one for each of `_calls` that has run
         self._table_update: TableUpdate | None = None
         self._released = False
 
     @property
     def finished(self) -> bool:
-        """Whether its rows were updated, or will not be: they may have left the cache."""
+        """Whether the rows were updated, or never will be: they may be evicted from the cache by now."""
         return self._released or bool(self._calls) or self._table_update is not None
 
     def release(self) -> None:
-        """Ends the pins of all plans; no backward pass can come after it."""
+        """Unpins the rows of all plans. No backward pass is possible afterwards."""
         self._released = True
         for plan in self._plans:
             plan.release()
@@ -96,14 +97,18 @@ class Step:
     def forward(
         self, weights: Sequence[torch.Tensor | None], device: torch.device, weights_grad: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Pooled rows `[B, total]`; or of each group, and there of each feature, rows `[n, D]`, in one piece of memory.
+        """Returns the rows of the lookups, copying missing rows into the cache first.
 
-        The tensors are new: an autograd function may not give an input, if the caller is to write into it.
+        The outputs are new tensors: autograd forbids in-place changes of an output that is also an input.
 
         Args:
-            weights: the per-sample weights of each group; none where there are none.
-            device: of the outputs.
-            weights_grad: gradients of these weights will be wanted, of the rows as they are now.
+            weights: the per-sample weights of each group, or an empty sequence.
+            device: the device of the outputs.
+            weights_grad: whether the backward pass needs gradients of the weights, computed from the present rows.
+
+        Returns:
+            The pooled rows, float32 `[B, total]`; or for each group, and there for each feature, rows float32
+            `[n, D]`. The features of a group share memory.
         """
         locks = self._locks
         out = None if self._shape is None else empty_output(self._shape, device)
@@ -115,7 +120,7 @@ class Step:
                 locks.complete()
             groups, plans, lengths = self._groups, self._plans, self._lengths
             engine_plans = list(map(_host_of, plans))
-            resident = _engine.pass_plans(engine_plans)  # without rows that come a batch has nothing to wait for
+            resident = _engine.pass_plans(engine_plans)  # without misses there are no copies to wait for
             if not resident:
                 self._stage_misses(engine_plans)
             for index, group in enumerate(groups):
@@ -130,7 +135,7 @@ class Step:
         return tuple(outputs) if out is None else (out,)
 
     def _stage_misses(self, engine_plans: Sequence[_engine.Plan]) -> None:
-        """Makes ready what comes to the caches. The batch has come then, for all groups."""
+        """Stages the missing rows of all groups, and starts the plans: from here on they cannot be dropped."""
         begin = time.perf_counter_ns()
         with profiled("stage"):
             for group, plan in zip(self._groups, self._plans, strict=True):
@@ -139,7 +144,7 @@ class Step:
         _engine.begin(engine_plans)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
-        """Keeps the rows of its lookups as they are: those of `groups` are about to change."""
+        """Copies the looked-up rows of `groups`, which are about to change: later reads need the present values."""
         for index, group in enumerate(self._groups):
             if group in groups and index not in self._row_copies:
                 self._row_copies[index] = group.copy_rows(self._plans[index])
@@ -153,31 +158,31 @@ class Step:
         wanted: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
-        """Updates the rows of `tables`, by default of all; returns the gradients of the per-sample weights.
+        """Updates the rows of `tables`, and returns the gradients of the per-sample weights.
 
         Args:
-            grads: of the outputs.
+            grads: the gradient of each output; None for an output that is not part of the loss.
             weights: the per-sample weights of each group.
-            wanted: whether the gradient of each of them is returned, or None.
-            tables: those that train. Where there are none the step stays as it is, and a later call may train.
+            wanted: for each of `weights`, whether its gradient is needed; else None is returned for it.
+            tables: names of the tables to train; None: all. If empty, no row changes and a later call may train.
         """
-        # A thread of autograd may run this, which is no call that it makes: the thread of the forward waits for it.
+        # Autograd may run this in its own thread while the thread of the forward waits: both count as in a call.
         thread = calling_thread()
         thread.depth += 1
         try:
-            ready = list(grads)
+            converted = list(grads)  # the operators read contiguous float32 rows
             float32 = torch.float32
-            for place, grad in enumerate(grads):  # which the operators read as float32 rows without gaps
+            for index, grad in enumerate(grads):
                 if grad is not None and not (grad.is_contiguous() and grad.dtype is float32):
-                    ready[place] = grad.float().contiguous()
+                    converted[index] = grad.float().contiguous()
             guard, locks = self._guard, self._locks
             weights = weights or (None,) * len(self._groups)
-            of_groups: Grads = self._by_group(ready)
+            of_groups: Grads = self._by_group(converted)
             if tables is not None and not tables:
                 return self._only_weights(of_groups, wanted)
             for_rows: Grads | None = of_groups
             if guard.scaler is not None or guard.check_finite != "off":
-                checked = guard.check(ready, self._tables)
+                checked = guard.check(converted, self._tables)
                 for_rows = None if checked is None else self._by_group(checked)
             if tables is not None and for_rows is not None:
                 for_rows = self._mask_other_tables(for_rows, tables)
@@ -186,7 +191,9 @@ class Step:
             with locks.launch:
                 if not (self._layout.works_on_tables and self._needs_tables()):
                     return self._update(of_groups, for_rows, weights, wanted)
-            with locks.without_pending_plans():  # rows must not move meanwhile, nor plans have rows that leave
+            with (
+                locks.without_pending_plans()
+            ):  # work on whole tables: no plan may move rows or choose victims meanwhile
                 result = self._update(of_groups, for_rows, weights, wanted)
             for group in self._groups:
                 group.warn_of_evictions()
@@ -196,7 +203,7 @@ class Step:
             thread.last_exit = self._forward_thread.last_exit = time.monotonic()
 
     def _needs_tables(self) -> bool:
-        """Whether this backward pass may do something to whole tables: no plan may be made meanwhile."""
+        """Returns whether this backward pass may work on whole tables, so that no plan may be made meanwhile."""
         return (
             self._layout.ends_window()
             or any(group.evicts() for group in self._groups)
@@ -204,22 +211,22 @@ class Step:
         )
 
     def _tables(self, selected: Sequence[bool]) -> list[str]:
-        """Tables of the outputs that are selected; an output may be of several."""
+        """Returns the names of the tables whose outputs are selected; an output may belong to several tables."""
         names: set[str] = set()
         for group, outputs in zip(self._groups, self._by_group(selected), strict=True):
             features = [member.config.name for member in group.members for _ in member.features]
             of_features = outputs if self._lengths is not None else outputs * len(features)
-            names.update(name for name, this in zip(features, of_features, strict=True) if this)
+            names.update(name for name, is_selected in zip(features, of_features, strict=True) if is_selected)
         return sorted(names)
 
     def _by_group(self, of_outputs: Sequence[T]) -> list[list[T]]:
-        """The outputs of each group, of what there is for every output."""
+        """Groups a list that has one element for each output by the groups of tables that made the outputs."""
         if len(self._groups) == 1:
             return [list(of_outputs)]
         if self._lengths is not None:
             rest = iter(of_outputs)
             return [list(islice(rest, len(lengths))) for lengths in self._lengths]
-        if len(of_outputs) == 1:  # all groups share it
+        if len(of_outputs) == 1:  # all groups share one pooled output
             return [list(of_outputs)] * len(self._groups)
         return [[one] for one in of_outputs]
 
@@ -237,14 +244,14 @@ class Step:
         return result
 
     def _only_weights(self, grads: Grads, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Returns the gradients of the per-sample weights, and changes nothing."""
+        """Returns the gradients of the per-sample weights; no row changes."""
         self._locks.catch_up()
         with self._locks.launch:
             self._locks.complete()
             return self._weights_grads(grads, wanted)
 
     def _weights_grads(self, grads: Grads, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Returns the gradients of the per-sample weights of each group, None where they are not wanted."""
+        """Returns the gradient of each group's per-sample weights; None for a group that does not need it."""
         result: list[torch.Tensor | None] = [None] * len(wanted)
         for index, want in enumerate(wanted):
             grad = grads[index][0] if want else None
@@ -255,7 +262,7 @@ class Step:
     def _update(
         self, grads: Grads, for_rows: Grads | None, weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """Launches the update and, before it, the gradients of the per-sample weights."""
+        """Launches the gradients of the per-sample weights, which read the old rows, and then the update."""
         locks = self._locks
         if locks.unfinished is not None:
             locks.complete()
@@ -277,7 +284,7 @@ class Step:
         locks, calls, optimizers = self._locks, self._calls, self._layout.used_optimizers
         if for_rows is not None:
             coefficients = {}
-            for optimizer in optimizers:  # all that can fail comes before the first change
+            for optimizer in optimizers:  # first of all: a bad option must raise before the first change
                 coefficients[id(optimizer)] = optimizer.coefficients()
             if locks.readers:
                 locks.keep_rows(self._groups)
@@ -291,7 +298,8 @@ class Step:
                 calls.append((setattr, optimizer, "step", optimizer.step + 1))
         for plan in self._plans:
             calls.append((plan.host.release,))
-        locks.unfinished = self  # before the calls: nothing comes between their end and what is noted here
+        # Set before the calls: an interrupt in them leaves `unfinished` set, and the next step completes the update.
+        locks.unfinished = self
         try:
             self.run()
         finally:
@@ -300,25 +308,25 @@ class Step:
 
     @property
     def started(self) -> bool:
-        """Whether the update has changed anything."""
+        """Whether at least one call of the update has run."""
         return bool(self._call_results)
 
     def run(self) -> None:
-        """Makes the calls that are left."""
+        """Makes the calls of the update that have not run yet."""
         done = self._call_results
         done.extend(starmap(operator.call, self._calls[len(done) :]))
 
     def must_stay_pinned(self) -> bool:
-        """Whether its rows have to stay in the cache: an interrupt has left the update to be completed."""
+        """Returns whether the rows must stay pinned, because an interrupted update is still to be completed."""
         unfinished = self._locks.unfinished
         return unfinished is not None and (unfinished is self or unfinished is self._table_update)
 
 
 class FusedLookup(torch.autograd.Function):
-    """Lookup whose backward is the fused update.
+    """The autograd function of a lookup; its backward updates the rows.
 
-    The cache is not saved for backward, since a later swap may move rows; the plan is, and pins its rows.
-    Inputs: the anchor of `ParameterEdges`, the step, and each group's per-sample weights, if there are some.
+    It keeps the step, whose plans pin the rows, and not the cache: a later swap may move other rows.
+    Inputs: the anchor of `ParameterEdges`, the step, and each group's per-sample weights, if there are any.
     """
 
     @staticmethod
@@ -326,14 +334,14 @@ class FusedLookup(torch.autograd.Function):
         ctx.step = step
         ctx.set_materialize_grads(False)
         if step.many_backwards:
-            ctx.save_for_backward(anchor, *weights)  # torch refuses a second pass then, unless the graph is retained
+            ctx.save_for_backward(anchor, *weights)  # with a saved tensor, a second pass needs retain_graph=True
         elif weights:
             ctx.save_for_backward(*weights)
         return step.forward(weights, anchor.device, bool(weights) and True in ctx.needs_input_grad[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # The decorators' calls are for create_graph=True, which alone records a backward pass, and for torch.compile.
+        # The decorators of `_backward_once` cost calls, and matter for create_graph=True and torch.compile only.
         plain = not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
         return (_backward if plain else _backward_once)(ctx, *grads)
 
@@ -368,4 +376,4 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
 _backward_once = once_differentiable(eager(_backward))
 
 look_up: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, FusedLookup).apply
-"""`FusedLookup.apply` of lookups without weights, less nine calls for torch.func: it transforms no lookups."""
+"""`FusedLookup.apply` for lookups without weights, without its nine Python calls for torch.func."""

@@ -1,4 +1,4 @@
-"""Updates that may do something to whole tables: the end of a window, evictions of ids, passes of optimizers."""
+"""Updates that may work on whole tables: closing accumulation buffers, evicting ids, table passes of optimizers."""
 
 from __future__ import annotations
 
@@ -16,37 +16,40 @@ from ..rows.pending_gradients import PinningBatch
 from .optimizer_passes import TablePasses
 
 Grads = Sequence[Sequence[torch.Tensor | None]]
-"""Gradients of each group: that of the pooled output, or one of each feature; float32 without gaps."""
+"""Contiguous float32 gradients of each group: one for the pooled output, or one for each feature."""
 
 
 class TableUpdate:
-    """The update of one backward pass, made ready. Both locks are held where it may work on whole tables.
+    """A prepared update of one backward pass. It can be resumed after an interrupt.
+
+    The caller holds both locks of the embedding if the update may work on whole tables.
 
     Attributes:
-        changing: groups whose rows change, and not only a window.
+        changing: the groups whose rows change; the other groups only add to their accumulation buffers.
     """
 
     def __init__(
         self, layout: Layout, plans: Sequence[Plan], grads: Grads | None, weights: Sequence[torch.Tensor | None]
     ) -> None:
-        """
+        """Prepares the update; nothing changes yet.
+
         Args:
-            layout: has the tables.
-            plans: of the batch, for each group.
-            grads: see `Grads`; None where no row changes.
-            weights: of each group, the per-sample weights.
+            layout: the tables.
+            plans: the batch's plan for each group.
+            grads: the gradients; None: no row changes, and the training step ends.
+            weights: the per-sample weights of each group.
         """
         self._layout = layout
         self._groups = groups = layout.built
         self._plans = plans
-        self._held: Sequence[PinningBatch] = plans
+        self._pinning_batches: Sequence[PinningBatch] = plans
         self._grads = grads
         self._weights = weights
         self._windows = count_backward_passes(layout.windows, (group.accumulate_step for group in groups))
         ended = [group for group in groups if self._windows[group.accumulate_step] >= group.accumulate_step]
         self.changing = [] if grads is None else ended
         optimizers = {id(optimizer): optimizer for group in self.changing for optimizer in group.optimizers}
-        self._numbers: list[tuple[TableOptimizer, int]] = [(o, o.step + 1) for o in optimizers.values()]
+        self._next_steps: list[tuple[TableOptimizer, int]] = [(o, o.step + 1) for o in optimizers.values()]
         self._coefficients = {key: optimizer.coefficients() for key, optimizer in optimizers.items()}
         passing = [optimizer for optimizer in optimizers.values() if optimizer.acts_after_next()]
         self._passes = TablePasses(passing, groups, layout.options.frozen)
@@ -57,19 +60,19 @@ class TableUpdate:
 
     @property
     def started(self) -> bool:
-        """Whether anything has changed."""
+        """Whether the update has changed anything yet."""
         return not self._journal.empty()
 
     def run(self) -> None:
-        """Updates the rows, or adds to the open windows; and ends the step, after which ids may leave their tables."""
+        """Updates rows and accumulation buffers, unpins the batch's rows, and evicts ids that are due."""
         if self._grads is not None:
             self._update(self._grads)
-            for optimizer, step in self._numbers:
+            for optimizer, step in self._next_steps:
                 optimizer.step = step
             self._passes.run()
             self._layout.windows = {length: count % length for length, count in self._windows.items()}
-        for holder in self._held:
-            holder.release()
+        for batch in self._pinning_batches:
+            batch.release()
         for group in self._groups:
             end_step(group, self._journal)
 
