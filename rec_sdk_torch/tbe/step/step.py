@@ -193,7 +193,7 @@ class Step:
                     return self._update(of_groups, for_rows, weights, wanted)
             with (
                 locks.without_pending_plans()
-            ):  # work on whole tables: no plan may move rows or choose victims meanwhile
+            ):  # no plan may move rows or choose victims
                 result = self._update(of_groups, for_rows, weights, wanted)
             for group in self._groups:
                 group.warn_of_evictions()
