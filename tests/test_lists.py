@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rec_sdk_torch._engine import cache_policies
-from rec_sdk_torch.fbgemm.optimizers import _KNOWN
+from rec_sdk_torch.fbgemm.optimizers import _OPTIMIZERS
 from rec_sdk_torch.formulas import SPECS
 from rec_sdk_torch.operators.devices.backends import _BACKENDS
 from rec_sdk_torch.tbe import BoundsCheckMode, Home
@@ -22,7 +22,7 @@ LISTS: dict[str, tuple[str, str, str, Callable[[], Iterable[str]]]] = {
         "docs/fbgemm.md",
         r"^\| `optimizer` \| .*? \(",
         r"`([A-Z_]+)`",
-        lambda: [each.name for each in _KNOWN],
+        lambda: [each.name for each in _OPTIMIZERS],
     ),
     "homes": ("docs/faq.md", r"`home` that is none of .*?;", r'"(\w+)"', lambda: [each.value for each in Home]),
     "modes of the check of ids": (

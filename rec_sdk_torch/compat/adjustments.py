@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..modules.defaults import use_rec_sdk
+from ..modules.defaults import use_rec_sdk_defaults
 from ..patches.topology import DEVICE, plan_npu_as
 from ..tbe import use_defaults
 
@@ -40,7 +40,7 @@ def install() -> None:
     torch.ops.load_library = _tolerant(torch.ops.load_library)  # type: ignore[method-assign]
     multiprocessing.spawn.get_command_line = _with_compat(multiprocessing.spawn.get_command_line)
     use_defaults("Adagrad", eps=_ADAGRAD_EPS)
-    use_rec_sdk()
+    use_rec_sdk_defaults()
 
 
 def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:

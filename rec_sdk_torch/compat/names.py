@@ -129,7 +129,7 @@ _IMPORT = "_find_and_load_unlocked"
 """The function of importlib that an import statement calls, and nothing that only looks for a module."""
 
 
-def _is_imported_by(frame: types.FrameType) -> bool:
+def _is_from_import(frame: types.FrameType) -> bool:
     """Returns whether a frame is at the `x` of `from module import x`.
 
     The statement would replace an AttributeError by an ImportError of its own, which says "unknown location".
@@ -145,7 +145,7 @@ class _Module(types.ModuleType):
         if name not in names:
             offered = f"it has {', '.join(names)}" if names else "it has submodules only"
             message = f"module {self.__name__!r} of rec_sdk_torch.compat has no {name!r}; {offered}"
-            if not name.startswith("__") and _is_imported_by(sys._getframe(1)):
+            if not name.startswith("__") and _is_from_import(sys._getframe(1)):
                 raise ImportError(message, name=self.__name__)
             raise AttributeError(message)
         value = getattr(importlib.import_module(_SOURCES[self.__name__, name]), name)

@@ -16,7 +16,7 @@ Relayed: TypeAlias = Int64Array | None
 COUNTERS = ("messages", "bytes_within", "bytes_between")
 
 
-class Waited(Protocol):
+class Work(Protocol):
     """An exchange on its way."""
 
     def wait(self) -> Any:
@@ -26,7 +26,7 @@ class Waited(Protocol):
         """Returns whether it has arrived, or failed."""
 
 
-class OneLevel:
+class FlatAllToAll:
     """Sends tensors from each rank to each other. All ranks have to call its methods in one order.
 
     Attributes:
@@ -47,7 +47,7 @@ class OneLevel:
 
     def send(
         self, received: torch.Tensor, sent: torch.Tensor, of: list[int] | None = None, to: list[int] | None = None
-    ) -> Waited:
+    ) -> Work:
         """Starts to send `to` elements to each rank, and to receive `of` from each; as many of each without them."""
         lengths = [len(sent) // self._ranks] * self._ranks if to is None else to
         own, here = lengths[self._rank], sum(lengths[self._machine])
@@ -55,33 +55,35 @@ class OneLevel:
         self._stats["messages"] += self._ranks - 1
         self._stats["bytes_within"] += (here - own) * width
         self._stats["bytes_between"] += (sum(lengths) - here) * width
-        work: Waited = dist.all_to_all_single(received, sent, of, to, group=self.group, async_op=True)
+        work: Work = dist.all_to_all_single(received, sent, of, to, group=self.group, async_op=True)
         return work
 
-    def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
+    def exchange_counts(self, sent: torch.Tensor) -> tuple[Work, torch.Tensor, torch.Tensor | None]:
         """Sends each rank its row of int64 `[W, n]`; (work, rows of all ranks, `[L, W / L, n]` that are passed on)."""
         received = torch.empty_like(sent)
         return self.send(received, sent), received, None
 
-    def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+    def to_owners(
+        self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
+    ) -> tuple[Work, torch.Tensor]:
         """Sends each rank `to` elements, rank by rank; (work, `of` elements of each rank)."""
         received = sent.new_empty((sum(of), *sent.shape[1:]))
         return self.send(received, sent, of, to), received
 
-    answer = ask  # by two levels, answers take the way back
+    from_owners = to_owners  # by two levels, answers take the way back
 
-    def most(self, numbers: torch.Tensor) -> Waited:
+    def all_reduce_max(self, numbers: torch.Tensor) -> Work:
         """Replaces each number by the greatest of all ranks."""
-        work: Waited = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        work: Work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work
 
-    def start_gather(self, own: torch.Tensor) -> tuple[torch.Tensor, Waited]:
+    def start_all_gather(self, own: torch.Tensor) -> tuple[torch.Tensor, Work]:
         """Returns the tensors of all ranks, in one, and the work that brings them."""
         every = own.new_empty((self._ranks, *own.shape))
         return every, dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True)
 
-    def gather(self, own: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the tensors of all ranks, `[W, ...]`."""
-        every, work = self.start_gather(own)
+        every, work = self.start_all_gather(own)
         work.wait()
         return every

@@ -9,10 +9,10 @@ import torch
 from ..runtime.warn import MonitoringWarning, warn
 from .prefetch import Collection, find_collections
 
-TOTALS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
+COLLECTION_COUNTERS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
 """Counters of a collection that are written, per training forward."""
 
-OF_TABLES = ("rows_in", "rows_out", "new_rows")
+TABLE_COUNTERS = ("rows_in", "rows_out", "new_rows")
 """Counters of a table that are written, per training forward."""
 
 
@@ -104,9 +104,9 @@ class _CollectionLog:
             self._write(collection)
 
     def _write(self, collection: Collection) -> None:
-        self._write_counts(collection, None, TOTALS)
+        self._write_counts(collection, None, COLLECTION_COUNTERS)
         for table in collection.cache_sizes:
-            self._write_counts(collection, table, OF_TABLES)
+            self._write_counts(collection, table, TABLE_COUNTERS)
         self._add(None, "depth_reached", self._before[None]["depth_reached"])
         for kind, size in collection.memory_report().items():
             self._add(None, f"{kind}_bytes", size)

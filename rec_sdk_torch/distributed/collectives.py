@@ -16,17 +16,17 @@ import torch.distributed as dist
 from ..runtime.forks import RaisingStub, notify_of_forks
 from ..runtime.host_groups import exchanging, lost_rank
 from .all_to_all import COUNTERS as TRAFFIC
-from .all_to_all import OneLevel, Waited
-from .consistency import Told, by_rank, differences
-from .hierarchical_all_to_all import Pair, TwoLevels, pair_of
-from .topology import LocalSize, Place, ranks_of_machine
+from .all_to_all import FlatAllToAll, Work
+from .consistency import RankSettings, by_rank, differences
+from .hierarchical_all_to_all import HierarchicalAllToAll, HierarchicalGroups, hierarchical_groups
+from .topology import LocalSize, RankLocation, machine_size
 
 COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "bytes_with_duplicates")
 """The counters' names beside those of messages, see `ShardedCollection.exchange_stats`."""
 
 
 @dataclass
-class Turns:
+class GroupState:
     """The exchanges of all collections of a process group, which come in one order on all ranks.
 
     Attributes:
@@ -40,23 +40,23 @@ class Turns:
     gradients: int = 0
 
 
-_turns: weakref.WeakKeyDictionary[dist.ProcessGroup, Turns] = weakref.WeakKeyDictionary()
+_group_states: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupState] = weakref.WeakKeyDictionary()
 
 
-class Vote(NamedTuple):
-    """A question to all ranks that is on its way: `Exchange.vote` asks it, `Exchange.answer` waits for the answer.
+class StatusCheck(NamedTuple):
+    """A running all-reduce of a flag and a checksum, from `Exchange.start_check` to `Exchange.finish_check`.
 
     Attributes:
-        doing: what this rank is at.
-        told: settings that have to be the same on all ranks.
+        activity: what this rank is at.
+        settings: settings that have to be the same on all ranks.
         status: whether this rank says yes, a checksum of its place, the same negated; then the greatest of all ranks.
         work: that brings it.
     """
 
-    doing: str
-    told: Told | None
+    activity: str
+    settings: RankSettings | None
     status: torch.Tensor
-    work: Waited
+    work: Work
 
 
 class Exchange:
@@ -65,17 +65,17 @@ class Exchange:
     Attributes:
         rank, world_size: of the groups.
         device: of rows.
-        of_ids: exchanges tensors in host memory.
-        of_rows: exchanges tensors on `device`.
-        staged: groups whose exchanges have a second level; empty where there is one level.
+        ids_all_to_all: exchanges tensors in host memory.
+        rows_all_to_all: exchanges tensors on `device`.
+        hierarchical: groups whose exchanges have a second level; empty where there is one level.
         stats: counters.
-        turns: of this collection and others.
+        group_state: shared with the other collections of the process group.
         number: of the collection among them.
         batches: whose exchange has begun.
     """
 
-    of_ids: OneLevel | TwoLevels
-    of_rows: OneLevel | TwoLevels
+    ids_all_to_all: FlatAllToAll | HierarchicalAllToAll
+    rows_all_to_all: FlatAllToAll | HierarchicalAllToAll
 
     def __init__(self, ids: dist.ProcessGroup, rows: dist.ProcessGroup, device: torch.device) -> None:
         """
@@ -86,33 +86,34 @@ class Exchange:
         self.device = device
         self.rank, self.world_size = dist.get_rank(ids), dist.get_world_size(ids)
         self.stats = dict.fromkeys((*COUNTERS, *TRAFFIC), 0)
-        self.of_ids, self.of_rows = OneLevel(ids, self.stats), OneLevel(rows, self.stats)
-        self.staged: tuple[Pair, ...] = ()
-        self.turns = _turns.setdefault(ids, Turns())
+        self.ids_all_to_all, self.rows_all_to_all = FlatAllToAll(ids, self.stats), FlatAllToAll(rows, self.stats)
+        self.hierarchical: tuple[HierarchicalGroups, ...] = ()
+        self.group_state = _group_states.setdefault(ids, GroupState())
         self.number = self.batches = 0
         notify_of_forks(self)
 
     @property
     def ids(self) -> dist.ProcessGroup:
         """The process group that exchanges tensors in host memory."""
-        return self.of_ids.group
+        return self.ids_all_to_all.group
 
     @property
     def rows(self) -> dist.ProcessGroup:
         """The process group that exchanges tensors on `device`."""
-        return self.of_rows.group
+        return self.rows_all_to_all.group
 
     def after_fork(self, parent: int) -> None:
         """Lets every exchange raise in a forked process, which has the sockets of the rank and none of its threads."""
-        self._of_parent = self.of_ids, self.of_rows  # the groups' destructors would wait for the threads
+        # Kept: the destructors of the parent's groups would wait for threads that a forked process does not have.
+        self._parent_groups = self.ids_all_to_all, self.rows_all_to_all
         refusal = RaisingStub(
             f"process {os.getpid()} was forked from a rank, process {parent}, whose exchanges with other ranks it "
             "would spoil: it cannot use sharded tables. Start processes by spawn"
         )
-        for name in ("of_ids", "of_rows", "wait"):
+        for name in ("ids_all_to_all", "rows_all_to_all", "wait"):
             setattr(self, name, refusal)
 
-    def divide(self, local_size: LocalSize) -> None:
+    def set_local_size(self, local_size: LocalSize) -> None:
         """Exchanges by two levels from now on, if there are several machines of several ranks. All must call it.
 
         Raises:
@@ -120,16 +121,20 @@ class Exchange:
         """
         if local_size is None:
             return
-        size = ranks_of_machine(local_size, self.gather(Place.here(), "their places in machines"))
+        size = machine_size(local_size, self.gather(RankLocation.from_environment(), "their places in machines"))
         ids, rows = self.ids, self.rows
         if size in (1, self.world_size):
-            self.of_ids, self.of_rows = OneLevel(ids, self.stats, size), OneLevel(rows, self.stats, size)
+            self.ids_all_to_all, self.rows_all_to_all = (
+                FlatAllToAll(ids, self.stats, size),
+                FlatAllToAll(rows, self.stats, size),
+            )
             return
-        self.staged = of_ids, of_rows = pair_of(ids, "ids", size), pair_of(rows, "rows", size)
-        self.of_ids = TwoLevels(ids, self.stats, of_ids, of_ids)
-        self.of_rows = TwoLevels(rows, self.stats, of_rows, of_ids)
+        id_groups, row_groups = hierarchical_groups(ids, "ids", size), hierarchical_groups(rows, "rows", size)
+        self.hierarchical = id_groups, row_groups
+        self.ids_all_to_all = HierarchicalAllToAll(ids, self.stats, id_groups, id_groups)
+        self.rows_all_to_all = HierarchicalAllToAll(rows, self.stats, row_groups, id_groups)
 
-    def wait(self, what: str, *works: Waited) -> None:
+    def wait(self, what: str, *works: Work) -> None:
         """Waits for exchanges with other ranks.
 
         Raises:
@@ -152,112 +157,115 @@ class Exchange:
             dist.all_gather_object(every, value, group=self.ids)
         return every
 
-    def tell(self, numbers: Sequence[float], what: str) -> list[list[float]]:
+    def gather_numbers(self, numbers: Sequence[float], what: str) -> list[list[float]]:
         """Each rank's `numbers`, as many on all of them; `what` names them. All must call it."""
         own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         with exchanging(what, self.ids):
-            result: list[list[float]] = self.of_ids.gather(own).tolist()
+            result: list[list[float]] = self.ids_all_to_all.all_gather(own).tolist()
         return result
 
-    def join(self, name: str, tell: Callable[[], Told]) -> None:
-        """Takes a collection in; `tell` says which of its settings have to be the same on all ranks. All must call it.
+    def register(self, name: str, read_settings: Callable[[], RankSettings]) -> None:
+        """Registers a collection and checks that its settings are the same on all ranks (collective).
 
         Raises:
-            ValueError: it is not the same, or what `tell` raises on some rank: on all of them.
+            ValueError: it is not the same, or what `read_settings` raises on some rank: on all of them.
         """
-        told, error = {}, None
+        settings, error = {}, None
         try:
-            told = tell()
+            settings = read_settings()
         except Exception as raised:
             error = raised
-        names = self.turns.names
-        every = self.gather((_packed(error), told, len(names), name), "how tables are sharded")
+        names = self.group_state.names
+        every = self.gather((_packed(error), settings, len(names), name), "how tables are sharded")
         self._raise_first([packed for packed, *_ in every], error)
-        differing = differences([told for _, told, *_ in every])
+        differing = differences([settings for _, settings, *_ in every])
         name = every[0][-1]
         if differing:
             raise ValueError(f"{name} is not the same on all ranks, and has to be: {'; '.join(differing)}")
         self.number = max(known for _, _, known, _ in every)
         names += [name] * (self.number + 1 - len(names))
 
-    def doing(self, number: int, batch: int, training: bool) -> str:
+    def describe_activity(self, number: int, batch: int, training: bool) -> str:
         """Says in words which batch of which collection a rank is at."""
-        names = self.turns.names
+        names = self.group_state.names
         name = names[number] if 0 <= number < len(names) else "something else"
         return f"{'trains' if training else 'evaluates'} batch {batch} of {name}"
 
-    def vote(self, yes: bool, doing: str, *place: object, told: Told | None = None) -> Vote:
+    def start_check(
+        self, flag: bool, activity: str, *values: object, settings: RankSettings | None = None
+    ) -> StatusCheck:
         """Starts to ask all ranks whether any says yes, and whether all are at the same place. All must call it.
 
         Args:
             yes: of this rank.
-            doing: what it is at.
+            activity: what it is at.
             place: more that has to be the same on all ranks.
-            told: settings that have to be.
+            settings: settings that have to be.
         """
-        checksum = zlib.crc32(repr((doing, told, *place)).encode())
-        status = torch.tensor([int(yes), checksum, -checksum], device="cpu")
-        return Vote(doing, told, status, self.of_ids.most(status))
+        checksum = zlib.crc32(repr((activity, settings, *values)).encode())
+        status = torch.tensor([int(flag), checksum, -checksum], device="cpu")
+        return StatusCheck(activity, settings, status, self.ids_all_to_all.all_reduce_max(status))
 
-    def answer(self, vote: Vote) -> bool:
+    def finish_check(self, check: StatusCheck) -> bool:
         """Returns whether any rank said yes.
 
         Raises:
             RuntimeError, ValueError: ranks are not at the same place, or have other settings: on all of them.
         """
-        self.wait(f"whether all go on (this rank {vote.doing})", vote.work)
-        yes, most, least = vote.status.tolist()
-        if most != -least:
-            self.raise_apart(vote.doing, vote.told)
-        return bool(yes)
+        self.wait(f"whether all go on (this rank {check.activity})", check.work)
+        flag, greatest, least = check.status.tolist()
+        if greatest != -least:
+            self.raise_difference(check.activity, check.settings)
+        return bool(flag)
 
-    def note_gradients(self, batch: int, dim: int) -> None:
+    def record_gradients(self, batch: int, dim: int) -> None:
         """Notes that gradients of rows with `dim` elements are exchanged now; later votes compare these notes."""
-        turn = self.number, batch, dim
-        self.turns.gradients = zlib.crc32(repr(turn).encode(), self.turns.gradients)
+        gradients = self.number, batch, dim
+        self.group_state.gradients = zlib.crc32(repr(gradients).encode(), self.group_state.gradients)
 
     def any_failed(self, failed: bool) -> bool:
         """Whether this or any other rank failed. All must call it."""
-        doing = f"looks at gradients of {self.turns.names[self.number]}"
-        return self.answer(self.vote(failed, doing, self.turns.gradients))
+        activity = f"looks at gradients of {self.group_state.names[self.number]}"
+        return self.finish_check(self.start_check(failed, activity, self.group_state.gradients))
 
-    def agree(self, doing: str, told: Told) -> None:
-        """Sees to it that `told` is the same on all ranks. All must call it.
+    def check_same(self, activity: str, settings: RankSettings) -> None:
+        """Sees to it that `settings` is the same on all ranks. All must call it.
 
         Raises:
             ValueError: it is not.
         """
-        self.answer(self.vote(False, doing, told=told))
+        self.finish_check(self.start_check(False, activity, settings=settings))
 
-    def raise_apart(self, doing: str, told: Told | None) -> NoReturn:
+    def raise_difference(self, activity: str, settings: RankSettings | None) -> NoReturn:
         """Raises an error that says in what the ranks differ. All must call it, and all have found that they differ.
 
         Args:
-            doing: what this rank is at.
-            told: its settings.
+            activity: what this rank is at.
+            settings: its settings.
         """
-        every = self.gather((doing, told), "where they are")
-        self.turns.gradients = 0  # they count alike again
+        every = self.gather((activity, settings), "where they are")
+        self.group_state.gradients = 0  # they count alike again
         if len({each for each, _ in every}) > 1:
-            raise self.out_of_step([each for each, _ in every])
-        if told is None:
+            raise self.out_of_step_error([each for each, _ in every])
+        if settings is None:
             raise RuntimeError(
                 "ranks have exchanged gradients of different collections or batches, and updated rows with them: all "
                 "ranks have to call backward for the same collections in the same order. Start again from a save"
             )
         differing = differences([own for _, own in every]) or ["they have changed since this batch was exchanged"]
         raise ValueError(
-            f"each rank {doing}, but settings are not the same on all ranks, and have to be: {'; '.join(differing)}"
+            f"each rank {activity}, but settings are not the same on all ranks, and have to be: {'; '.join(differing)}"
         )
 
-    def out_of_step(self, doing: Sequence[str]) -> RuntimeError:
-        """The error where ranks are at different exchanges; `doing` is what each of them is at."""
+    def out_of_step_error(self, activities: Sequence[str]) -> RuntimeError:
+        """The error where ranks are at different exchanges; `activity` is what each of them is at."""
         return RuntimeError(
-            f"ranks are not in step: {by_rank(doing, '{ranks} {value}')}. All ranks have to call the same collections "
-            "in the same order, with the same batches of a prefetch, all in training or all in evaluation mode"
+            f"ranks are not in step: {by_rank(activities, '{ranks} {value}')}. All ranks have to call the same "
+            "collections in the same order, with the same batches of a prefetch, all in training or all in evaluation "
+            "mode"
         )
 
-    def raise_together(self, error: Exception | None) -> None:
+    def raise_on_all_ranks(self, error: Exception | None) -> None:
         """Raises the same error on all ranks: that of the first one that has one. All must call it."""
         self._raise_first(self.gather(_packed(error), "errors"), error)
 

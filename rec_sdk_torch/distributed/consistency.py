@@ -17,14 +17,16 @@ from ..modules.configs import feature_names
 from ..tbe import TableBatchedEmbedding, TableConfig, TableLifecycle, TableOptimizer
 from .placement import Placement
 
-Told: TypeAlias = dict[str, dict[str, str]]
+RankSettings: TypeAlias = dict[str, dict[str, str]]
 """The settings of a rank as text, by table ("" is their collection) and name."""
 
 SHOWN = 5
 """Differences that a message names, and ranks that have one value."""
 
 
-def tables_of(collection: CachedCollection, placements: Sequence[Placement], path: str | None) -> Told:
+def collection_settings(
+    collection: CachedCollection, placements: Sequence[Placement], path: str | None
+) -> RankSettings:
     """A collection that is to be sharded, by whose tables each rank lays out its rows and messages.
 
     `path`: in its model, where that is known.
@@ -36,16 +38,16 @@ def tables_of(collection: CachedCollection, placements: Sequence[Placement], pat
         "tables": [table.name for table in tables],
         "is_weighted": collection.is_weighted(),
     }
-    told = {"": _as_text(whole)}
+    settings = {"": _as_text(whole)}
     for config, table, placement in zip(collection.configs, tables, placements, strict=True):
         own = {"features": feature_names(config), "sharding": placement.name}
-        told[table.name] = _as_text(own | _fields(table))
-    return told
+        settings[table.name] = _as_text(own | _fields(table))
+    return settings
 
 
 def _fields(table: TableConfig) -> dict[str, Any]:
     fields = _shallow(table)
-    fill = fields["init_fn"]  # it cannot be told of two functions whether they do the same
+    fill = fields["init_fn"]  # two functions cannot be compared, only their names
     fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
     return fields | _shallow(fields.pop("lifecycle") or TableLifecycle())
 
@@ -101,10 +103,10 @@ class TrainingSettings:
     def _windows(self) -> dict[str, int]:
         layout = self._embedding.layout
         open_ones = sorted((length, count) for length, count in layout.windows.items() if count)
-        told = {f"backward passes of the window of {length}": count for length, count in open_ones}
+        settings = {f"backward passes of the window of {length}": count for length, count in open_ones}
         if layout.pending_gradients.backward_passes:
-            told["backward passes that wait for step()"] = layout.pending_gradients.backward_passes
-        return told
+            settings["backward passes that wait for step()"] = layout.pending_gradients.backward_passes
+        return settings
 
     def _remember(self, version: tuple[object, ...]) -> None:
         optimizers = self._embedding.optimizers
@@ -113,9 +115,11 @@ class TrainingSettings:
         # Options that are immutable have not changed where they are equal; others are read in every batch.
         constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
         self._version = version if constant else None
-        self._checksum = zlib.crc32(repr((self._whole(), [_optimizer(optimizer) for optimizer in optimizers])).encode())
+        self._checksum = zlib.crc32(
+            repr((self._collection_settings(), [_optimizer(optimizer) for optimizer in optimizers])).encode()
+        )
 
-    def _whole(self) -> dict[str, Any]:
+    def _collection_settings(self) -> dict[str, Any]:
         guard, options = self._embedding.guard, self._embedding.options
         return {
             "evict_step_interval": options.evict_step_interval,
@@ -128,15 +132,15 @@ class TrainingSettings:
             **self._drawn,
         }
 
-    def told(self) -> Told:
+    def as_text(self) -> RankSettings:
         """The settings."""
-        told = {"": _as_text(self._whole() | self._windows())}
+        settings = {"": _as_text(self._collection_settings() | self._windows())}
         for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
             step = {} if optimizer is None else {"step": optimizer.step}
-            told[table.name] = _as_text(_optimizer(optimizer) | step)
+            settings[table.name] = _as_text(_optimizer(optimizer) | step)
         for name, changes in self._embedding.layout.pending_gradients.applied_checksums().items():
-            told[name] |= changes
-        return told
+            settings[name] |= changes
+        return settings
 
 
 def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
@@ -156,11 +160,11 @@ def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
 # ---- ranks that differ
 
 
-def differences(of_ranks: Sequence[Told]) -> list[str]:
+def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
     """Names settings that are not the same on all ranks: those of the collection, or else those of its tables."""
     found: list[str] = []
-    for part in dict.fromkeys(part for told in of_ranks for part in told):
-        own = [told.get(part, {}) for told in of_ranks]
+    for part in dict.fromkeys(part for settings in of_ranks for part in settings):
+        own = [settings.get(part, {}) for settings in of_ranks]
         for setting in dict.fromkeys(setting for settings in own for setting in settings):
             values = [settings.get(setting, "None") for settings in own]
             if len(set(values)) > 1:

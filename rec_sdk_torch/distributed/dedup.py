@@ -20,7 +20,7 @@ from .replicas import Replicas
 
 
 @dataclass(frozen=True)
-class Tables:
+class ShardedTables:
     """Tables of a collection, and where they live.
 
     Attributes:
@@ -53,15 +53,15 @@ class Deduplication:
     """Removes duplicates from the batches of a collection, in the engine.
 
     Attributes:
-        groups: as of `Tables`.
+        groups: as of `ShardedTables`.
         row_bytes: int64 `[T]`, of a row of each table as it is sent.
         words: int64 `[T]`, int32 words that an id of each table takes along.
-        dated: int64, tables whose ids leave by age.
+        timestamped: int64, tables whose ids leave by age.
         replicas: tables that every rank has as a whole.
-        of_training: whether training batches tell ranks more of their ids than others do.
+        training_only: whether training batches tell ranks more of their ids than others do.
     """
 
-    def __init__(self, tables: Tables, columns: Sequence[int], pooled: bool, rank: int) -> None:
+    def __init__(self, tables: ShardedTables, columns: Sequence[int], pooled: bool, rank: int) -> None:
         """`columns`: of each feature of the collection in the pooled output."""
         self.tables = tables
         self.replicas = Replicas(tables.placements, rank)
@@ -78,7 +78,7 @@ class Deduplication:
         of_features = [table for table, config in enumerate(tables.configs) for _ in range(config.num_features)]
         self._host = Deduplicator(
             [0 if config.hashed else config.num_embeddings for config in tables.configs],
-            [placement.home for placement in tables.placements],
+            [placement.owner_rule for placement in tables.placements],
             [group_of[table] for table in range(len(tables.configs))],
             of_features,
             list(columns) if pooled else [],
@@ -87,8 +87,8 @@ class Deduplication:
             self._numbers,
         )
         self.words = self._host.number_words
-        self.dated = np.flatnonzero([kinds & 4 for kinds in self._numbers])
-        self.of_training = bool(self.words.any()) or self.replicas.any
+        self.timestamped = np.flatnonzero([kinds & 4 for kinds in self._numbers])
+        self.training_only = bool(self.words.any()) or self.replicas.any
 
     def run(self, batch: Batch, training: bool) -> UniqueBatch:
         """
@@ -108,20 +108,20 @@ class Deduplication:
             *arrays, batch.weights is not None, training, training, signals.clicks, signals.timestamps
         )
         if found.out_of_range:
-            self._out_of_range(found.out_of_range)
-        questions = Questions(found.counts, found.ids, found.numbers)
+            self._report_out_of_range(found.out_of_range)
+        sent_ids = SentIds(found.counts, found.ids, found.numbers)
         if training and self.replicas.any:
-            questions = self._for_all(questions)
-        return UniqueBatch(batch, found, questions)
+            sent_ids = self._with_replicas(sent_ids)
+        return UniqueBatch(batch, found, sent_ids)
 
-    def _for_all(self, questions: Questions) -> Questions:
+    def _with_replicas(self, sent_ids: SentIds) -> SentIds:
         """The same with ids of replicated tables for every rank."""
-        counts, tables = questions.counts, range(len(self.tables.configs))
-        ids = questions.ids[self.replicas.spread(counts, tables)]
-        numbers = questions.numbers
+        counts, tables = sent_ids.counts, range(len(self.tables.configs))
+        ids = sent_ids.ids[self.replicas.expand(counts, tables)]
+        numbers = sent_ids.numbers
         if self.words.any():
-            numbers = numbers[self.replicas.spread(counts * self.words, tables)]
-        return Questions(self.replicas.for_all(counts), ids, numbers)
+            numbers = numbers[self.replicas.expand(counts * self.words, tables)]
+        return SentIds(self.replicas.counts_for_all(counts), ids, numbers)
 
     def _check_signals(self, signals: IdSignalArrays) -> None:
         for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
@@ -136,25 +136,27 @@ class Deduplication:
                     "click labels, as docs/admission_eviction.md says"
                 )
 
-    def received(self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor) -> IdSignals:
+    def received_signals(
+        self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor
+    ) -> IdSignals:
         """The facts that all ranks told of the ids that they ask this one for.
 
         Args:
             counts: int64 `[W, T]`.
-            latest: int64 `[W, len(dated)]`, the latest timestamps on each rank.
+            latest: int64 `[W, len(timestamped)]`, the latest timestamps on each rank.
             ids: int64 `[n]`.
             numbers: int32, what they took along.
         """
         arrays = self._host.received(counts, ids.numpy(), numbers.numpy())
         keys = None
-        if len(self.dated):
+        if len(self.timestamped):
             by_key = np.full(counts.shape, NEVER, np.int64)
-            by_key[:, self.dated] = latest
+            by_key[:, self.timestamped] = latest
             keys = torch.from_numpy(by_key.ravel())
         shows, clicks, stamps = (None if array is None else torch.from_numpy(array) for array in arrays)
         return IdSignals(shows, clicks, stamps, keys)
 
-    def _out_of_range(self, found: Sequence[tuple[int, int, int]]) -> None:
+    def _report_out_of_range(self, found: Sequence[tuple[int, int, int]]) -> None:
         """Says which ids are out of range: they read row 0 here, and only the rank that has them can tell."""
         texts = [
             f"table {self.tables.configs[table].name!r}: {count} ids are out of range (such as {example})"
@@ -169,7 +171,7 @@ class Deduplication:
 
 
 @dataclass(frozen=True)
-class Questions:
+class SentIds:
     """The ids that each rank is sent.
 
     Attributes:
@@ -191,12 +193,12 @@ class UniqueBatch:
         batch: as it came.
         host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
             int64 `[W, T]`, how many ids those are, `numbers` int32, what they take along.
-        questions: those that are sent.
+        sent_ids: those that are sent.
     """
 
     batch: Batch
     host: HostBatch
-    questions: Questions
+    sent_ids: SentIds
 
 
 class Segments:
@@ -250,7 +252,9 @@ class GroupConstants:
         columns, means: of each of the features, on the device.
     """
 
-    def __init__(self, tables: Tables, group: Sequence[int], columns: Sequence[int], transfers: Transfers) -> None:
+    def __init__(
+        self, tables: ShardedTables, group: Sequence[int], columns: Sequence[int], transfers: Transfers
+    ) -> None:
         self.features = [feature for table in group for feature in tables.features(table)]
         self.dim = tables.configs[group[0]].embedding_dim
         means = [tables.configs[table].pooling is Pooling.MEAN for table in group for _ in tables.features(table)]

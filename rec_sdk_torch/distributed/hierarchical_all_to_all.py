@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from ..runtime.host_groups import spans_world, timeout_of
 from ..tbe import Int64Array
-from .all_to_all import OneLevel, Relayed, Waited
+from .all_to_all import FlatAllToAll, Relayed, Work
 
 
 @dataclass(eq=False)
-class Pair:
+class HierarchicalGroups:
     """The groups of two levels that a rank is in, for one use.
 
     Attributes:
@@ -31,54 +31,56 @@ class Pair:
         machines: M.
         within: the ranks of this machine.
         between: the ranks of one place in their machines.
-        waiting: exchanges whose second level has not begun, in the order in which it will.
+        pending: exchanges whose second level has not begun, in the order in which it will.
     """
 
     size: int
     machines: int
     within: dist.ProcessGroup
     between: dist.ProcessGroup
-    waiting: deque[Staged] = field(default_factory=deque)
+    pending: deque[TwoStageWork] = field(default_factory=deque)
 
-    def push(self) -> None:
+    def poll(self) -> None:
         """Begins second levels whose first is through."""
-        while self.waiting and self.waiting[0].first.is_completed():
-            self.waiting.popleft().go_on()
+        while self.pending and self.pending[0].first.is_completed():
+            self.pending.popleft().start_second()
 
-    def settle(self) -> None:
+    def start_all(self) -> None:
         """Begins all second levels: other ranks need not wait until this one waits."""
-        while self.waiting:
-            self.waiting.popleft().go_on()
+        while self.pending:
+            self.pending.popleft().start_second()
 
 
-_pairs: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], Pair]] = weakref.WeakKeyDictionary()
+_known_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], HierarchicalGroups]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def pair_of(group: dist.ProcessGroup, use: str, size: int) -> Pair:
+def hierarchical_groups(group: dist.ProcessGroup, use: str, size: int) -> HierarchicalGroups:
     """The groups of two levels for a `use` of `group`, with its backend. All ranks must call it together.
 
     Args:
         group: of W ranks.
-        use: for which there is one pair.
+        use: for which there is one groups.
         size: L, of which W is a multiple.
 
     Raises:
         ValueError: the ranks of `group` are not in ascending order.
     """
-    made = _pairs.setdefault(group, {})
+    made = _known_groups.setdefault(group, {})
     if (use, size) not in made:
         ranks = dist.get_process_group_ranks(group)
         if ranks != sorted(ranks):
             raise ValueError(f"two levels need a process group with its ranks in ascending order, this one has {ranks}")
         count = len(ranks) // size
         machines = [ranks[size * machine : size * (machine + 1)] for machine in range(count)]
-        within = _own(group, machines)
-        between = _own(group, [list(same) for same in zip(*machines, strict=True)])
-        made[use, size] = Pair(size, count, within, between)
+        within = _new_group(group, machines)
+        between = _new_group(group, [list(same) for same in zip(*machines, strict=True)])
+        made[use, size] = HierarchicalGroups(size, count, within, between)
     return made[use, size]
 
 
-def _own(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
+def _new_group(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
     """A new group of each part of a group; the one with this rank."""
     timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
     own: dist.ProcessGroup | None = None
@@ -90,34 +92,45 @@ def _own(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGr
     return own
 
 
-class TwoLevels:
-    """Sends as `OneLevel` does, within a machine, and between machines to the ranks of one place."""
+class HierarchicalAllToAll:
+    """Sends as `FlatAllToAll` does, within a machine, and between machines to the ranks of one place."""
 
-    def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], pair: Pair, polled: Pair) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        stats: dict[str, int],
+        groups: HierarchicalGroups,
+        ids_groups: HierarchicalGroups,
+    ) -> None:
         """
         Args:
             group: of all ranks.
-            stats: as of `OneLevel`.
-            pair: of all collections of `group`.
-            polled: of ids, whose second levels may begin at any time, since each level has one group of its own.
+            stats: as of `FlatAllToAll`.
+            groups: of all collections of `group`.
+            ids_groups: of ids, whose second levels may begin at any time, since each level has one group of its own.
                 Rows and their gradients use both groups in both directions: there all begin in one order, on all ranks.
         """
-        self.group, self.pair, self.polled = group, pair, polled
-        self._within, self._between = OneLevel(pair.within, stats, pair.size), OneLevel(pair.between, stats)
+        self.group, self.groups, self.ids_groups = group, groups, ids_groups
+        self._within, self._between = (
+            FlatAllToAll(groups.within, stats, groups.size),
+            FlatAllToAll(groups.between, stats),
+        )
 
-    def table(self, sent: torch.Tensor) -> tuple[Waited, torch.Tensor, torch.Tensor | None]:
-        size, machines, width = self.pair.size, self.pair.machines, sent.shape[1]
+    def exchange_counts(self, sent: torch.Tensor) -> tuple[Work, torch.Tensor, torch.Tensor | None]:
+        size, machines, width = self.groups.size, self.groups.machines, sent.shape[1]
         by_place = sent.view(machines, size, width).transpose(0, 1).contiguous()
         relayed, received = torch.empty_like(by_place), torch.empty_like(sent)
         first = self._within.send(relayed, by_place)
 
-        def second() -> Waited:
+        def second() -> Work:
             passed_on = relayed.transpose(0, 1).contiguous()
             return self._between.send(received.view(machines, size, width), passed_on)
 
         return self._begin(first, second), received, relayed
 
-    def ask(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+    def to_owners(
+        self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
+    ) -> tuple[Work, torch.Tensor]:
         assert relayed is not None
         for_ranks, of_ranks = self._by_machine(to), self._by_machine(of)
         by_place = _transposed(sent, for_ranks)
@@ -125,13 +138,15 @@ class TwoLevels:
         first = self._within.send(passed_on, by_place, relayed.sum(axis=1).tolist(), for_ranks.sum(axis=0).tolist())
         received = sent.new_empty((sum(of), *sent.shape[1:]))
 
-        def second() -> Waited:
+        def second() -> Work:
             sizes = of_ranks.sum(axis=1).tolist(), relayed.sum(axis=0).tolist()
             return self._between.send(received, _transposed(passed_on, relayed), *sizes)
 
         return self._begin(first, second), received
 
-    def answer(self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed) -> tuple[Waited, torch.Tensor]:
+    def from_owners(
+        self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
+    ) -> tuple[Work, torch.Tensor]:
         assert relayed is not None
         for_ranks, of_ranks = self._by_machine(to), self._by_machine(of)
         passed_on = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
@@ -139,7 +154,7 @@ class TwoLevels:
         received = sent.new_empty((sum(of), *sent.shape[1:]))
         result, by_place = received.detach(), torch.empty_like(received)
 
-        def second() -> Waited:
+        def second() -> Work:
             sizes = of_ranks.sum(axis=0).tolist(), relayed.sum(axis=1).tolist()
             return self._within.send(by_place, _transposed(passed_on, relayed.T), *sizes)
 
@@ -149,33 +164,33 @@ class TwoLevels:
 
         return self._begin(first, second, end), received
 
-    def most(self, numbers: torch.Tensor) -> Waited:
-        return self._begin(self._within.most(numbers), lambda: self._between.most(numbers))
+    def all_reduce_max(self, numbers: torch.Tensor) -> Work:
+        return self._begin(self._within.all_reduce_max(numbers), lambda: self._between.all_reduce_max(numbers))
 
-    def gather(self, own: torch.Tensor) -> torch.Tensor:
-        machine, first = self._within.start_gather(own)
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        machine, first = self._within.start_all_gather(own)
         found: list[torch.Tensor] = []
 
-        def second() -> Waited:
-            every, work = self._between.start_gather(machine)
+        def second() -> Work:
+            every, work = self._between.start_all_gather(machine)
             found.append(every)
             return work
 
         self._begin(first, second).wait()
         return found[0].flatten(0, 1)
 
-    def _begin(self, first: Waited, second: Callable[[], Waited], end: Callable[[], None] | None = None) -> Staged:
-        self.polled.push()
-        staged = Staged(self, first, second, end)
-        self.pair.waiting.append(staged)
+    def _begin(self, first: Work, second: Callable[[], Work], end: Callable[[], None] | None = None) -> TwoStageWork:
+        self.ids_groups.poll()
+        staged = TwoStageWork(self, first, second, end)
+        self.groups.pending.append(staged)
         return staged
 
     def _by_machine(self, of_ranks: list[int]) -> Int64Array:
         """Numbers of each rank, int64 `[W / L, L]`."""
-        return np.array(of_ranks, np.int64).reshape(self.pair.machines, self.pair.size)
+        return np.array(of_ranks, np.int64).reshape(self.groups.machines, self.groups.size)
 
 
-class Staged:
+class TwoStageWork:
     """An exchange whose second level begins once its first is through, and once those before it have begun theirs.
 
     Attributes:
@@ -183,21 +198,21 @@ class Staged:
     """
 
     def __init__(
-        self, way: TwoLevels, first: Waited, second: Callable[[], Waited], end: Callable[[], None] | None
+        self, all_to_all: HierarchicalAllToAll, first: Work, second: Callable[[], Work], end: Callable[[], None] | None
     ) -> None:
         """
         Args:
-            way: on whose groups it is.
+            all_to_all: on whose groups it is.
             first: the work of the first level.
             second: begins the second level.
             end: to be done when that is through.
         """
         self.first = first
-        self._way, self._begin, self._end = way, second, end
-        self._second: Waited | None = None
+        self._all_to_all, self._begin, self._end = all_to_all, second, end
+        self._second: Work | None = None
         self._error: RuntimeError | None = None
 
-    def go_on(self) -> None:
+    def start_second(self) -> None:
         """Waits for the first level and begins the second; an error is kept for `wait` of this exchange."""
         try:
             self.first.wait()
@@ -215,9 +230,9 @@ class Staged:
         Raises:
             RuntimeError: a rank has ended, or does not come.
         """
-        self._way.polled.push()
+        self._all_to_all.ids_groups.poll()
         while self._second is None and self._error is None:
-            self._way.pair.waiting.popleft().go_on()
+            self._all_to_all.groups.pending.popleft().start_second()
         if self._error is not None:
             raise self._error
         assert self._second is not None

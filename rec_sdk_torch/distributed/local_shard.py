@@ -34,7 +34,7 @@ from ..tbe import (
 )
 from .collectives import Exchange
 from .consistency import TrainingSettings
-from .dedup import Tables
+from .dedup import ShardedTables
 from .full_state_dicts import has_whole_tables, whole_table
 from .placement import Placement
 from .replicas import checksum, checksums
@@ -52,7 +52,7 @@ class ShardHandle(TableHandle):
     def extra_repr(self) -> str:
         return f"on this rank {super().extra_repr()}"
 
-    def divide(self, rows: np.ndarray | None, exchange: Exchange | None) -> None:
+    def set_shard(self, rows: np.ndarray | None, exchange: Exchange | None) -> None:
         """Sets which rows the rank has.
 
         Args:
@@ -75,13 +75,13 @@ class ShardHandle(TableHandle):
         if full and self._exchange is not None:
             ids, weight = whole_table(self.table, ids, weight, self._exchange)
         elif not full:
-            self.weight.note_rows([ids, weight])
+            self.weight.mark_rank_rows([ids, weight])
         if self._all_rows is None or not full:
             destination[f"{prefix}ids"] = ids
         destination[f"{prefix}weight"] = weight
 
 
-def _draw(
+def _draw_index_tables(
     index_tables: Mapping[str, tuple[TableConfig, Placement]], drawn_here: dict[str, str], layout: Layout
 ) -> None:
     """Draws index tables with an `init_fn`: each rank draws the whole table, as one process would, and keeps its rows.
@@ -92,13 +92,13 @@ def _draw(
     for table, placement in index_tables.values():
         if table.init_fn is not None:
             weight = draw_initial_weights(table, table.num_embeddings)
-            ids = torch.from_numpy(placement.rows(table.num_embeddings))
+            ids = torch.from_numpy(placement.local_ids(table.num_embeddings))
             TableView(layout, table.name).write(ids, {WEIGHT: weight[ids]})
             if placement.replicated:
                 drawn_here[f"rows that init_fn drew for table {table.name!r}"] = f"{checksum(weight):08x}"
 
 
-class HomeTables(CachedCollection):
+class LocalShard(CachedCollection):
     """A rank's rows of all tables of a collection, each looked up once for each rank.
 
     All tables are hash tables here, since ids are not those of the rows: an initial weight depends on the id alone.
@@ -108,7 +108,7 @@ class HomeTables(CachedCollection):
         settings: that ranks compare.
     """
 
-    def __init__(self, origin: CachedCollection, tables: Tables, exchange: Exchange) -> None:
+    def __init__(self, origin: CachedCollection, tables: ShardedTables, exchange: Exchange) -> None:
         source, world_size, placements = origin.embedding, exchange.world_size, tables.placements
         pairs = list(zip(source.tables, placements, strict=True))
         options = source.options
@@ -116,10 +116,10 @@ class HomeTables(CachedCollection):
         if hint.multi_hot_sizes is None:
             hint = BatchHint(hint.batch_size, [table.num_features for table in source.tables], hint.world_size)
         embedding = TableBatchedEmbedding.from_options(
-            [_part(table, placement, world_size) for table, placement in pairs],
+            [_local_config(table, placement, world_size) for table, placement in pairs],
             dataclasses.replace(
                 options,
-                cache=_cache(source, placements),
+                cache=_local_cache(source, placements),
                 batch_hint=hint,
                 device=exchange.device,
                 seed=exchange.gather(options.seed, "rank 0's seed")[0],
@@ -130,12 +130,12 @@ class HomeTables(CachedCollection):
         embedding.layout.replicated = frozenset(table.name for table, placement in pairs if placement.replicated)
         index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
         embedding.layout.owned_ids = {
-            name: functools.partial(placement.rows, table.num_embeddings)
+            name: functools.partial(placement.local_ids, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
         drawn: dict[str, str] = {}  # checksums of replicated tables that an `init_fn` has filled
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
-        embedding.layout.fill = functools.partial(_draw, index_tables, drawn)
+        embedding.layout.fill = functools.partial(_draw_index_tables, index_tables, drawn)
         embedding.guard.peers = exchange
         self.__dict__["handles_name"] = origin.handles_name
         super().__init__(origin.configs, embedding, None)
@@ -146,15 +146,15 @@ class HomeTables(CachedCollection):
         )
         handles: dict[str, Any] = self.table_handles()
         for table, placement in pairs:
-            rows = None if table.hashed else placement.rows(table.num_embeddings)
-            handles[table.name].divide(rows, None if placement.replicated else exchange)
+            rows = None if table.hashed else placement.local_ids(table.num_embeddings)
+            handles[table.name].set_shard(rows, None if placement.replicated else exchange)
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
         # Lookups are of each rank for each table there; the rows of a dim go rank by rank, and there table by table.
         self._orders = [
             [world_size * table + rank for rank in range(world_size) for table in group] for group in tables.groups
         ]
-        self._take_over(source, placements, exchange)
+        self._copy_rows(source, placements, exchange)
         self.train(origin.training)
 
     def _handle(self, old: TableHandle) -> ShardHandle:
@@ -166,20 +166,20 @@ class HomeTables(CachedCollection):
         handle.replace_weight(weight)
         return handle
 
-    def _take_over(self, source: TableBatchedEmbedding, placements: Sequence[Placement], exchange: Exchange) -> None:
+    def _copy_rows(self, source: TableBatchedEmbedding, placements: Sequence[Placement], exchange: Exchange) -> None:
         """Rows that were trained or loaded before, each by the rank that is their home.
 
         Raises:
             ValueError: those of a replicated table are not the same on all ranks.
         """
         if source.layout.built:
-            self._move(source, placements)
+            self._copy_built_rows(source, placements)
         copies = [each.name for each, placement in zip(source.tables, placements, strict=True) if placement.replicated]
         if copies:
             told = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
-            exchange.agree("takes over the rows of data_parallel tables", told)
+            exchange.check_same("takes over the rows of data_parallel tables", told)
 
-    def _move(self, source: TableBatchedEmbedding, placements: Sequence[Placement]) -> None:
+    def _copy_built_rows(self, source: TableBatchedEmbedding, placements: Sequence[Placement]) -> None:
         self.sync_optimizers()
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
@@ -194,7 +194,7 @@ class HomeTables(CachedCollection):
 
             self.embedding.view(table.name).copy_shard(source.view(table.name), mine)
 
-    def announce(
+    def prefetch_received(
         self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None, depth: int | None
     ) -> Prefetched:
         """Prefetches the batch that `look_up` will be given."""
@@ -217,7 +217,7 @@ class HomeTables(CachedCollection):
         parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, signals=signals))
         return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
 
-    def take_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+    def select_local_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Selects this rank's rows in a state dict, and returns what is wrong with ids of other ranks.
 
         Tables without ids have the rows from 0 on; those, and tables of a full state dict, are of all ranks. Ids that
@@ -253,9 +253,9 @@ class HomeTables(CachedCollection):
         return copy.copy(self)
 
 
-def _part(table: TableConfig, placement: Placement, world_size: int) -> TableConfig:
+def _local_config(table: TableConfig, placement: Placement, world_size: int) -> TableConfig:
     """The table on one rank, which has a feature for the ids of each rank."""
-    rows: dict[str, Any] = {name: placement.most_rows(n) for name, n in table.marked(DIVIDED).items() if n}
+    rows: dict[str, Any] = {name: placement.max_rows(n) for name, n in table.marked(DIVIDED).items() if n}
     return dataclasses.replace(
         table,
         num_features=world_size,
@@ -264,12 +264,12 @@ def _part(table: TableConfig, placement: Placement, world_size: int) -> TableCon
         init_min=table.shard_init_range[0],
         init_max=table.shard_init_range[1],
         init_fn=table.init_fn if table.hashed else None,
-        lifecycle=table.lifecycle and table.lifecycle.part(placement.part),
+        lifecycle=table.lifecycle and table.lifecycle.part(placement.local_bound),
         **rows,
     )
 
 
-def _cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:
+def _local_cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:
     """The option for one rank: rows are rows of a rank, but no more than can be there."""
     option = source.options.cache
     if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):
@@ -281,6 +281,6 @@ def _cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> Ca
             continue
         bounded = not table.hashed or table.capacity or not placement.share
         if isinstance(size, numbers.Integral) and bounded:
-            size = min(int(size), placement.most_rows(table.num_embeddings))
+            size = min(int(size), placement.max_rows(table.num_embeddings))
         sizes[table.name] = size
     return sizes

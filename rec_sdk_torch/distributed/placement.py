@@ -28,13 +28,13 @@ class Placement(abc.ABC):
     name: str
     replicated = False
     share: float
-    home: tuple[int, int]
+    owner_rule: tuple[int, int]
     _rank: int
     _world_size: int
 
     def owner(self, ids: Int64Array) -> Int64Array:
         """The rank of each id, int64 `[n]`."""
-        return ranks_of(ids, self.home, self._world_size)
+        return ranks_of(ids, self.owner_rule, self._world_size)
 
     def owns(self, ids: Int64Array) -> npt.NDArray[np.bool_]:
         """Returns which of `ids` are at home on this rank, bool `[n]`."""
@@ -42,21 +42,21 @@ class Placement(abc.ABC):
         return owned
 
     @abc.abstractmethod
-    def rows(self, num_embeddings: int) -> Int64Array:
+    def local_ids(self, num_embeddings: int) -> Int64Array:
         """Ids of an index table whose home is this rank, int64 `[n]`."""
 
     @abc.abstractmethod
-    def part(self, bound: int) -> int:
+    def local_bound(self, bound: int) -> int:
         """This rank's part of a bound of the whole table, at least 1."""
 
-    def most_rows(self, num_embeddings: int) -> int:
+    def max_rows(self, num_embeddings: int) -> int:
         """Rows that are at home here of a table of `num_embeddings`, at least 1: every rank lays every table out."""
         return max(1, math.ceil(num_embeddings * self.share))
 
 
 _DEVIATIONS = 6
 """Standard deviations that a rank's number of hashed ids may be above the mean: more is one chance in 10^9."""
-_PIECE = 1 << 20
+_IDS_AT_ONCE = 1 << 20
 """Ids of an index table that are hashed at a time."""
 
 
@@ -67,27 +67,27 @@ class RowWise(Placement):
 
     def __init__(self, rank: int, world_size: int, home: Home = Home.MODULO, num_embeddings: int = 1) -> None:
         """`home`, `num_embeddings`: of the whole table."""
-        self._rank, self._world_size, self._by = rank, world_size, home
+        self._rank, self._world_size, self._home = rank, world_size, home
         self.share = 1 / world_size
         self._block = math.ceil(num_embeddings / world_size)
-        self.home = {Home.MODULO: (-1, 0), Home.HASH: (-2, 0), Home.CONTINUOUS: (-3, self._block)}[home]
+        self.owner_rule = {Home.MODULO: (-1, 0), Home.HASH: (-2, 0), Home.CONTINUOUS: (-3, self._block)}[home]
 
-    def rows(self, num_embeddings: int) -> Int64Array:
-        if self._by is Home.MODULO:
+    def local_ids(self, num_embeddings: int) -> Int64Array:
+        if self._home is Home.MODULO:
             return np.arange(self._rank, num_embeddings, self._world_size, dtype=np.int64)
-        if self._by is Home.CONTINUOUS:
+        if self._home is Home.CONTINUOUS:
             first = min(self._rank * self._block, num_embeddings)
             return np.arange(first, min(first + self._block, num_embeddings), dtype=np.int64)
-        begins = range(0, num_embeddings, _PIECE)
-        pieces = (np.arange(begin, min(begin + _PIECE, num_embeddings), dtype=np.int64) for begin in begins)
+        begins = range(0, num_embeddings, _IDS_AT_ONCE)
+        pieces = (np.arange(begin, min(begin + _IDS_AT_ONCE, num_embeddings), dtype=np.int64) for begin in begins)
         return np.concatenate([piece[self.owns(piece)] for piece in pieces])
 
-    def part(self, bound: int) -> int:
+    def local_bound(self, bound: int) -> int:
         return max(1, bound // self._world_size)
 
-    def most_rows(self, num_embeddings: int) -> int:
-        even = super().most_rows(num_embeddings)
-        if self._by is not Home.HASH:
+    def max_rows(self, num_embeddings: int) -> int:
+        even = super().max_rows(num_embeddings)
+        if self._home is not Home.HASH:
             return even
         return min(num_embeddings, even + math.ceil(_DEVIATIONS * math.sqrt(even * (1 - self.share))))
 
@@ -97,13 +97,13 @@ class TableWise(Placement):
 
     def __init__(self, rank: int, home: int, world_size: int) -> None:
         self.name = f"{ShardingType.TABLE_WISE.value} on rank {home}"
-        self.home, self._rank, self._world_size = (home, 0), rank, world_size
+        self.owner_rule, self._rank, self._world_size = (home, 0), rank, world_size
         self.share = float(rank == home)
 
-    def rows(self, num_embeddings: int) -> Int64Array:
+    def local_ids(self, num_embeddings: int) -> Int64Array:
         return np.arange(num_embeddings if self.share else 0, dtype=np.int64)
 
-    def part(self, bound: int) -> int:
+    def local_bound(self, bound: int) -> int:
         return bound
 
 

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..modules.collection import CachedCollection
 from ..tbe import MAX_DEPTH, Prefetched
 from .sharded import ShardedCollection
-from .turn import Turn
+from .sharded_batch import ShardedBatch
 
 LAG = 3
 """Batches that a loop may have been given and not trained, as TorchRec's pipelines do; those before are skipped."""
@@ -69,8 +69,8 @@ def prefetch(
         raise TypeError(f"features is {features!r}, expected a function of a batch, or None")
     of_batch = features or only_features
 
-    def start(batch: T) -> tuple[T, Started | None]:
-        return batch, Started(collections, of_batch(batch), depth) if depth else None
+    def start(batch: T) -> tuple[T, PrefetchedBatch | None]:
+        return batch, PrefetchedBatch(collections, of_batch(batch), depth) if depth else None
 
     return iterate(batches, depth, start, collections)
 
@@ -134,34 +134,34 @@ def _fields(batch: object) -> dict[str, object]:
     return dict(getattr(batch, "__dict__", {}))
 
 
-class Started:
+class PrefetchedBatch:
     """A batch that was prefetched for the collections that look it up."""
 
     def __init__(self, collections: Mapping[str, Collection], features: Features, depth: int) -> None:
-        self._entries: list[tuple[Any, Prefetched | Turn]] = []
+        self._entries: list[tuple[Any, Prefetched | ShardedBatch]] = []
         self._of = _by_collection(collections, features)
         try:
             for name, given in self._of.items():
                 self._entries.append((collections[name], collections[name].prefetch(given, depth=depth)))
         except BaseException:
-            self.end()
+            self.discard()
             raise
 
     @classmethod
-    def nothing(cls, collections: Mapping[str, Collection], before: Started | None) -> Started:
+    def end_of_data(cls, collections: Mapping[str, Collection], before: PrefetchedBatch | None) -> PrefetchedBatch:
         """Tells the other ranks of sharded collections that this one has no batch any more.
 
         `before`: the batch before, whose collections these are; None: all.
         """
         started = cls(collections, {}, 0)
         named = {name: collections[name] for name in before._of} if before is not None else collections
-        started._entries = [(each, each.prefetch_end()) for each in _sharded(named)]
+        started._entries = [(each, each.prefetch_end_of_data()) for each in _sharded(named)]
         return started
 
-    def ended(self) -> bool:
+    def is_past_end(self) -> bool:
         """Whether some rank has no such batch; it waits for the ranks, where collections are sharded."""
-        coming = [prefetched for _, prefetched in self._entries if isinstance(prefetched, Turn)]
-        ended = [each.ended() for each in coming]  # of all of them: ranks exchange in one order
+        batches = [prefetched for _, prefetched in self._entries if isinstance(prefetched, ShardedBatch)]
+        ended = [each.is_past_end() for each in batches]  # of all of them: ranks exchange in one order
         return any(ended)
 
     def add_source(self, features: Features) -> None:
@@ -171,7 +171,7 @@ class Started:
             if name in copies:
                 prefetched.add_source(copies[name], copies[name].values())
 
-    def end(self) -> None:
+    def discard(self) -> None:
         """Forgets the batch if its forward has not run."""
         for collection, prefetched in self._entries:
             collection.forget(prefetched)
@@ -194,7 +194,7 @@ def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
     return [each for each in collections.values() if isinstance(each, ShardedCollection)]
 
 
-def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
+def _limited_to_all_ranks(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
     """Yields as many batches as every rank has: the ranks ask each other before each of them."""
     sharded = _sharded(collections)
     if not sharded:
@@ -203,7 +203,7 @@ def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Ite
     source, none, exchange = iter(batches), object(), sharded[0].exchange
     while True:
         batch: Any = next(source, none)
-        if exchange.answer(exchange.vote(batch is none, "reads a batch")):
+        if exchange.finish_check(exchange.start_check(batch is none, "reads a batch")):
             return
         yield batch
 
@@ -211,7 +211,7 @@ def _in_step(batches: Iterable[T], collections: Mapping[str, Collection]) -> Ite
 def iterate(
     batches: Iterable[T],
     depth: int,
-    start: Callable[[T], tuple[U, Started | None]],
+    start: Callable[[T], tuple[U, PrefetchedBatch | None]],
     collections: Mapping[str, Collection],
     drain: bool = True,
 ) -> Iterator[U]:
@@ -227,18 +227,18 @@ def iterate(
         drain: False ends with the last batch that is read: those read before it and not given are left.
     """
     for each in _sharded(collections)[:1]:
-        ahead = {"batches ahead": str(depth), "execute_all_batches": str(drain)}
-        each.exchange.agree("begins to read batches", {"": ahead})
-    source = iter(batches if depth else _in_step(batches, collections))
-    coming: deque[tuple[Any, Started | None]] = deque()
-    given: deque[Started] = deque()
-    last: Started | None = None
+        settings = {"batches ahead": str(depth), "execute_all_batches": str(drain)}
+        each.exchange.check_same("begins to read batches", {"": settings})
+    source = iter(batches if depth else _limited_to_all_ranks(batches, collections))
+    ahead: deque[tuple[Any, PrefetchedBatch | None]] = deque()
+    yielded: deque[PrefetchedBatch] = deque()
+    last: PrefetchedBatch | None = None
     error: Exception | None = None
     more = True
     try:
         while True:
-            while more and len(coming) <= depth:
-                if coming and _ended(coming[-1]):
+            while more and len(ahead) <= depth:
+                if ahead and _is_past_end(ahead[-1]):
                     more = False
                     break
                 try:
@@ -246,35 +246,35 @@ def iterate(
                 except StopIteration:
                     more = False
                     if depth and _sharded(collections):
-                        coming.append((None, Started.nothing(collections, last)))
+                        ahead.append((None, PrefetchedBatch.end_of_data(collections, last)))
                     break
                 except Exception as raised:
                     error, more = raised, False
                     break
                 try:
-                    coming.append(start(batch))
-                    last = coming[-1][1]
+                    ahead.append(start(batch))
+                    last = ahead[-1][1]
                 except Exception as raised:
                     error, more = raised, False
-            if not drain and coming and _ended(coming[-1]):
+            if not drain and ahead and _is_past_end(ahead[-1]):
                 more = False
-            if not coming or not (more or drain):
+            if not ahead or not (more or drain):
                 break
-            item, started = coming.popleft()
+            item, started = ahead.popleft()
             if started is not None:
-                given.append(started)
-                if started.ended():
+                yielded.append(started)
+                if started.is_past_end():
                     break
             yield item
-            while len(given) > LAG:
-                given.popleft().end()
+            while len(yielded) > LAG:
+                yielded.popleft().discard()
     finally:
-        for started in (*(started for _, started in reversed(coming)), *reversed(given)):
+        for started in (*(started for _, started in reversed(ahead)), *reversed(yielded)):
             if started is not None:
-                started.end()
+                started.discard()
     if error is not None:
         raise error
 
 
-def _ended(coming: tuple[Any, Started | None]) -> bool:
-    return coming[1] is not None and coming[1].ended()
+def _is_past_end(item: tuple[Any, PrefetchedBatch | None]) -> bool:
+    return item[1] is not None and item[1].is_past_end()

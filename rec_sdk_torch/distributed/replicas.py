@@ -50,19 +50,19 @@ class Route:
     """The rows of one dim, from the ranks that have them to those that asked, and their gradients back.
 
     Attributes:
-        to, of: rows for each rank, and of each rank; int `[W]`.
-        grads_to, grads_of: gradients for each rank, and of each rank; int `[W]`.
-        kept: int64, those of the rows here that some rank waits for; None: all.
-        spread: int64, the received row that each gradient is of, by the ranks they go to; None: each row's, in order.
+        rows_to, rows_from: rows for each rank, and of each rank; int `[W]`.
+        grads_to, grads_from: gradients for each rank, and of each rank; int `[W]`.
+        sent_rows: int64, those of the rows here that some rank waits for; None: all.
+        grad_rows: int64, the received row that each gradient is of, by destination rank; None: all, in order.
         relayed, grads_relayed: rows and gradients that this rank passes on, by two levels.
     """
 
-    to: list[int]
-    of: list[int]
+    rows_to: list[int]
+    rows_from: list[int]
     grads_to: list[int]
-    grads_of: list[int]
-    kept: torch.Tensor | None = None
-    spread: torch.Tensor | None = None
+    grads_from: list[int]
+    sent_rows: torch.Tensor | None = None
+    grad_rows: torch.Tensor | None = None
     relayed: Relayed = None
     grads_relayed: Relayed = None
 
@@ -80,12 +80,12 @@ class Replicas:
         self._tables = np.array([placement.replicated for placement in placements], bool)
         self._rank, self.any = rank, bool(self._tables.any())
 
-    def for_all(self, counts: Int64Array) -> Int64Array:
+    def counts_for_all(self, counts: Int64Array) -> Int64Array:
         """Ids for each rank, int64 `[W, T]`, from those that it has rows for, `counts`."""
         return np.where(self._tables, counts[self._rank], counts)
 
-    def spread(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
-        """Where in an array with `counts` elements for each rank and table each element of `for_all` is, int64 `[n]`.
+    def expand(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
+        """Returns where each element of the expanded array is in the array with `counts` elements, int64 `[n]`.
 
         `counts`: int64 `[W, T]`; the arrays have those of `tables`, rank by rank.
         """
@@ -120,15 +120,15 @@ class Replicas:
             return plain
         wanted = np.broadcast_to(~here, of_all.shape).copy()  # whether each rank waits for the rows of each table
         wanted[self._rank] = True
-        kept = np.flatnonzero(np.repeat(wanted.ravel(), of_all.ravel()))
+        sent_rows = np.flatnonzero(np.repeat(wanted.ravel(), of_all.ravel()))
         rows_to = np.where(here, 0, of_all)
         rows_to[self._rank] = of_all[self._rank]
         return replace(
             plain,
-            to=rows_to.sum(axis=1).tolist(),
-            grads_to=self.for_all(sent)[:, tables].sum(axis=1).tolist(),
-            kept=torch.from_numpy(kept).to(device),
-            spread=torch.from_numpy(self.spread(sent, tables)).to(device),
+            rows_to=rows_to.sum(axis=1).tolist(),
+            grads_to=self.counts_for_all(sent)[:, tables].sum(axis=1).tolist(),
+            sent_rows=torch.from_numpy(sent_rows).to(device),
+            grad_rows=torch.from_numpy(self.expand(sent, tables)).to(device),
             relayed=None if relayed is None else self._rows_only(relayed[:, :, tables], here),
         )
 

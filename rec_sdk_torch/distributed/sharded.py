@@ -30,27 +30,29 @@ from ..tbe import (
     check_evicted_rows,
     restore_padding_rows,
 )
-from .all_to_all import Waited
+from .all_to_all import Work
 from .collectives import Exchange
-from .dedup import Deduplication, GroupConstants, Segments, Tables
-from .local_shard import HomeTables
+from .dedup import Deduplication, GroupConstants, Segments, ShardedTables
+from .local_shard import LocalShard
 from .output_dist import PoolBags, Repeat
 from .placement import Placement
-from .turn import HEADER, Awaited, Turn
+from .sharded_batch import HEADER, ShardedBatch, StageAwaitable
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
     """The rows of a batch on their way."""
 
-    def __init__(self, module: ShardedCollection, turn: Turn, rows: list[torch.Tensor], works: list[Waited]) -> None:
+    def __init__(
+        self, module: ShardedCollection, ctx: ShardedBatch, rows: list[torch.Tensor], works: list[Work]
+    ) -> None:
         super().__init__()
-        self._parts = module, turn, rows, works
+        self._parts = module, ctx, rows, works
 
     @eager
     def _wait_impl(self) -> Any:
-        module, turn, rows, works = self._parts
-        turn.receive_rows(works)
-        return module.output(turn, rows)
+        module, ctx, rows, works = self._parts
+        ctx.receive_rows(works)
+        return module.output(ctx, rows)
 
 
 class ShardedCollection(
@@ -58,7 +60,7 @@ class ShardedCollection(
     SequenceTables,
     PooledTables,
     CollectionMethods,
-    ShardedEmbeddingModule[Any, Any, Any, Turn],
+    ShardedEmbeddingModule[Any, Any, Any, ShardedBatch],
     FusedOptimizerModule,
 ):
     """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
@@ -67,12 +69,12 @@ class ShardedCollection(
     `grad_norm` have to be called on all ranks; so should `reset_parameters` and `set_clocks`.
 
     Attributes:
-        home: the rows of this rank.
+        local_shard: the rows of this rank.
         exchange: with the other ranks.
         tables: the whole tables, and where their rows are.
     """
 
-    home: HomeTables
+    local_shard: LocalShard
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """
@@ -84,7 +86,9 @@ class ShardedCollection(
         super().__init__()
         self.exchange = exchange
         embedding = origin.embedding
-        self.tables = Tables(embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode)
+        self.tables = ShardedTables(
+            embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode
+        )
         self._pooled = embedding.pooled
         self.configs, self.names_by_table = origin.configs, origin.names_by_table
         self.handles_name = origin.handles_name
@@ -99,12 +103,14 @@ class ShardedCollection(
         self._constants = [
             GroupConstants(self.tables, group, self._columns, self._transfers) for group in self._deduplication.groups
         ]
-        self._coming: list[Turn] = []
+        self._pending: list[ShardedBatch] = []
         self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
-        exchange.turns.width = max(exchange.turns.width, HEADER + len(self._deduplication.dated) + len(placements))
-        self.__dict__["home"] = HomeTables(origin, self.tables, exchange)
-        self.__dict__["embedding"] = self.home.embedding
-        self.add_module(self.handles_name, self.home._modules[self.handles_name])
+        exchange.group_state.width = max(
+            exchange.group_state.width, HEADER + len(self._deduplication.timestamped) + len(placements)
+        )
+        self.__dict__["local_shard"] = LocalShard(origin, self.tables, exchange)
+        self.__dict__["embedding"] = self.local_shard.embedding
+        self.add_module(self.handles_name, self.local_shard._modules[self.handles_name])
         self.train(origin.training)
 
     # ---- a batch
@@ -118,127 +124,128 @@ class ShardedCollection(
         """
         if not isinstance(features, KeyedJaggedTensor):
             return None
-        turn = self._begin(features, depth)
-        turn.add_source(features)
-        self._coming.append(turn)
+        ctx = self._start_exchange(features, depth)
+        ctx.add_source(features)
+        self._pending.append(ctx)
         queue = self.embedding.queue
-        queue.max_queued = max(queue.max_queued, min(len(self._coming), MAX_PREFETCHED if depth is None else depth + 1))
-        return turn
+        limit = MAX_PREFETCHED if depth is None else depth + 1
+        queue.max_queued = max(queue.max_queued, min(len(self._pending), limit))
+        return ctx
 
-    def prefetch_end(self) -> Turn:
+    def prefetch_end_of_data(self) -> ShardedBatch:
         """Takes the place of `prefetch` on a rank that has no batch any more: then the others have none either."""
-        return self._begin(None)
+        return self._start_exchange(None)
 
-    def _begin(self, features: KeyedJaggedTensor | None, depth: int | None = None) -> Turn:
+    def _start_exchange(self, features: KeyedJaggedTensor | None, depth: int | None = None) -> ShardedBatch:
         """Starts the exchange of a batch, None for the end of this rank's data, behind the batches before it."""
-        for other in self._coming:
+        for other in self._pending:
             other.advance()
-        turn = Turn(self.home, self._deduplication, depth)
-        self._send_counts(turn, features)
-        return turn
+        ctx = ShardedBatch(self.local_shard, self._deduplication, depth)
+        self._send_counts(ctx, features)
+        return ctx
 
-    def forget(self, turn: Turn) -> None:
+    def forget(self, ctx: ShardedBatch) -> None:
         """Forgets a batch that was prefetched: its forward will not come, or is over."""
-        if turn in self._coming:
-            self._coming.remove(turn)
-            turn.end()
+        if ctx in self._pending:
+            self._pending.remove(ctx)
+            ctx.discard()
 
     @eager
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
         if isinstance(features, KeyedJaggedTensor):
             check_batch(features.values())  # before any exchange, which a tracer would note or break
-        turn = self._prefetched(features) if self._coming else None
-        if turn is None:
-            turn = self.create_context()
-            self._send_counts(turn, features)
-            turn.at_once = True
-        turn.receive_ids()
-        result = self.compute_and_output_dist(turn, turn)
-        if not turn.at_once:
-            for other in self._coming:
+        ctx = self._take_prefetched(features) if self._pending else None
+        if ctx is None:
+            ctx = self.create_context()
+            self._send_counts(ctx, features)
+            ctx.immediate = True
+        ctx.receive_ids()
+        result = self.compute_and_output_dist(ctx, ctx)
+        if not ctx.immediate:
+            for other in self._pending:
                 other.advance()
         return result
 
-    def _prefetched(self, features: KeyedJaggedTensor) -> Turn | None:
+    def _take_prefetched(self, features: KeyedJaggedTensor) -> ShardedBatch | None:
         """Takes the batch from those that will come, with those before it; None where it is none of them.
 
         A batch that was begun in another mode is begun anew.
         """
         trains = bool(self.training) and torch.is_grad_enabled()
-        found = [(place, turn) for place, turn in enumerate(self._coming) if turn.matches(features)]
-        place, turn = next(((place, turn) for place, turn in found if turn.training == trains), (-1, None))
-        if turn is not None:
-            for skipped in self._coming[:place]:
-                skipped.end()
-            self._coming = self._coming[place + 1 :]
-        elif found:  # the mode has changed: on all ranks, or some would wait for a forward of it
-            _, other = found[0]
+        matching = [(place, ctx) for place, ctx in enumerate(self._pending) if ctx.matches(features)]
+        place, ctx = next(((place, ctx) for place, ctx in matching if ctx.training == trains), (-1, None))
+        if ctx is not None:
+            for skipped in self._pending[:place]:
+                skipped.discard()
+            self._pending = self._pending[place + 1 :]
+        elif matching:  # the mode has changed: on all ranks, or some would wait for a forward of it
+            _, other = matching[0]
             other.trains = trains
-            other.vote()
-            other.check()
-        return turn
+            other.start_check()
+            other.finish_check()
+        return ctx
 
-    def create_context(self) -> Turn:
-        return Turn(self.home, self._deduplication)
+    def create_context(self) -> ShardedBatch:
+        return ShardedBatch(self.local_shard, self._deduplication)
 
-    def input_dist(self, ctx: Turn, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Turn]]:
+    def input_dist(self, ctx: ShardedBatch, features: KeyedJaggedTensor) -> Awaitable[Awaitable[ShardedBatch]]:
         """Starts a batch's exchange. Errors are raised by all ranks, when it is waited for."""
         self._send_counts(ctx, features)
-        return Awaited(ctx.send_ids, Awaited(ctx.receive_ids, ctx))
+        return StageAwaitable(ctx.send_ids, StageAwaitable(ctx.receive_ids, ctx))
 
-    def _send_counts(self, turn: Turn, features: KeyedJaggedTensor | None) -> None:
+    def _send_counts(self, ctx: ShardedBatch, features: KeyedJaggedTensor | None) -> None:
         """Finds the distinct ids of a batch, and starts to send their numbers; None: this rank's data has ended."""
-        turn.missing = features is None
+        ctx.missing = features is None
         if features is not None:
-            turn.training = bool(self.training) and torch.is_grad_enabled()
+            ctx.training = bool(self.training) and torch.is_grad_enabled()
             try:
-                if turn.training:
-                    self.home.sync_optimizers()
-                turn.settings = self.home.settings.checksum(turn.training)
-                turn.bags = self.home.checked_bags(features)
-                turn.unique = self._deduplication.run(self._batch_of(turn.bags), turn.training)
+                if ctx.training:
+                    self.local_shard.sync_optimizers()
+                ctx.settings = self.local_shard.settings.checksum(ctx.training)
+                ctx.bags = self.local_shard.checked_bags(features)
+                ctx.unique = self._deduplication.run(self._deduplicable_batch(ctx.bags), ctx.training)
             except Exception as error:
-                turn.error = error
-        turn.send_counts()
+                ctx.error = error
+        ctx.send_counts()
 
-    def _batch_of(self, bags: Bags) -> Batch:
+    def _deduplicable_batch(self, bags: Bags) -> Batch:
         """The batch as it is deduplicated: without ids that mean nothing."""
         if self._pooled and bags.sizes is not None:
             bags.check_pooled()
-        home, features, weights = self.home, bags.features, None
+        shard, features, weights = self.local_shard, bags.features, None
         if self._is_weighted:
             weights = features.weights_or_none()
             if weights is None:
                 raise ValueError("the collection is weighted (is_weighted=True), the batch has no weights")
             weights = weights.to(device=self.exchange.device)
         batch = Batch.from_tensors(
-            features.values(), bags.offsets, bags.size, home.feature_keys, weights, signals=home.id_signals(features)
+            features.values(), bags.offsets, bags.size, shard.feature_keys, weights, signals=shard.id_signals(features)
         )
         return batch if self._padding_ids is None else self._padding_ids.remove_from(batch)
 
-    def compute(self, ctx: Turn, dist_input: object) -> list[torch.Tensor]:
+    def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
         """Rows that the ranks asked for; of a batch that fails, zeros, which `output_dist` tells the others."""
-        turn, of_training = ctx, self._deduplication.of_training
-        turn.trains = bool(self.training) and torch.is_grad_enabled()
+        training_only = self._deduplication.training_only
+        ctx.trains = bool(self.training) and torch.is_grad_enabled()
         try:
-            if turn.trains and not turn.training and of_training:
+            if ctx.trains and not ctx.training and training_only:
                 raise RuntimeError("a batch that was begun in evaluation mode is trained: its ids were not counted")
-            return self.home.look_up(turn.values, turn.offsets, turn.signals)
+            return self.local_shard.look_up(ctx.values, ctx.offsets, ctx.signals)
         except Exception as error:
-            turn.error = error
+            ctx.error = error
         shapes = [
-            (int(turn.counts[:, group].sum()), self.tables.configs[group[0]].embedding_dim)
+            (int(ctx.counts[:, group].sum()), self.tables.configs[group[0]].embedding_dim)
             for group in self.tables.groups
         ]
         return [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
 
-    def output_dist(self, ctx: Turn, output: list[torch.Tensor]) -> LazyAwaitable[Any]:
+    def output_dist(self, ctx: ShardedBatch, output: list[torch.Tensor]) -> LazyAwaitable[Any]:
         return OutputAwaitable(self, ctx, *ctx.send_rows(output))
 
-    def output(self, turn: Turn, rows: list[torch.Tensor]) -> Any:
+    def output(self, ctx: ShardedBatch, rows: list[torch.Tensor]) -> Any:
         """The output of the unsharded collection, from rows of each distinct id."""
-        bags, unique = turn.bags, turn.unique
+        bags, unique = ctx.bags, ctx.unique
         assert bags is not None
         assert unique is not None
         batch = unique.batch
@@ -250,7 +257,7 @@ class ShardedCollection(
             of_batch = batch.weights
             weights = [of_batch if s.source is None else of_batch.index_select(0, s.source) for s in segments]
         pooled = PoolBags.apply(segments, batch.batch_size, sum(self._dims), *rows, *weights)
-        values = bags.expand(pooled, self._dims, self.home.feature_keys.tolist())
+        values = bags.expand(pooled, self._dims, self.local_shard.feature_keys.tolist())
         return KeyedTensor(self._names, self._dims, values)
 
     def _sequences(
@@ -278,20 +285,20 @@ class ShardedCollection(
     # ---- the tables of this rank
 
     def sync_optimizers(self) -> None:
-        self.home.sync_optimizers()
+        self.local_shard.sync_optimizers()
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """The optimizer of this rank's rows, as the unsharded collection's."""
-        return self.home.fused_optimizer
+        return self.local_shard.fused_optimizer
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
         self.embedding.layout.config(table)  # which raises for a name that is unknown
         check_evicted_rows(table, rows)
-        mine = torch.from_numpy(self.at_home(table, rows.ids.detach().cpu().numpy()))
+        mine = torch.from_numpy(self.owns(table, rows.ids.detach().cpu().numpy()))
         return super().put_back(table, rows[mine], overwrite=overwrite)
 
-    def at_home(self, table: str, ids: Int64Array) -> npt.NDArray[np.bool_]:
+    def owns(self, table: str, ids: Int64Array) -> npt.NDArray[np.bool_]:
         """Returns which of `ids` have their rows on this rank, bool `[n]`."""
         place = [config.name for config in self.tables.configs].index(table)
         return self.tables.placements[place].owns(ids)
@@ -312,7 +319,7 @@ class ShardedCollection(
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """This rank's rows of each table: `ids` int64 `[n]` and `weight` `[n, D]`."""
-        return self.home.state_dict(*args, **kwargs)
+        return self.local_shard.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Rows of this rank, as `state_dict` gave them on the same rank of as many.
@@ -321,9 +328,9 @@ class ShardedCollection(
             ValueError: ids that are at home on other ranks; nothing was loaded.
         """
         state_dict = dict(state_dict)
-        for problem in self.home.take_rows(state_dict, ""):
+        for problem in self.local_shard.select_local_rows(state_dict, ""):
             raise ValueError(problem)
-        return self.home.load_state_dict(state_dict, strict, assign)
+        return self.local_shard.load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(
         self,
@@ -336,14 +343,14 @@ class ShardedCollection(
         error_msgs: list[str],
     ) -> None:
         """Loads the state dict of a model around this collection, such as `DistributedModelParallel.module`."""
-        problems = self.home.take_rows(state_dict, prefix)
+        problems = self.local_shard.select_local_rows(state_dict, prefix)
         error_msgs.extend(problems)
         if not problems:
             lists = missing_keys, unexpected_keys, error_msgs
-            self.home._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+            self.local_shard._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 
     def train(self, mode: bool = True) -> Any:
-        self.home.train(mode)
+        self.local_shard.train(mode)
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

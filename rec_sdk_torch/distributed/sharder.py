@@ -14,7 +14,7 @@ from ..operators.devices.backends import parse_device
 from ..runtime.host_groups import host_group, reaches_host, spans_world
 from ..runtime.warn import ConfigurationWarning, warn
 from .collectives import Exchange
-from .consistency import Told, tables_of
+from .consistency import RankSettings, collection_settings
 from .placement import SHARDING_TYPES, Placement, placements_of
 from .replicas import check_replicas
 from .sharded import ShardedCollection
@@ -136,17 +136,19 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         placements: list[Placement] = []
         collections: list[CachedCollection] = []
 
-        def tell() -> Told:
+        def read_settings() -> RankSettings:
             collections.append(self._collection(module, exchange.device))
             tables = collections[0].embedding.tables
             placements.extend(placements_of(tables, params, exchange.rank, exchange.world_size))
             check_replicas(tables, placements)
-            told = tables_of(collections[0], placements, module_fqn)
-            told[""]["local_size"] = repr(self._local_size)
-            return told
+            settings = collection_settings(collections[0], placements, module_fqn)
+            settings[""]["local_size"] = repr(self._local_size)
+            return settings
 
-        exchange.join(f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", tell)
-        exchange.divide(self._local_size)
+        exchange.register(
+            f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", read_settings
+        )
+        exchange.set_local_size(self._local_size)
         self._fill(collections[0], module, placements, exchange)
         return self._sharded(collections[0], placements, exchange)
 

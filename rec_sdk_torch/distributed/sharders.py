@@ -13,9 +13,9 @@ from ..modules.embedding_collections import (
     HashEmbeddingBagCollection,
 )
 from .feature_processed_sharder import FeatureProcessedSharder
-from .plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
 from .sharder import TableSharder
 from .topology import LocalSize
+from .torchrec_sharders import TorchRecBagCollectionSharder, TorchRecCollectionSharder
 
 
 class EmbCacheEmbeddingCollectionSharder(TableSharder):
@@ -90,7 +90,10 @@ def get_default_hybrid_sharders(
     )
     own = [sharder(cpu_env=host_env, local_size=local_size) for sharder in ours]
     around: list[Any] = [
-        *(sharder(host_env, local_size=local_size) for sharder in (PlainBagCollectionSharder, PlainCollectionSharder)),
+        *(
+            sharder(host_env, local_size=local_size)
+            for sharder in (TorchRecBagCollectionSharder, TorchRecCollectionSharder)
+        ),
         FeatureProcessedSharder(own),
     ]
     taken = {sharder.module_type for sharder in around}

@@ -37,8 +37,8 @@ def check_local_size(given: LocalSize) -> LocalSize:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a rank, as its environment has it.
+class RankLocation:
+    """The location of a rank, as its environment has it.
 
     Attributes:
         local_size: ranks of its machine; None: it is not said.
@@ -49,21 +49,21 @@ class Place:
     machine: int | None
 
     @classmethod
-    def here(cls) -> Place:
-        """The place of this rank."""
+    def from_environment(cls) -> RankLocation:
+        """The location of this rank."""
         size, rank = (os.environ.get(name, "") for name in _VARIABLES)
         known = rank.isdecimal() and dist.is_initialized()
         return cls(int(size) if size.isdecimal() else None, dist.get_rank() - int(rank) if known else None)
 
 
-def ranks_of_machine(option: LocalSize, places: Sequence[Place]) -> int:
-    """L, the ranks of a machine, from the places of all ranks of a group; every rank finds the same.
+def machine_size(option: LocalSize, locations: Sequence[RankLocation]) -> int:
+    """L, the ranks of a machine, from the locations of all ranks of a group; every rank finds the same.
 
     Raises:
         ValueError: machines that two levels cannot have.
     """
-    world_size = len(places)
-    machines = [place.machine for place in places]
+    world_size = len(locations)
+    machines = [location.machine for location in locations]
     runs = [(machine, len(list(run))) for machine, run in itertools.groupby(machines)]
     if None not in machines and len({machine for machine, _ in runs}) < len(runs):
         raise ValueError(
@@ -75,7 +75,9 @@ def ranks_of_machine(option: LocalSize, places: Sequence[Place]) -> int:
         if world_size % option:
             raise ValueError(f"local_size={option}: {world_size} ranks are not machines of {option} each")
         return option
-    lacking = [rank for rank, place in enumerate(places) if place.local_size is None or place.machine is None]
+    lacking = [
+        rank for rank, location in enumerate(locations) if location.local_size is None or location.machine is None
+    ]
     if lacking:
         raise ValueError(
             f"local_size='auto' reads {' and '.join(_VARIABLES)}, which torchrun sets; ranks {lacking} do not have "

@@ -12,12 +12,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..operators.devices.backends import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
 from ..tbe import MAX_DEPTH, current
-from .prefetch import Started, check_depth, find_collections, iterate, only_features
+from .prefetch import PrefetchedBatch, check_depth, find_collections, iterate, only_features
 
 In = TypeVar("In")
 
 
-class _Coming(NamedTuple):
+class _CopiedBatch(NamedTuple):
     """A batch on its way: as the model will get it, and the event after its copy."""
 
     batch: Any
@@ -62,7 +62,7 @@ class _TrainPipeline(Generic[In]):
         self._module = None if self._device.type == "cpu" else torch.get_device_module(self._device)
         self._copies = None if self._module is None else self._module.Stream(self._device)
         self._source: Iterator[In] | None = None
-        self._batches: Iterator[_Coming] | None = None
+        self._batches: Iterator[_CopiedBatch] | None = None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Any:
         """One step: the next batch, in training mode with backward and the optimizer's step.
@@ -81,11 +81,11 @@ class _TrainPipeline(Generic[In]):
             drain = self._execute_all_batches
             self._batches = iterate(dataloader_iter, self._depth, self._start, self._collections, drain)
         try:
-            coming = next(self._batches)
+            copied = next(self._batches)
         except StopIteration:
             self.reset()
             raise
-        batch = self._arrived(coming)
+        batch = self._wait_for_copy(copied)
         training = self._model.training
         if training:
             self._zero_grad()
@@ -101,19 +101,19 @@ class _TrainPipeline(Generic[In]):
         if batches is not None:
             batches.close()  # type: ignore[attr-defined]  # a generator
 
-    def _start(self, batch: In) -> tuple[_Coming, Started | None]:
+    def _start(self, batch: In) -> tuple[_CopiedBatch, PrefetchedBatch | None]:
         """Starts a batch's copy to the device, and its plans."""
         self._label(batch, batch)
-        started = Started(self._collections, self._features(batch), self._depth) if self._depth else None
+        started = PrefetchedBatch(self._collections, self._features(batch), self._depth) if self._depth else None
         if self._module is None:
-            return _Coming(batch, None), started
+            return _CopiedBatch(batch, None), started
         with current(self._copies):
             copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
             event = self._module.current_stream(self._device).record_event()
         self._label(copied, batch)
         if started is not None:
             started.add_source(self._features(copied))
-        return _Coming(copied, event), started
+        return _CopiedBatch(copied, event), started
 
     def _label(self, batch: In, original: In) -> None:
         """Hands `click_labels` of a batch, where it has such, to tables that score ids by clicks."""
@@ -124,12 +124,12 @@ class _TrainPipeline(Generic[In]):
                 if labels.numel() == features.stride():  # they may be labels of something else
                     with_click_labels(features, labels)
 
-    def _arrived(self, coming: _Coming) -> Any:
+    def _wait_for_copy(self, copied: _CopiedBatch) -> Any:
         if self._module is not None:
             stream = self._module.current_stream(self._device)
-            stream.wait_event(coming.event)
-            coming.batch.record_stream(stream)
-        return coming.batch
+            stream.wait_event(copied.event)
+            copied.batch.record_stream(stream)
+        return copied.batch
 
 
 class EmbCacheTrainPipelineContext:

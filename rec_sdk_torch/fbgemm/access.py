@@ -11,7 +11,7 @@ import torch
 from ..tbe import TableBatchedEmbedding, TableMethods, TableOptimizer
 from .enums import OptimType
 from .placement import Spec
-from .states import copy_of, fill_uniform, from_fbgemm, load_states, save_states, state_names, states_in_order
+from .states import fill_uniform, from_fbgemm, load_states, read_only_copy, save_states, state_names, states_in_order
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class TableAccess(TableMethods, torch.nn.Module):
         self._make_ready()
         views = [self.tables.view(table.name) for table in self.tables.tables]
         pairs = zip(views, self._specs, strict=True)
-        return [view.in_place() if spec.is_resident() else copy_of(view) for view, spec in pairs]
+        return [view.in_place() if spec.is_resident() else read_only_copy(view) for view, spec in pairs]
 
     # ---- weights
 
@@ -186,8 +186,8 @@ class TableAccess(TableMethods, torch.nn.Module):
             except ValueError as error:
                 error_msgs.append(str(error))
                 return
-        mine = [f"{name}.{state}" for name in names for state in state_names(self._optimizer).values()]
-        saved = {key: state_dict.get(f"{prefix}{_STATES}{key}") for key in [*mine, "iter"]}
+        expected = [f"{name}.{state}" for name in names for state in state_names(self._optimizer).values()]
+        saved = {key: state_dict.get(f"{prefix}{_STATES}{key}") for key in [*expected, "iter"]}
         missing = [f"{prefix}{_STATES}{key}" for key, value in saved.items() if value is None]
         missing_keys.extend(missing)
         known = {f"{prefix}{_STATES}{key}" for key in saved}

@@ -53,7 +53,7 @@ class FeatureOrder:
         return self._columns
 
 
-class _Placed(torch.autograd.Function):
+class _WriteInto(torch.autograd.Function):
     """Writes an output to the caller's memory, which has no part in the graph: the next step may use it again."""
 
     @staticmethod
@@ -111,7 +111,7 @@ class VariableBatch:
             )
         return offsets.index_select(0, self._places.to(offsets.device))
 
-    def borders(self, offsets: torch.Tensor) -> torch.Tensor:
+    def feature_bounds(self, offsets: torch.Tensor) -> torch.Tensor:
         """Where the lookups of each feature begin, and the last end, `[F + 1]`."""
         ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), self.of_features.cumsum(0)])
         return offsets.index_select(0, ends.to(offsets.device))
@@ -120,7 +120,7 @@ class VariableBatch:
         """FBGEMM's output, flat, from that of the padded batch, `[B, sum of dims]`."""
         return padded.reshape(-1).index_select(0, self._elements.to(padded.device))
 
-    def into(self, output: torch.Tensor, offsets: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def write_into(self, output: torch.Tensor, offsets: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """`given`, flat, in which the rows of rank r and feature f of FBGEMM's output begin at `offsets[r][f]`.
 
         Raises:
@@ -140,7 +140,7 @@ class VariableBatch:
         flat = lengths.reshape(-1)
         moved = (begins.reshape(-1) - (flat.cumsum(0) - flat)).repeat_interleave(flat)
         places = torch.arange(output.numel(), device="cpu") + moved
-        placed: torch.Tensor = _Placed.apply(output, places.to(given.device), [given.detach().view(-1)])
+        placed: torch.Tensor = _WriteInto.apply(output, places.to(given.device), [given.detach().view(-1)])
         return placed
 
     @functools.cached_property
@@ -158,25 +158,25 @@ class VariableBatch:
         return torch.cat(parts)
 
 
-def only_where_wanted(
-    weights: torch.Tensor, feature_requires_grad: torch.Tensor, borders: torch.Tensor
+def mask_weight_gradients(
+    weights: torch.Tensor, feature_requires_grad: torch.Tensor, feature_bounds: torch.Tensor
 ) -> torch.Tensor:
     """Per-sample weights with no gradient for features whose entry of `feature_requires_grad`, `[F]`, is 0.
 
     Raises:
         ValueError: another number of entries than of features.
     """
-    if feature_requires_grad.numel() != borders.numel() - 1:
+    if feature_requires_grad.numel() != feature_bounds.numel() - 1:
         raise ValueError(
             f"feature_requires_grad has {feature_requires_grad.numel()} entries, expected one per feature "
-            f"({borders.numel() - 1})"
+            f"({feature_bounds.numel() - 1})"
         )
-    lengths = borders.diff().to(weights.device)
+    lengths = feature_bounds.diff().to(weights.device)
     wanted = feature_requires_grad.to(weights.device).bool().repeat_interleave(lengths, output_size=weights.numel())
     return torch.where(wanted, weights, weights.detach())
 
 
-def repaired(
+def repair_batch(
     indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
     """The batch as FBGEMM's bounds check reads it: offsets within the ids, none below the one before, the last at the

@@ -14,7 +14,7 @@ from ..runtime.eager import check_batch, eager
 from ..runtime.warn import InputWarning, warn
 from ..tbe import EmbeddingOptions, Group, Prefetched, TableBatchedEmbedding
 from .access import TableAccess
-from .batches import BatchSizes, FeatureOrder, VariableBatch, only_where_wanted, repaired
+from .batches import BatchSizes, FeatureOrder, VariableBatch, mask_weight_gradients, repair_batch
 from .counters import CountsCache
 from .enums import (
     BoundsCheckMode,
@@ -31,11 +31,11 @@ from .enums import (
 from .moving_average import MovingAverage
 from .optimizers import gradient_bound, table_optimizer
 from .options import check_options
-from .placement import cache_option, compute_device, make_resident, names_of, parse_specs, table_configs
+from .placement import cache_option, compute_device, make_resident, parse_specs, table_configs, valid_table_names
 
 logger = logging.getLogger(__name__)
 
-_REPAIRED = (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE)
+_REPAIRING_MODES = (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE)
 
 
 class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
@@ -112,15 +112,15 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             TypeError, ValueError: values that cannot be.
             RuntimeError: ComputeDevice.CUDA where torch has no accelerator.
         """
-        given = dict(locals())
+        arguments = dict(locals())
         super().__init__()
         self.optimizer = member(OptimType, "optimizer", optimizer)
-        self._optimizer = table_optimizer(self.optimizer, given)
-        self._gradient_bound = gradient_bound(given)
-        check_options(given, _DEFAULTS, self.optimizer)
+        self._optimizer = table_optimizer(self.optimizer, arguments)
+        self._gradient_bound = gradient_bound(arguments)
+        check_options(arguments, _DEFAULTS, self.optimizer)
         for name in ("embedding_table_index_type", "embedding_table_offset_type"):
-            if given[name] not in (torch.int32, torch.int64):
-                raise ValueError(f"{name} is {given[name]}, allowed are torch.int32 and torch.int64")
+            if arguments[name] not in (torch.int32, torch.int64):
+                raise ValueError(f"{name} is {arguments[name]}, allowed are torch.int32 and torch.int64")
         self.weights_precision = sparse_type("weights_precision", weights_precision)
         cached = weights_precision if cache_precision is None else cache_precision
         self.cache_precision = sparse_type("cache_precision", cached)
@@ -136,32 +136,32 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         if self.optimizer is OptimType.EMAINPLACE_ROWWISE_ADAGRAD:
             self._average = MovingAverage(emainplace_mode or EmainplaceModeDefinition(), self._specs)
         self._order = FeatureOrder(feature_table_map, [spec.dim for spec in self._specs])
-        self.tables = self._make_tables(given, compute_device(kind, device))
-        self._note_placement(bool(stochastic_rounding))
+        self.tables = self._make_tables(arguments, compute_device(kind, device))
+        self._log_placement(bool(stochastic_rounding))
         self._ready_for: weakref.ref[Group] | None = None
         self._weighted = False
         self._variable: tuple[object, VariableBatch] | None = None
-        self._noted: set[str] = set()
+        self._logged: set[str] = set()
         self.start_counting(RecordCacheMetrics(*(record_cache_metrics or (False, False))), bool(gather_uvm_cache_stats))
 
-    def _make_tables(self, given: Mapping[str, Any], device: torch.device) -> TableBatchedEmbedding:
-        names = names_of(given["table_names"], len(self._specs))
-        rounding = bool(given["stochastic_rounding"])
+    def _make_tables(self, arguments: Mapping[str, Any], device: torch.device) -> TableBatchedEmbedding:
+        names = valid_table_names(arguments["table_names"], len(self._specs))
+        rounding = bool(arguments["stochastic_rounding"])
         precisions, pooling = (self.weights_precision, self.cache_precision), self.pooling_mode
         configs = table_configs(self._specs, names, self._order.features, pooling, precisions, rounding)
         if pooling is PoolingMode.NONE and len({spec.dim for spec in self._specs}) > 1:
             raise ValueError("pooling_mode NONE gives rows of one dim, and the tables have several")
-        share = given["cache_load_factor"], given["cache_sets"], given["cache_reserved_memory"]
+        share = arguments["cache_load_factor"], arguments["cache_sets"], arguments["cache_reserved_memory"]
         options = EmbeddingOptions(
             cache=cache_option(self._specs, configs, self._optimizer, device, *share),
             device=device,
             seed=torch.initial_seed(),  # FBGEMM's constructor draws nothing
             bounds_check_mode=self.bounds_check_mode.name,
-            cache_policy=member(CacheAlgorithm, "cache_algorithm", given["cache_algorithm"]).name.lower(),
+            cache_policy=member(CacheAlgorithm, "cache_algorithm", arguments["cache_algorithm"]).name.lower(),
         )
         return TableBatchedEmbedding.from_options(configs, options, self._optimizer)
 
-    def _note_placement(self, rounding: bool) -> None:
+    def _log_placement(self, rounding: bool) -> None:
         wider = self.cache_precision is SparseType.FP32 is not self.weights_precision
         if rounding and wider and not all(spec.is_resident() for spec in self._specs):
             logger.warning(
@@ -244,8 +244,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             NotImplementedError: arguments that must be None.
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
         """
-        if total_unique_indices is not None and "total_unique_indices" not in self._noted:
-            self._noted.add("total_unique_indices")
+        if total_unique_indices is not None and "total_unique_indices" not in self._logged:
+            self._logged.add("total_unique_indices")
             logger.warning("total_unique_indices has no effect: the planner counts the rows of a batch")
         if hash_zch_identities is not None or hash_zch_runtime_meta is not None:
             name = "hash_zch_runtime_meta" if hash_zch_identities is None else "hash_zch_identities"
@@ -263,7 +263,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             try:
                 out = self._lookup(*batch, feature_requires_grad, batch_size_per_feature_per_rank)
             except ValueError as error:
-                in_order = repaired(*batch) if self.bounds_check_mode in _REPAIRED else None
+                in_order = repair_batch(*batch) if self.bounds_check_mode in _REPAIRING_MODES else None
                 if in_order is None:
                     raise
                 if self.bounds_check_mode is BoundsCheckMode.WARNING:
@@ -274,7 +274,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         out = out if out.dtype == self._output else out.to(self._output)
         if vbe_output is None or vbe_output_offsets is None or batch_size_per_feature_per_rank is None:
             return out
-        return self._variable_batch(batch_size_per_feature_per_rank).into(out, vbe_output_offsets, vbe_output)
+        return self._variable_batch(batch_size_per_feature_per_rank).write_into(out, vbe_output_offsets, vbe_output)
 
     def _lookup(
         self,
@@ -288,7 +288,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         if weights is not None:
             weights = weights.to(device=self.tables.device, dtype=torch.float32)
             if wanted is not None and weights.requires_grad:
-                weights = only_where_wanted(weights, wanted, self._borders(offsets, variable))
+                weights = mask_weight_gradients(weights, wanted, self._feature_bounds(offsets, variable))
         if variable is not None:
             offsets = variable.offsets(offsets)
         if self._order.same:
@@ -307,10 +307,10 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         of_features = dict(zip(self._order.keys, self.tables.lookup_features(batch), strict=True))
         return torch.cat([of_features[key] for key in range(len(of_features))])
 
-    def _borders(self, offsets: torch.Tensor, variable: VariableBatch | None) -> torch.Tensor:
+    def _feature_bounds(self, offsets: torch.Tensor, variable: VariableBatch | None) -> torch.Tensor:
         """Where the lookups of each feature begin, and the last end, int64 `[F + 1]`."""
         if variable is not None:
-            return variable.borders(offsets).long()
+            return variable.feature_bounds(offsets).long()
         size = self.tables.batch_size(offsets)
         return offsets[::size].long() if size else offsets.new_zeros(len(self._order.map) + 1).long()
 

@@ -20,7 +20,7 @@ _ROWWISE_CLASS = "torchrec.optim.rowwise_adagrad.RowWiseAdagrad"
 _ROWWISE = ("eps", "weight_decay", "weight_decay_mode", "max_norm")
 _ADAM = ("beta1", "beta2", "eps", "weight_decay")
 _REGULARIZATIONS = ("counter_based_regularization", "cowclip_regularization", "global_weight_decay")
-_KNOWN: dict[OptimType, tuple[str, tuple[str, ...]]] = {
+_OPTIMIZERS: dict[OptimType, tuple[str, tuple[str, ...]]] = {
     OptimType.EXACT_SGD: ("torch.optim.sgd.SGD", ()),
     OptimType.EXACT_ADAGRAD: ("torch.optim.adagrad.Adagrad", ("eps",)),
     OptimType.EXACT_ROWWISE_ADAGRAD: (_ROWWISE_CLASS, (*_ROWWISE, *_REGULARIZATIONS)),
@@ -36,61 +36,61 @@ _KNOWN: dict[OptimType, tuple[str, tuple[str, ...]]] = {
 """Optimizers that the fused update has: the qualified name of the class that means each, and FBGEMM's arguments that it
 reads beside `learning_rate`, which all do but NONE.
 """
-HYPER_PARAMETERS = frozenset().union(*(reads for _, reads in _KNOWN.values()))
+HYPER_PARAMETERS = frozenset().union(*(reads for _, reads in _OPTIMIZERS.values()))
 """FBGEMM's arguments of which an optimizer reads some."""
 
-_NOT_HERE = {
+_UNSUPPORTED = {
     OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
     OptimType.ROWWISE_ADAGRAD: "FBGEMM has given it up: use EXACT_ROWWISE_ADAGRAD",
 }
 
 
-def uses(kind: OptimType) -> tuple[str, ...]:
+def options_read_by(kind: OptimType) -> tuple[str, ...]:
     """The names among `HYPER_PARAMETERS` that the optimizer reads."""
-    return _KNOWN[kind][1]
+    return _OPTIMIZERS[kind][1]
 
 
-def table_optimizer(kind: OptimType, given: Mapping[str, Any]) -> TableOptimizer:
+def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptimizer:
     """The optimizer of all tables.
 
     Args:
         kind: which.
-        given: the arguments of FBGEMM's constructor.
+        arguments: the arguments of FBGEMM's constructor.
 
     Raises:
         NotImplementedError: an optimizer, or a mode of one, that is not here; the message says why.
         TypeError, ValueError: values that no update may use.
     """
-    if kind not in _KNOWN:
-        why = _NOT_HERE.get(kind, "FBGEMM's training module does not have it either")
-        raise NotImplementedError(f"optimizer {kind.name}: {why}. There are {[known.name for known in _KNOWN]}")
-    options: dict[str, Any] = {} if kind is OptimType.NONE else {"lr": given["learning_rate"]}
-    cls_name, read = _KNOWN[kind]
-    options |= {name: given[name] for name in ("eps", "eta", "momentum") if name in read}
+    if kind not in _OPTIMIZERS:
+        why = _UNSUPPORTED.get(kind, "FBGEMM's training module does not have it either")
+        raise NotImplementedError(f"optimizer {kind.name}: {why}. There are {[known.name for known in _OPTIMIZERS]}")
+    options: dict[str, Any] = {} if kind is OptimType.NONE else {"lr": arguments["learning_rate"]}
+    cls_name, read = _OPTIMIZERS[kind]
+    options |= {name: arguments[name] for name in ("eps", "eta", "momentum") if name in read}
     if "beta1" in read:
-        options["betas"] = (given["beta1"], given["beta2"])
+        options["betas"] = (arguments["beta1"], arguments["beta2"])
     if "ensemble_mode" in read:
-        options["ensemble_mode"] = given["ensemble_mode"] or EnsembleModeDefinition()
+        options["ensemble_mode"] = arguments["ensemble_mode"] or EnsembleModeDefinition()
     if "weight_decay_mode" in read:
-        options |= _regularization(kind, given)
+        options |= _regularization(kind, arguments)
     elif "weight_decay" in read:
-        options["weight_decay"] = given["weight_decay"]
+        options["weight_decay"] = arguments["weight_decay"]
     module, _, name = cls_name.rpartition(".")
     # by this name tables and saves know an optimizer: TorchRec need not be there
     cls = type(name, (), {"__module__": module})
     optimizer = TableOptimizer.create(cls, options, kind.name)
-    dtypes = _state_dtypes(given["optimizer_state_dtypes"] or {}, optimizer)
+    dtypes = _state_dtypes(arguments["optimizer_state_dtypes"] or {}, optimizer)
     return TableOptimizer.create(cls, options | {"state_dtypes": dtypes}, kind.name) if dtypes else optimizer
 
 
-def gradient_bound(given: Mapping[str, Any]) -> float | None:
+def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
     """The bound of the elements of the output's gradient; None for none.
 
     Raises:
         ValueError: a bound that is not a number above 0, or beyond float32.
     """
-    bound = given["max_gradient"]
-    if not given["gradient_clipping"]:
+    bound = arguments["max_gradient"]
+    if not arguments["gradient_clipping"]:
         return None
     if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound > 0:
         raise ValueError(f"max_gradient is {bound!r}, must be a number above 0")
@@ -99,11 +99,11 @@ def gradient_bound(given: Mapping[str, Any]) -> float | None:
     return float(bound)
 
 
-def _state_dtypes(given: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:
+def _state_dtypes(arguments: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:
     """By our names of the states, of FBGEMM's."""
     names = {theirs: own for own, theirs in state_names(optimizer).items()}
     dtypes = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         dtype = sparse_type(f"optimizer_state_dtypes[{name!r}]", value).as_dtype()
         if name in names:
             dtypes[names[name]] = dtype
@@ -113,25 +113,25 @@ def _state_dtypes(given: Mapping[str, Any], optimizer: TableOptimizer) -> dict[s
     return dtypes
 
 
-def _regularization(kind: OptimType, given: Mapping[str, Any]) -> dict[str, Any]:
+def _regularization(kind: OptimType, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Decay and bounds of row-wise Adagrad."""
-    mode = member(WeightDecayMode, "weight_decay_mode", given["weight_decay_mode"])
+    mode = member(WeightDecayMode, "weight_decay_mode", arguments["weight_decay_mode"])
     definitions = {
         WeightDecayMode.COUNTER: "counter_based_regularization",
         WeightDecayMode.COWCLIP: "cowclip_regularization",
         WeightDecayMode.DECOUPLE_GLOBAL: "global_weight_decay",
     }
     for of_mode, name in definitions.items():
-        if (mode is of_mode) != (given[name] is not None):
+        if (mode is of_mode) != (arguments[name] is not None):
             raise ValueError(
-                f"weight_decay_mode is {mode.name}, {name} is {given[name]!r}: {of_mode.name} goes with it alone"
+                f"weight_decay_mode is {mode.name}, {name} is {arguments[name]!r}: {of_mode.name} goes with it alone"
             )
     if mode in definitions and kind is not OptimType.EXACT_ROWWISE_ADAGRAD:
         raise NotImplementedError(f"weight_decay_mode {mode.name} is of EXACT_ROWWISE_ADAGRAD, not of {kind.name}")
-    options: dict[str, Any] = {"max_norm": given["max_norm"]} if given["max_norm"] else {}
+    options: dict[str, Any] = {"max_norm": arguments["max_norm"]} if arguments["max_norm"] else {}
     if mode is WeightDecayMode.NONE:
         return options
-    options |= {"weight_decay": given["weight_decay"], "weight_decay_mode": mode.name.lower()}
+    options |= {"weight_decay": arguments["weight_decay"], "weight_decay_mode": mode.name.lower()}
     if mode in definitions:
-        options[definitions[mode]] = given[definitions[mode]]
+        options[definitions[mode]] = arguments[definitions[mode]]
     return options

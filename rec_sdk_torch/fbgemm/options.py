@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from .enums import OptimType
-from .optimizers import HYPER_PARAMETERS, uses
+from .optimizers import HYPER_PARAMETERS, options_read_by
 
 logger = logging.getLogger(__name__)
 
-WITHOUT_MEANING = {
+IGNORED = {
     "uvm_non_rowwise_momentum": "optimizer states are part of their rows and move with them",
     "use_experimental_tbe": "there is one kernel of each operator",
     "multipass_prefetch_config": "batches are planned on the host, by as many threads as torch has",
@@ -38,23 +38,23 @@ _MODES_OF_OPTIMIZERS = {
 }
 
 
-def check_options(given: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: OptimType) -> None:
+def check_options(arguments: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: OptimType) -> None:
     """Logs what has no meaning here, or none with this optimizer.
 
     Raises:
         NotImplementedError: an argument that is refused; the message says what to do instead.
     """
     for name, instead in REFUSED.items():
-        if given[name] is not defaults[name] and given[name] != {}:
-            raise NotImplementedError(f"{name}={given[name]!r} is not supported: {instead}")
+        if arguments[name] is not defaults[name] and arguments[name] != {}:
+            raise NotImplementedError(f"{name}={arguments[name]!r} is not supported: {instead}")
     for name, why in _MODES_OF_OPTIMIZERS.items():
-        if getattr(given["extra_optimizer_config"], name, False):
+        if getattr(arguments["extra_optimizer_config"], name, False):
             raise NotImplementedError(f"extra_optimizer_config: {name}=True is not supported: {why}")
-    for name, why in WITHOUT_MEANING.items():
-        if given[name] != defaults[name]:
-            logger.warning("%s=%r has no effect: %s", name, given[name], why)
-    for name in sorted(HYPER_PARAMETERS.difference(uses(optimizer))):
-        if given[name] != defaults[name] and getattr(given[name], "name", "") != "NONE":
-            logger.warning("%s=%r has no effect: %s does not use it", name, given[name], optimizer.name)
-    if not given["gradient_clipping"] and given["max_gradient"] != defaults["max_gradient"]:
-        logger.warning("max_gradient=%r has no effect without gradient_clipping=True", given["max_gradient"])
+    for name, why in IGNORED.items():
+        if arguments[name] != defaults[name]:
+            logger.warning("%s=%r has no effect: %s", name, arguments[name], why)
+    for name in sorted(HYPER_PARAMETERS.difference(options_read_by(optimizer))):
+        if arguments[name] != defaults[name] and getattr(arguments[name], "name", "") != "NONE":
+            logger.warning("%s=%r has no effect: %s does not use it", name, arguments[name], optimizer.name)
+    if not arguments["gradient_clipping"] and arguments["max_gradient"] != defaults["max_gradient"]:
+        logger.warning("max_gradient=%r has no effect without gradient_clipping=True", arguments["max_gradient"])

@@ -88,7 +88,7 @@ def compute_device(kind: ComputeDevice, device: torch.device | str | int | None)
     return parse_device(torch.accelerator.current_device_index())
 
 
-def names_of(names: Sequence[str] | None, count: int) -> list[str]:
+def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
     """Names of the tables, unique and of allowed characters: as given where that can be, else as near.
 
     Raises:
@@ -158,7 +158,7 @@ def cache_option(
         sum(size for spec, size in zip(specs, records, strict=True) if chosen(spec))
         for chosen in (Spec.is_resident, Spec.is_managed, Spec.is_cached)
     )
-    room = backend_for(device).free_memory(device) - int(reserved) - resident if managed or cached else 0
+    free = backend_for(device).free_memory(device) - int(reserved) - resident if managed or cached else 0
     share = 0.0
     if cached:
         rows = sum(spec.rows for spec in specs if spec.is_cached())
@@ -167,13 +167,13 @@ def cache_option(
         else:
             if not 0 < load_factor <= 1:
                 raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
-            if room <= 0:
+            if free <= 0:
                 raise ValueError(
                     f"cache_reserved_memory is {reserved} bytes, resident tables take {resident}: none are left for a "
                     "cache"
                 )
-            share = min(float(load_factor), room / cached)
-    rest = min(1.0, max(0.0, room - share * cached) / managed) if managed else 0.0
+            share = min(float(load_factor), free / cached)
+    rest = min(1.0, max(0.0, free - share * cached) / managed) if managed else 0.0
     sizes: dict[str, int] = {}
     for spec, config in zip(specs, configs, strict=True):
         part = share if spec.is_cached() else rest
@@ -194,14 +194,14 @@ def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
         for table in tables.tables:
             if table.name in wanted:
                 for begin in range(0, table.num_embeddings, ROWS_AT_ONCE):
-                    _touch(tables, first, begin, min(begin + ROWS_AT_ONCE, table.num_embeddings))
+                    _load_rows(tables, first, begin, min(begin + ROWS_AT_ONCE, table.num_embeddings))
             first += table.num_features
     finally:
         tables.train(was_training)
     tables.reset_cache_stats()
 
 
-def _touch(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) -> None:
+def _load_rows(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) -> None:
     """Trains a batch that has no backward: one bag of these rows, and of the other features empty ones."""
     lengths = torch.zeros(tables.num_features + 1, dtype=torch.int64, device="cpu")
     lengths[feature + 1 :] = end - begin

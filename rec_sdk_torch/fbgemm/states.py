@@ -56,7 +56,7 @@ _CHANGES = {"__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS)}
 _HARMLESS = {"requires_grad_", "share_memory_"}
 
 
-def copy_of(view: TableView) -> dict[str, torch.Tensor]:
+def read_only_copy(view: TableView) -> dict[str, torch.Tensor]:
     """Copies of a table in host memory, by part, that refuse to be written to."""
     parts = view.read(torch.arange(view.config.num_embeddings, device="cpu")).parts
     return {part: values.as_subclass(TableCopy) for part, values in parts.items()}
@@ -126,7 +126,7 @@ def load_states(
 
 # ---- FBGEMM's own state dicts
 
-_PLACES = ("dev", "uvm", "uvm", "host")
+_BUFFERS = ("dev", "uvm", "uvm", "host")
 """For each EmbeddingLocation the buffer that has its rows."""
 
 
@@ -156,21 +156,21 @@ def from_fbgemm(
     wanted |= {
         name: (f"states.{{}}.{name}", _rowwise(optimizer, state)) for state, name in state_names(optimizer).items()
     }
-    given = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+    buffers = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
     for buffer, (key, rowwise) in wanted.items():
         total = 0
         for name, spec, feature in zip(names, specs, first_features, strict=True):
             shape = (spec.rows,) if rowwise else (spec.rows, spec.dim)
             total += math.prod(shape)
             try:
-                place = _PLACES[int(given[f"{buffer}_placements"][feature])]
-                begin = int(given[f"{buffer}_offsets"][feature])
-                flat = given[f"{buffer}_{place}"].detach().reshape(-1)
+                memory = _BUFFERS[int(buffers[f"{buffer}_placements"][feature])]
+                begin = int(buffers[f"{buffer}_offsets"][feature])
+                flat = buffers[f"{buffer}_{memory}"].detach().reshape(-1)
                 state_dict[prefix + key.format(name)] = flat[begin : begin + math.prod(shape)].view(shape)
             except (KeyError, IndexError, RuntimeError) as error:
                 raise ValueError(f"FBGEMM's {buffer} do not have table {name!r} of {shape}: {error}") from error
-        buffers = (given.get(f"{buffer}_{place}") for place in set(_PLACES))
-        elements = sum(0 if values is None else values.numel() for values in buffers)
+        flats = (buffers.get(f"{buffer}_{memory}") for memory in set(_BUFFERS))
+        elements = sum(0 if values is None else values.numel() for values in flats)
         if elements != total:
             raise ValueError(f"FBGEMM's {buffer} have {elements} elements, these tables {total}")
-    state_dict[f"{prefix}states.iter"] = given.get("iter", torch.tensor([optimizer.step], device="cpu"))
+    state_dict[f"{prefix}states.iter"] = buffers.get("iter", torch.tensor([optimizer.step], device="cpu"))

@@ -13,7 +13,7 @@ from ..tbe import Batch, padded_offset_indices
 
 
 @functools.cache
-def _has_known_fields() -> bool:
+def _has_expected_fields() -> bool:
     """Whether a JaggedTensor is what we know: other releases of TorchRec may keep more in it."""
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     return list(vars(JaggedTensor(none, lengths=none))) == ["_values", "_weights", "_lengths", "_offsets"]
@@ -22,7 +22,7 @@ def _has_known_fields() -> bool:
 _new_jagged = JaggedTensor.__new__
 
 
-def _misfit(offsets: torch.Tensor, of_keys: str) -> ValueError:
+def _length_error(offsets: torch.Tensor, of_keys: str) -> ValueError:
     return ValueError(f"the batch has {offsets.numel() - 1} lengths, {of_keys}")
 
 
@@ -54,17 +54,17 @@ class Bags:
             return cls._padded(features, offsets, keys)
         size = features.stride()
         if offsets.numel() != size * keys + 1:
-            raise _misfit(offsets, f"expected its keys ({keys}) times {size} samples")
+            raise _length_error(offsets, f"expected its keys ({keys}) times {size} samples")
         return cls(features, offsets, size if keys else 0, None)
 
     @classmethod
     def _padded(cls, features: KeyedJaggedTensor, offsets: torch.Tensor, keys: int) -> Bags:
         sizes = features.stride_per_key()
-        alike = len(set(sizes)) <= 1
+        same_size = len(set(sizes)) <= 1
         if offsets.numel() != sum(sizes) + 1:
-            of_keys = f"expected its keys ({keys}) times {sizes[0]} samples" if sizes and alike else ""
-            raise _misfit(offsets, of_keys or f"{keys} keys have batch sizes {sizes}")
-        if alike:
+            of_keys = f"expected its keys ({keys}) times {sizes[0]} samples" if sizes and same_size else ""
+            raise _length_error(offsets, of_keys or f"{keys} keys have batch sizes {sizes}")
+        if same_size:
             return cls(features, offsets, sizes[0] if sizes else 0, None)
         places = padded_offset_indices(torch.tensor(sizes, device="cpu")).to(offsets.device)
         return cls(features, offsets.index_select(0, places), max(sizes), sizes)
@@ -89,7 +89,7 @@ class Bags:
             begins = batch.offsets[batch.feature_keys * self.size].tolist()
             weights = [ids[begin : begin + len(part)] for begin, part in zip(begins, rows, strict=True)]
         outputs = zip(names, keys, rows, weights, strict=True)
-        if not _has_known_fields():
+        if not _has_expected_fields():
             return {name: JaggedTensor(part, weight, of_keys[key]) for name, key, part, weight in outputs}
         found: dict[str, JaggedTensor] = {}
         for name, key, part, weight in outputs:  # without the 16 calls of a constructor that checks what fits

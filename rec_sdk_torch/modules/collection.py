@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ..formulas import spec_for
-from ..optim.clipping import look_for_tables
+from ..optim.clipping import wrap_clipping
 from ..optim.fused import EmbCacheFusedOptimizer
 from ..optim.handles import TableHandle, module_dict
 from ..optim.optimizer_assignments import share_options, table_optimizers
@@ -35,8 +35,8 @@ from ..tbe import (
 from .bags import Bags
 from .collection_methods import CollectionMethods
 from .configs import feature_names
-from .data_parallel import keep_tables_out
-from .quantization import refuse_tables
+from .data_parallel import exclude_tables
+from .quantization import refuse_quantization
 
 
 class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
@@ -62,19 +62,19 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         self._feature_names = [name for config in configs for name in feature_names(config)]
         self.names_by_table = self._embedding_names()
         self.output_names = [name for names in self.names_by_table for name in names]
-        keep_tables_out()
-        look_for_tables()
-        refuse_tables()
+        exclude_tables()
+        wrap_clipping()
+        refuse_quantization()
         handles = {table.name: TableHandle(embedding, table, embedding_optimizer_cls) for table in embedding.tables}
         self.add_module(self.handles_name, module_dict(handles))
         lifecycles = [table.lifecycle for table in embedding.tables if table.lifecycle is not None]
         self._needs_clicks = any(lifecycle.needs_clicks for lifecycle in lifecycles)
         self._needs_timestamps = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
         self._needs_signals = self._needs_clicks or self._needs_timestamps
-        self._seen_keys: list[str] | None = None
+        self._matched_keys: list[str] | None = None
         self.feature_keys: Int64Array = np.empty(0, np.int64)
         self._table_optimizers: dict[str, TableOptimizer] = {}
-        self._applied: list[list[type]] = []
+        self._applied_classes: list[list[type]] = []
         self._fused_optimizer: KeyedOptimizer | None = None
 
     def _embedding_names(self) -> list[list[str]]:
@@ -90,7 +90,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
     # ---- optimizers
 
     def sync_optimizers(self) -> None:
-        if self._applied and sum(map(len, self._applied)) == len(self._applied):
+        if self._applied_classes and sum(map(len, self._applied_classes)) == len(self._applied_classes):
             return
         handles = self.table_parameters()
         found = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
@@ -104,7 +104,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         if found:
             self._fused_optimizer = None
         if len(self._table_optimizers) == len(handles):
-            self._applied = [handle.__dict__["_optimizer_classes"] for handle in handles.values()]
+            self._applied_classes = [handle.__dict__["_optimizer_classes"] for handle in handles.values()]
 
     @property
     @eager
@@ -164,7 +164,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
             if isinstance(features, dict) or not hasattr(features, "keys"):  # a tracer's stand-in has every attribute
                 raise TypeError(f"a batch is a {type(features).__name__}, expected a KeyedJaggedTensor")
         keys = features.keys()
-        if keys != self._seen_keys:
+        if keys != self._matched_keys:
             self._match_keys(keys)
         check_batch(features.values())
         bags = Bags.of(features, len(keys))
@@ -213,7 +213,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
             tables = [c.name for c in self.configs if set(feature_names(c)) & set(missing)]
             raise ValueError(f"the batch lacks features {missing} that tables {tables} need; it has {keys}")
         self.feature_keys = np.array([place[name] for name in self._feature_names], np.int64)
-        self._seen_keys = list(keys)
+        self._matched_keys = list(keys)
 
     # ---- what torch.nn.Module does to modules
 
@@ -252,5 +252,5 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         twin._modules[self.handles_name] = module_dict(handles)
         pairs = zip(embedding.tables, embedding.optimizers, strict=True)
         twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}
-        twin._applied, twin._fused_optimizer = [], None
+        twin._applied_classes, twin._fused_optimizer = [], None
         return twin

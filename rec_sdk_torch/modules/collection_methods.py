@@ -9,7 +9,7 @@ import torch
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 
 from ..optim.handles import Ranks, TableHandle, TableParameter
-from ..optim.norms import GradientNorms, pending_norms, together
+from ..optim.norms import GradientNorms, combined_norm, pending_norms
 from ..tbe import TableBatchedEmbedding, TableMethods
 
 
@@ -95,9 +95,9 @@ class CollectionMethods(TableMethods):
             if handle.ranks is not None and not local:
                 divided.setdefault(handle.ranks, []).append(name)
         for ranks, names in divided.items():
-            of_ranks = ranks.tell([tables[name] for name in names], "norms of gradients")
-            tables |= {name: together(each, norm_type) for name, *each in zip(names, *of_ranks, strict=True)}
-        return GradientNorms(together(tables.values(), norm_type), tables)
+            of_ranks = ranks.gather_numbers([tables[name] for name in names], "norms of gradients")
+            tables |= {name: combined_norm(each, norm_type) for name, *each in zip(names, *of_ranks, strict=True)}
+        return GradientNorms(combined_norm(tables.values(), norm_type), tables)
 
     # ---- rows and batches
 

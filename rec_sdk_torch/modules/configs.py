@@ -18,7 +18,7 @@ from torchrec.modules.embedding_configs import (
 
 from ..tbe import InitFn, InitializerType, Pooling, TableConfig, TableLifecycle
 from .admission_eviction import AdmitAndEvictConfig
-from .defaults import announce_default, conventions, hashes_plain
+from .defaults import config_defaults, hashes_torchrec_configs, warn_changed_default
 
 # `@` joins a shared feature's name with its table's.
 _FEATURE_NAME = re.compile(r"[^\s@]+")
@@ -147,8 +147,8 @@ def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerTyp
     name, given = config.name, getattr(config, "initializer_type", None)
     if given is None:
         if config.init_fn is None and isinstance(config, _HashTableFields):
-            announce_default(name)
-        return conventions.cached_initializer if cached else InitializerType.UNIFORM
+            warn_changed_default(name)
+        return config_defaults.cached_initializer if cached else InitializerType.UNIFORM
     if not isinstance(given, InitializerType):
         raise TypeError(f"table {name!r}: initializer_type is {given!r}, not InitializerType")
     return given
@@ -165,7 +165,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         NotImplementedError: a feature that is not built yet.
     """
     _check_fields_without_effect(config)
-    hashed = hashes_plain() or isinstance(config, _HashTableFields)
+    hashed = hashes_torchrec_configs() or isinstance(config, _HashTableFields)
     name = config.name
     mean, stddev = 0.0, 0.05
     lifecycle: TableLifecycle | None = None
@@ -192,7 +192,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     kind = _initializer(
         config, cached=cached or isinstance(config, (EmbCacheEmbeddingConfig, EmbCacheEmbeddingBagConfig))
     )
-    low, high = conventions.cached_range if cached and conventions.cached_range else (None, None)
+    low, high = config_defaults.cached_range if cached and config_defaults.cached_range else (None, None)
     return TableConfig(
         name=config.name,
         num_embeddings=config.num_embeddings,

@@ -21,7 +21,7 @@ from ..runtime.warn import TrainingWarning, warn
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
-def keep_tables_out() -> None:
+def exclude_tables() -> None:
     """Lets every DistributedDataParallel made from now on ignore the tables of its module."""
     construct = DistributedDataParallel.__init__
     if is_ours(construct):
@@ -29,12 +29,12 @@ def keep_tables_out() -> None:
 
     @mark
     @functools.wraps(construct)
-    def ignoring(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def construct_without_tables(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         handles = {name: part for name, part in module.named_modules() if isinstance(part, TableHandle)}
         if not handles:
             construct(self, module, *args, **kwargs)
             return
-        untrained = [part.table for part in handles.values() if not (part.sharded or part.weight.requested())]
+        untrained = [part.table for part in handles.values() if not (part.sharded or part.weight.assignments())]
         if untrained and module.training:
             raise RuntimeError(
                 f"tables {untrained} have no optimizer, and an optimizer of DistributedDataParallel's parameters does "
@@ -58,9 +58,9 @@ def keep_tables_out() -> None:
         if alone and torch.distributed.get_world_size(self.process_group) > 1:
             _warn_per_rank(alone)
             for part in handles.values():
-                part.weight.others_differ = not part.sharded
+                part.weight.differs_by_rank = not part.sharded
 
-    DistributedDataParallel.__init__ = ignoring  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = construct_without_tables  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -12,57 +12,57 @@ from ..tbe import InitializerType
 
 
 @dataclass
-class Conventions:
+class ConfigDefaults:
     """
     Attributes:
-        plain_hashed: TorchRec's own configs make hash tables, not index tables.
+        torchrec_configs_hashed: TorchRec's own configs make hash tables, not index tables.
         cached_range: initial weights of cached hash tables whose configs give no min or max; None: as
             `TableConfig` has them.
         cached_initializer: of cached hash tables whose configs give no `initializer_type`.
-        announces_default: the next table whose config gives no `initializer_type` warns that the default has changed.
+        warns_changed_default: whether the next config without `initializer_type` warns that the default has changed.
     """
 
-    plain_hashed: bool = False
+    torchrec_configs_hashed: bool = False
     cached_range: tuple[float, float] | None = None
     cached_initializer: InitializerType = InitializerType.UNIFORM
-    announces_default: bool = True
+    warns_changed_default: bool = True
 
 
-conventions = Conventions()
-"""The conventions of this process."""
+config_defaults = ConfigDefaults()
+"""The defaults of this process."""
 
 
-_INDEX: ContextVar[bool] = ContextVar("_INDEX", default=False)
+_AS_INDEX: ContextVar[bool] = ContextVar("_AS_INDEX", default=False)
 
 
-def hashes_plain() -> bool:
+def hashes_torchrec_configs() -> bool:
     """Whether TorchRec's own configs make hash tables here and now."""
-    return conventions.plain_hashed and not _INDEX.get()
+    return config_defaults.torchrec_configs_hashed and not _AS_INDEX.get()
 
 
 @contextlib.contextmanager
-def plain_as_index() -> Iterator[None]:
+def torchrec_configs_as_index() -> Iterator[None]:
     """Within it TorchRec's own configs make index tables: those of TorchRec's own collections."""
-    token = _INDEX.set(True)
+    token = _AS_INDEX.set(True)
     try:
         yield
     finally:
-        _INDEX.reset(token)
+        _AS_INDEX.reset(token)
 
 
-def use_rec_sdk() -> None:
+def use_rec_sdk_defaults() -> None:
     """From now on those of Rec SDK hold."""
-    conventions.plain_hashed = True
-    conventions.cached_range = (0.0, 1.0)
-    conventions.cached_initializer = InitializerType.LINEAR
-    conventions.announces_default = False
+    config_defaults.torchrec_configs_hashed = True
+    config_defaults.cached_range = (0.0, 1.0)
+    config_defaults.cached_initializer = InitializerType.LINEAR
+    config_defaults.warns_changed_default = False
 
 
-def announce_default(table: str) -> None:
+def warn_changed_default(table: str) -> None:
     """Warns once in a process that the default of `initializer_type` has changed."""
-    if not conventions.announces_default:
+    if not config_defaults.warns_changed_default:
         return
-    conventions.announces_default = False
+    config_defaults.warns_changed_default = False
     warn(
         f"table {table!r}: its config gives no initializer_type, so new rows are UNIFORM, as TorchRec's are; up to "
         "version 0.2.0 they were LINEAR, the same row for every id. That also holds for new ids of a table that was "

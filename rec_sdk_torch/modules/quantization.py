@@ -21,16 +21,16 @@ _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingBagCollection
 
 
 @functools.cache
-def refuse_tables() -> None:
+def refuse_quantization() -> None:
     """Lets quantization of a model's embeddings raise where the model has tables; wraps once."""
     after_import("torch.ao.quantization.quantize", _wrap)
 
 
 def _wrap(quantize: Any) -> None:
-    quantize.propagate_qconfig_ = _refusing(quantize.propagate_qconfig_)
+    quantize.propagate_qconfig_ = _refuse_table_quantization(quantize.propagate_qconfig_)
 
 
-def _refusing(propagate: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_table_quantization(propagate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(propagate)
     def refusing(module: torch.nn.Module, qconfig_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
         tables = [part.table for part in module.modules() if isinstance(part, TableHandle)]

@@ -20,23 +20,23 @@ from torch.nn.utils import clip_grad, clip_grads_with_norm_, get_total_norm
 from ..runtime.patching import callees, is_ours, mark
 from ..runtime.warn import ConfigurationWarning, warn
 from .handles import Ranks, TableParameter
-from .norms import together
+from .norms import combined_norm
 from .torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
-_looked_at: dict[tuple[str, str], Any] = {}
+_wrapped_functions: dict[tuple[str, str], Any] = {}
 """The function that was found last under each name in each module of torch."""
 
 
-def look_for_tables() -> None:
+def wrap_clipping() -> None:
     """Lets torch's clipping look for tables among its parameters; warns of functions in its place that cannot."""
     for module in (clip_grad, torch.nn.utils):
         for name in _FUNCTIONS:
             place, function = (module.__name__, name), getattr(module, name)
-            if _looked_at.get(place) is not function:
-                _looked_at[place] = function
+            if _wrapped_functions.get(place) is not function:
+                _wrapped_functions[place] = function
                 if not any(_wrap(each, name) for each in callees(function)):
-                    _warn_of(".".join(place), function)
+                    _warn_not_wrapped(".".join(place), function)
 
 
 def _wrap(function: Any, name: str) -> bool:
@@ -47,11 +47,11 @@ def _wrap(function: Any, name: str) -> bool:
         return False
     (cell,) = function.__closure__
     if not is_ours(cell.cell_contents):
-        cell.cell_contents = _looking(cell.cell_contents, name)
+        cell.cell_contents = _with_tables(cell.cell_contents, name)
     return True
 
 
-def _warn_of(place: str, function: Any) -> None:
+def _warn_not_wrapped(place: str, function: Any) -> None:
     known = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__name__)}"
     warn(
         f"{place} is {known}, which does not call torch's function: it does not say which tables it leaves out, and "
@@ -61,21 +61,21 @@ def _warn_of(place: str, function: Any) -> None:
     )
 
 
-def _looking(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _with_tables(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
     @mark
     @functools.wraps(clip)
-    def looking(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def with_tables(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         given = list(parameters)
         handles = [parameter for parameter in given if isinstance(parameter, TableParameter)]
         _check(name, handles, only_tables=len(handles) == len(given))
         if name == "clip_grad_norm_" and any(handle.ranks is not None for handle in handles if handle.updates_at_step):
-            return _clip_over_ranks(given, *args, **kwargs)
+            return _clip_across_ranks(given, *args, **kwargs)
         empty = not given and isinstance(parameters, types.GeneratorType)
         return clip(parameters if empty else given, *args, **kwargs)
 
-    return looking
+    return with_tables
 
 
 def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) -> None:
@@ -88,16 +88,16 @@ def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) 
         )
     if updated:
         warn_tables_not_clipped()
-    apart = [handle.table for handle in handles if handle.others_differ and handle.updates_at_step]
-    if apart and function == "clip_grad_norm_":
+    differing = [handle.table for handle in handles if handle.differs_by_rank and handle.updates_at_step]
+    if differing and function == "clip_grad_norm_":
         raise ValueError(
-            f"{function} cannot clip tables {apart} by a norm with dense parameters: DistributedDataParallel has these "
-            "on all ranks, and each rank has other tables, so that dense parameters would grow apart. Clip the dense "
-            "parameters alone, or shard the model with DistributedModelParallel"
+            f"{function} cannot clip tables {differing} by a norm with dense parameters: DistributedDataParallel has "
+            "these on all ranks, and each rank has other tables, so that dense parameters would grow apart. Clip the "
+            "dense parameters alone, or shard the model with DistributedModelParallel"
         )
 
 
-def _clip_over_ranks(
+def _clip_across_ranks(
     given: Sequence[torch.Tensor],
     max_norm: float,
     norm_type: float = 2.0,
@@ -119,10 +119,10 @@ def _clip_over_ranks(
     norms = [float(get_total_norm(here, norm_type, False, foreach))]
     for ranks, grads in divided.items():
         own = float(get_total_norm(grads, norm_type, False, foreach))
-        norms += [norm for (norm,) in ranks.tell([own], "norms of gradients")]
+        norms += [norm for (norm,) in ranks.gather_numbers([own], "norms of gradients")]
     grads = [*here, *(grad for of_ranks in divided.values() for grad in of_ranks)]
     device = grads[0].device if grads else torch.device("cpu")
-    total = torch.tensor(together(norms, norm_type), dtype=torch.float32, device=device)
+    total = torch.tensor(combined_norm(norms, norm_type), dtype=torch.float32, device=device)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients of all ranks is {float(total)}: it cannot clip them"

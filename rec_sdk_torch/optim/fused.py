@@ -22,16 +22,16 @@ from ..tbe import (
     tensor_problem,
     warn_of_rows,
 )
-from .clipping import look_for_tables
+from .clipping import wrap_clipping
 from .handles import TableParameter
 from .optimizer_assignments import defaults_of
-from .torchrec_hooks import check_clipping
+from .torchrec_hooks import wrap_gradient_clipping
 
 _FIRST_STATE = "momentum1"
 """TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
 
 
-_LOADED: Any = object()
+_ALREADY_LOADED: Any = object()
 """The value of a state that was loaded together with others."""
 
 
@@ -71,7 +71,7 @@ class StepState(_TableState):
         return step_problem(value)
 
     def load_state_dict(self, value: Any) -> None:
-        if value is _LOADED:
+        if value is _ALREADY_LOADED:
             return
         self._raise_problem(value)
         load(self._embedding.layout, [], [self.number(value)])
@@ -105,7 +105,7 @@ class IdsState(_TableState):
         return f"the table does not know {int((~known).sum())} of its ids, such as {example}: load the weights first"
 
     def load_state_dict(self, value: torch.Tensor) -> None:
-        if value is _LOADED:
+        if value is _ALREADY_LOADED:
             return
         self._raise_problem(value)
         self.loading = value.cpu().contiguous()
@@ -149,7 +149,7 @@ class RowState(_TableState):
         return f"shape {tuple(value.shape)}, expected {expected}"
 
     def load_state_dict(self, value: torch.Tensor) -> None:
-        if value is _LOADED:
+        if value is _ALREADY_LOADED:
             return
         ids = None if self._ids is None else self._ids.loading
         ids = row_numbers(value) if ids is None else ids
@@ -180,7 +180,7 @@ def _table_states(
     return states
 
 
-def _with_options(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _updated_group(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in group.items() if name != "params"}
     for name, value in given.items():
         if name in ("beta1", "beta2") and "betas" in options:
@@ -233,7 +233,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         super().__init__(dict(params), state, [optimizer.options for optimizer in self._optimizers])
         self.defaults.update(defaults_of(self._optimizers))
         self._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
-        check_clipping(EmbCacheFusedOptimizer)
+        wrap_gradient_clipping(EmbCacheFusedOptimizer)
 
     @property
     def updates_at_step(self) -> bool:
@@ -255,7 +255,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """
         if not self.updates_at_step:
             return None
-        look_for_tables()  # another library may have replaced torch's clipping since
+        wrap_clipping()  # another library may have replaced torch's clipping since
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -282,7 +282,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         Raises:
             NotImplementedError: an option that one of the optimizers does not have; nothing was set.
         """
-        updated = [_with_options(group, params_dict) for group in self.param_groups]
+        updated = [_updated_group(group, params_dict) for group in self.param_groups]
         for group, options in zip(self.param_groups, updated, strict=True):
             group.update(options)
 
@@ -294,7 +294,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         for name, handle in self.params.items():
             if isinstance(handle, TableParameter):
                 rows = [key for key, state in self.state[handle].items() if not isinstance(state, StepState)]
-                handle.note_rows(result["state"][name][key] for key in rows)
+                handle.mark_rank_rows(result["state"][name][key] for key in rows)
         return result
 
     @eager
@@ -315,13 +315,13 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         for name, handle in self.params.items():
             if isinstance(handle, TableParameter):
                 if name in renamed:
-                    renamed[name] = self._completed(handle, renamed[name])
+                    renamed[name] = self._with_defaults(handle, renamed[name])
                 self._check(name, handle, renamed)
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict["param_groups"])
         self._load_states(renamed)
         ours = {name for name, handle in self.params.items() if isinstance(handle, TableParameter)}
-        loaded = {name: dict.fromkeys(v, _LOADED) if name in ours else v for name, v in renamed.items()}
+        loaded = {name: dict.fromkeys(v, _ALREADY_LOADED) if name in ours else v for name, v in renamed.items()}
         super().load_state_dict({**state_dict, "state": loaded})
 
     def _load_states(self, given: Mapping[str, Mapping[str, Any]]) -> None:
@@ -340,7 +340,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                     numbers.append(state.number(value))
         load(self._embedding.layout, contents, numbers)
 
-    def _completed(self, handle: TableParameter, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_defaults(self, handle: TableParameter, given: Mapping[str, Any]) -> dict[str, Any]:
         """A table's values of a state dict, with those that TorchRec's leave out, and without rows that do not fit.
 
         Rows without ids have those from 0 on. A step that no update uses stays as it is.

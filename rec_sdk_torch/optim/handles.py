@@ -18,7 +18,7 @@ from ..tbe import TableBatchedEmbedding, TableConfig, save_table
 from . import optimizer_assignments
 
 
-def _writes(function: Callable[..., Any]) -> bool:
+def _is_write(function: Callable[..., Any]) -> bool:
     """Whether a function of torch's changes its first argument."""
     name = getattr(function, "__name__", "")
     if name == "__set__":
@@ -31,7 +31,7 @@ def _attribute(function: Any) -> str | None:
     return getattr(getattr(function, "__self__", None), "__name__", None)
 
 
-class _NotWritten(torch.Tensor):
+class _ReadOnlyTensor(torch.Tensor):
     """A tensor without rows in place of a table, which cannot be filled: that would change no row.
 
     Its `detach()` and `data`, which share its memory, are of this class too.
@@ -42,25 +42,25 @@ class _NotWritten(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _writes(func):
-            _refuse(func, args[0] if args else next(iter(kwargs.values())))
+        if _is_write(func):
+            _raise_if_table(func, args[0] if args else next(iter(kwargs.values())))
         if "out" in kwargs:
-            _refuse(func, kwargs["out"])
+            _raise_if_table(func, kwargs["out"])
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             detached = getattr(func, "__name__", "") == "detach" or (
                 getattr(func, "__name__", "") == "__get__" and _attribute(func) == "data"
             )
-            if detached and isinstance(args[0], _NotWritten):
-                table, result = args[0].table, torch.Tensor._make_subclass(_NotWritten, result)
+            if detached and isinstance(args[0], _ReadOnlyTensor):
+                table, result = args[0].table, torch.Tensor._make_subclass(_ReadOnlyTensor, result)
                 result.table = table
             return result
 
 
-def _refuse(function: Any, target: Any) -> None:
+def _raise_if_table(function: Any, target: Any) -> None:
     """Raises RuntimeError where `target`, a tensor or several, has a table's."""
     for tensor in target if isinstance(target, (list, tuple)) else [target]:
-        if isinstance(tensor, _NotWritten):
+        if isinstance(tensor, _ReadOnlyTensor):
             name = "data" if function.__name__ == "__set__" else function.__name__
             raise RuntimeError(
                 f"table {tensor.table!r}: {name} on its parameter would change no row, since the parameter has none. "
@@ -92,10 +92,10 @@ class Ranks(Protocol):
     @property
     def rows(self) -> Any: ...
 
-    def tell(self, numbers: Sequence[float], what: str) -> list[list[float]]: ...
+    def gather_numbers(self, numbers: Sequence[float], what: str) -> list[list[float]]: ...
 
 
-class TableParameter(_NotWritten, torch.nn.Parameter):
+class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
     """A table's handle: shape `[0, D]`, a leaf of the autograd graph that gets no gradient through it.
 
     TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it, which is checked there;
@@ -107,7 +107,7 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     """Whether other ranks have the other rows of the table."""
     ranks: Ranks | None = None
     """The ranks that have the other rows of the table, each row once; None where there are none."""
-    others_differ = False
+    differs_by_rank = False
     """Whether other ranks train a model with the same dense parameters, and with rows of their own."""
 
     @classmethod
@@ -125,16 +125,16 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         """A handle on `data` with the same requests. The optimizer objects that torch made stay with the first."""
         with torch.inference_mode(False):
             twin: TableParameter = torch.Tensor._make_subclass(TableParameter, torch.empty_like(data), True)
-        notes = {name: self.__dict__[name] for name in optimizer_assignments.NOTES if name in self.__dict__}
-        twin.__dict__.update({name: value for name, value in self.__dict__.items() if name not in notes})
-        for name, values in notes.items():
+        attributes = {name: self.__dict__[name] for name in optimizer_assignments.ATTRIBUTES if name in self.__dict__}
+        twin.__dict__.update({name: value for name, value in self.__dict__.items() if name not in attributes})
+        for name, values in attributes.items():
             dropped = name == optimizer_assignments.OPTIMIZERS and optimizer_assignments.is_hooked(self)
             twin.__dict__[name] = [] if dropped else list(values)
-        if notes:
-            twin._optimizer_kwargs = notes[optimizer_assignments.KEYWORDS]
+        if attributes:
+            twin._optimizer_kwargs = attributes[optimizer_assignments.KEYWORDS]
         return twin
 
-    def _updated_at_step(self) -> TableBatchedEmbedding | None:
+    def _embedding_with_step(self) -> TableBatchedEmbedding | None:
         """The embedding, where its gradients wait for `step()`."""
         embedding = self._embedding_of()
         return embedding if embedding is not None and embedding.options.updates_at_step else None
@@ -142,7 +142,7 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
     @property
     def updates_at_step(self) -> bool:
         """Whether its gradients wait for `step()` of the optimizer."""
-        return self._updated_at_step() is not None
+        return self._embedding_with_step() is not None
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -151,12 +151,12 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         Float32 `[n, D]`, or None. Setting it to None leaves the table out of the next update. torch.compile finds none
         as it makes a tensor without values in the handle's place, which cannot have a gradient of another shape.
         """
-        embedding = None if TracingContext.try_get() is not None else self._updated_at_step()
+        embedding = None if TracingContext.try_get() is not None else self._embedding_with_step()
         return super().grad if embedding is None else _gradient(embedding, self.table)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        embedding = self._updated_at_step()
+        embedding = self._embedding_with_step()
         if embedding is None:
             try:
                 _GRAD.__set__(self, value)
@@ -174,17 +174,17 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         return twin
 
     @property
-    def _optimizer_kwargs(self) -> optimizer_assignments.Keywords:
-        """The keywords that torch's apply adds to, checked; the attribute is there when an optimizer was noted."""
+    def _optimizer_kwargs(self) -> optimizer_assignments.CheckedKeywords:
+        """The keywords that torch's apply adds to, checked; the attribute is there when an optimizer was recorded."""
         try:
-            keywords: optimizer_assignments.Keywords = self.__dict__[optimizer_assignments.KEYWORDS]
+            keywords: optimizer_assignments.CheckedKeywords = self.__dict__[optimizer_assignments.KEYWORDS]
         except KeyError:
             raise AttributeError(f"table {self.table!r} was given no optimizer") from None
         return keywords
 
     @_optimizer_kwargs.setter
     def _optimizer_kwargs(self, values: Iterable[dict[str, Any]]) -> None:
-        self.__dict__[optimizer_assignments.KEYWORDS] = optimizer_assignments.Keywords(self, values)
+        self.__dict__[optimizer_assignments.KEYWORDS] = optimizer_assignments.CheckedKeywords(self, values)
 
     def requires_grad_(self, requires_grad: bool = True) -> TableParameter:
         """Freezes the table or, with True, thaws it; see `TableBatchedEmbedding.freeze`."""
@@ -231,19 +231,19 @@ class TableParameter(_NotWritten, torch.nn.Parameter):
         if value is not self.requires_grad:
             (embedding.thaw if value else embedding.freeze)(self.table)
 
-    def note_rows(self, tensors: Iterable[torch.Tensor]) -> None:
+    def mark_rank_rows(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes that `tensors` of a state dict have the rows of this rank alone, if other ranks have others."""
         if self.ranks is not None and self.ranks.world_size > 1:
             mark_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
-        elif self.others_differ:
+        elif self.differs_by_rank:
             mark_rank_rows(tensors, torch.distributed.get_rank(), torch.distributed.get_world_size())
 
-    def requested(self) -> list[tuple[type, dict[str, Any]]]:
+    def assignments(self) -> list[tuple[type, dict[str, Any]]]:
         """Optimizer classes and keywords that were applied to the table, in order."""
-        return optimizer_assignments.noted(self)
+        return optimizer_assignments.assignments_of(self)
 
 
-class _OnlyHandle(dict[str, Any]):
+class _HandleParameters(dict[str, Any]):
     """The parameters of a TableHandle: its handle, in whose place nothing else would have an effect."""
 
     def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
@@ -302,7 +302,7 @@ class TableHandle(torch.nn.Module):
         self.__dict__["embedding"] = embedding  # not a submodule of every one of its tables
         self._config = config
         handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
-        self._parameters: _OnlyHandle = _OnlyHandle(self, handle)
+        self._parameters: _HandleParameters = _HandleParameters(self, handle)
         if config.hashed:
             # Stands for the key of the state dict: torch.distributed.checkpoint looks keys up as attributes.
             self.register_buffer("ids", torch.empty(0, dtype=torch.int64, device=embedding.device))
@@ -314,7 +314,7 @@ class TableHandle(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Rows, columns, data type, cache and optimizer; of a sharded table this rank's."""
-        return self.embedding.describe(self.table, self.weight.requested())
+        return self.embedding.describe(self.table, self.weight.assignments())
 
     def known_ids(self) -> torch.Tensor:
         """Returns the ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
@@ -348,7 +348,7 @@ class TableHandle(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         save_table(self.embedding.layout, self._config.name, destination, prefix)
-        self.weight.note_rows(destination[f"{prefix}{name}"] for name in self.state_names())
+        self.weight.mark_rank_rows(destination[f"{prefix}{name}"] for name in self.state_names())
 
     def _load_from_state_dict(
         self,

@@ -49,7 +49,7 @@ def apply_optimizer_in_backward(
     handles = [param for param in every if isinstance(param, TableParameter)]
     kwargs = dict(optimizer_kwargs)
     for handle in handles:
-        optimizer_assignments.check(handle, optimizer_class, kwargs, handle.requested())
+        optimizer_assignments.check(handle, optimizer_class, kwargs, handle.assignments())
     others = [param for param in every if not isinstance(param, TableParameter)]
     if others:
         # imported here: torch compiles eight optimizers as it imports this, a third of a second
@@ -57,8 +57,8 @@ def apply_optimizer_in_backward(
 
         _apply_optimizer_in_backward(optimizer_class, others, kwargs)
     for handle in handles:
-        if not handle.requested():
-            optimizer_assignments.note(handle, optimizer_class, kwargs)
+        if not handle.assignments():
+            optimizer_assignments.record(handle, optimizer_class, kwargs)
 
 
 def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ class GradientNorms(NamedTuple):
     tables: dict[str, float]
 
 
-def together(norms: Iterable[float], norm_type: float) -> float:
+def combined_norm(norms: Iterable[float], norm_type: float) -> float:
     """The norm of parts that have these norms, computed in float64."""
     every = torch.tensor([0.0, *norms], dtype=torch.float64, device="cpu")
     return float(torch.linalg.vector_norm(every, norm_type))

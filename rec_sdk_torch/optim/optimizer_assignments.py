@@ -1,6 +1,6 @@
 """Which optimizer a table was asked to have: through this package's apply, torch's, or TorchRec's, which is torch's.
 
-torch's makes an optimizer for each parameter, and notes on the parameter that, its class and its keywords, in three
+torch's makes an optimizer for each parameter, and records on the parameter that, its class and its keywords, in three
 lists. The last of them checks each entry, so that a request that a table cannot meet is an error at the call.
 """
 
@@ -15,12 +15,12 @@ import torch
 from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 
-OPTIMIZERS, CLASSES, KEYWORDS = NOTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
-"""The attributes that torch notes an optimizer in, the last one last."""
+OPTIMIZERS, CLASSES, KEYWORDS = ATTRIBUTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
+"""The attributes that torch records an optimizer in, the last one last."""
 
 
 class Handle(Protocol):
-    """A table's parameter, which requests are noted on."""
+    """A table's parameter, which requests are recorded on."""
 
     table: str
     embedding_optimizer_cls: type | None
@@ -29,16 +29,16 @@ class Handle(Protocol):
     @property
     def updates_at_step(self) -> bool: ...
 
-    def requested(self) -> list[tuple[type, dict[str, Any]]]: ...
+    def assignments(self) -> list[tuple[type, dict[str, Any]]]: ...
 
 
-def noted(parameter: object) -> list[tuple[type, dict[str, Any]]]:
+def assignments_of(parameter: object) -> list[tuple[type, dict[str, Any]]]:
     """Optimizer classes and keywords that were applied to a parameter, of any module, in order."""
-    notes = vars(parameter)
-    return list(zip(notes.get(CLASSES, []), notes.get(KEYWORDS, []), strict=True))
+    attributes = vars(parameter)
+    return list(zip(attributes.get(CLASSES, []), attributes.get(KEYWORDS, []), strict=True))
 
 
-class Keywords(list[dict[str, Any]]):
+class CheckedKeywords(list[dict[str, Any]]):
     """The keywords of a handle's optimizers; what torch adds is checked, and a request that fails leaves no trace."""
 
     def __init__(self, handle: Handle, values: Iterable[dict[str, Any]] = ()) -> None:
@@ -57,7 +57,7 @@ class Keywords(list[dict[str, Any]]):
             return
         try:
             optimizer_class = handle.__dict__[CLASSES][-1]
-            made = check(handle, optimizer_class, keywords, handle.requested()[:-1])
+            made = check(handle, optimizer_class, keywords, handle.assignments()[:-1])
             optimizer = handle.__dict__[OPTIMIZERS][-1]
             if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholders
                 optimizer.param_groups = [{"params": [handle], **made.options}]
@@ -69,7 +69,7 @@ class Keywords(list[dict[str, Any]]):
             optimizer.defaults = defaults_of([made])
             made.check_options(group)
         except BaseException:
-            forget(handle)
+            remove_last(handle)
             raise
 
 
@@ -83,26 +83,29 @@ def defaults_of(optimizers: Sequence[TableOptimizer]) -> dict[str, Any]:
     return {name: value for name, value in optimizers[0].options.items() if name in common}
 
 
-def note(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
+def record(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
     """Notes a request that was checked, without an optimizer object: the engine is the optimizer."""
     handle.__dict__.setdefault(OPTIMIZERS, [])
     handle.__dict__.setdefault(CLASSES, []).append(optimizer_class)
-    list.append(handle.__dict__.setdefault(KEYWORDS, Keywords(handle)), keywords)
+    list.append(handle.__dict__.setdefault(KEYWORDS, CheckedKeywords(handle)), keywords)
 
 
-def forget(handle: Handle) -> None:
-    """Takes back the last request, which torch noted."""
-    for name in NOTES:
+def remove_last(handle: Handle) -> None:
+    """Takes back the last request, which torch recorded."""
+    for name in ATTRIBUTES:
         del handle.__dict__[name][-1:]
-    if not handle.requested():
-        for name in NOTES:
+    if not handle.assignments():
+        for name in ATTRIBUTES:
             del handle.__dict__[name]
 
 
 def check(
-    handle: Handle, optimizer_class: type, keywords: Mapping[str, Any], before: Iterable[tuple[type, Mapping[str, Any]]]
+    handle: Handle,
+    optimizer_class: type,
+    keywords: Mapping[str, Any],
+    earlier: Iterable[tuple[type, Mapping[str, Any]]],
 ) -> TableOptimizer:
-    """The optimizer that a table can have, where it was asked for those `before`.
+    """The optimizer that a table can have, where it was asked for those `earlier`.
 
     Raises:
         TypeError: the fused update does not know the class or a keyword, a value of the wrong type, or a class that is
@@ -118,10 +121,10 @@ def check(
             f"apply_optimizer_in_backward gives it {class_name(optimizer_class)}: change one of the two"
         )
     where = f"table {handle.table!r}, {optimizer_class.__name__}"
-    optimizer = TableOptimizer.create(*as_updated(optimizer_class, keywords, handle.sharded), where)
+    optimizer = TableOptimizer.create(*effective_optimizer(optimizer_class, keywords, handle.sharded), where)
     if handle.updates_at_step:
         optimizer.check_deferrable()
-    for given, options in before:
+    for given, options in earlier:
         if given is not optimizer_class or options != dict(keywords):
             raise RuntimeError(
                 f"table {handle.table!r} already has {class_name(given)} with {options}; "
@@ -145,7 +148,7 @@ def _hooks() -> Any:
     return param_to_optim_hook_handle_map
 
 
-def _take_over(handle: Handle) -> None:
+def _remove_hooks(handle: Handle) -> None:
     """Removes torch's hooks, which would call `step()` of optimizers that have no rows, and set the gradient to None.
 
     Raises:
@@ -155,8 +158,8 @@ def _take_over(handle: Handle) -> None:
         for hook in _hooks()[handle]:
             hook.remove()
     if not is_hooked(handle):
-        while handle.requested():
-            forget(handle)
+        while handle.assignments():
+            remove_last(handle)
         raise RuntimeError(
             f"table {handle.table!r} was given its optimizer with register_hook=False, but rows are only updated in "
             "the backward pass: apply it again without register_hook=False"
@@ -179,12 +182,12 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
     shared: list[tuple[dict[str, Any], TableOptimizer]] = []
     result: dict[str, TableOptimizer] = {}
     for name, handle in handles.items():
-        requested = handle.requested()
-        if not requested:
+        assignments = handle.assignments()
+        if not assignments:
             continue
-        _take_over(handle)
-        cls, keywords = requested[0]
-        optimizer = check(handle, cls, keywords, requested[1:])
+        _remove_hooks(handle)
+        cls, keywords = assignments[0]
+        optimizer = check(handle, cls, keywords, assignments[1:])
         if handle.__dict__[OPTIMIZERS]:
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]
             for option, value in optimizer.options.items():
@@ -213,7 +216,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults that FBGEMM has and the class of torch has not, by the name of the class."""
 
 
-def _is_torchs(cls: type) -> bool:
+def _is_torchrec_optimizer(cls: type) -> bool:
     """Whether TorchRec makes one of FBGEMM's optimizers of the class."""
     return class_name(cls).startswith(("torch.optim.", "torchrec.optim.")) and cls.__name__ in _DEFAULTS
 
@@ -223,12 +226,12 @@ def decouples(cls: type, keywords: Mapping[str, Any], sharded: bool) -> bool:
 
     torch adds it to the gradient, and so does a table that is not sharded.
     """
-    return sharded and cls.__name__ == "Adam" and _is_torchs(cls) and bool(keywords.get("weight_decay"))
+    return sharded and cls.__name__ == "Adam" and _is_torchrec_optimizer(cls) and bool(keywords.get("weight_decay"))
 
 
-def as_updated(cls: type, keywords: Mapping[str, Any], sharded: bool) -> tuple[type, dict[str, Any]]:
+def effective_optimizer(cls: type, keywords: Mapping[str, Any], sharded: bool) -> tuple[type, dict[str, Any]]:
     """The class whose formula the update has, and the keywords, with FBGEMM's defaults if the table is sharded."""
-    defaults = _DEFAULTS[cls.__name__] if sharded and _is_torchs(cls) else {}
+    defaults = _DEFAULTS[cls.__name__] if sharded and _is_torchrec_optimizer(cls) else {}
     options = {**defaults, **keywords}
     if not decouples(cls, keywords, sharded):
         return cls, options

@@ -36,7 +36,7 @@ def _extend(optim: Any) -> None:
         setattr(optim, name, getattr(accumulate, name))
 
 
-def check_clipping(fused_class: type) -> None:
+def wrap_gradient_clipping(fused_class: type) -> None:
     """Lets every GradientClippingOptimizer made from now on look for fused optimizers; called when one is made."""
     from torchrec.optim.clipping import GradientClippingOptimizer
 
@@ -49,14 +49,14 @@ def check_clipping(fused_class: type) -> None:
     def checked(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, optimizer, *args, **kwargs)
         if self._clipping.value != "none":
-            _refuse_fused(optimizer, fused_class)
+            _raise_if_fused(optimizer, fused_class)
         if self._sharded_params:
-            _divide(self)
+            _move_sharded_tables(self)
 
     GradientClippingOptimizer.__init__ = checked
 
 
-def _refuse_fused(optimizer: Any, fused_class: type[Any]) -> None:
+def _raise_if_fused(optimizer: Any, fused_class: type[Any]) -> None:
     """Raises for fused optimizers that update in the backward pass, bare, wrapped or combined; warns for one that is
     combined with others.
     """
@@ -70,7 +70,7 @@ def _refuse_fused(optimizer: Any, fused_class: type[Any]) -> None:
         warn_tables_not_clipped()
 
 
-def _divide(clipping: Any) -> None:
+def _move_sharded_tables(clipping: Any) -> None:
     """Puts tables that are divided among ranks with TorchRec's own, where `param_to_pgs` has named some of these."""
     replicated = []
     for parameter in clipping._replicate_params:

@@ -62,7 +62,7 @@ class TableOwner:
             for name in sorted(layout.replicated):
                 optimizer = layout.optimizer_of(name)
                 compared[name] = {"step": repr(optimizer and optimizer.step), **changes.get(name, {})}
-            self.exchange.agree("saves", compared)
+            self.exchange.check_same("saves", compared)
 
     def ids(self, view: TableView) -> Iterator[Int64Array]:
         """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""

@@ -30,8 +30,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from training import output_parts
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.distributed.plain_sharders import PlainBagCollectionSharder, PlainCollectionSharder
-from rec_sdk_torch.modules.defaults import conventions, use_rec_sdk
+from rec_sdk_torch.distributed.torchrec_sharders import TorchRecBagCollectionSharder, TorchRecCollectionSharder
+from rec_sdk_torch.modules.defaults import config_defaults, use_rec_sdk_defaults
 from rec_sdk_torch.tbe.step.prefetch_queue import MAX_DEPTH
 
 CONFIGS = "EmbCacheEmbeddingConfig EmbCacheEmbeddingBagConfig AdmitAndEvictConfig InitializerType"
@@ -354,8 +354,8 @@ def test_configs_of_torchrec_make_hash_tables(case: Any) -> None:
 @pytest.mark.parametrize(
     ("sharder", "module", "config"),
     [
-        (PlainBagCollectionSharder, EmbeddingBagCollection, EmbeddingBagConfig),
-        (PlainCollectionSharder, EmbeddingCollection, EmbeddingConfig),
+        (TorchRecBagCollectionSharder, EmbeddingBagCollection, EmbeddingBagConfig),
+        (TorchRecCollectionSharder, EmbeddingCollection, EmbeddingConfig),
     ],
 )
 def test_collections_of_torchrec_keep_index_tables(sharder: Any, module: Any, config: Any) -> None:
@@ -376,8 +376,8 @@ def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkey
     """LINEAR is Rec SDK's default: nothing has changed for its scripts, and nothing is announced to them."""
     make, plain, config = collection
     linear = torch.linspace(0, 1, 8).expand(4, 8)
-    monkeypatch.setattr(conventions, "announces_default", True)  # as in a new process
-    use_rec_sdk()
+    monkeypatch.setattr(config_defaults, "warns_changed_default", True)  # as in a new process
+    use_rec_sdk_defaults()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(rows_of(make([config_of(plain)])), linear)

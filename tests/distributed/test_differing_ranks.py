@@ -175,7 +175,7 @@ CHANGES: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     ),
     "step": (lambda tables, group: set_step(tables), "table 't0': step is 1 on rank 0, 7 on rank 1"),
     "scaler": (
-        lambda tables, group: tables.home.set_grad_scaler(torch.amp.GradScaler("cpu")),
+        lambda tables, group: tables.local_shard.set_grad_scaler(torch.amp.GradScaler("cpu")),
         "grad scaler is False on rank 0, True on rank 1",
     ),
     "frozen": (lambda tables, group: tables.freeze("t0"), "frozen is [] on rank 0, ['t0'] on rank 1"),

@@ -205,7 +205,7 @@ def die_at(rank: int, world_size: int, stage: str, local_size: int | None = None
         if stage == "backward":
             model.module.scale.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
         else:
-            ids = model.module.sparse.exchange.of_ids
+            ids = model.module.sparse.exchange.ids_all_to_all
             setattr(ids, stage, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
     return error_of(lambda: train(model, scenario, range(1, 4)))
 
@@ -396,7 +396,7 @@ class TwoArgumentsError(Exception):
 @on_ranks(2)
 def test_an_error_that_pickle_cannot_make_again(rank: int) -> None:
     exchange = sharded(PLAIN).module.sparse.exchange
-    message = error_of(lambda: exchange.raise_together(TwoArgumentsError("t", 3) if rank == 1 else None))
+    message = error_of(lambda: exchange.raise_on_all_ranks(TwoArgumentsError("t", 3) if rank == 1 else None))
     assert message == "RuntimeError: TwoArgumentsError: table t has 3 rows"
 
 
@@ -428,7 +428,7 @@ def test_a_nan_of_one_rank(rank: int, guard: str) -> str:
     assert not list(differing_tensors(rows(model.sparse), before)), "no rank changes rows"
     assert step(False) == ""
     assert list(differing_tensors(rows(model.sparse), before)), "and all can go on"
-    assert model.sparse.home.skipped_updates == (guard == "scaler")
+    assert model.sparse.local_shard.skipped_updates == (guard == "scaler")
     return raised
 
 

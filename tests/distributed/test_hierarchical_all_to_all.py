@@ -25,7 +25,7 @@ from sharded_model import (
 )
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.distributed.topology import Place, ranks_of_machine
+from rec_sdk_torch.distributed.topology import RankLocation, machine_size
 
 MIXED = ("row_wise", "data_parallel", "table_wise")
 SHOW_CLICK = {
@@ -123,7 +123,7 @@ def count_one(rank: int, world_size: int) -> dict[str, int]:
     rst.apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.1})
     tables = shard_tables(collection, "table_wise", [world_size - 1], local_size=2)
     tables(jagged({"f": [[rank]]}))["f"].values().sum().backward()
-    stats: dict[str, int] = tables.exchange_stats() | {"width": 8 * tables.exchange.turns.width}
+    stats: dict[str, int] = tables.exchange_stats() | {"width": 8 * tables.exchange.group_state.width}
     return stats
 
 
@@ -168,19 +168,21 @@ def test_every_rank_has_the_same_error(rank: int, options: list[Any], places: An
 
 
 def test_machines_of_the_environment() -> None:
-    two = [Place(2, 0), Place(2, 0), Place(2, 2), Place(2, 2)]
-    assert ranks_of_machine("auto", two) == 2
-    assert ranks_of_machine(4, two) == 4, "machines may be taken together"
-    assert ranks_of_machine(1, two) == 1
-    assert ranks_of_machine("auto", [Place(4, 0), Place(4, 0), Place(4, 4), Place(4, 4)]) == 2, "of a smaller group"
+    two = [RankLocation(2, 0), RankLocation(2, 0), RankLocation(2, 2), RankLocation(2, 2)]
+    assert machine_size("auto", two) == 2
+    assert machine_size(4, two) == 4, "machines may be taken together"
+    assert machine_size(1, two) == 1
+    assert (
+        machine_size("auto", [RankLocation(4, 0), RankLocation(4, 0), RankLocation(4, 4), RankLocation(4, 4)]) == 2
+    ), "of a smaller group"
     with pytest.raises(ValueError, match=r"machines have \[1, 3\] ranks of this process group"):
-        ranks_of_machine("auto", [Place(3, 0), Place(3, 0), Place(3, 0), Place(1, 3)])
-    mixed = [Place(2, 0), Place(2, 2), Place(2, 0), Place(2, 2)]
+        machine_size("auto", [RankLocation(3, 0), RankLocation(3, 0), RankLocation(3, 0), RankLocation(1, 3)])
+    mixed = [RankLocation(2, 0), RankLocation(2, 2), RankLocation(2, 0), RankLocation(2, 2)]
     for option in ("auto", 2):
         with pytest.raises(ValueError, match=r"not side by side in the process group: .* at ranks \[0, 2, 0, 2\]"):
-            ranks_of_machine(option, mixed)
+            machine_size(option, mixed)
     with pytest.raises(ValueError, match=r"ranks \[1\] do not have them"):
-        ranks_of_machine("auto", [Place(2, 0), Place(2, None)])
+        machine_size("auto", [RankLocation(2, 0), RankLocation(2, None)])
 
 
 # ---- ranks that wait for nothing

@@ -70,22 +70,22 @@ def test_rows_of_ranks_are_the_table(home: Home, rows: int, world_size: int) -> 
     seen = []
     for rank in range(world_size):
         placement = RowWise(rank, world_size, home, rows)
-        mine = placement.rows(rows)
+        mine = placement.local_ids(rows)
         assert mine.dtype == np.int64
         assert (placement.owner(mine) == rank).all()
-        assert len(mine) <= placement.most_rows(rows)
+        assert len(mine) <= placement.max_rows(rows)
         seen.append(mine)
     assert np.sort(np.concatenate(seen)).tolist() == list(range(rows))
 
 
 def test_rows_that_are_hashed_in_pieces() -> None:
     rows = 2**20 + 3
-    parts = [RowWise(rank, 3, Home.HASH, rows).rows(rows) for rank in range(3)]
+    parts = [RowWise(rank, 3, Home.HASH, rows).local_ids(rows) for rank in range(3)]
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
 
 
 def test_continuous_rows_are_torchrec_s_blocks() -> None:
-    assert [RowWise(rank, 4, Home.CONTINUOUS, 9).rows(9).tolist() for rank in range(4)] == [
+    assert [RowWise(rank, 4, Home.CONTINUOUS, 9).local_ids(9).tolist() for rank in range(4)] == [
         [0, 1, 2],
         [3, 4, 5],
         [6, 7, 8],
@@ -276,13 +276,13 @@ def test_what_goes_where(rank: int) -> None:
     ids = np.array(
         [100 * home + 10 * table + i for home in range(3) for table in range(3) for i in range(counts[home, table])]
     )
-    told = ids[replicas.spread(counts, range(3))].tolist()
+    told = ids[replicas.expand(counts, range(3))].tolist()
     own = [100 * rank + 10, 100 * rank + 11, 100 * rank + 12]
     assert told == [0, 1, *own, 100, *own, 120, *own]
-    assert replicas.for_all(counts).tolist() == [[2, 3, 0], [1, 3, 1], [0, 3, 0]]
+    assert replicas.counts_for_all(counts).tolist() == [[2, 3, 0], [1, 3, 1], [0, 3, 0]]
     of = counts[:, [0, 1]].sum(axis=1).tolist()
     plain = Route([4, 4, 4], of, of, [4, 4, 4])
     route = replicas.route(plain, counts, np.full((3, 3), 2, np.int64), None, [0, 1], torch.device("cpu"))
-    assert route.to == [4 if home == rank else 2 for home in range(3)]
-    assert route.of == [each + 3 * (home == rank) for home, each in enumerate([2, 1, 0])]
-    assert (route.grads_to, route.grads_of) == ([5, 4, 3], [4, 4, 4])
+    assert route.rows_to == [4 if home == rank else 2 for home in range(3)]
+    assert route.rows_from == [each + 3 * (home == rank) for home, each in enumerate([2, 1, 0])]
+    assert (route.grads_to, route.grads_from) == ([5, 4, 3], [4, 4, 4])

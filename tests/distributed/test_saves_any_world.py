@@ -210,8 +210,8 @@ def test_rows_of_a_cache_go_to_their_homes(ranks_of: Start, tmp_path: Path, scen
         assert by_hand == warmed
         assert came == {name: len(ids) for name, ids in warmed.items()}
     for name, ids in before.items():
-        at_home = [warmed[name] for warmed, _, _ in parts]
-        assert set().union(*at_home) == set(ids), "each has room for its part of them"
+        owns = [warmed[name] for warmed, _, _ in parts]
+        assert set().union(*owns) == set(ids), "each has room for its part of them"
 
 
 def load_other_size(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
@@ -397,4 +397,4 @@ def test_ranks_take_the_rows_that_fit(rank: int, world_size: int) -> None:
     ids, weights = small.state_dict().values()
     assert ids.tolist() == list(range(rank, 9, world_size))
     assert torch.equal(weights, list(given.values())[1][: len(ids)])
-    assert int(small.home.embedding.view("t0").ids().max()) < 9, "rows that no lookup can read take memory"
+    assert int(small.local_shard.embedding.view("t0").ids().max()) < 9, "rows that no lookup can read take memory"

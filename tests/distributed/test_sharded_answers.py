@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
-from rec_sdk_torch.distributed.local_shard import _part
+from rec_sdk_torch.distributed.local_shard import _local_config
 from rec_sdk_torch.distributed.placement import RowWise
 from rec_sdk_torch.tbe import TableConfig
 
@@ -28,7 +28,7 @@ from rec_sdk_torch.tbe import TableConfig
 @on_ranks(WORLD_SIZE)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_shards(rank: int, name: str) -> None:
-    found = observed(name, shard_tables(make_collection(name, rst)).home.embedding)
+    found = observed(name, shard_tables(make_collection(name, rst)).local_shard.embedding)
     wanted = expected(OPTIONS[name], OPTIONS[name].shard, rank, Place.device)
     assert found == wanted, f"{name} is {found!r} on rank {rank}, not {wanted!r}"
 
@@ -52,7 +52,7 @@ def test_a_share_of_a_small_table_holds_a_batch_of_all_ranks(rank: int, depth: i
 @pytest.mark.parametrize("initializer", rst.InitializerType)
 def test_initial_weights_of_a_part(initializer: rst.InitializerType, bounds: dict[str, float]) -> None:
     table = TableConfig("t", 100, 4, initializer_type=initializer, **bounds)
-    part = _part(table, RowWise(0, 2), 2)
+    part = _local_config(table, RowWise(0, 2), 2)
     assert part.num_embeddings == 50
     assert (part.initializer_kind, part.init_range) == (table.initializer_kind, table.init_range)
 
@@ -86,7 +86,7 @@ def ask(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> di
     with pytest.raises(KeyError, match="no table is named 'other'"):
         divided.table_ids("other")
     ids = {name: divided.table_ids(name) for name in names}
-    prefix = f"{divided.home.handles_name}"
+    prefix = f"{divided.local_shard.handles_name}"
     assert all(sorted(ids[name].tolist()) == sorted(state[f"{prefix}.{name}.ids"].tolist()) for name in names)
     return {name: each.tolist() for name, each in ids.items()}
 

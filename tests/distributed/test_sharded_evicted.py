@@ -75,7 +75,7 @@ def put_back(rank: int, world_size: int, path: str) -> tuple[int, list[int]]:
     sparse = divided("row_wise", path).module.sparse
     rows, all_rows = sparse.take_evicted("t0"), torch.load(Path(path) / "rows.pt", weights_only=False)
     count = sparse.put_back("t0", all_rows)
-    assert torch.equal(sparse.home.embedding.view("t0").read(rows.ids).parts["weight"], rows.weight)
+    assert torch.equal(sparse.local_shard.embedding.view("t0").read(rows.ids).parts["weight"], rows.weight)
     return count, sparse.table_ids("t0").tolist()
 
 
@@ -117,7 +117,7 @@ def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) ->
         if step and rank == 0:
             sparse.take_evicted("t0", 3)
         rst.Saver().save(model, path, incremental=True)
-        pieces = sparse.home.embedding.view("t0").pending_evicted_rows()
+        pieces = sparse.local_shard.embedding.view("t0").pending_evicted_rows()
         seen.append([i for rows in pieces for i in rows.ids.tolist()])
     return seen
 

@@ -126,7 +126,7 @@ def test_activation_checkpointing(rank: int, update: str) -> None:
             batch = jagged({"f0": BAGS[rank]})
             (checkpoint(forward, batch, use_reentrant=False) if again else forward(batch)).backward()
             tables.fused_optimizer.step()
-        states.append(tables.state_dict() | tables.home.embedding.view("t0").candidates()[1])
+        states.append(tables.state_dict() | tables.local_shard.embedding.view("t0").candidates()[1])
         reads.append(read)
     assert not list(differing_tensors(*states))
     plain, twice = reads

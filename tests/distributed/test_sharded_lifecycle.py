@@ -177,7 +177,7 @@ def test_homes_decide_by_what_all_ranks_saw(rank: int, kind: str, world_size: in
     batches = (batch_of(step, rank, kind) for step in range(STEPS))
     for step, right in enumerate(steps):
         pipeline.progress(batches)
-        found = held(sparse.home.embedding.view("t0"))
+        found = held(sparse.local_shard.embedding.view("t0"))
         assert sparse.clocks("t0") == found["clocks"]
         for name, value in right.items():
             mine = {each: found[name][each] for each in value} if isinstance(value, dict) else found[name]
@@ -189,7 +189,7 @@ def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
     """How many rows at home are small, and leave at the last step or `evict`; how many are large, and stay."""
     model = divided({"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4})
     sparse = model.module.sparse
-    view = sparse.home.embedding.view("t0")
+    view = sparse.local_shard.embedding.view("t0")
     for step in range(3):
         model(batch_of(step, rank, "age"))[0].backward()
     weights = view.read(view.ids())
@@ -266,7 +266,7 @@ def test_a_batch_that_lacks_what_a_rule_needs_fails_on_all_ranks(
         model(Batch(given, whole.click_labels))[0].backward()
     assert str(raised.value) == message
     model(Batch(whole.features, whole.click_labels))[0].backward()
-    assert len(model.module.sparse.home.table_ids("t0"))
+    assert len(model.module.sparse.local_shard.table_ids("t0"))
 
 
 def evaluated_ahead(rank: int, world_size: int) -> int:
@@ -279,7 +279,7 @@ def evaluated_ahead(rank: int, world_size: int) -> int:
     sparse.train()
     model(batch)[0].backward()
     sparse.forget(coming)
-    return len(sparse.home.table_ids("t0"))
+    return len(sparse.local_shard.table_ids("t0"))
 
 
 def test_a_batch_comes_in_another_mode_than_expected(ranks_of: Start) -> None:
@@ -294,14 +294,14 @@ def test_a_bound_is_divided_among_the_homes() -> None:
     model.sparse = bags_collection(Place.device, *configs, cache=10)
     apply(model.sparse)
     whole: Any = shard(model, Scenario(sharding=("row_wise", "table_wise")))
-    lifecycles = [table.lifecycle for table in whole.module.sparse.home.embedding.tables]
+    lifecycles = [table.lifecycle for table in whole.module.sparse.local_shard.embedding.tables]
     assert [(lifecycle.rule(Rows).most, lifecycle.rule(Bytes).most) for lifecycle in lifecycles] == [
         (3, 500),
         (7, 1001),
     ]
 
 
-def at_home(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:
+def owns(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:
     found = {"clocks": known["clocks"]}
     for ids, columns in (("ids", "columns"), ("candidates", "counted")):
         here = [place for place, one in enumerate(known[ids]) if mine(one)]
@@ -321,10 +321,10 @@ def test_what_was_counted_goes_home_with_the_rows(rank: int, kind: str) -> None:
             plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
         before = held(plain.sparse.embedding.view("t0"))
         model: Any = shard(plain, Scenario(sharding=(sharding,)))
-        after = held(model.module.sparse.home.embedding.view("t0"))
+        after = held(model.module.sparse.local_shard.embedding.view("t0"))
         assert before["ids"]
         if sharding == "row_wise":
-            assert at_home(after, lambda _: True) == at_home(before, lambda one: one % 2 == rank)
+            assert owns(after, lambda _: True) == owns(before, lambda one: one % 2 == rank)
         elif rank == 0:
             assert after == before, "it has all, and the same sketch"
 

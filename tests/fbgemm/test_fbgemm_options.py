@@ -281,7 +281,7 @@ def test_managed_tables_have_the_room_that_cached_ones_leave(monkeypatch: pytest
 
 
 def test_names_that_become_the_same_are_numbered() -> None:
-    assert placement.names_of(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
+    assert placement.valid_table_names(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
 
 
 # ---- FBGEMM's answers

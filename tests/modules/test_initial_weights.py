@@ -26,7 +26,7 @@ from training import read, rows_of, train, train_step
 
 import rec_sdk_torch as rst
 from rec_sdk_torch import HashEmbeddingBagCollection, InitializerType
-from rec_sdk_torch.modules.defaults import conventions
+from rec_sdk_torch.modules.defaults import config_defaults
 
 IDS = (-(2**63), -1, 0, 1, 5, 1000, 2**63 - 1)
 
@@ -73,7 +73,7 @@ def test_the_default_has_torchrecs_bounds(device: torch.device, kind: str) -> No
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a config gives neither an initializer nor a function; the warning says how to silence it."""
-    monkeypatch.setattr(conventions, "announces_default", True)
+    monkeypatch.setattr(config_defaults, "warns_changed_default", True)
     cpu = torch.device("cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -19,14 +19,14 @@ from .shard import _ShardedTables
 def find_sharded_modules(module: torch.nn.Module, path: str = "") -> list[tuple[str, str, torch.nn.Module]]:
     """Path, name and module of each sharded collection. The model itself has the path and the name `model`."""
     found: list[tuple[str, str, torch.nn.Module]] = []
-    waiting = [(module, f"{path}model", "model")]
-    while waiting:
-        current, current_path, name = waiting.pop()
+    stack = [(module, f"{path}model", "model")]
+    while stack:
+        current, current_path, name = stack.pop()
         current = get_unwrapped_module(current)
         if isinstance(current, ShardedCollection):
             found.append((current_path, name, current))
         else:
-            waiting += [(child, f"{current_path}.{own}", own) for own, child in current.named_children()]
+            stack += [(child, f"{current_path}.{own}", own) for own, child in current.named_children()]
     return found
 
 
@@ -83,7 +83,7 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
         problem = NotADirectoryError(f"{folder} is no folder")
     elif folder.exists() and any(folder.iterdir()) and not allow_overwrite:
         problem = FileExistsError(f"{folder} has files: give another folder, or allow_overwrite=True")
-    _together(pg)  # no rank writes before all have looked
+    _barrier(pg)  # no rank writes before all have looked
     if problem is not None:
         raise problem
     for collection, _, tables in dynamic_tables(model, "nothing is dumped"):
@@ -91,7 +91,7 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
         own.mkdir(parents=True, exist_ok=True)
         names = None if table_names is None else table_names.get(collection)
         tables.dump(own, bool(optim), bool(counter), names, pg)
-    _together(pg)
+    _barrier(pg)
 
 
 def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
@@ -113,10 +113,10 @@ def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
     for collection, _, tables in dynamic_tables(model, "nothing is loaded"):
         names = None if table_names is None else table_names.get(collection)
         tables.load(folder / collection, optim, counter, names, pg)
-    _together(pg)
+    _barrier(pg)
 
 
-def _together(pg: dist.ProcessGroup | None) -> None:
+def _barrier(pg: dist.ProcessGroup | None) -> None:
     """Waits for all ranks."""
     if dist.is_initialized():
         dist.barrier(group=pg)

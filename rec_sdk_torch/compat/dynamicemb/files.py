@@ -23,7 +23,7 @@ from .enums import BATCH_SIZE_PER_DUMP
 from .optimizers import name_in_dumps
 from .scores import TableScores, counts_of_dump, device_timestamp
 
-Mine = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+OwnsIds = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 """Which ids are at home on this rank."""
 
 
@@ -31,7 +31,7 @@ def _file(folder: Path, table: str, item: str, rank: int, world_size: int) -> Pa
     return folder / f"{table}_{item}.rank_{rank}.world_size_{world_size}"
 
 
-def _arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
+def _optimizer_arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
     """The optimizer of a dump, by dynamicemb's names."""
     name = None if optimizer is None else name_in_dumps(optimizer.cls)
     if optimizer is None or name is None:
@@ -45,8 +45,8 @@ def _arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
     return found
 
 
-def _apply(arguments: dict[str, Any], optimizer: TableOptimizer) -> None:
-    """Gives an optimizer what `_arguments` found."""
+def _apply_arguments(arguments: dict[str, Any], optimizer: TableOptimizer) -> None:
+    """Gives an optimizer what `_optimizer_arguments` found."""
     options = optimizer.options
     options |= {key: arguments[key] for key in ("lr", "eps", "weight_decay") if key in arguments and key in options}
     if "betas" in options and "beta1" in arguments:
@@ -58,7 +58,7 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
     view, name = scores.view, scores.name
     states = [part for part in view.parts() if part != WEIGHT] if optim else []
     if rank == 0:
-        arguments = _arguments(view.layout.optimizer_of(name))
+        arguments = _optimizer_arguments(view.layout.optimizer_of(name))
         arguments |= {
             "evict_strategy": str(scores.evict_strategy),
             "dist_type": scores.options.dist_type,
@@ -117,7 +117,7 @@ def _rows(path: Path, dtype: type[np.generic], width: int, rows: int | None) -> 
     return np.memmap(path, dtype, mode="r", shape=(size // row_size, width))
 
 
-def load_table(scores: TableScores, folder: Path, mine: Mine, *, optim: bool, counter: bool) -> None:
+def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool, counter: bool) -> None:
     """Reads the rows that are at home here from the files of all ranks that dumped, which may be another number.
 
     Rows that the table has beside them stay.
@@ -141,18 +141,18 @@ def load_table(scores: TableScores, folder: Path, mine: Mine, *, optim: bool, co
     dtypes = scores.view.dtypes()
     scored: list[tuple[torch.Tensor, torch.Tensor]] = []
     for rank in range(len(keys)):
-        for ids, parts, kept in _chunks(scores, folder, rank, len(keys), mine, with_states):
+        for ids, parts, kept in _chunks(scores, folder, rank, len(keys), owns, with_states):
             scores.view.write(ids, {name: part.to(dtypes[name]).contiguous() for name, part in parts.items()})
             scored += [] if kept is None else [(ids, kept)]
     if scored:  # all at once: their order is that of the batches that they are as if from
         ids, kept = (torch.cat(each) for each in zip(*scored, strict=True))
         scores.restore(ids, device_timestamp() - kept if scores.is_age_in_dumps else kept)
     if with_states and optimizer is not None:
-        _apply(arguments, optimizer)
+        _apply_arguments(arguments, optimizer)
         load(scores.view.layout, [], [(optimizer, int(arguments.get("iters", optimizer.step)))])
     scores.current = max(scores.current, int(arguments.get("step_score") or 0))
     if counter:
-        _load_candidates(scores, folder, mine)
+        _load_candidates(scores, folder, owns)
 
 
 def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer | None, files: list[Path]) -> bool:
@@ -165,7 +165,7 @@ def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer
 
 
 def _chunks(
-    scores: TableScores, folder: Path, rank: int, world_size: int, mine: Mine, with_states: bool
+    scores: TableScores, folder: Path, rank: int, world_size: int, owns: OwnsIds, with_states: bool
 ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]]:
     """Ids that are at home here, their parts, and their scores as they are in the file."""
     view, name = scores.view, scores.name
@@ -182,7 +182,7 @@ def _chunks(
         states = _rows(path, np.float32, sum(widths.values()), len(ids))
     for begin in range(0, len(ids), BATCH_SIZE_PER_DUMP):
         part = slice(begin, begin + BATCH_SIZE_PER_DUMP)
-        chosen = mine(np.asarray(ids[part]))
+        chosen = owns(np.asarray(ids[part]))
         read = {WEIGHT: torch.from_numpy(weights[part][chosen])}
         if states is not None:
             read |= zip(widths, torch.from_numpy(states[part][chosen]).split(list(widths.values()), dim=1), strict=True)
@@ -190,14 +190,14 @@ def _chunks(
         yield torch.from_numpy(ids[part][chosen]), read, own_scores
 
 
-def _load_candidates(scores: TableScores, folder: Path, mine: Mine) -> None:
+def _load_candidates(scores: TableScores, folder: Path, owns: OwnsIds) -> None:
     known, columns = scores.view.candidates()
     counts = dict(zip(known.tolist(), columns["count"].tolist(), strict=True))
     keys, frequencies = (_files(folder, scores.name, item) for item in ("counter_keys", "counter_frequencies"))
     for key_file, frequency_file in zip(keys, frequencies, strict=True):
         ids = _rows(key_file, np.int64, 1, None)[:, 0]
         found = _rows(frequency_file, np.int64, 1, len(ids))[:, 0]
-        chosen = mine(np.asarray(ids))
+        chosen = owns(np.asarray(ids))
         counts |= zip(ids[chosen].tolist(), found[chosen].tolist(), strict=True)
     candidates = torch.tensor(list(counts), dtype=torch.int64, device="cpu")
     new = ~scores.view.knows(candidates)

@@ -51,7 +51,7 @@ _IRRELEVANT = {
 _FLOAT32 = (None, torch.float32, SparseType.FP32)
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """`DEFAULTS` with what is given; `lr`, as torch's optimizers call it, is `learning_rate`.
 
     Raises:
@@ -83,7 +83,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_optimizer(options: Mapping[str, Any]) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class and keywords for `apply_optimizer_in_backward`, of what `checked` gave."""
+    """The class and keywords for `apply_optimizer_in_backward`, of what `check_arguments` gave."""
     cls, reads, _ = _READS[options["optimizer"]]
     keywords: dict[str, Any] = {"lr": options["learning_rate"]}
     keywords |= {name: options[name] for name in reads if not name.startswith("beta")}

@@ -25,7 +25,7 @@ class ScoredTables:
 
     _scores: dict[str, TableScores]
 
-    def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _owned(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which ids of a table are at home here; without sharding every rank has those that `dist_type` says.
 
         Raises:
@@ -68,7 +68,7 @@ class ScoredTables:
         """The score that the next batch has, by table; with TIMESTAMP, the time."""
         return {name: scores.now() for name, scores in self._scores.items()}
 
-    def _chosen(self, names: Sequence[str] | None) -> Iterator[TableScores]:
+    def _selected(self, names: Sequence[str] | None) -> Iterator[TableScores]:
         for name, scores in self._scores.items():
             if names is None or name in names:
                 yield scores
@@ -83,7 +83,7 @@ class ScoredTables:
     ) -> None:
         """Writes the rows of this rank into a folder that exists, see `files.py`."""
         ranks = (dist.get_rank(pg), dist.get_world_size(pg)) if dist.is_initialized() else (0, 1)
-        for scores in self._chosen(table_names):
+        for scores in self._selected(table_names):
             dump_table(scores, Path(save_dir), *ranks, optim=optim, counter=counter)
 
     def load(
@@ -99,9 +99,9 @@ class ScoredTables:
         Raises:
             FileNotFoundError, ValueError: a dump that is not whole, or of another kind of table.
         """
-        for scores in self._chosen(table_names):
-            mine = partial(self._mine, scores.name)
-            load_table(scores, Path(save_dir), mine, optim=optim, counter=counter)
+        for scores in self._selected(table_names):
+            owns = partial(self._owned, scores.name)
+            load_table(scores, Path(save_dir), owns, optim=optim, counter=counter)
 
     def export_keys_values(
         self, table_name: str, device: torch.device, batch_size: int = 65536

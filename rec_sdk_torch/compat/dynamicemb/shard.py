@@ -15,18 +15,18 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, dtype_to_data_type
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from ...distributed.plain_sharders import collection_like, configs_of
 from ...distributed.sharded import ShardedCollection
+from ...distributed.sharded_batch import ShardedBatch
 from ...distributed.sharder import TableSharder
 from ...distributed.sharders import EmbCacheEmbeddingBagCollectionSharder, EmbCacheEmbeddingCollectionSharder
-from ...distributed.turn import Turn
+from ...distributed.torchrec_sharders import collection_like, configs_of
 from ...modules.collection import CachedCollection
 from ...modules.configs import EmbCacheEmbeddingBagConfig, EmbCacheEmbeddingConfig
-from ...modules.defaults import plain_as_index
+from ...modules.defaults import torchrec_configs_as_index
 from ...optim.in_backward import apply_optimizer_in_backward
-from ...optim.optimizer_assignments import noted
+from ...optim.optimizer_assignments import assignments_of
 from .enums import HOMES
-from .optimizers import checked, torch_optimizer
+from .optimizers import check_arguments, torch_optimizer
 from .options import DynamicEmbTableOptions, row_bytes
 from .rules import check_options, initial_weights, table_lifecycle
 from .scored import ScoredTables
@@ -44,15 +44,15 @@ class CollectionTables(ScoredTables):
         places = {config.name: index for index, config in enumerate(sharded.tables.configs)}
         self._places = {name: places[name] for name in options}
 
-    def _mine(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return self._sharded.at_home(name, ids)
+    def _owned(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return self._sharded.owns(name, ids)
 
-    def end_batch(self, turn: Turn) -> None:
+    def end_batch(self, batch: ShardedBatch) -> None:
         """Notes a training batch whose rows were just looked up."""
-        ranks, tables = turn.counts.shape
-        begins = turn.offsets.tolist()
+        ranks, tables = batch.counts.shape
+        begins = batch.offsets.tolist()
         for name, table in self._places.items():
-            parts = [turn.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
+            parts = [batch.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
             self._scores[name].end_batch(torch.cat(parts))
 
 
@@ -70,7 +70,7 @@ class _ShardedTables(ShardedCollection):
     def unsharded_module_type(self) -> type[torch.nn.Module]:
         return self._unsharded
 
-    def compute(self, ctx: Turn, dist_input: object) -> list[torch.Tensor]:
+    def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
         """Looks up a batch as any sharded collection does; then its rows have its score."""
         rows = super().compute(ctx, dist_input)
         if ctx.error is None and ctx.trains:
@@ -147,9 +147,9 @@ def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -
     return sizes or None
 
 
-def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
+def _apply_optimizers(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
     """Gives the tables the optimizers of TorchRec's module, the others that of `fused_params`."""
-    requested = {path.split(".")[1]: noted(parameter) for path, parameter in module.named_parameters()}
+    requested = {path.split(".")[1]: assignments_of(parameter) for path, parameter in module.named_parameters()}
     others = []
     for name, handle in collection.table_parameters().items():
         if requested.get(name):
@@ -158,7 +158,7 @@ def _apply(module: torch.nn.Module, collection: CachedCollection, fused_params: 
         else:
             others.append(handle)
     if others:
-        cls, keywords = torch_optimizer(checked(fused_params))
+        cls, keywords = torch_optimizer(check_arguments(fused_params))
         apply_optimizer_in_backward(cls, others, keywords)
 
 
@@ -183,7 +183,7 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
                 "qcomm_codecs_registry is not here: rows are exchanged in float32, leave it None (which is what "
                 "get_qcomm_codecs_registry gives for FP32)"
             )
-        self._options = checked(fused_params or {})
+        self._options = check_arguments(fused_params or {})
         super().__init__(fused_params, None, *more)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -208,11 +208,11 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         """
         options = options_of(params)
         tables = [_config(table, options.get(table.name), env.world_size) for table in configs_of(module)]
-        with plain_as_index():
+        with torchrec_configs_as_index():
             cache = _cache_rows(options, self._options["optimizer"])
             home = {name: HOMES[own.dist_type] for name, own in options.items()}
             collection = collection_like(module, tables, device="meta", cache=cache, home=home)
-        _apply(module, collection, self.fused_params or {})
+        _apply_optimizers(module, collection, self.fused_params or {})
         sharded = self._inner().shard(collection, params, env, device, module_fqn)
         assert isinstance(sharded, _ShardedTables)
         sharded.dynamic = CollectionTables(sharded, options)

@@ -8,7 +8,7 @@ import torch
 
 from ...tbe import Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer
 from .enums import HOMES, DynamicEmbPoolingMode
-from .optimizers import checked, torch_optimizer
+from .optimizers import check_arguments, torch_optimizer
 from .options import DynamicEmbTableOptions, complete_initializer_args, row_bytes
 from .rules import check_options, initial_weights, table_lifecycle
 from .scored import ScoredTables
@@ -52,7 +52,7 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         places = list(range(len(table_options))) if feature_table_map is None else list(feature_table_map)
         if places != sorted(places) or set(places) != set(range(len(table_options))):
             raise ValueError(f"feature_table_map is {places}: tables in ascending order, each with a feature")
-        chosen = checked({**options, "output_dtype": output_dtype})
+        chosen = check_arguments({**options, "output_dtype": output_dtype})
         self.pooling_mode = pooling_mode
         self._options = dict(zip(names, table_options, strict=True))
         self._features = [places.count(index) for index in range(len(names))]

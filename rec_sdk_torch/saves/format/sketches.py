@@ -1,7 +1,7 @@
 """Sketches of ids that wait to be admitted, in saves. A sketch cannot be divided by ids, so a save says whose it is.
 
 The file of a rank has four numbers that say which ids are at home there: the home of the table's ids and its block, as
-`Placement.home` has them, the number of ranks, and the rank. Its state follows: its width, depth, bytes of
+`Placement.owner_rule` has them, the number of ranks, and the rank. Its state follows: its width, depth, bytes of
 a cell and the lookups that it counted, then its cells.
 """
 
@@ -67,4 +67,4 @@ def _ownership(owner: TableOwner, table: str) -> np.ndarray:
     """The ids that are at home in this process: how they are divided, among how many, and which it is."""
     if owner.exchange is None:
         return np.array([0, 0, 1, 0], np.int64)
-    return np.array([*owner.placements[table].home, owner.exchange.world_size, owner.exchange.rank], np.int64)
+    return np.array([*owner.placements[table].owner_rule, owner.exchange.world_size, owner.exchange.rank], np.int64)

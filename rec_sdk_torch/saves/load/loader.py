@@ -124,7 +124,7 @@ def replace_tables(
 def _source(match: TableMatch, with_window: bool) -> TableSource:
     view, placement = match.view, match.owner.placements.get(match.name)
     size = view.chunk_rows()
-    rows = match.rows if placement is None else placement.most_rows(match.rows)
+    rows = match.rows if placement is None else placement.max_rows(match.rows)
     return TableSource(
         view,
         lambda: read_layers(match, size),

@@ -16,7 +16,7 @@ class PeerRanks(Protocol):
 
     def any_failed(self, failed: bool) -> bool: ...
 
-    def raise_together(self, error: Exception | None) -> None: ...
+    def raise_on_all_ranks(self, error: Exception | None) -> None: ...
 
 
 class GradientGuard:
@@ -75,7 +75,7 @@ class GradientGuard:
             problem = f"the gradient of tables {tables} has NaN or infinite elements"
             error = FloatingPointError(f"{problem}; no row was changed (check_finite='raise')")
         if self.peers is not None:
-            self.peers.raise_together(error)
+            self.peers.raise_on_all_ranks(error)
         if error is not None:
             raise error
 

@@ -14,10 +14,10 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from ..modules.collection import CachedCollection
-from ..modules.defaults import plain_as_index
+from ..modules.defaults import torchrec_configs_as_index
 from ..modules.embedding_collections import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingCollection
 from ..optim.in_backward import apply_optimizer_in_backward
-from ..optim.optimizer_assignments import noted
+from ..optim.optimizer_assignments import assignments_of
 from ..runtime.host_groups import exchanging
 from ..tbe import WEIGHT
 from .collectives import Exchange
@@ -25,7 +25,7 @@ from .placement import Placement
 from .sharder import TableSharder
 from .topology import LocalSize
 
-_THEIRS = ("cpu", "cuda")
+_TORCHREC_DEVICES = ("cpu", "cuda")
 """Devices on which TorchRec shards its collections itself."""
 
 
@@ -45,10 +45,10 @@ def collection_like(
     return EmbCacheEmbeddingCollection(tables, need_indices=module.need_indices(), **options)
 
 
-class _PlainSharder(TableSharder):
+class _TorchRecSharder(TableSharder):
     """Leaves hosts and GPUs to TorchRec's sharder. Elsewhere tables of this package have all rows on the device."""
 
-    _theirs: BaseEmbeddingSharder[Any]
+    _torchrec_sharder: BaseEmbeddingSharder[Any]
 
     def __init__(self, cpu_env: ShardingEnv | None = None, *, local_size: LocalSize = None) -> None:
         """`cpu_env`, `local_size`: as of `TableSharder`."""
@@ -58,24 +58,24 @@ class _PlainSharder(TableSharder):
         """The types of this package where torch_npu is loaded, else TorchRec's."""
         if hasattr(torch, "npu"):
             return super().sharding_types(compute_device_type)
-        result: list[str] = self._theirs.sharding_types(compute_device_type)
+        result: list[str] = self._torchrec_sharder.sharding_types(compute_device_type)
         return result
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """As `sharding_types`."""
         if hasattr(torch, "npu"):
             return super().compute_kernels(sharding_type, compute_device_type)
-        result: list[str] = self._theirs.compute_kernels(sharding_type, compute_device_type)
+        result: list[str] = self._torchrec_sharder.compute_kernels(sharding_type, compute_device_type)
         return result
 
     def shardable_parameters(self, module: Any) -> dict[str, torch.nn.Parameter]:
         """By table, its weight."""
-        result: dict[str, torch.nn.Parameter] = self._theirs.shardable_parameters(module)
+        result: dict[str, torch.nn.Parameter] = self._torchrec_sharder.shardable_parameters(module)
         return result
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
         """TorchRec's."""
-        result: dict[str, int] = self._theirs.storage_usage(tensor, compute_device_type, compute_kernel)
+        result: dict[str, int] = self._torchrec_sharder.storage_usage(tensor, compute_device_type, compute_kernel)
         return result
 
     def shard(
@@ -90,15 +90,15 @@ class _PlainSharder(TableSharder):
         Raises:
             as TorchRec's sharder, or `TableSharder.shard`.
         """
-        if device is None or device.type in _THEIRS:
-            return self._theirs.shard(module, params, env, device, module_fqn)
+        if device is None or device.type in _TORCHREC_DEVICES:
+            return self._torchrec_sharder.shard(module, params, env, device, module_fqn)
         return super().shard(module, params, env, device, module_fqn)
 
     def _collection(self, module: Any, device: torch.device) -> CachedCollection:
-        with plain_as_index():
+        with torchrec_configs_as_index():
             collection = collection_like(module, device=device, cache=1.0)
         for table, weight in self.shardable_parameters(module).items():
-            for cls, options in noted(weight):
+            for cls, options in assignments_of(weight):
                 apply_optimizer_in_backward(cls, [collection.table_parameters()[table]], options)
         return collection
 
@@ -114,19 +114,19 @@ class _PlainSharder(TableSharder):
                 rows = rows.clone()
                 with exchanging(f"the weights of table {table!r}", exchange.ids):
                     dist.broadcast(rows, dist.get_global_rank(exchange.ids, 0), group=exchange.ids)
-            ids = torch.from_numpy(placement.rows(len(rows)))
+            ids = torch.from_numpy(placement.local_ids(len(rows)))
             collection.embedding.view(table).write(ids, {WEIGHT: rows[ids]})
 
 
-class PlainBagCollectionSharder(_PlainSharder):
+class TorchRecBagCollectionSharder(_TorchRecSharder):
     """Shards TorchRec's `EmbeddingBagCollection`."""
 
     _type = EmbeddingBagCollection
-    _theirs = EmbeddingBagCollectionSharder()
+    _torchrec_sharder = EmbeddingBagCollectionSharder()
 
 
-class PlainCollectionSharder(_PlainSharder):
+class TorchRecCollectionSharder(_TorchRecSharder):
     """Shards TorchRec's `EmbeddingCollection`."""
 
     _type = EmbeddingCollection
-    _theirs = EmbeddingCollectionSharder()
+    _torchrec_sharder = EmbeddingCollectionSharder()
