@@ -1,6 +1,6 @@
-"""Table-batched embeddings: many tables, one call. Needs torch only; the collections stand on it.
+"""Table-batched embeddings: many tables in one call. Requires torch only; the collections for TorchRec build on it.
 
-The names of `__init__.pyi` are all that other rooms import; each is imported when it is first used.
+Other packages import only the names of `__init__.pyi`, each of which is loaded at its first use.
 """
 
 from ..runtime.lazy import attach as _attach

@@ -1,7 +1,7 @@
-# All names that other rooms import from `tbe`, read by __init__.py; tests/test_layers.py holds rooms to them.
+# All names that other packages may import from `tbe` (tests/test_layers.py checks it). __init__.py reads this file.
 # isort: skip_file
 
-# The tables of one module, and the methods for users that every module with tables has.
+# The tables of one module, and the public methods of every module with tables.
 from .embedding import TableBatchedEmbedding as TableBatchedEmbedding
 from .rows.layout import Layout as Layout
 from .cache.device_cache import Group as Group
@@ -10,7 +10,7 @@ from .rows.state_dict import TablesModule as TablesModule
 from .._engine import CacheTooSmallError as CacheTooSmallError
 from .._engine import CapacityError as CapacityError
 
-# A table, its rules, its optimizer, its cache.
+# Configuration of a table: rules of admission and eviction, optimizer, cache size.
 from .config.table import TableConfig as TableConfig
 from .config.table import DIVIDED as DIVIDED
 from .config.table import MAX_NAME_LENGTH as MAX_NAME_LENGTH
@@ -33,7 +33,7 @@ from .options import Folder as Folder
 from .config.cache_size import BatchHint as BatchHint
 from .config.cache_size import CacheOption as CacheOption
 
-# A batch, and batches that are prefetched.
+# Batches and prefetched batches.
 from .cache.batch import Batch as Batch
 from .cache.batch import Int64Array as Int64Array
 from .cache.batch import meta_error as meta_error
@@ -49,7 +49,7 @@ from .step.prefetch_queue import Prefetched as Prefetched
 from .step.prefetch_queue import MAX_PREFETCHED as MAX_PREFETCHED
 from .step.prefetch_queue import MAX_DEPTH as MAX_DEPTH
 
-# The rows of a table: read, written all or none, evicted.
+# Rows of a table: reading, atomic writing, evicted rows.
 from .rows.table_view import TableView as TableView
 from .rows.row_parts import WEIGHT as WEIGHT
 from .rows.table_view import TableWrite as TableWrite

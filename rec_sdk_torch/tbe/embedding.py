@@ -38,8 +38,8 @@ from .table_methods import TableMethods
 class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
     """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
 
-    Layout and cache are fixed at the first training forward, load or read, from the optimizers known then;
-    when they change later, the rows move to the new layout.
+    Rows and cache are allocated at the first training forward, load or read, for the optimizers known then. If the
+    optimizers change later, the rows are copied to a new layout.
 
     Example:
         >>> import torch
@@ -70,21 +70,23 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         """Checks the configuration; allocates nothing yet.
 
         Args:
-            tables: unique names; all pooled, or none (`Pooling.NONE`).
-            optimizer: of every table; others by `set_optimizers`.
-            cache: rows of each table (int), a share (float), bytes of all (`"2GiB"`), by table (dict), or derived.
+            tables: configurations with unique names; all pooled, or none (`Pooling.NONE`).
+            optimizer: the optimizer of every table. `set_optimizers` sets one for each table.
+            cache: size of the device cache: rows of each table (int), a fraction of each table (float), bytes of all
+                tables (`"2GiB"`), one of these by table name (dict), or derived from the batches (None).
             batch_hint: the batches that a derived cache must hold.
-            device: where the cache is; None: torch's default device.
-            seed: of the initial weights; None: drawn from torch's generator.
-            bounds_check_mode: what an id outside an index table does.
-            check_finite: what a NaN or infinite gradient does: "off" nothing, "warn" or "raise".
-            cache_policy: which rows leave a full cache: a policy of docs/cache.md. Results are the same.
-            update: when rows are updated: in the "backward" pass, or by "step".
-            host_store: a folder for the rows, as files that are mapped into memory; None: in memory.
+            device: the device of the cache; None: torch's default device.
+            seed: the seed of the initial weights; None: drawn from torch's generator.
+            bounds_check_mode: the reaction to an id outside an index table.
+            check_finite: the reaction to a NaN or infinite gradient: "off" (none), "warn" or "raise".
+            cache_policy: the policy that chooses victims when the cache is full, see docs/cache.md. It does not change
+                results.
+            update: when rows are updated: in the "backward" pass, or by "step" of the optimizer.
+            host_store: a folder for the rows, in memory-mapped files; None: the rows are in host memory.
 
         Raises:
-            ValueError, TypeError: tables or options that cannot be met.
-            MemoryError: index tables that the host cannot hold.
+            ValueError, TypeError: a table or an option is invalid.
+            MemoryError: the host has too little memory for the index tables.
         """
         options = EmbeddingOptions(
             cache=cache,
@@ -103,7 +105,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
     def from_options(
         cls, tables: Sequence[TableConfig], options: EmbeddingOptions, optimizer: TableOptimizer | None = None
     ) -> Self:
-        """An embedding with options in one object, such as those of another; errors are the constructor's."""
+        """Creates an embedding from options in one object, such as `other.options`. Raises as the constructor does."""
         embedding = cls.__new__(cls)
         embedding._set_up(tables, options, optimizer)
         return embedding
@@ -130,16 +132,16 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     @property
     def embedding(self) -> Self:
-        """Itself, which has the tables that its methods are about."""
+        """The embedding itself, for the methods that it shares with collections."""
         return self
 
     @property
     def options(self) -> EmbeddingOptions:
-        """Everything beside the tables, as it is now."""
+        """The present options: the constructor's, with what was set since."""
         return self.layout.options
 
     def set_parameter(self, table: str, parameter: torch.Tensor) -> None:
-        """Makes `parameter`, which has no elements, the leaf of a table in the autograd graph: see `ParameterEdges`."""
+        """Makes `parameter`, which has no elements, the table's leaf in the autograd graph; see `ParameterEdges`."""
         self.layout.edges.add(table, parameter)
         self._anchor = None
 
@@ -147,30 +149,30 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     @property
     def optimizers(self) -> list[TableOptimizer | None]:
-        """The optimizer of each table; None while it has none."""
+        """The optimizer of each table; None for a table without one."""
         return self.layout.optimizers
 
     @property
     def groups(self) -> list[Group]:
-        """The groups, built at the first use."""
+        """The groups of tables with the same record layout; allocated at the first use."""
         return self.layout.groups
 
     def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
-        """Makes these the optimizers of tables, by index; rows that exist already keep their weights.
+        """Sets the optimizers of tables, by index of the table. Existing rows keep their weights.
 
         Raises:
-            RuntimeError: a table has another optimizer.
+            RuntimeError: a table has another optimizer already.
         """
         self.layout.set_optimizers(optimizers)
 
-    # ---- whole tables
+    # ---- rows of a table
 
     def table_ids(self, name: str) -> Int64Array:
-        """Ids of a hash table in order of arrival, or the row numbers of an index table; int64 `[n]`."""
+        """Returns the ids of a hash table in row order, or all row numbers of an index table; int64 `[n]`."""
         ids: Int64Array = self.view(name).ids().numpy()
         return ids
 
-    # ---- batches that will come
+    # ---- prefetching
 
     def prefetch(
         self,
@@ -182,10 +184,10 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         clicks: torch.Tensor | None = None,
         timestamps: torch.Tensor | None = None,
     ) -> Prefetched:
-        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+        """Plans the batch of a future training forward, and starts the copies of its missing rows, in another thread.
 
-        `forward` finds the plan by itself, by the ids. Batches come in the order in which they were prefetched; results
-        are those without. Arguments are those of `forward`; the ids must not be written to before it.
+        Takes the arguments of `forward`, which later recognizes the batch by its ids. The forwards must run in the
+        order of the prefetches, and the ids must not be changed before. Prefetching changes no result.
 
         Raises:
             RuntimeError: 16 batches are prefetched already.
@@ -198,20 +200,20 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
-        """Tells that a prefetched batch will not come, or with None, that none of them will; it may have come."""
+        """Removes a batch from the prefetch queue, or all batches with None. Does nothing after the batch's forward."""
         self.queue.remove(prefetched)
 
     def plans_ahead(self) -> bool:
-        """Whether training batches can be planned: not before the first forward, nor while evaluating."""
+        """Returns whether training batches can be planned: after the first training forward, and in training mode."""
         return self.training and self._trainable and bool(self.layout.built)
 
     # ---- forward
 
     def batch_size(self, offsets: torch.Tensor) -> int:
-        """Returns B of a batch with these offsets `[F * B + 1]`.
+        """Returns the number B of samples of a batch with these offsets `[F * B + 1]`.
 
         Raises:
-            ValueError: another number of them.
+            ValueError: the number of offsets does not fit the F features.
         """
         batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
         if rest or offsets.numel() < 1:
@@ -229,18 +231,21 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         clicks: torch.Tensor | None = None,
         timestamps: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Looks up a batch, features in table order.
+        """Looks up a batch whose features are in the order of the tables.
 
         Args:
-            indices: ids, int32 or int64 `[n]`, feature-major.
-            offsets: int32 or int64 `[F * B + 1]`.
-            per_sample_weights: float32 `[n]`, pooled tables only.
-            shows, clicks, timestamps: of each id, integers `[n]`, for tables whose ids are admitted or evicted by
-                them: how often it was seen, 1 or more (None: once), how often clicked, when, in seconds.
+            indices: ids, int32 or int64 `[n]`: all ids of the first feature, then of the second, and so on.
+            offsets: int32 or int64 `[F * B + 1]`: where each bag begins in `indices`.
+            per_sample_weights: float32 `[n]`, for pooled tables only.
+            shows, clicks, timestamps: integers `[n]`, for tables that admit or evict ids by them: how often each id
+                was shown, 1 or more (None: once), how often it was clicked, and its time in seconds.
 
         Returns:
-            float32 `[B, sum of the features' dims]`, or `[n, D]` for sequence tables, which must then be of
-            one dim.
+            float32 `[B, sum of the features' dims]` of pooled tables; float32 `[n, D]` of sequence tables, which must
+            all have the same dim D.
+
+        Raises:
+            ValueError: the offsets do not fit, or sequence tables have several dims.
         """
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
@@ -261,28 +266,33 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return outputs[0] if batch.parent is None else restore_padding_rows(outputs, batch, joined=True)[0]
 
     def lookup_pooled(self, batch: Batch) -> torch.Tensor:
-        """Pooled rows, float32 `[B, sum of the features' dims]`."""
+        """Returns the pooled rows of a batch, float32 `[B, sum of the features' dims]`."""
         return self._lookup(batch)[0]
 
     def lookup_features(self, batch: Batch) -> list[torch.Tensor]:
-        """Rows of each feature, float32 `[n_f, D_f]`."""
+        """Returns the rows of each feature of a batch, float32 `[n_f, D_f]`."""
         parts = self._lookup(batch)
         rows = list(parts) if len(self.layout.built) == 1 else self._by_feature(parts)
         return rows if batch.parent is None else restore_padding_rows(rows, batch, joined=False)
 
     def _by_feature(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows of each feature, from those in the order of several groups."""
+        """Reorders the outputs of all groups, one for each feature, by feature."""
         features = [feature for group in self.groups for feature in group.features.tolist()]
         of_features = dict(zip(features, parts, strict=True))
         return [of_features[feature] for feature in range(self.num_features)]
 
     def _lengths(self, batch: Batch) -> list[list[int]]:
-        """The lookups of each feature of each group."""
+        """Returns the number of lookups of each feature of each group."""
         return [batch.lookup_counts(group.features).tolist() for group in self.layout.built]
 
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """The pooled output; or, group by group, the rows of each feature or, joined, of all features."""
+        """Looks up a batch, with training if it is enabled.
+
+        Returns:
+            The pooled output alone; or for each group the rows of each feature, or of all features if the batch is
+            `joined`.
+        """
         frozen = self.layout.frozen
         if not (self.training and torch.is_grad_enabled()):
             return self._read(batch, batch if frozen is None else frozen.trained_part(batch))
@@ -294,12 +304,17 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return frozen.merge_outputs(self._train(trained), self._read(read, None), self.groups)
 
     def _shape_of(self, batch: Batch) -> tuple[list[list[int]] | None, tuple[int, int] | None]:
-        """Lookups of the outputs of each group, and the shape of the pooled output; see `Step`."""
+        """Returns the arguments `lengths` and `shape` of `Step` for a batch."""
         lengths = None if self.pooled or batch.joined else self._lengths(batch)
         return lengths, (batch.batch_size, self._width) if self.pooled else None
 
     def _read(self, batch: Batch, prefetched_as: Batch | None) -> tuple[torch.Tensor, ...]:
-        """The rows of a batch that is not trained; `prefetched_as`: it was prefetched as this one."""
+        """Looks up a batch without training.
+
+        Args:
+            batch: the lookups.
+            prefetched_as: the part of the batch that the prefetch queue may hold, which is removed there.
+        """
         layout, groups = self.layout, self.layout.groups
         weights = [None] * len(groups) if batch.weights is None else layout.weights_of(batch)
         lengths, shape = self._shape_of(batch)
@@ -320,7 +335,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)
         if self._anchor is None:
             with layout.locks.launch:
-                if self._anchor is None:  # only the last anchor has the leaf that backward passes look for
+                if self._anchor is None:  # tested again under the lock: backward passes only find the latest anchor
                     self._anchor = layout.edges.anchor(self.device)
         hooks = saved_tensors_hooks(True)
         if hooks is not None:
@@ -329,7 +344,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
                 repeated: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, RecomputedStep(earlier), *weights)
                 return repeated
         if layout.locks.unfinished is not None:
-            layout.locks.catch_up()  # before there is a plan, beside which whole tables cannot be worked on
+            layout.locks.catch_up()  # before this batch is planned: whole tables cannot be changed beside a plan
         monitor = self.monitor
         step = self._step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
         monitor.copied_batches += batch.copied
@@ -338,7 +353,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         try:
             outputs = FusedLookup.apply(self._anchor, step, *weights) if weights else look_up(self._anchor, step)
         except BaseException:
-            step.release()  # now: the traceback may live on
+            step.release()  # explicitly, since the traceback may keep the step alive
             raise
         self.queue.plan_next()
         monitor.forwards += 1
@@ -346,23 +361,23 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             monitor.check(groups)
         return outputs
 
-    # ---- what torch.nn.Module does to modules
+    # ---- torch.nn.Module
 
     def extra_repr(self) -> str:
-        """A line for each table."""
+        """Returns one line for each table, for `repr`."""
         return "\n".join(f"{table.name}: {self.describe(table.name)}" for table in self.tables)
 
     def describe(self, name: str, requested: Sequence[tuple[type, Mapping[str, Any]]] = ()) -> str:
-        """Describes a table in a line: rows, columns, data type, kind, cache and optimizer. Lays out nothing.
+        """Describes a table in one line: rows, columns, data type, kind, cache and optimizer. Allocates nothing.
 
         Args:
-            name: of the table.
-            requested: optimizers that were applied, of which the embedding may not know yet.
+            name: the name of the table.
+            requested: (class, options) of optimizers that were applied to the table but not set yet.
         """
         return describe_table(self.layout, name, requested)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableBatchedEmbedding:
-        """`.to(device)` moves the cache; a change of dtype is refused, and so is `share_memory()`."""
+        """Moves the cache for `.to(device)`; raises RuntimeError for a change of dtype and for `share_memory()`."""
         probe: Any = torch.empty(0, dtype=torch.float32, device=self.device)
         probe.share_memory_ = refuse_sharing
         probe = fn(probe)
@@ -390,7 +405,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return clone
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """`<table>.weight`, and of a hash table `<table>.ids`."""
+        """Adds the key `<table>.weight` for each table, and `<table>.ids` for a hash table."""
         for table in self.tables:
             save_table(self.layout, table.name, destination, f"{prefix}{table.name}.")
 

@@ -1,4 +1,4 @@
-"""The options of an embedding beside its tables, in one object that copies, shards and collections hand on."""
+"""The options of an embedding beside its tables, in one object that copies, shards and collections pass on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Folder: TypeAlias = str | os.PathLike[str] | None
 
 
 class Scaler(Protocol):
-    """The part of `torch.amp.GradScaler` that tables need."""
+    """The methods of `torch.amp.GradScaler` that tables use."""
 
     def get_scale(self) -> float: ...
 
@@ -36,7 +36,7 @@ Stored = TypeVar("Stored")
 
 
 class _ParsedField(Generic[Input, Stored]):
-    """A field of a dataclass that is checked, and kept in one form, when it is set."""
+    """A dataclass field whose value is checked and converted to one type when it is set."""
 
     def __init__(self, parse: Callable[[Input], Stored], default: Input) -> None:
         self._parse = parse
@@ -60,12 +60,12 @@ class _ParsedField(Generic[Input, Stored]):
 
 
 def _copy_cache(cache: CacheOption) -> CacheOption:
-    """A copy of a dict, which its owner may change."""
+    """Copies a dict, since the caller may change it later."""
     return dict(cache) if isinstance(cache, Mapping) else cache
 
 
 def _one_of(option: str, allowed: Sequence[str]) -> Callable[[str], str]:
-    """Returns the check of an option that has one of these values."""
+    """Returns a function that checks that an option has one of the allowed values."""
 
     def parse(value: str) -> str:
         if value not in allowed:
@@ -99,7 +99,7 @@ def _check_grad_scaler(scaler: Scaler | None) -> Scaler | None:
 
 
 def _parse_seed(seed: int | None) -> int:
-    """The seed given, or one of torch's generator, as the weights of torch's modules: each embedding gets another."""
+    """Returns the seed, or one drawn from torch's generator if it is None, as a number below 2^64."""
     if seed is None:
         drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
         check_real(drawn)
@@ -112,34 +112,35 @@ def _parse_seed(seed: int | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
-    """The options of an embedding beside its tables: what it was made with, and what was set since.
+    """The options of an embedding beside its tables: constructor arguments, and options that are set later.
 
     Attributes:
         cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float), bytes of all
             tables (`"2GiB"`), one of these by table name (dict), or None (derived).
-        batch_hint: the batches a derived cache must hold.
-        device: where the cache lives. None: torch's default device, the host unless `torch.device` as a context or
-            `torch.set_default_device` says otherwise. An int is an index of the machine's accelerator. On `meta` tables
-            are shapes and cannot forward, until they are sharded or brought to a device with `to_empty`.
-        bounds_check_mode: what an id outside an index table does.
-        check_finite: what a NaN or infinite gradient does: nothing (`off`), a warning (`warn`), or a
+        batch_hint: the batches that a derived cache must hold.
+        device: the device of the cache. None: torch's default device, which is the host unless `torch.device` is used
+            as a context or `torch.set_default_device` was called. An int is an index of the machine's accelerator. On
+            `meta`, tables have shapes only and no forward, until they are sharded or moved with `to_empty`.
+        bounds_check_mode: the reaction to an id outside an index table.
+        check_finite: the reaction to a NaN or infinite gradient: none (`off`), a warning (`warn`), or a
             FloatingPointError in the backward pass before any row changes (`raise`).
-        cache_policy: which rows leave a full cache: a policy of docs/cache.md. Results are the same.
+        cache_policy: the policy that chooses victims when the cache is full, see docs/cache.md. It does not change
+            results.
         update: when rows are updated: in the `backward` pass, or by `step()` of the tables' optimizer, with the
-            gradients of all backward passes since the last one.
-        host_store: a folder for the rows, in files that are mapped into memory, where the host's memory does not
-            hold them; None keeps them in memory. Nothing else may use the folder meanwhile; its files are removed
-            with the tables. A copy has a folder inside of it, and so has each rank of a sharded collection.
-        evict_step_interval: training steps between evictions of ids, of all tables that evict some; None: what their
-            configs say.
-        grad_scaler: what scales the losses; None: nothing does.
-        frozen: tables, by name, that training only reads.
-        grad_norms: whether updates in the backward pass count the norms of their gradients.
-        seed: of the initial weights, which are the same for the same seed, name of a table and id. None: drawn from
-            torch's generator, so that no two embeddings start alike.
+            gradients of all backward passes since the last update.
+        host_store: a folder for the rows, in memory-mapped files, for tables that are larger than host memory; None:
+            the rows are in host memory. The folder belongs to the tables: nothing else may use it, and its files are
+            removed with them. Each copy of the embedding, and each rank of a sharded collection, uses a subfolder.
+        evict_step_interval: training steps between evictions of ids, for all tables with eviction rules; None: as
+            configured for each table.
+        grad_scaler: the `torch.amp.GradScaler` that scales the losses; None: there is none.
+        frozen: names of the tables that training reads but does not change.
+        grad_norms: whether updates in the backward pass record the norms of their gradients.
+        seed: the seed of the initial weights, which depend on seed, table name and id only. None: drawn from torch's
+            generator, so that two embeddings have different weights.
 
     Raises:
-        ValueError, TypeError: an option that no tables could have; the message names it.
+        ValueError, TypeError: an option is invalid for any tables; the message names it.
         ImportError: the software of the device is missing.
     """
 
@@ -157,7 +158,7 @@ class EmbeddingOptions:
     grad_scaler: _ParsedField[Scaler | None, Scaler | None] = _ParsedField(_check_grad_scaler, None)
     frozen: _ParsedField[Collection[str], frozenset[str]] = _ParsedField(frozenset, frozenset())
     grad_norms: _ParsedField[bool, bool] = _ParsedField(bool, False)
-    seed: _ParsedField[int | None, int] = _ParsedField(_parse_seed, None)  # the last: what cannot be draws nothing
+    seed: _ParsedField[int | None, int] = _ParsedField(_parse_seed, None)  # last: an invalid option must draw no seed
 
     def __post_init__(self) -> None:
         if self.grad_scaler is not None and self.updates_at_step:
@@ -173,16 +174,16 @@ class EmbeddingOptions:
 
     @property
     def updates_at_step(self) -> bool:
-        """Whether gradients wait for `step()` of the tables' optimizer."""
+        """Whether rows are updated by `step()` of the tables' optimizer (`update="step"`)."""
         return self.update == "step"
 
     def check(self, tables: Sequence[TableConfig]) -> None:
-        """Checks that these tables can have the options, as far as that is known before rows are laid out.
+        """Checks the options together with the tables, as far as is possible before rows are allocated.
 
         Raises:
-            ValueError, TypeError: they cannot.
-            NotImplementedError: tables cannot live on the device.
-            MemoryError: index tables that the host cannot hold.
+            ValueError, TypeError: an option does not fit the tables.
+            NotImplementedError: tables are not supported on the device.
+            MemoryError: the host has too little memory for the index tables.
         """
         if self.device.type != "meta":
             backend_for(self.device)

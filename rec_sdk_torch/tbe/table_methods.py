@@ -1,4 +1,4 @@
-"""The methods for users that every module with tables has: a table by its name, figures, and switches of all tables."""
+"""The public methods that every module with tables has: access to a table by name, options, and statistics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .step.monitor import Monitor, memory_report
 
 
 class Embedding(Protocol):
-    """The parts of a table-batched embedding that the methods use.
+    """The attributes of a table-batched embedding that `TableMethods` uses.
 
     Attributes:
-        layout: has the tables.
-        guard: checks gradients.
-        monitor: counts.
+        layout: the tables.
+        guard: the checks of gradients.
+        monitor: the counters.
     """
 
     layout: Layout
@@ -39,77 +39,84 @@ class Embedding(Protocol):
 class TableMethods:
     """Methods of a `TableBatchedEmbedding`, of collections, of their shards, and of FBGEMM's module.
 
-    A name that no table has raises KeyError. A sharded collection's methods are about the rows of this rank.
+    A table name that does not exist raises KeyError. A sharded collection's methods act on the rows of this rank.
 
     Attributes:
-        embedding: has the tables; of an embedding, itself.
+        embedding: the embedding with the tables; an embedding's own `embedding` is the embedding itself.
     """
 
-    if TYPE_CHECKING:  # a property in the class would hide attributes of this name
+    if TYPE_CHECKING:  # at run time, a property here would hide the attributes of this name in subclasses
 
         @property
         def embedding(self) -> Embedding: ...
 
     def sync_optimizers(self) -> None:
-        """Hands the embedding the optimizers that were applied to its tables' parameters since the last call."""
+        """Sets the optimizers that were applied to the tables' parameters since the last call."""
 
     def view(self, name: str) -> TableView:
-        """Returns read and write access to the whole table `name`."""
+        """Returns the `TableView` of the table `name`, for reading and writing its rows."""
         self.sync_optimizers()
         return TableView(self.embedding.layout, name)
 
     @property
     def device(self) -> torch.device:
-        """The compute device, where the caches live."""
+        """The device of the caches and outputs."""
         return self.embedding.layout.device
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
+        """Returns a context in which no other thread plans, reads or updates: all tables stay at one moment."""
         return self.embedding.layout.locks.exclusive()
 
     # ---- one table
 
     def warm(self, table: str, ids: torch.Tensor) -> int:
-        """Brings rows that will be hot to the device cache, hottest first, see `TableView.warm`; how many came.
+        """Copies the rows of `ids`, hottest first, to free slots of the device cache; see `TableView.warm`.
 
-        `Saver.load` does so by itself; after a `load_state_dict` it is not known which rows were hot. Ranks may call it
-        with the same `ids`: those of other ranks are passed over.
+        `Saver.load` warms the cache by itself; `load_state_dict` does not, since a state dict does not record which
+        rows were hot. Every rank may call it with the same `ids`: each skips ids that other ranks own.
+
+        Returns:
+            How many rows were copied.
         """
         return self.view(table).warm(ids)
 
     def evict(self, table: str) -> int:
-        """Takes out the ids of a table that its rules choose now, see `TableView.evict`; how many had rows."""
+        """Evicts the ids that the table's rules choose now; returns how many had rows. See `TableView.evict`."""
         return self.view(table).evict()
 
     def take_evicted(self, table: str, at_most: int | None = None) -> EvictedRows:
-        """Hands out rows that left a table with `keep_evicted`, each once, see `TableView.take_evicted`."""
+        """Removes and returns buffered evicted rows of a table with `keep_evicted`; see `TableView.take_evicted`."""
         return self.view(table).take_evicted(at_most)
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
-        """Makes rows that left a table rows of it again, see `TableView.put_back`; how many.
+        """Inserts evicted rows into their table again; returns how many. See `TableView.put_back`.
 
-        Rows of a sharded table may have left it on any rank. Ranks may call it with the same `rows`: those of other
-        owner ranks are passed over, and not counted.
+        The rows may come from any rank of a sharded table. Every rank may call it with the same `rows`: each skips
+        rows that other ranks own, and does not count them.
         """
         return self.view(table).put_back(rows, overwrite=overwrite)
 
     def clocks(self, table: str) -> dict[str, int]:
-        """Reads the clocks that a table's rules go by, see `TableView.clocks`."""
+        """Returns the clocks by which a table's rules measure age and idleness; see `TableView.clocks`."""
         return self.view(table).clocks()
 
     def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
-        """Corrects the clocks that a table's rules go by, see `TableView.set_clocks`. All ranks should call it."""
+        """Sets the clocks by which a table's rules measure age and idleness; see `TableView.set_clocks`.
+
+        All ranks should call it.
+        """
         self.view(table).set_clocks(clocks)
 
-    # ---- gradients that are handed out
+    # ---- collected gradients
 
     def take_gradients(self) -> dict[str, TableGradient]:
-        """Returns the gradients that tables with the optimizer SparseGradients have summed since the last call.
+        """Removes and returns the gradients, by table name, that SparseGradients has summed since the last call.
 
-        They are by table; one without lookups since then has `n` = 0. FBGEMM's module has them with the optimizer NONE.
+        The gradient of a table without lookups since then has no rows. FBGEMM's module collects gradients with its
+        optimizer NONE.
 
         Raises:
-            RuntimeError: no table has it.
+            RuntimeError: no table has the optimizer SparseGradients.
         """
         taken: dict[str, TableGradient] = {}
         with self.exclusive():
@@ -121,27 +128,27 @@ class TableMethods:
         return taken
 
     def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
-        """Adds `change` `[n, D]` to the weights of rows of a table, see `TableView.add`."""
+        """Adds `change`, `[n, D]`, to the weights of the rows of `ids`, `[n]`; see `TableView.add`."""
         TableView(self.embedding.layout, table).add(ids, change)
 
-    # ---- tables that training only reads
+    # ---- frozen tables
 
     def freeze(self, *tables: str) -> None:
-        """Lets training only read some tables, or all if none is named: rows, states and ids stay as they are.
+        """Freezes tables, or all tables if none is named: training no longer changes their rows, states and ids.
 
-        They are looked up as in evaluation mode, between the training of the others. Gradients end there.
-        `requires_grad_(False)` on a table's parameter does the same. All ranks have to call it.
+        Lookups of frozen tables read as in evaluation mode, and have no gradient. `requires_grad_(False)` on a table's
+        parameter does the same. All ranks must call it.
 
         Raises:
             KeyError: there is no such table.
-            RuntimeError: an accumulation window is open, or a batch in flight will update rows.
+            RuntimeError: an accumulation buffer has gradients, or a batch in flight will update rows.
         """
         self.sync_optimizers()
         layout = self.embedding.layout
         self._set_frozen(layout.options.frozen | layout.tables_named(tables))
 
     def thaw(self, *tables: str) -> None:
-        """Ends `freeze` for some tables, or all, with its errors. Clocks of rules go on from where they stood."""
+        """Unfreezes tables, or all tables if none is named. Raises as `freeze` does; clocks of rules resume."""
         layout = self.embedding.layout
         self._set_frozen(layout.options.frozen - layout.tables_named(tables))
 
@@ -158,10 +165,13 @@ class TableMethods:
         guard.check_finite, guard.scaler = options.check_finite, options.grad_scaler
 
     def set_evict_step_interval(self, steps: int | None) -> None:
-        """Sets the training steps between evictions of ids, of all tables that evict some; None: as in their configs.
+        """Sets how many training steps lie between evictions of ids, for all tables with eviction rules.
+
+        Args:
+            steps: 1 or more; None: as configured for each table.
 
         Raises:
-            ValueError: less than one.
+            ValueError: `steps` is less than 1.
         """
         with self.exclusive():
             self._set_options(evict_step_interval=steps)
@@ -169,10 +179,10 @@ class TableMethods:
                 group.set_evict_step_interval(steps)
 
     def set_optimizer_step(self, step: int) -> None:
-        """Sets how many updates the optimizers of all tables have made; the next one is number `step` + 1.
+        """Sets how many updates the optimizers of all tables have made; the next update has number `step` + 1.
 
         Raises:
-            ValueError: no int of at least 0.
+            ValueError: `step` is not an int of at least 0.
         """
         number = as_int(step)
         if number is None or number < 0:
@@ -182,31 +192,31 @@ class TableMethods:
         load(layout, [], [(optimizer, number) for optimizer in layout.optimizers if optimizer is not None])
 
     def set_grad_scaler(self, scaler: Scaler | None) -> None:
-        """Sets the `torch.amp.GradScaler` that scales the losses; None: none does.
+        """Sets the `torch.amp.GradScaler` that scales the losses; None: there is none.
 
-        Output gradients are then divided by `scaler.get_scale()` before the update. Where one is not finite the
-        update is skipped as a whole: no row, step or accumulation window changes, and `skipped_updates` counts it.
+        Output gradients are then divided by `scaler.get_scale()` before the update. If one of them is not finite, the
+        whole update is skipped: no row, step or accumulation buffer changes, and `skipped_updates` increases.
 
         Raises:
-            TypeError: something without `get_scale` and `is_enabled`.
+            TypeError: `scaler` lacks the methods `get_scale` and `is_enabled`.
         """
         self._set_options(grad_scaler=scaler)
 
     @property
     def skipped_updates(self) -> int:
-        """Updates that were skipped because gradients that a GradScaler had scaled overflowed, on some rank."""
+        """How many updates were skipped because scaled gradients overflowed on some rank; see `set_grad_scaler`."""
         return self.embedding.guard.skipped
 
     # ---- norms of gradients
 
     def count_grad_norms(self, on: bool = True) -> None:
-        """Lets updates in the backward pass count the norms of their gradients for `counted_norms`, or no more.
+        """Starts or stops recording the norms of gradients that the backward pass uses up.
 
-        `grad_norm` of a collection reads them. The next update is the first that counts. Rows and outputs are the
-        same. All ranks have to call it.
+        `counted_norms`, and `grad_norm` of a collection, return the norms of the last update after this call. Rows and
+        outputs do not change. All ranks must call it.
 
         Raises:
-            ValueError: with `update="step"`, where gradients can be looked at before the update.
+            ValueError: with `update="step"`, where the gradients can be read before the update.
         """
         layout = self.embedding.layout
         options = replace(layout.options, grad_norms=on)
@@ -218,27 +228,28 @@ class TableMethods:
 
     @property
     def counts_grad_norms(self) -> bool:
-        """Whether there are norms for `counted_norms`."""
+        """Whether norms of gradients are recorded for `counted_norms`."""
         return self.embedding.layout.options.grad_norms and not self._tables_without_update()
 
     def _tables_without_update(self) -> list[str]:
-        """Tables whose gradients no update sees."""
-        given = zip(self.embedding.layout.tables, self.embedding.layout.optimizers, strict=True)
-        return [table.name for table, optimizer in given if optimizer is not None and optimizer.spec.collects_gradients]
+        """Returns the names of the tables whose optimizer is SparseGradients, which makes no updates."""
+        pairs = zip(self.embedding.layout.tables, self.embedding.layout.optimizers, strict=True)
+        return [table.name for table, optimizer in pairs if optimizer is not None and optimizer.spec.collects_gradients]
 
     def counted_norms(self, norm_type: float = 2.0) -> dict[str, float]:
-        """Returns the norm of each table's gradient in the last update of its rows: of the sum of a row's lookups.
+        """Returns the norm of each table's gradient, by name, in the last update of its rows.
 
-        The gradient is taken before `max_gradient` bounds it, unscaled where there is a GradScaler, and over the
-        whole window where gradients are accumulated. 0 where the table had no gradient, is frozen, or no update came
-        since counting began. A skipped update leaves the norms as they were. The host waits for the device.
+        The gradient of a row is the sum over its lookups: before `max_gradient` bounds it, without the scale of a
+        GradScaler, and over all backward passes of an accumulation buffer. The norm is 0 for a table that is frozen,
+        had no gradient, or was not updated since recording started. A skipped update leaves the norms as they were.
+        The host waits for the device.
 
         Args:
             norm_type: p of the norm, 2 or infinity.
 
         Raises:
-            RuntimeError: nothing is counted, or not of such tables: their gradients are handed out.
-            ValueError: another norm.
+            RuntimeError: norms are not recorded, or the optimizer is SparseGradients, which makes no updates.
+            ValueError: `norm_type` is neither 2 nor infinity.
         """
         layout, norm_type = self.embedding.layout, float(norm_type)
         if not layout.options.grad_norms:
@@ -251,7 +262,7 @@ class TableMethods:
                 f"tables {self._tables_without_update()} hand their gradients out: take_gradients() has them"
             )
         if norm_type not in NORMS:
-            raise ValueError(f"norm_type is {norm_type}, updates count those of {list(NORMS)}")
+            raise ValueError(f"norm_type is {norm_type}, allowed are {list(NORMS)}")
         norms = dict.fromkeys((table.name for table in layout.tables), 0.0)
         layout.locks.catch_up()
         with layout.locks.launch:
@@ -265,11 +276,11 @@ class TableMethods:
                 )
         return norms | dict.fromkeys(layout.options.frozen, 0.0)
 
-    # ---- figures
+    # ---- statistics
 
     @property
     def cache_sizes(self) -> dict[str, int]:
-        """Rows of each table that the device cache holds, or will hold.
+        """How many rows of each table, by name, the device cache holds, or will hold once it is allocated.
 
         Raises:
             RuntimeError: the tables are on the meta device.
@@ -279,17 +290,22 @@ class TableMethods:
         return dict(zip([table.name for table in layout.tables], layout.cache_sizes(), strict=True))
 
     def cache_stats(self, table: str | None = None) -> dict[str, int]:
-        """Returns exact counts since the start or `reset_cache_stats`, summed over groups, or those of one table.
+        """Returns exact counts since the start or `reset_cache_stats`, of one table or of all.
 
-        `batches`, `lookups`, `unique_rows`, `unique_misses`, `new_rows`, `rows_in`, `rows_out`, `bytes_in`,
-        `bytes_out`, `bounds_errors`, `largest_batch` (the most distinct rows that a batch had of one table),
-        `warmed_rows` (which came to the cache by a load or `warm`) and, now,
-        `pinned_rows` (which batches in flight hold in the cache). For tables that admit or evict ids also: `admitted`
-        (ids that got a row), `not_admitted_lookups` (which read the default value), `evicted` (ids that left by rule),
-        and now `evicted_waiting` (rows that left and wait for `take_evicted`).
-        Without `table` also `copied_batches` (batches whose ids came from a device), `depth_reached` (the most batches
-        planned ahead at once), and two times of the host in microseconds: `plan_us`, planning in any thread, and
-        `wait_us`, what training forwards spent on plans and swaps.
+        Counts of lookups and cache: `batches`, `lookups`, `unique_rows` (distinct rows), `unique_misses` (of these,
+        rows that the cache did not hold), `new_rows`, `rows_in` and `bytes_in` (copied to the cache), `rows_out` and
+        `bytes_out` (written back), `bounds_errors`, `largest_batch` (the most distinct rows of one table in a batch),
+        `warmed_rows` (copied to the cache by a load or `warm`).
+
+        Counts of admission and eviction: `admitted` (ids that got a row), `not_admitted_lookups` (lookups that read the
+        default value), `evicted` (ids that rules evicted).
+
+        Present values: `pinned_rows` (rows that batches in flight pin in the cache), `evicted_waiting` (evicted rows
+        that `take_evicted` has not returned yet).
+
+        Only without `table`: `copied_batches` (batches whose ids were copied from a device), `depth_reached` (the most
+        batches planned ahead at once), and host times in microseconds: `plan_us` (planning, in any thread) and
+        `wait_us` (plans and swaps, in training forwards).
 
         Raises:
             KeyError: no table has this name.
@@ -303,13 +319,17 @@ class TableMethods:
             group.reset_stats()
 
     def memory_report(self, table: str | None = None) -> dict[str, int]:
-        """Returns bytes of all tables, or of one table; zeros before the first use.
+        """Returns the bytes that one table or all tables take, by kind; zeros before the first use.
 
-        `device`: the cache, and the sums of an accumulation window. `host`: rows in the host store, as far as memory is
-        committed. `disk`: files of a host store on disk. `index`: the maps from ids to rows. `columns`: what options
-        keep per row (`track_changes`, rules by which ids leave), for all rows of an index table, with the logs of what
-        changed and left. `candidates`: what is counted of ids that are not admitted. `evicted`: rows that left and wait
-        for `take_evicted`. `staging`, without `table`: plans and rows on their way now.
+        - `device`: the cache, and accumulation buffers.
+        - `host`: committed memory of rows in the host store.
+        - `disk`: files of a host store on disk.
+        - `index`: maps from ids to rows.
+        - `columns`: values that options keep for each row (`track_changes`, eviction rules), and logs of changed and
+          evicted ids.
+        - `candidates`: counts of ids that are not admitted yet.
+        - `evicted`: evicted rows that `take_evicted` has not returned yet.
+        - `staging`, only without `table`: plans and staging buffers of batches in flight.
 
         Raises:
             KeyError: no table has this name.
@@ -320,12 +340,12 @@ class TableMethods:
         layout = self.embedding.layout
         layout.locks.check_process()
         if table is not None:
-            layout.config(table)  # which raises for a name that is unknown
+            layout.config(table)  # raises KeyError for an unknown name
         return layout.built
 
     def _title(self) -> str:
         return type(self).__name__
 
     def _repr_html_(self) -> str:
-        """Returns a line for each table, for notebooks."""
+        """Returns an HTML overview with one line for each table, which notebooks display."""
         return tables_html(self._title(), self.embedding.layout, self.embedding.monitor)

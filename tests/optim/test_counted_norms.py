@@ -184,7 +184,7 @@ def test_copies_count_and_it_can_end(device: torch.device) -> None:
 def test_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="with update='step' there is nothing to count"):
         tables(device, "step").count_grad_norms()
-    with pytest.raises(ValueError, match=r"norm_type is 1.0, updates count those of \[2.0, inf\]"):
+    with pytest.raises(ValueError, match=r"norm_type is 1.0, allowed are \[2.0, inf\]"):
         counting(device).grad_norm(1.0)
 
 

@@ -191,9 +191,7 @@ class Step:
             with locks.launch:
                 if not (self._layout.works_on_tables and self._needs_tables()):
                     return self._update(of_groups, for_rows, weights, wanted)
-            with (
-                locks.without_pending_plans()
-            ):  # no plan may move rows or choose victims
+            with locks.without_pending_plans():  # no plan may move rows or choose victims
                 result = self._update(of_groups, for_rows, weights, wanted)
             for group in self._groups:
                 group.warn_of_evictions()
