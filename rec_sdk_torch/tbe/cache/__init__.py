@@ -1,1 +1,1 @@
-"""One device cache: a batch as it is planned, its plan, rows on their way, its part of lookups and updates."""
+"""The device cache of one group of tables: batches, plans, swaps, copies, lookups and updates."""

@@ -1,4 +1,4 @@
-"""A batch as the planner reads it."""
+"""A batch of ids in host memory, as the planner reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _same_numbers(a: IntArray, b: IntArray) -> bool:
 
 
 def meta_error(name: str) -> ValueError:
-    """Returns the error of a batch whose tensor `name` is on the meta device."""
+    """Returns the error to raise for a batch whose tensor `name` is on the meta device."""
     return ValueError(
         f"the batch's {name} are on the meta device, where tensors have no values: a table can be read only by ids on "
         "the CPU or on a device"
@@ -40,9 +40,9 @@ def _to_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def padded_offset_indices(sizes: torch.Tensor) -> torch.Tensor:
-    """The places of padded offsets among the offsets of a batch whose features have batch sizes of their own.
+    """Returns indices that pad the offsets of features with different batch sizes to one batch size.
 
-    Features have empty bags behind their own, up to the largest size.
+    `offsets[indices]` has empty bags behind the bags of each feature, up to the largest batch size.
 
     Args:
         sizes: the batch size of each feature, int64 `[F]`; not empty.
@@ -64,13 +64,13 @@ class Batch:
         offsets: int32 or int64 `[K * B + 1]`; bag (k, b) is `values[offsets[k * B + b] : offsets[k * B + b + 1]]`.
         batch_size: B.
         feature_keys: int64 `[F]`, for each feature of the embedding the key it reads.
-        weights: float32 `[n]` without gaps on the compute device, the per-sample weights, or None.
-        copied: the ids came from a device and were copied back for planning.
-        weighted: there are per-sample weights, or there will be when the batch is looked up.
-        joined: the rows of all features of a sequence group are one output, and have one gradient.
-        signals: what is known of the lookups beside their ids.
-        parent: the batch that this one is a part of; None where it is the whole.
-        kept_lookups: int64 `[n]`, the lookups of `parent` that this batch has, in the order of the features; None: all.
+        weights: float32 `[n]`, the per-sample weights, contiguous on the compute device; or None.
+        copied: whether the ids were copied from a device to the host for planning.
+        weighted: whether there are per-sample weights, or will be when the batch is looked up.
+        joined: whether the rows of all features of a sequence group form one output with one gradient.
+        signals: shows, clicks and timestamps of the lookups.
+        parent: the batch that these lookups were selected from; None for a batch of the caller.
+        kept_lookups: int64 `[n]`, the indices of these lookups in `parent`, in the order of the features; None: all.
     """
 
     values: IntArray
@@ -97,11 +97,21 @@ class Batch:
         joined: bool = False,
         signals: IdSignals | None = None,
     ) -> Batch:
-        """A batch of tensors, copied to the host where they are not there yet.
+        """Creates a batch of tensors; ids and offsets on a device are copied to the host.
+
+        Args:
+            values: ids, int32 or int64 `[n]`.
+            offsets: int32 or int64 `[K * B + 1]`.
+            batch_size: B.
+            feature_keys: int64 `[F]`, the key that each feature reads.
+            weights: per-sample weights, `[n]`.
+            weighted: whether the batch will be looked up with weights; None: whether `weights` are passed.
+            joined: see the attribute.
+            signals: shows, clicks and timestamps of the lookups.
 
         Raises:
-            TypeError: ids or offsets that are neither int32 nor int64.
-            ValueError: shapes that do not fit each other; a tensor on the meta device.
+            TypeError: ids or offsets are neither int32 nor int64.
+            ValueError: the shapes do not match, or a tensor is on the meta device.
         """
         if values.dim() != 1 or offsets.dim() != 1:
             raise ValueError(f"ids and offsets must be flat, got shapes {values.shape} and {offsets.shape}")
@@ -115,13 +125,12 @@ class Batch:
         ids: IntArray = (values if values.is_cpu else _to_host("ids", values)).numpy()
         bags: IntArray = (offsets if offsets.is_cpu else _to_host("offsets", offsets)).numpy()
         weighted = weights is not None if weighted is None else weighted
-        known = NO_SIGNALS if signals is None else signals.arrays(len(ids))
-        return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, known)
+        arrays = NO_SIGNALS if signals is None else signals.arrays(len(ids))
+        return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, arrays)
 
     def same_plan(self, other: Batch) -> bool:
-        """Whether one plan serves both."""
-        mine = self.batch_size, self.weighted, self.joined
-        if mine != (other.batch_size, other.weighted, other.joined):
+        """Returns whether a plan of this batch can be used for `other`: all that the planner reads is equal."""
+        if (self.batch_size, self.weighted, self.joined) != (other.batch_size, other.weighted, other.joined):
             return False
         if self.signals is not other.signals and not self.signals.same(other.signals):
             return False
@@ -133,7 +142,7 @@ class Batch:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether its offsets are those of its values, as far as bags go by them."""
+        """Whether the offsets begin at 0, end at the number of ids and never decrease."""
         offsets = self.offsets
         if not self.batch_size or offsets[0] or offsets[-1] != len(self.values):
             return False
@@ -141,62 +150,62 @@ class Batch:
 
     @property
     def original(self) -> Batch:
-        """The batch that this one is a part of, or itself."""
+        """The batch that the caller passed: `parent`, or this batch if nothing was left out."""
         return self.parent or self
 
-    def select(self, chosen: npt.NDArray[np.bool_]) -> Batch:
-        """The batch with some of its lookups, feature by feature; the batch itself where it has no others.
+    def select(self, mask: npt.NDArray[np.bool_]) -> Batch:
+        """Returns a batch of the masked lookups, feature by feature; the batch itself if all are masked.
 
         Args:
-            chosen: bool `[n]`, of the lookups in the order of the features. The batch is well formed.
+            mask: bool `[n]`, over the lookups in the order of the features. The batch must be well formed.
         """
-        if chosen.all() and len(chosen) == len(self.values):
+        if mask.all() and len(mask) == len(self.values):
             return self
         features = np.arange(len(self.feature_keys))
-        kept, order = np.flatnonzero(chosen), self.lookup_order(features)
-        before = np.concatenate([[0], np.cumsum(chosen)])
-        places = kept if order is None else order[kept]
+        kept, order = np.flatnonzero(mask), self.lookup_order(features)
+        kept_before = np.concatenate([[0], np.cumsum(mask)])
+        indices = kept if order is None else order[kept]
         weights = self.weights
         if weights is not None:
-            weights = weights.index_select(0, torch.from_numpy(places).to(weights.device))
+            weights = weights.index_select(0, torch.from_numpy(indices).to(weights.device))
         return replace(
             self,
-            values=self.values[places],
-            offsets=before[self.bag_offsets(features)],
+            values=self.values[indices],
+            offsets=kept_before[self.bag_offsets(features)],
             feature_keys=features,
             weights=weights,
-            signals=self.signals.part(places, self.feature_keys),
+            signals=self.signals.part(indices, self.feature_keys),
             parent=self,
             kept_lookups=kept,
         )
 
     @cached_property
     def _starts(self) -> Int64Array:
-        # An offsets array of the wrong length is the planner's to report, with a better message than an index's.
+        # Reading every B-th offset cannot fail, so that the planner reports offsets of a wrong length, in its words.
         borders = self.offsets[:: self.batch_size] if self.batch_size else np.zeros(1, self.offsets.dtype)
         return borders.astype(np.int64)
 
     def lookup_counts(self, features: Int64Array) -> Int64Array:
-        """Lookups of each of `features`."""
+        """Returns the number of lookups of each of `features`, int64 `[F]`."""
         if not self.batch_size:
             return np.zeros(len(features), np.int64)
         begins = self.feature_keys[features] * self.batch_size
         return (self.offsets[begins + self.batch_size] - self.offsets[begins]).astype(np.int64)
 
     def bag_offsets(self, features: Int64Array) -> Int64Array:
-        """Offsets of the bags of `features`, one behind the other, int64 `[F * B + 1]`."""
+        """Returns the offsets of the bags of `features`, feature-major, int64 `[F * B + 1]`."""
         first = self.feature_keys[features][:, None] * self.batch_size + np.arange(self.batch_size)
         lengths = (self.offsets[first + 1] - self.offsets[first]).ravel()
         return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
     def lookup_order(self, features: Int64Array) -> Int64Array | None:
-        """Where each lookup of `features` is in `values`, int64 `[n]`; None when they are all of them in order."""
+        """Returns the index in `values` of each lookup of `features`, int64 `[n]`; None for the identity."""
         if not self.batch_size:
             return None
         keys = self.feature_keys[features]
         lengths = self.lookup_counts(features)
         if self._starts[0] or self._starts[-1] != len(self.values) or (np.diff(self._starts) < 0).any():
-            return None  # the planner says what is wrong with these offsets
+            return None  # these offsets are invalid, which the planner reports
         starts = self._starts[keys]
         before = np.cumsum(lengths) - lengths
         if np.array_equal(starts, before) and lengths.sum() == len(self.values):

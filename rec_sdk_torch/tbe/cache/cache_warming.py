@@ -1,4 +1,4 @@
-"""Rows that come to the device cache for no batch: those that were hot, so that the next steps find them there."""
+"""Cache warming: fills free slots of the device cache with hot rows before a batch needs them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .batch import Int64Array
 from .device_cache import Group
 
 Heats = npt.NDArray[np.float32]
-"""In how many batches each row was used, of which those of long ago count less; 0 where none is counted."""
+"""Decayed number of batches that used each row, float32 `[n]`; 0 if the cache policy does not count."""
 
 LATEST = 1.0
-"""The heat of a row that the latest batch used, and none before it."""
+"""The heat of a row that only the latest batch used."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedRows:
-    """Rows of a table that are in the cache, by slot.
+    """The cached rows of a table, in the order of their slots.
 
     Attributes:
         ids: int64 `[n]`.
         heats: float32 `[n]`.
-        last_batches: uint32 `[n]`, numbers of the batches that used them last; later ones have larger numbers.
+        last_batches: uint32 `[n]`, the number of the batch that used each row last; later batches have larger numbers.
     """
 
     ids: Int64Array
@@ -33,38 +33,42 @@ class CachedRows:
     last_batches: npt.NDArray[np.uint32]
 
     def by_heat(self) -> tuple[Int64Array, Heats]:
-        """Ids and heats in the order in which rows should stay: the last that would leave is the first."""
-        order = np.lexsort((self.last_batches, self.heats))[::-1]  # of equal ones the lower slot leaves first
+        """Returns ids and heats, hottest first: the order in which the cache policy would keep them."""
+        order = np.lexsort((self.last_batches, self.heats))[::-1]  # of equal rows the lower slot is evicted first
         return self.ids[order], self.heats[order]
 
 
 def cached_rows(group: Group, table: int) -> CachedRows:
-    """The rows of a table that are in the cache now. All must be settled."""
+    """Returns the rows of a table that are in the cache. The swap must be settled."""
     return CachedRows(*group.engine.tables.cached_rows(table))
 
 
 def warm_rows(group: Group, table: int, ids: Int64Array, heats: Heats) -> int:
-    """Brings the first of `ids` whose rows are not in the cache to its free slots; how many these were.
+    """Copies uncached rows of `ids` to free slots of the cache, in order, until no slot is free.
 
-    No other thread may plan, read or update meanwhile, and all must be settled. Rows of a hash table without a record
-    are passed over, and rows whose sums of an accumulation window are not in the cache.
+    Skips ids that a hash table does not contain, and rows that have accumulated gradients outside the cache. The swap
+    must be settled, and no other thread may plan, read or update.
 
     Args:
-        group, table: the table.
-        ids: hottest first; of several places of an id the first counts.
+        group: the group of the table.
+        table: its index in the group.
+        ids: hottest first; repeated ids are ignored.
         heats: of the ids.
 
+    Returns:
+        The number of rows that were copied.
+
     Raises:
-        IndexError: an index table lacks an id.
+        IndexError: an id is out of range of an index table.
         RuntimeError: batches are in flight.
     """
-    places, rows, slots = group.engine.tables.choose_warm(table, ids)
-    chosen, heats = ids[places], heats[places]
+    indices, rows, slots = group.engine.tables.choose_warm(table, ids)
+    chosen, heats = ids[indices], heats[indices]
     for begin in range(0, len(chosen), group.chunk):
         piece = slice(begin, begin + group.chunk)
         records = torch.empty((len(chosen[piece]), group.layout.bytes), dtype=torch.uint8, device="cpu")
         group.engine.tables.read_rows(table, chosen[piece], rows[piece], records.numpy())
         group.scatter(slots[piece], records)
-    # Until now the slots are free: an interrupt leaves the cache as it was.
+    # The slots become occupied only now, after all copies: an interrupt before this call leaves the cache as it was.
     group.engine.tables.warm(table, chosen, slots, heats)
     return len(chosen)

@@ -1,4 +1,4 @@
-"""A group: tables of one record layout, with one host store, device cache and plan for all of them."""
+"""The group: tables that share a record layout, and so one engine, one device cache and one plan per batch."""
 
 from __future__ import annotations
 
@@ -42,36 +42,37 @@ from .update_journal import Call, Run, UpdateJournal
 _engine.set_parallel_runner(*parallel_runner())
 
 CHUNK_BYTES = 64 << 20
-"""Records that pass through one staging buffer when whole tables are read, written or looked up."""
+"""Maximum size of a staging buffer when whole tables are read, written or looked up."""
 
 
 class Group:
-    """Tables of one record layout, one optimizer kernel and one way to round.
+    """Tables that share a record layout, an optimizer kernel and a rounding mode, with their device cache.
 
-    A training batch comes here four times: `plan`, `stage`, `lookup` and, in the backward pass, `update`. The first
-    is called under the embedding's planning lock, all else under its launch lock.
+    A training batch makes four calls: `plan`, `stage`, `lookup` and, in the backward pass, `update`. `plan` requires
+    the embedding's planning lock, all other calls its launch lock.
 
     Attributes:
         members: the tables.
-        features: those of the embedding that look them up, int64.
-        layout: of a record.
-        accumulate_step: backward passes of the accumulation window.
-        owned_ids: by table, ids whose rows it has though they may not have been met: of an index table whose rows are
-            divided among ranks, which is a hash table here.
-        optimizers: of the members, each once.
-        engine: the rows' directory and store.
-        intervals: steps between evictions of each member's ids; 0 for none.
-        swap: brings rows to the cache.
-        has_lifecycles: whether ids leave some of the tables, or are admitted to them, by rules.
-        evicts_by_norm: whether rows of some leave by the norm of their weight.
-        works_on_tables: whether steps may end a window, evict ids, or pass over whole tables.
-        swapping_ns: nanoseconds that lookups spent on rows that come and leave.
-        warns: whether `warn` may have something to say.
-        accumulation_buffer: gradients that wait; None where each backward pass updates.
-        norms: of the gradients of the last update; None where they are not counted.
-        snapshots: by place, of members of which a save takes a moment.
-        evicted: by place, of members whose rows are handed out when they leave: where these wait.
-        chunk: rows that pass through one staging buffer when whole tables are read, written or looked up.
+        table_indices: the index of each table in `members`, by name.
+        features: int64, the features of the embedding that look up these tables.
+        layout: the record layout.
+        accumulate_step: backward passes of an accumulation window; 1 if each backward pass updates.
+        owned_ids: by table index, functions that return ids that always have rows, seen or not: the local shard of an
+            index table, which is a hash table here.
+        optimizers: the distinct optimizers of the members.
+        engine: the row directory and host store.
+        intervals: training steps between evictions of each member's ids; 0 for none.
+        swap: moves rows between the host store and the cache.
+        has_lifecycles: whether a table has rules that admit or evict ids.
+        evicts_by_norm: whether a table evicts ids by the norm of their weights.
+        works_on_tables: whether a step may end an accumulation window, evict ids or run an optimizer pass over tables.
+        swapping_ns: nanoseconds that lookups spent in swaps.
+        warns: whether `warn` can warn at all.
+        accumulation_buffer: accumulated gradients; None if each backward pass updates.
+        norms: gradient norms of the last update; None if they are not computed.
+        snapshots: by table index, running saves that must see rows before they change.
+        evicted: by table index, buffers of evicted rows; tables with `keep_evicted`.
+        chunk: rows of a staging buffer when whole tables are read, written or looked up.
     """
 
     def __init__(
@@ -90,14 +91,14 @@ class Group:
 
         Args:
             members: the tables, at least one.
-            columns: first output column of each feature of each table, in order; empty for a sequence.
-            device: where the cache lives.
-            seed: of the initial weights.
-            bounds_check: what an id outside an index table does.
-            cache_policy: which rows leave the cache, by its name in the engine.
-            serial: versions of rows go on from here.
-            stores: where host stores are on disk; None keeps them in memory.
-            row_ids: plans have the ids of their rows, `unique_ids`, also where weights round to nearest.
+            columns: first output column of each feature, table by table; empty for a sequence.
+            device: the device of the cache.
+            seed: seed of the initial weights.
+            bounds_check: the effect of an id outside an index table.
+            cache_policy: the engine's name of the policy that chooses victims.
+            serial: the first version number of rows.
+            stores: the folder of host stores on disk; None keeps them in memory.
+            row_ids: whether plans always have the ids of their rows, `unique_ids`; else only with stochastic rounding.
         """
         self.members = list(members)
         self.table_indices = {member.config.name: place for place, member in enumerate(self.members)}
@@ -165,19 +166,23 @@ class Group:
         fill_new = self.run_init_fns if self._with_init_fn else None
         self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
 
-    # ---- all tables at once
+    # ---- whole tables
 
     def fresh_engine(self) -> _engine.Engine:
-        """An engine of tables without rows, in which versions go on. No batch may be in flight."""
+        """Creates an engine of the same tables without rows; version numbers continue. No batch may be in flight."""
         engine = self._make_engine(serial=self.engine.saves.next_version())
         for table in range(len(self.members)):
-            engine.saves.forget_changes(table, engine.saves.version() + 1)  # its rows are others than ever before
+            engine.saves.forget_changes(table, engine.saves.version() + 1)  # all rows are new: none counts as changed
         return engine
 
     def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
-        """Takes the rows of `engine` for those of the tables; `counted` is what `counts` gave. May be done again.
+        """Replaces the engine, and with it the rows of all tables; idempotent.
 
-        All plans must be applied and all rows landed.
+        All plans must be applied and all write-backs complete.
+
+        Args:
+            engine: from `fresh_engine`.
+            counted: the result of `counts` for the former engine, so that `stats` continues.
         """
         if engine is self.engine:
             return
@@ -190,32 +195,33 @@ class Group:
         self._counted, self.swap.engine, self.engine = counted, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
-        """Counts of the engine, with those of engines before it, and of now `pinned_rows` and `evicted_waiting`."""
-        found = self.engine.tables.stats(table)
+        """Returns the counters of a table, or of all, over all engines; and current `pinned_rows`, `evicted_waiting`."""
+        counters = self.engine.tables.stats(table)
         for name, count in self._counted.get(table, {}).items():
-            if name in found:
-                found[name] = max(found[name], count) if name == "largest_batch" else found[name] + count
-        waiting = sum(each.rows() for each in self.evicted_buffers(table))
-        return found | {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": waiting}
+            if name in counters:
+                before = counters[name]
+                counters[name] = max(before, count) if name == "largest_batch" else before + count
+        evicted = sum(buffer.rows() for buffer in self.evicted_buffers(table))
+        return counters | {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": evicted}
 
     def evicted_buffers(self, table: int | None) -> list[EvictedRowsBuffer]:
-        """Where rows wait that have left one table, or all."""
-        return [each for place, each in self.evicted.items() if table in (None, place)]
+        """Returns the buffers of evicted rows of one table, or of all."""
+        return [buffer for index, buffer in self.evicted.items() if table in (None, index)]
 
     def memory(self, table: int | None) -> dict[str, int]:
-        """Bytes that the engine takes for one table, or for all."""
+        """Returns the bytes that the engine allocates for one table, or for all, by kind."""
         return self.engine.tables.memory(table)
 
     def version(self) -> int:
-        """A number that no row has changed after."""
+        """Returns the current version: a row that changes later has a larger version number."""
         return self.engine.saves.version()
 
     def in_flight(self) -> int:
-        """Batches that are planned and whose update is not launched."""
+        """Returns the number of batches that are planned and whose update is not launched."""
         return self.engine.in_flight()
 
     def counts(self) -> dict[int | None, dict[str, int]]:
-        """`stats` of all tables, and of each."""
+        """Returns `stats` of each table by index, and of all tables by None."""
         return {table: self.stats(table) for table in (None, *range(len(self.members)))}
 
     def reset_stats(self) -> None:
@@ -227,7 +233,7 @@ class Group:
     # ---- a training batch
 
     def announce(self, batch: Batch) -> _engine.Announcement:
-        """Tells the cache policy that the batch will be planned, after those announced before."""
+        """Passes a future batch to the cache policy; batches must be planned in the order of their announcement."""
         return self.engine.announce(batch.values, batch.offsets, self._keys(batch), batch.batch_size)
 
     def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
@@ -236,52 +242,57 @@ class Group:
         Raises:
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
             CapacityError: a bounded hash table is full.
-            IndexError, ValueError, TypeError: ids or offsets that cannot be right.
+            IndexError, ValueError, TypeError: invalid ids or offsets.
         """
         return self.swap.plan(batch, self._keys(batch), announced)
 
     def _keys(self, batch: Batch) -> Int64Array:
-        """For each feature of the group the key it reads, int64."""
+        """Returns the key that each feature of the group reads, int64."""
         keys = batch.feature_keys
         return keys if self._ascends and len(keys) == len(self.features) else keys[self.features]
 
     def read_ahead(self, plan: Plan) -> None:
-        """Starts to bring in the plan's rows before its turn, in any thread."""
-        if not self._with_init_fn:  # which draw random numbers: in the forward, as without
+        """Starts to stage the misses of a plan ahead of its forward, in any thread."""
+        if not self._with_init_fn:  # an init_fn draws random numbers: only forwards call it, in a fixed order
             self.swap.read_ahead(plan)
 
     def warn(self, plan: Plan) -> None:
-        """Warns of ids of the plan that were out of range, and of timestamps that were set aside."""
+        """Warns of out-of-range ids and of rejected timestamps in the plan."""
         if self._may_warn:
             warn_of_bounds(plan.host.bounds_warnings)
         if self._dated:
             warn_of_timestamps(plan.host.set_aside)
 
     def warn_of_evictions(self) -> None:
-        """Warns of tables that lost more than half of their rows at once, and of rows that wait in much memory."""
+        """Warns of tables that lost more than half of their rows at once, and of large buffers of evicted rows."""
         if self.has_lifecycles:
             warn_of_evictions(self.engine.lifecycle.take_large_evictions())
             for buffer in self.evicted.values():
                 buffer.warn()
 
     def weights_of(self, batch: Batch) -> torch.Tensor | None:
-        """The batch's per-sample weights in the order of this group's lookups, differentiable."""
+        """Returns the batch's per-sample weights in the order of this group's lookups, differentiable."""
         order = None if batch.weights is None else batch.lookup_order(self.features)
         if batch.weights is None or order is None:
             return batch.weights
         return batch.weights.index_select(0, *self._transfers.to_device(order))
 
     def stage(self, plan: Plan) -> None:
-        """Makes ready what `lookup` brings in. All that can fail of a swap."""
+        """Stages the misses of a plan for `lookup`. Everything of a swap that can fail happens here."""
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
         self.swap.stage(plan)
 
     def lookup(self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """Brings in the rows of a plan that has begun, and looks them up.
+        """Swaps in the rows of a started plan and looks them up.
+
+        Args:
+            plan: from `plan`, staged by `stage` and started.
+            weights: the per-sample weights, float32 `[n]`.
+            out: float32 `[B, total]`, to pool the rows into the group's columns of; None for a sequence.
 
         Returns:
-            float32 `[n, D]`; or `out` `[B, total]`, into whose columns they were pooled.
+            float32 `[n, D]`, a row for each lookup; or `out`.
         """
         begin = time.perf_counter_ns()
         arrays = plan.arrays
@@ -293,7 +304,7 @@ class Group:
         self.swapping_ns += time.perf_counter_ns() - begin
         if not done:
             return self.lookup_resident(plan, weights, out)
-        with profiled("lookup"):  # which was launched with the swap
+        with profiled("lookup"):  # the swap has launched the lookup as well
             if plan.upload is not None:
                 plan.upload.wait()
             rows: torch.Tensor = done[0]
@@ -302,7 +313,10 @@ class Group:
     def lookup_resident(
         self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `lookup`, of a plan that is applied; `kept` is what `copy_rows` gave before the rows changed."""
+        """Looks up the rows of an applied plan; see `lookup`.
+
+        `kept` is a result of `copy_rows`, which replaces rows that have changed since.
+        """
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
             if plan.upload is not None:
@@ -319,12 +333,18 @@ class Group:
         return torch.arange(len(rows), dtype=torch.int32, device="cpu").to(self._device)
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
-        """The weights that the plan's lookups read, float32 `[n, D]`."""
+        """Returns a copy of the weights that the plan's lookups read, float32 `[n, D]`."""
         self._transfers.follow_previous_stream()
         return lookup_sequence(self.swap.weights, plan.arrays.slots)
 
     def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        """Gradient of the per-sample weights, float32 `[n]`, from that of the output; `rows` as `kept` before."""
+        """Returns the gradient of the per-sample weights, float32 `[n]`.
+
+        Args:
+            plan: of the batch.
+            grad: gradient of the pooled output.
+            rows: a result of `copy_rows`; None if the rows have not changed since the lookup.
+        """
         self._transfers.follow_previous_stream()
         slots = plan.arrays.slots if rows is None else self._in_order(rows)
         rows = self.swap.weights if rows is None else rows
@@ -334,7 +354,7 @@ class Group:
         return result
 
     def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """As `weights_grad`, of a batch whose lookups `read` the `rows`, float32 `[n, D]`."""
+        """Returns the gradient of the per-sample weights of a batch that was read; `rows` are its rows, `[n, D]`."""
         self._transfers.follow_previous_stream()
         slots = self._in_order(rows)
         (offsets,) = self._transfers.to_device(batch.bag_offsets(self.features))
@@ -348,15 +368,15 @@ class Group:
         weights: torch.Tensor | None,
         coefficients: Mapping[int, Sequence[float]],
     ) -> Call | None:
-        """The call of C that aggregates the gradients per row and updates the rows; None where no row has a gradient.
+        """Returns the C call that aggregates gradients per row and updates the rows; None if no row has a gradient.
 
-        To be called in a group without a window. It may be asked for again after the call was made.
+        Only for a group without an accumulation buffer. May be called again after an interrupt.
 
         Args:
             plan: of the batch.
-            grads: that of the pooled output, or one of each feature; None for a feature that is not part of the loss.
+            grads: the gradient of the pooled output, or one of each feature; None for a feature outside the loss.
             weights: the per-sample weights.
-            coefficients: the next update's, by the id of the optimizer.
+            coefficients: coefficients of the next update, by `id()` of the optimizer.
         """
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
@@ -365,15 +385,15 @@ class Group:
             return None
         present, slots, ids, tables, segments = rows
         if self.snapshots:
-            of_rows = slots.cpu().numpy()
+            changing = slots.cpu().numpy()
             for snapshot in self.snapshots.values():
-                snapshot.before_update(of_rows)
+                snapshot.before_update(changing)
         return self._update_rows(None, self.swap.cache, present, slots, ids, tables, segments, coefficients)
 
     def accumulate(
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, journal: UpdateJournal
     ) -> None:
-        """Adds the gradients to the open window, unless the journal says that it was done; arguments as of `update`."""
+        """Adds gradients to the accumulation buffer, once per journal; for the arguments see `update`."""
         assert self.accumulation_buffer is not None
         self._transfers.follow_previous_stream()
         rows = touched_rows(plan, grads, weights)
@@ -382,7 +402,7 @@ class Group:
             self.accumulation_buffer.add(plan, present, slots, segments, journal)
 
     def close_window(self, coefficients: Mapping[int, Sequence[float]], journal: UpdateJournal) -> None:
-        """Updates the rows of the window, and empties it; what the journal says was done is passed over."""
+        """Ends an accumulation window: updates its rows and clears the buffer; skips calls that the journal records."""
         assert self.accumulation_buffer is not None
         self.swap.settle()
         for table, snapshot in self.snapshots.items():
@@ -404,7 +424,7 @@ class Group:
         self.accumulation_buffer.close(self.swap.cache, update, journal)
 
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
-        """To be called before rows of a table change beside training, when all is settled. None: any row."""
+        """Lets a running save copy rows before they change outside of training; the swap is settled. None: all rows."""
         snapshot = self.snapshots.get(table)
         if snapshot is not None:
             snapshot.before_all_change() if ids is None else snapshot.before_change(ids)
@@ -423,38 +443,38 @@ class Group:
         (*of_lookups, hot), kind = segments, (self._kernel, self.layout.dim, self.layout.weight_dtype)
         call = update_rows, cache, grads, slots, tables, *of_lookups, self._arguments.coefficients(coefficients), *kind
         if hot is None and self.norms is None and not (self._rounds or self._state_dtypes):
-            return call  # defaults cost less
+            return call  # fewer arguments are faster to pass
         norms = None if self.norms is None else self.norms.buffer_for_call(key, slots, tables)
         rounding = (ids, self._arguments.seeds()) if self._rounds else (None, None)
         return *call, *rounding, self._state_dtypes, hot, norms
 
     def count_norms(self, on: bool) -> None:
-        """Lets updates count the norms of gradients, or no more."""
+        """Turns the gradient norms of updates on or off."""
         self.norms = UpdateNorms() if on else None
 
     def set_evict_step_interval(self, steps: int | None) -> None:
-        """Sets the interval of all members that evict ids at intervals; None: what their configs say."""
+        """Sets the number of steps between evictions for all tables; None restores the numbers of their configs."""
         lifecycles = [member.config.lifecycle for member in self.members]
         configured = [0 if lifecycle is None else lifecycle.every for lifecycle in lifecycles]
         self.intervals = configured if steps is None else [steps] * len(lifecycles)
 
     def freeze(self, names: Collection[str]) -> None:
-        """Makes these the frozen ones of its tables: their clocks stand still, and no id leaves by itself."""
+        """Freezes these tables and thaws all others: the clocks of a frozen table stop and no rule evicts its ids."""
         self._frozen = [member.config.name in names for member in self.members]
         self.swap.settle()
         self.engine.lifecycle.freeze(self._frozen)
 
     def evicts(self) -> bool:
-        """Whether ids leave when the step that goes on ends: no plan may be made then."""
+        """Returns whether the end of the current step evicts ids; no plan may be made until then."""
         return self.has_lifecycles and self.engine.lifecycle.evicts(self.intervals)
 
     # ---- reading
 
     def read(self, batch: Batch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """As `plan` and `lookup`, but changes nothing, and unknown ids read their initial weight.
+        """Looks up a batch without changing the tables or the cache; unknown ids read their initial weight.
 
-        Rows that are not resident pass through a temporary cache, chunk by chunk, so any batch can be read
-        with any cache, by the same operators. No plan may be made meanwhile.
+        Rows outside the cache are copied to a temporary cache, chunk by chunk, so a batch of any size can be read. No
+        plan may be made meanwhile. For arguments and result see `lookup`.
         """
         keys = batch.feature_keys[self.features]
         borders = self.engine.bag_ranges(batch.offsets, keys, batch.batch_size, self.chunk)
@@ -491,22 +511,28 @@ class Group:
         resident = ops.gather_rows(self.swap.cache, *self._transfers.to_device(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.upload(staging).wait()]))
 
-    # ---- records of whole tables
+    # ---- records
 
     def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
-        """Lets hash tables with an `init_fn` fill their rows among `records[new]`, which are of `tables`."""
+        """Fills the weights of new rows in hash tables with an `init_fn`.
+
+        Args:
+            new: int64 `[n]`, indices of new rows in `records`.
+            tables: the table of each, `[n]`.
+            records: uint8 `[m, bytes]` on the host.
+        """
         for index in self._with_init_fn if len(new) else ():
             rows = torch.from_numpy(new[tables == index]).long()
             weights = self.layout.weight(records)
             weights[rows] = draw_initial_weights(self.members[index].config, len(rows)).to(weights.dtype)
 
     def gather(self, slots: np.ndarray) -> torch.Tensor:
-        """Records in the cache, copied to the host, uint8 `[n, bytes]`."""
+        """Copies records from the cache to the host, uint8 `[n, bytes]`."""
         self._transfers.follow_previous_stream()
         records: torch.Tensor = ops.gather_rows(self.swap.cache, *self._transfers.to_device(slots)).cpu()
         return records
 
     def scatter(self, slots: np.ndarray, records: torch.Tensor) -> None:
-        """Replaces records in the cache by those of the host."""
+        """Copies `records`, uint8 `[n, bytes]` on the host, to slots of the cache."""
         self._transfers.follow_previous_stream()
         ops.scatter_rows(self.swap.cache, *self._transfers.to_device(slots), records.to(self._device))

@@ -1,4 +1,4 @@
-"""Rows that have left a table, until their user takes them."""
+"""Evicted rows, and the buffers that keep them until `take_evicted` returns them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ import torch
 from ...runtime.warn import PerformanceWarning, warn
 
 WARN_BYTES = 1 << 30
-"""Rows of one table that wait take so many bytes before the first warning."""
+"""Size of a table's buffer of evicted rows from which it warns."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvictedRows:
-    """Rows that have left a table, as they were then. An id that left, came back and left again is there twice.
+    """Evicted or removed rows of a table, with their values at that time.
+
+    An id that was evicted several times has several rows.
 
     Attributes:
-        ids: int64 `[N]`, in the order in which they left; those of one eviction ascending.
+        ids: int64 `[N]`, in the order of eviction; ascending within one eviction.
         weight: `[N, D]` in the table's data type.
-        states: of the optimizer, by name, `[N, D]` or `[N, 1]`.
-        columns: what the table's rules keep of a row, by name, `[N]`, as `TableView.row_columns` has them.
-        reason: uint8 `[N]`, an `EvictReason` of each.
+        states: optimizer states by name, `[N, D]` or `[N, 1]`.
+        columns: counts and clocks that the table's rules keep for each row, by name, `[N]`; see
+            `TableView.row_columns`.
+        reason: uint8 `[N]`, the `EvictReason` of each row.
 
     Example:
         >>> import torch
@@ -50,44 +53,44 @@ class EvictedRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, chosen: torch.Tensor | slice) -> EvictedRows:
-        """Some of the rows: by a mask, bool `[N]`, by their places, or a slice of them."""
-        states = {name: values[chosen] for name, values in self.states.items()}
-        columns = {name: values[chosen] for name, values in self.columns.items()}
-        return EvictedRows(self.ids[chosen], self.weight[chosen], states, columns, self.reason[chosen])
+    def __getitem__(self, selection: torch.Tensor | slice) -> EvictedRows:
+        """Returns the selected rows: by a mask, bool `[N]`, by indices or by a slice."""
+        states = {name: values[selection] for name, values in self.states.items()}
+        columns = {name: values[selection] for name, values in self.columns.items()}
+        return EvictedRows(self.ids[selection], self.weight[selection], states, columns, self.reason[selection])
 
     def latest(self) -> EvictedRows:
-        """Each id once, as it was when it left last."""
+        """Returns the last row of each id, in the order of eviction."""
         ids = self.ids.detach().cpu().flip(0).numpy()
-        distinct, places = np.unique(ids, return_index=True)
+        distinct, last = np.unique(ids, return_index=True)
         if len(distinct) == len(ids):
             return self
-        return self[torch.from_numpy(np.sort(len(ids) - 1 - places))]
+        return self[torch.from_numpy(np.sort(len(ids) - 1 - last))]
 
     @property
     def _parts(self) -> dict[str, torch.Tensor]:
         return {"ids": self.ids, "weight": self.weight, **self.states, **self.columns, "reason": self.reason}
 
     def length_problem(self) -> str | None:
-        """Says which tensors have not one entry for each row; None when all have."""
+        """Returns a message that names tensors of another length than `ids`; None if there are none."""
         shapes = {name: tuple(getattr(part, "shape", ())) for name, part in self._parts.items()}
         wrong = {name: shape for name, shape in shapes.items() if shape[:1] != (len(self),)}
         return f"{wrong} are not of {len(self)} rows, as the ids are" if wrong else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of all tensors together."""
         return sum(part.nbytes for part in self._parts.values())
 
 
 @dataclass(frozen=True, eq=False)
 class RowSchema:
-    """The parts of a row that a table keeps now: rows that left before had perhaps other states, or other columns.
+    """The current parts of a table's rows, to convert rows that were evicted under other settings.
 
     Attributes:
-        weight: `[0, D]`, in the table's data type.
-        states: by name, `[1, n]`: the row at first.
-        columns: by name, `[1]`.
+        weight: `[0, D]`, an empty tensor in the table's data type.
+        states: by name, `[1, n]`, the optimizer states of a new row.
+        columns: by name, `[1]`, the columns of a new row.
     """
 
     weight: torch.Tensor
@@ -95,50 +98,50 @@ class RowSchema:
     columns: Mapping[str, torch.Tensor]
 
     def empty(self) -> EvictedRows:
-        """No rows."""
+        """Returns zero rows of this schema."""
         states = {name: first[:0] for name, first in self.states.items()}
         columns = {name: first[:0] for name, first in self.columns.items()}
         ids = torch.empty(0, dtype=torch.int64, device="cpu")
         return EvictedRows(ids, self.weight, states, columns, ids.to(torch.uint8))
 
     def fit(self, rows: EvictedRows) -> EvictedRows:
-        """The rows with these states and columns, in these data types; what they lack is as in a new row."""
+        """Returns `rows` with these states and columns; missing ones get the values of a new row."""
         states = _conform(rows.states, self.states, len(rows))
         columns = _conform(rows.columns, self.columns, len(rows))
         return EvictedRows(rows.ids, rows.weight.to(self.weight.dtype), states, columns, rows.reason)
 
-    def concatenate(self, pieces: Sequence[EvictedRows]) -> EvictedRows:
-        """All rows of some pieces, in their order: copies, since a save may still write the pieces."""
-        fitting = [self.fit(piece) for piece in pieces] or [self.empty()]
+    def concatenate(self, chunks: Sequence[EvictedRows]) -> EvictedRows:
+        """Returns copies of all rows in one object; copies, since a save may still write the chunks."""
+        fitted = [self.fit(chunk) for chunk in chunks] or [self.empty()]
         return EvictedRows(
-            torch.cat([piece.ids for piece in fitting]),
-            torch.cat([piece.weight for piece in fitting]),
-            {name: torch.cat([piece.states[name] for piece in fitting]) for name in self.states},
-            {name: torch.cat([piece.columns[name] for piece in fitting]) for name in self.columns},
-            torch.cat([piece.reason for piece in fitting]),
+            torch.cat([chunk.ids for chunk in fitted]),
+            torch.cat([chunk.weight for chunk in fitted]),
+            {name: torch.cat([chunk.states[name] for chunk in fitted]) for name in self.states},
+            {name: torch.cat([chunk.columns[name] for chunk in fitted]) for name in self.columns},
+            torch.cat([chunk.reason for chunk in fitted]),
         )
 
 
 def _conform(
-    given: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], rows: int
+    parts: Mapping[str, torch.Tensor], defaults: Mapping[str, torch.Tensor], rows: int
 ) -> dict[str, torch.Tensor]:
-    found = {}
-    for name, first in wanted.items():
-        values = given[name] if name in given else first.expand(rows, *first.shape[1:]).contiguous()
-        found[name] = values.to(first.dtype)
-    return found
+    result = {}
+    for name, default in defaults.items():
+        values = parts[name] if name in parts else default.expand(rows, *default.shape[1:]).contiguous()
+        result[name] = values.to(default.dtype)
+    return result
 
 
 next_serial = itertools.count().__next__
-"""Returns a number larger than all before it."""
+"""Returns a serial number, larger than all earlier ones."""
 
 
 class EvictedChunk(NamedTuple):
-    """Rows that left a table together, and were not taken.
+    """The rows of one eviction.
 
     Attributes:
-        serial: larger than those of all rows that left before.
-        rows: they are not changed.
+        serial: a number larger than the serials of all earlier evictions.
+        rows: the rows, which must not be changed in place.
     """
 
     serial: int
@@ -146,17 +149,19 @@ class EvictedChunk(NamedTuple):
 
     @classmethod
     def now(cls, rows: EvictedRows) -> EvictedChunk:
-        """Returns the rows with the next serial."""
+        """Creates a chunk with the next serial."""
         return cls(next_serial(), rows)
 
 
 @dataclass(eq=False)
 class EvictedRowsBuffer:
-    """Rows that have left one table and were not taken. Under the launch lock, but for counts.
+    """Buffer of the evicted rows of one table, until `take_evicted` returns them.
+
+    All calls require the launch lock, except for `rows` and `nbytes`.
 
     Attributes:
-        table: its name.
-        chunks: the rows, in the order in which they left.
+        table: the table's name.
+        chunks: the rows, in the order of eviction.
     """
 
     table: str
@@ -164,16 +169,16 @@ class EvictedRowsBuffer:
     _warn_from: int = WARN_BYTES
 
     def rows(self) -> int:
-        """How many wait."""
+        """Returns the number of rows in the buffer."""
         return sum(len(rows) for _, rows in list(self.chunks))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that wait."""
+        """Bytes of the rows in the buffer."""
         return sum(rows.nbytes for _, rows in list(self.chunks))
 
     def first_rows(self, at_most: int | None) -> list[EvictedRows]:
-        """The first rows that wait, `at_most` so many, or all. They go on waiting."""
+        """Returns the first `at_most` rows, or all, without removing them."""
         chosen, left = [], self.rows() if at_most is None else at_most
         for _, rows in self.chunks:
             if not left:
@@ -183,17 +188,17 @@ class EvictedRowsBuffer:
         return chosen
 
     def drop_first(self, rows: int) -> None:
-        """The first `rows` of them wait no more."""
+        """Removes the first `rows` rows from the buffer."""
         left = []
-        for piece in self.chunks:
-            gone = min(rows, len(piece.rows))
-            rows -= gone
-            if gone < len(piece.rows):
-                left.append(piece._replace(rows=piece.rows[gone:]) if gone else piece)
+        for chunk in self.chunks:
+            dropped = min(rows, len(chunk.rows))
+            rows -= dropped
+            if dropped < len(chunk.rows):
+                left.append(chunk._replace(rows=chunk.rows[dropped:]) if dropped else chunk)
         self.chunks[:] = left
 
     def warn(self) -> None:
-        """Warns where much waits; again when it is twice as much."""
+        """Warns if the buffer is large, and again whenever it has doubled."""
         if len(self.chunks) and self.nbytes >= self._warn_from:
             self._warn_from = 2 * self.nbytes
             warn(

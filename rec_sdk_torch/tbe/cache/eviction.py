@@ -1,4 +1,4 @@
-"""Ids that leave their tables, by rules or when asked: saves and `take_evicted` have their rows as they were."""
+"""Eviction and removal of ids; running saves and `take_evicted` get the rows as they were before."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .update_journal import Call, UpdateJournal
 
 
 def end_step(group: Group, journal: UpdateJournal) -> None:
-    """A training step has ended, and its pins: ids leave whose time has come.
+    """Ends a training step, after its plans are released, and evicts ids where an interval has ended.
 
-    May be begun again after an interrupt, with the same journal.
+    After an interrupt it must be called again with the same journal.
     """
     if not group.has_lifecycles:
         return
     calls: list[Call] = [(group.engine.lifecycle.end_step, group.intervals)]
-    begins = not journal.has((group, "end"))
-    if begins and group.evicts_by_norm:
+    pending = not journal.has((group, "end"))
+    if pending and group.evicts_by_norm:
         mark_small_rows(group, group.engine.lifecycle.measured_tables(group.intervals))
-    if begins and group.engine.lifecycle.evicts(group.intervals):
+    if pending and group.engine.lifecycle.evicts(group.intervals):
         group.swap.settle()
         for table in group.snapshots.keys() | group.evicted.keys():
             calls += _prepare_eviction(group, table, *group.engine.lifecycle.leaving_ids(table, group.intervals))
-    # One call of C: the rows wait if and only if they have left.
+    # All calls are one call of C: an interrupt cannot separate the eviction from keeping its rows.
     journal.run((group, "end"), list, starmap(operator.call, calls))
 
 
 def evict(group: Group, table: int) -> int:
-    """Takes out the ids that the rules of a table choose now; how many had rows. All must be settled."""
+    """Evicts the ids that the rules of a table choose now; returns how many had rows. The swap must be settled."""
     lifecycle = group.members[table].config.lifecycle
     if lifecycle is not None and lifecycle.rule(Norm):
         mark_small_rows(group, [table])
@@ -49,10 +49,10 @@ def evict(group: Group, table: int) -> int:
 
 
 def remove(group: Group, table: int, ids: Int64Array) -> int:
-    """Takes these ids out; how many of them were known. All must be settled.
+    """Removes ids from a table; returns how many the table contained. The swap must be settled.
 
     Raises:
-        RuntimeError: a batch in flight uses one of them; nothing was removed.
+        RuntimeError: a batch in flight uses one of the ids; nothing was removed.
     """
     calls: list[Call] = [(group.engine.tables.remove, table, ids)]
     group.before_change(table, ids)
@@ -64,48 +64,57 @@ def remove(group: Group, table: int, ids: Int64Array) -> int:
 
 
 def _prepare_eviction(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
-    """To be called before `ids` leave, for `reasons`, uint8 `[n]`: calls to be made when they have left."""
+    """Prepares the eviction of `ids` for `reasons`, uint8 `[n]`; returns calls to make right after it."""
     group.before_change(table, ids)
     return _calls_to_keep_rows(group, table, ids, reasons) if table in group.evicted else []
 
 
 def _calls_to_keep_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
-    """The call that lets the rows of `ids`, as they are now, wait to be taken."""
+    """Returns the call that adds the current rows of `ids` to the table's buffer of evicted rows."""
     if not len(ids):
         return []
-    return [(group.evicted[table].chunks.append, EvictedChunk.now(_rows(group, table, ids, reasons)))]
+    return [(group.evicted[table].chunks.append, EvictedChunk.now(_read_rows(group, table, ids, reasons)))]
 
 
 def _run_calls(calls: list[Call]) -> int:
-    """Makes all calls as one of C, or none that comes behind one that fails; what the first one returned."""
+    """Makes all calls in one call of C, up to the first that fails; returns the result of the first one."""
     results: list[int] = list(starmap(operator.call, calls))
     return results[0]
 
 
-def _rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> EvictedRows:
+def _read_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> EvictedRows:
     member, layout = group.members[table], group.layout
     states = member.optimizer.spec.states if member.optimizer else ()
     rows, slots = group.engine.tables.find_rows(table, ids)
     columns = group.engine.lifecycle.read_columns(table, rows)
     weights: list[torch.Tensor] = []
-    of_states: list[list[torch.Tensor]] = [[] for _ in states]
+    state_chunks: list[list[torch.Tensor]] = [[] for _ in states]
     for begin in range(0, len(ids), group.chunk):
-        piece = slice(begin, begin + group.chunk)
-        records = read_known(group, table, ids[piece], rows[piece], slots[piece])
+        chunk = slice(begin, begin + group.chunk)
+        records = read_known(group, table, ids[chunk], rows[chunk], slots[chunk])
         weights.append(layout.weight(records).to(member.config.weight_dtype, copy=True))
-        for place, parts in enumerate(of_states):
-            parts.append(layout.state(records, place).clone())
+        for index, chunks in enumerate(state_chunks):
+            chunks.append(layout.state(records, index).clone())
     return EvictedRows(
         torch.from_numpy(ids),
         torch.cat(weights),
-        {state.name: torch.cat(parts) for state, parts in zip(states, of_states, strict=True)},
+        {state.name: torch.cat(chunks) for state, chunks in zip(states, state_chunks, strict=True)},
         {name: torch.from_numpy(values) for name, values in columns.items()},
         torch.from_numpy(reasons),
     )
 
 
 def read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
-    """Records of `ids`, uint8 `[n, bytes]` on the host, whose rows and slots the engine gave. All must be settled."""
+    """Reads the records of ids that the table contains. The swap must be settled.
+
+    Args:
+        group: the group of the table.
+        table: its index in the group.
+        ids, rows, slots: `[n]`, as `find_rows` of the engine returns rows and slots.
+
+    Returns:
+        uint8 `[n, bytes]` on the host.
+    """
     records = torch.empty((len(rows), group.layout.bytes), dtype=torch.uint8, device="cpu")
     group.engine.tables.read_rows(table, ids, rows, records.numpy())
     resident = np.flatnonzero(slots >= 0)
@@ -114,13 +123,14 @@ def read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slot
     return records
 
 
-# ---- rows that leave as their weights are small
+# ---- eviction by the norm of weights
 
 
 def row_norms(weight: torch.Tensor) -> npt.NDArray[np.float64]:
-    """The 2-norms of rows `[n, D]` on the host, float64 `[n]`: elements in their order, the same bits everywhere.
+    """Returns the 2-norms of rows `[n, D]` on the host, float64 `[n]`, bit-identical on every machine.
 
-    NumPy's square root is rounded correctly, which torch's is not in all of its builds.
+    The squares are summed in the order of the columns. NumPy's square root is correctly rounded; torch's is not in all
+    of its builds.
     """
     total = np.zeros(len(weight), np.float64)
     for column in weight.double().T.contiguous().numpy():
@@ -129,10 +139,10 @@ def row_norms(weight: torch.Tensor) -> npt.NDArray[np.float64]:
 
 
 def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
-    """Tells the engine which rows of these tables leave with the next eviction, by the weights that they have now.
+    """Marks rows whose norm is below the bound of the tables' `Norm` rules, for the engine's next eviction.
 
-    The cache has newer weights than the host, the engine has neither. Batches may be in flight. No plan may be made
-    until then.
+    Norms are computed here because the engine does not read weights in the cache. Batches may be in flight, but no plan
+    may be made between this call and the eviction.
     """
     if not tables:
         return
@@ -144,9 +154,9 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
         small = [np.empty(0, np.int64)]
         ids = group.engine.tables.rows(table)[0]
         for begin in range(0, len(ids), group.chunk):
-            some = ids[begin : begin + group.chunk]
-            rows, slots = group.engine.tables.find_rows(table, some)
-            records = read_known(group, table, some, rows, slots)
+            chunk = ids[begin : begin + group.chunk]
+            rows, slots = group.engine.tables.find_rows(table, chunk)
+            records = read_known(group, table, chunk, rows, slots)
             weight = group.layout.weight(records).to(config.weight_dtype)
             small.append(rows[row_norms(weight) < rule.least])
         group.engine.lifecycle.mark_small(table, np.concatenate(small))
