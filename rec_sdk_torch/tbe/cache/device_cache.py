@@ -195,7 +195,7 @@ class Group:
         self._counted, self.swap.engine, self.engine = counted, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
-        """Returns the counters of a table, or of all, over all engines; and current `pinned_rows`, `evicted_waiting`."""
+        """Returns the counters of a table, or of all; `pinned_rows` and `evicted_waiting` are current."""
         counters = self.engine.tables.stats(table)
         for name, count in self._counted.get(table, {}).items():
             if name in counters:
