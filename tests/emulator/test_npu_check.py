@@ -149,6 +149,6 @@ def test_distances() -> None:
     assert "1 of 2 values differ, by up to 3 in the last place; the first at [1]" in npu_report._difference(near, one)
 
 
-def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_device_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert npu_check.main(["--device", "npu:7"]) == 2
     assert "there are 2 NPUs" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_host_code_that_reads_device_memory_ends_the_run() -> None:
     assert "host code touched device memory" in finished.stderr
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_a_missing_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'npu:7': there are 2 NPUs, 0 to 1"):
         TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu:7")
 

@@ -1,7 +1,7 @@
 """Admission and eviction of ids through collections, pipelines and batches with timestamps or click labels.
 
-That every rule is right at every cache size and depth is the oracle's (tests/tbe/test_oracle.py); clocks that are wrong
-are in tests/tbe/test_clocks.py.
+The oracle (tests/tbe/test_oracle.py) covers all rules at every cache size and prefetch depth;
+tests/tbe/test_clocks.py covers wrong clocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sequence(device: torch.device, **fields: Any) -> rst.EmbCacheEmbeddingCollec
 
 
 def stamped(ids: list[int], seconds: list[int]) -> rst.KeyedJaggedTensorWithTimestamp:
-    """One sample per id."""
+    """Builds a batch with one sample per id."""
     values, stamps = torch.tensor(ids, dtype=torch.int64), torch.tensor(seconds, dtype=torch.int64)
     lengths = torch.ones(len(ids), dtype=torch.int32)
     return rst.KeyedJaggedTensorWithTimestamp.from_jt_dict(
@@ -45,8 +45,8 @@ def stamped(ids: list[int], seconds: list[int]) -> rst.KeyedJaggedTensorWithTime
     )
 
 
-def learn(collection: Any, features: KeyedJaggedTensor | list[int]) -> torch.Tensor:
-    """The rows of a training step, one sample for each id."""
+def train_rows(collection: Any, features: KeyedJaggedTensor | list[int]) -> torch.Tensor:
+    """Returns the rows of a training step, with one sample per id."""
     batch = single_ids(features) if isinstance(features, list) else features
     return train_step(collection, batch).view(-1, 4)
 
@@ -61,8 +61,8 @@ def defaults(rows: torch.Tensor) -> list[bool]:
 
 def test_a_batch_that_reaches_the_threshold_reads_the_row(device: torch.device) -> None:
     collection = sequence(device, admit_threshold=3)
-    assert defaults(learn(collection, [1, 1, 2])) == [True, True, True]
-    assert defaults(learn(collection, [2, 1, 2])) == [False, False, False]
+    assert defaults(train_rows(collection, [1, 1, 2])) == [True, True, True]
+    assert defaults(train_rows(collection, [2, 1, 2])) == [False, False, False]
     assert ids(collection) == [1, 2]
     assert collection.cache_stats("t0")["not_admitted_lookups"] == 3
     assert collection.cache_stats("t0")["admitted"] == 2
@@ -77,7 +77,7 @@ def test_bags_pool_the_default_value(device: torch.device) -> None:
     assert collection.table_ids("t0").tolist() == [1]
 
 
-def test_click_labels_are_of_the_samples_of_every_key(device: torch.device) -> None:
+def test_click_labels_apply_to_the_samples_of_every_key(device: torch.device) -> None:
     params = rst.ShowClickParams(alpha=0, beta=1, admit_threshold=1)
     fields = {"admit_and_evict_config": rules(showclick_params=params, policy_type=SHOWCLICK)}
     configs = [sequence_config(f"t{n}", (f"f{n}",), **fields) for n in range(2)]
@@ -91,21 +91,23 @@ def test_clicks_admit(device: torch.device) -> None:
     params = rst.ShowClickParams(alpha=0, beta=1, admit_threshold=2)
     collection = sequence(device, showclick_params=params, policy_type=SHOWCLICK)
     batch = rst.with_click_labels(single_ids([1, 2, 3, 1]), torch.tensor([1, 1, 0, 1]))
-    assert defaults(learn(collection, batch)) == [False, True, True, False]
+    assert defaults(train_rows(collection, batch)) == [False, True, True, False]
     with pytest.raises(ValueError, match="'t0' scores ids by clicks"):
-        learn(collection, [2])
+        train_rows(collection, [2])
     labelled = stamped([2, 3], [0, 0])
     rst.with_click_labels(labelled, torch.tensor([[1], [-1]]))
-    assert defaults(learn(collection, labelled.to(device))) == [False, True]
+    assert defaults(train_rows(collection, labelled.to(device))) == [False, True]
     labels = clicks_of(rst.with_click_labels(single_ids([2, 3]), torch.tensor([1.0, -3.0]).bfloat16()))
     assert labels is not None
     assert labels.tolist() == [1, -1]
     unknown = rst.with_click_labels(single_ids([2, 3]), torch.tensor([-(2**32) + 1, 2]))
-    assert defaults(learn(collection, unknown)) == [False, False], "2 has its row already, 3 gets one"
-    assert defaults(learn(collection, rst.with_click_labels(single_ids([9]), torch.tensor([-(2**32) + 5])))) == [True]
+    assert defaults(train_rows(collection, unknown)) == [False, False], "2 has its row already, 3 gets one"
+    assert defaults(train_rows(collection, rst.with_click_labels(single_ids([9]), torch.tensor([-(2**32) + 5])))) == [
+        True
+    ]
 
 
-def test_labels_that_are_no_clicks() -> None:
+def test_invalid_click_labels_are_refused() -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (torch.ones(3, dtype=torch.int64), ValueError, "one for each of 2 samples"),
         (torch.tensor([0.5, 1]), TypeError, "not whole"),
@@ -120,12 +122,12 @@ def test_labels_that_are_no_clicks() -> None:
 
 def test_timestamps_that_change_after_the_prefetch(device: torch.device) -> None:
     collection = sequence(device, evict_threshold=10, evict_step_interval=1)
-    learn(collection, stamped([1], [100]))
+    train_rows(collection, stamped([1], [100]))
     batch = stamped([2], [100])
     collection.prefetch(batch)
     collection.wait_for_plans()
     batch.timestamps.fill_(200)
-    learn(collection, batch)
+    train_rows(collection, batch)
     assert ids(collection) == [2]
 
 
@@ -134,7 +136,7 @@ def test_a_bound_keeps_the_most_frequent(device: torch.device) -> None:
     for rows, size in ((8, 0), (0, 8 * record), (8, 16 * record), (16, 8 * record)):
         collection = sequence(device, max_rows=rows, max_bytes=size)
         for step in range(40):
-            learn(collection, [1, 2, 100 + 3 * step, 101 + 3 * step])
+            train_rows(collection, [1, 2, 100 + 3 * step, 101 + 3 * step])
         kept.append(ids(collection))
     assert len(kept[0]) <= 8
     assert {1, 2} <= set(kept[0])
@@ -145,7 +147,7 @@ def test_endless_streams_take_bounded_memory(device: torch.device) -> None:
     collection = sequence(device, max_rows=64, admit_threshold=2)
     reports = []
     for step in range(201):
-        learn(collection, [6 * step, 6 * step, *range(6 * step + 1, 6 * step + 5)])
+        train_rows(collection, [6 * step, 6 * step, *range(6 * step + 1, 6 * step + 5)])
         if step % 100 == 0:
             reports.append(collection.memory_report("t0"))
     _, before, after = reports
@@ -155,11 +157,11 @@ def test_endless_streams_take_bounded_memory(device: torch.device) -> None:
 
 
 def test_rows_in_flight_count_for_the_bound(device: torch.device) -> None:
-    """Also those that an idle time would take out."""
+    """Rows in flight stay although they have been idle for long enough to be evicted."""
     collection = sequence(device, evict_idle_steps=2, evict_step_interval=1, max_rows=3)
     held = collection(single_ids([1]))["f0"].values().sum()
     for _ in range(2):
-        learn(collection, [2, 3, 4])
+        train_rows(collection, [2, 3, 4])
     assert 1 in ids(collection)
     assert len(ids(collection)) <= 3
     held.backward()
@@ -167,22 +169,22 @@ def test_rows_in_flight_count_for_the_bound(device: torch.device) -> None:
 
 def test_counts_move_with_the_tables(device: torch.device) -> None:
     collection = sequence(device, admit_threshold=3, evict_threshold=9)
-    learn(collection, stamped([1, 1, 1, 2], [5, 6, 7, 8]))
+    train_rows(collection, stamped([1, 1, 1, 2], [5, 6, 7, 8]))
     twin = copy.deepcopy(collection)
     view, other = collection.embedding.view("t0"), twin.embedding.view("t0")
     assert view.clocks() == other.clocks() == {"batches": 1, "steps": 1, "timestamp": 8}
     assert other.row_columns(torch.tensor([1]))["timestamp"].tolist() == [7]
     found, columns = other.candidates()
     assert (found.tolist(), columns["count"].tolist(), columns["timestamp"].tolist()) == ([2], [1], [8])
-    assert torch.equal(learn(collection, stamped([2, 2], [9, 9])), learn(twin, stamped([2, 2], [9, 9])))
+    assert torch.equal(train_rows(collection, stamped([2, 2], [9, 9])), train_rows(twin, stamped([2, 2], [9, 9])))
     assert ids(collection) == ids(twin) == [1, 2]
 
 
-def test_a_load_keeps_what_is_counted_of_rows_that_stay(device: torch.device) -> None:
+def test_a_load_keeps_the_counters_of_remaining_rows(device: torch.device) -> None:
     collection = sequence(device, admit_threshold=2, evict_threshold=9)
-    learn(collection, stamped([1, 1, 2], [5, 6, 7]))
+    train_rows(collection, stamped([1, 1, 2], [5, 6, 7]))
     saved = collection.state_dict()
-    learn(collection, stamped([3, 3], [8, 8]))
+    train_rows(collection, stamped([3, 3], [8, 8]))
     collection.load_state_dict(saved)
     view = collection.embedding.view("t0")
     assert ids(collection) == [1]
@@ -190,9 +192,9 @@ def test_a_load_keeps_what_is_counted_of_rows_that_stay(device: torch.device) ->
     assert view.candidates()[0].tolist() == [2]
 
 
-def test_views_refuse_what_cannot_be(device: torch.device) -> None:
+def test_views_refuse_invalid_values(device: torch.device) -> None:
     collection = sequence(device, admit_threshold=2, max_rows=64)
-    learn(collection, [1, 1, 2])
+    train_rows(collection, [1, 1, 2])
     view, one = collection.embedding.view("t0"), torch.tensor([1])
     wrong: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: view.row_columns(torch.tensor([1, 2])), KeyError, "1 ids have no row"),
@@ -208,13 +210,13 @@ def test_views_refuse_what_cannot_be(device: torch.device) -> None:
     view.write_row_columns(one, {"count": torch.tensor([9])})
     assert view.row_columns(one)["count"].tolist() == [9]
     view.set_candidates(torch.tensor([5]), {"count": one, "last_use": one})
-    assert defaults(learn(collection, [5, 2])) == [False, True]
+    assert defaults(train_rows(collection, [5, 2])) == [False, True]
 
 
 def test_a_table_that_evicts_by_age_needs_timestamps(device: torch.device) -> None:
     collection = sequence(device, evict_threshold=5)
     with pytest.raises(ValueError, match="'t0' evicts ids by their timestamps"):
-        learn(collection, [1])
+        train_rows(collection, [1])
     assert ids(collection) == []
     collection.eval()
     collection(single_ids([1]))
@@ -252,7 +254,7 @@ def stream(steps: int) -> Iterator[Labelled]:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_the_pipeline_hands_labels_and_evicts(device: torch.device, depth: int) -> None:
+def test_the_pipeline_passes_labels_and_evicts(device: torch.device, depth: int) -> None:
     params = rst.ShowClickParams(alpha=1, beta=1, admit_threshold=3, evict_percentage=0.2, score_decay=0.9)
     model, other = (Labels(device, showclick_params=params, policy_type=SHOWCLICK) for _ in range(2))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
@@ -270,7 +272,7 @@ def test_the_pipeline_hands_labels_and_evicts(device: torch.device, depth: int) 
     assert model.tables.cache_stats("t0")["evicted"] > 0
 
 
-def test_what_a_batch_gives_of_itself_has_its_timestamps(device: torch.device) -> None:
+def test_parts_of_a_batch_keep_its_timestamps(device: torch.device) -> None:
     keys, lengths = ["a", "b"], torch.tensor([1, 2, 0, 1])
     stamps = torch.tensor([5, 6, 7, 8])
     batch = rst.KeyedJaggedTensorWithTimestamp(
@@ -316,10 +318,10 @@ def test_wrong_batches() -> None:
 @pytest.mark.parametrize("sketch", [0, 400])
 def test_reset_parameters_counts_anew(device: torch.device, sketch: int) -> None:
     collection = sequence(device, admit_threshold=3, sketch_bytes=sketch)
-    learn(collection, stamped([1, 1, 1, 2, 2], [100] * 5))
+    train_rows(collection, stamped([1, 1, 1, 2, 2], [100] * 5))
     assert ids(collection) == [1]
     collection.reset_parameters()
-    learn(collection, stamped([1, 1, 2], [101] * 3))
+    train_rows(collection, stamped([1, 1, 2], [101] * 3))
     assert ids(collection) == []
-    learn(collection, stamped([1, 2], [102] * 2))
+    train_rows(collection, stamped([1, 2], [102] * 2))
     assert ids(collection) == [1]

@@ -1,6 +1,7 @@
-"""A refused or interrupted call leaves no trace: loads that fail half-way, and forwards.
+"""A refused or interrupted load or forward leaves no trace.
 
-The reference is everything that can be read of the collection before: weights, ids, states, counters, and the window.
+The reference is everything that can be read of the collection before the call: weights, ids, states, counters, and
+the accumulation window.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def steps(collection: Any, *firsts: int) -> None:
 
 
 def trained(device: torch.device, kind: Kind, window: int = 1, **options: Any) -> Any:
-    """Three groups: hash tables t0 and t2 of one dim, index tables t1 and t3 of their own; an open window."""
+    """Trains three groups with an open window: hash tables t0 and t2 of one dim, index tables t1 and t3."""
     index = [kind.index(f"t{n}", [f"f{n}"], num_embeddings=12, embedding_dim=dim) for n, dim in ((1, 8), (3, 16))]
     tables = [kind.config(), index[0], kind.config("t2", ("f2",)), index[1]]
     collection = kind.collection(device, *tables, cache=CACHE, **options)
@@ -54,7 +55,7 @@ def assert_trains_on(collection: Any, untouched: Any) -> None:
 
 
 def changed(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """A state that differs in every value, and in the ids of the hash tables."""
+    """Returns a state that differs in every value, and in the ids of the hash tables."""
     return {key: value + 1000 if key.endswith("ids") else value + 1.0 for key, value in state.items()}
 
 
@@ -69,8 +70,8 @@ REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeE
 @EACH_KIND
 @WINDOWS
 @pytest.mark.parametrize("table", ["t1", "t2"])
-def test_load_of_weights(device: torch.device, kind: Kind, window: int, table: str) -> None:
-    """One table's values cannot be loaded: no table changes, and the window that is open stays."""
+def test_a_failed_load_of_weights_changes_nothing(device: torch.device, kind: Kind, window: int, table: str) -> None:
+    """If one table's values cannot be loaded, no table changes, and the open window stays open."""
     collection, untouched = trained(device, kind, window), trained(device, kind, window)
     before, state = state_of(collection), changed(collection.state_dict())
     (key,) = [key for key in state if key.endswith(f".{table}.weight")]
@@ -85,7 +86,7 @@ def test_load_of_weights(device: torch.device, kind: Kind, window: int, table: s
 
 @EACH_KIND
 @pytest.mark.parametrize("table", ["t1", "t2"])
-def test_load_of_states(device: torch.device, kind: Kind, table: str) -> None:
+def test_a_failed_load_of_states_changes_nothing(device: torch.device, kind: Kind, table: str) -> None:
     collection = trained(device, kind)
     before = state_of(collection)
     for name, spoil in itertools.product((f"{table}.momentum1", f"{table}.exp_avg_sq"), SPOILS):
@@ -102,7 +103,7 @@ def test_load_of_states(device: torch.device, kind: Kind, table: str) -> None:
 
 @EACH_KIND
 def test_states_of_ids_that_the_table_does_not_know(device: torch.device, kind: Kind) -> None:
-    """They are refused: an id comes with its weight, or in a batch."""
+    """States of unknown ids are refused: an id is inserted with its weight or by a batch."""
     collection = trained(device, kind)
     before = state_of(collection)
     state = {param: dict(values) for param, values in before["states"].items()}
@@ -135,8 +136,8 @@ REFUSED: dict[str, list[tuple[KeyedJaggedTensor, type[Exception]]]] = {
 @EACH_KIND
 @WINDOWS
 @pytest.mark.parametrize("mode", REFUSED)
-def test_forward(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """Ids, counters (bounds_errors among them), weights and what can be trained on stay."""
+def test_a_refused_forward_changes_nothing(device: torch.device, kind: Kind, window: int, mode: str) -> None:
+    """Ids, counters (bounds_errors among them), weights and pending batches are unchanged."""
     collection = trained(device, kind, window, bounds_check_mode=mode)
     before, counters = state_of(collection), exact_counts(collection)
     for batch, error in REFUSED[mode] * 3:
@@ -147,13 +148,13 @@ def test_forward(device: torch.device, kind: Kind, window: int, mode: str) -> No
         assert exact_counts(collection) == counters
     assert not list(differing_tensors(before, state_of(collection)))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of ids that were never looked up
+        warnings.simplefilter("error")  # about ids that were never looked up
         assert_trains_on(collection, trained(device, kind, window, bounds_check_mode=mode))
 
 
 @EACH_KIND
-def test_refused_read(device: torch.device, kind: Kind) -> None:
-    """The first group has been read when the last one finds an id that is out of range."""
+def test_a_refused_read_changes_nothing(device: torch.device, kind: Kind) -> None:
+    """The first group has already been read when an id of the last one is out of range."""
     collection = trained(device, kind, bounds_check_mode="fatal")
     before, counters = state_of(collection), exact_counts(collection)
     with pytest.raises(IndexError, match="t3"):
@@ -163,8 +164,8 @@ def test_refused_read(device: torch.device, kind: Kind) -> None:
 
 
 @EACH_KIND
-def test_rows_of_a_table_find_no_memory(device: torch.device, kind: Kind) -> None:
-    """Its ids are in its map by then, and so are those of the tables before."""
+def test_running_out_of_memory_for_rows_changes_nothing(device: torch.device, kind: Kind) -> None:
+    """By then the table's ids are in its map, and the rows of the previous tables are reserved."""
     collection = trained(device, kind)
     before, reserve = state_of(collection), Tables.reserve_rows
     for tables in range(1, 5):
@@ -195,7 +196,9 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], object]] = {
 def test_an_interrupt(
     device: torch.device, kind: Kind, loaded: str, every: int, request: pytest.FixtureRequest
 ) -> None:
-    """Ctrl-C at any point of a load or save: all tables are loaded, or none is, or the next use says why it cannot."""
+    """After Ctrl-C at any point of a load or save, all tables are loaded, or none, or the next use raises an
+    explanation.
+    """
     collection, other = trained(device, kind, 3), trained(device, kind, 3)
     steps(other, 0, 4)
     targets = itertools.cycle([state_of(other), state_of(collection)])

@@ -1,6 +1,6 @@
-"""Backward passes that name their inputs: a table trains where its parameter is one of them, and only there.
+"""Backward passes with `inputs=`: exactly the tables whose parameters are listed are trained.
 
-The reference of a table that trains is the same backward pass without `inputs=`, bit for bit; other tables stay.
+The reference for a trained table is the same backward pass without `inputs=`, bit for bit; other tables are unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KIND, UPDATE = pytest.mark.parametrize("kind", KINDS), pytest.mark.parametrize("
 
 
 class Model(torch.nn.Module):
-    """Tables, of which t0 and t1 are in one group, and one dense weight."""
+    """Three tables, two of them (t0 and t1) in one group, and one dense weight."""
 
     def __init__(self, device: torch.device, kind: str, update: str, optimizer: type = torch.optim.Adam, **how: Any):
         super().__init__()
@@ -69,18 +69,18 @@ class Model(torch.nn.Module):
         return {name: rows_of(self.tables, name) for name in TABLES}
 
     def kept(self, before: dict[str, dict[int, torch.Tensor]]) -> list[str]:
-        """Tables whose rows are as before; ids may have come."""
+        """Lists the tables whose rows are unchanged; new ids are allowed."""
         rows = self.rows()
         return [name for name in TABLES if all(torch.equal(rows[name][i], row) for i, row in before[name].items())]
 
     def step(self, seed: int, inputs: Sequence[Any] | None = None) -> None:
-        """A batch, and the optimizer's step where updates are not in the backward pass."""
+        """Trains a batch, with the optimizer's step where updates are not in the backward pass."""
         self(self.features(seed)).backward(inputs=inputs)
         self.tables.fused_optimizer.step()
 
 
 def model(device: torch.device, kind: str, update: str, *args: Any, **how: Any) -> Model:
-    """A model that was trained for a batch."""
+    """Builds a model that has trained one batch."""
     made = Model(device, kind, update, *args, **how)
     made.step(0)
     made.dense.grad = None
@@ -89,7 +89,7 @@ def model(device: torch.device, kind: str, update: str, *args: Any, **how: Any) 
 
 @KIND
 @UPDATE
-def test_all_parameters_of_a_model(device: torch.device, kind: str, update: str) -> None:
+def test_listing_all_parameters_trains_as_without_inputs(device: torch.device, kind: str, update: str) -> None:
     expected, found = model(device, kind, update), model(device, kind, update)
     for seed in (1, 2):
         expected.step(seed)
@@ -103,8 +103,10 @@ def test_all_parameters_of_a_model(device: torch.device, kind: str, update: str)
 @pytest.mark.parametrize("chosen", [("t0",), ("t1",), ("t2",), ("t0", "t2"), ("t0", "t1")], ids=" ".join)
 @pytest.mark.parametrize(("update", "window"), [("backward", 1), ("backward", 2), ("step", 1)])
 @KIND
-def test_some_tables(device: torch.device, kind: str, update: str, window: int, chosen: Sequence[str]) -> None:
-    """The others stay as they are, in their states too, also those of the same group."""
+def test_only_listed_tables_are_trained(
+    device: torch.device, kind: str, update: str, window: int, chosen: Sequence[str]
+) -> None:
+    """The other tables are unchanged, including their states, even in the same group."""
     expected, found = (model(device, kind, update, window=window) for _ in range(2))
     if window > 1:
         for one in (expected, found):
@@ -126,8 +128,8 @@ def test_some_tables(device: torch.device, kind: str, update: str, window: int, 
 @KIND
 @UPDATE
 @pytest.mark.parametrize("how", ["autograd.grad", "inputs", "output"])
-def test_no_table(device: torch.device, kind: str, update: str, how: str) -> None:
-    """Nothing changes, and the tables can still be trained through a graph that is retained."""
+def test_inputs_without_a_table_change_nothing(device: torch.device, kind: str, update: str, how: str) -> None:
+    """Nothing changes, and a retained graph can still train the tables."""
     expected, found = model(device, kind, update), model(device, kind, update)
     before, features = found.rows(), found.features(1)
     wanted = [found.dense]
@@ -197,7 +199,7 @@ def test_a_copy_has_parameters_of_its_own(device: torch.device, update: str) -> 
 @pytest.mark.parametrize("give", [torchs_apply, torchrecs_apply], ids=["torch", "TorchRec"])
 @UPDATE
 def test_optimizers_that_torch_has_hooked(device: torch.device, update: str, give: Any, optimizer: type) -> None:
-    """torch's hook on a parameter neither steps the optimizer that torch made nor takes the gradient away."""
+    """torch's hook on a parameter neither steps torch's own optimizer nor removes the gradient."""
     expected, found = apply(bags_collection(device, update=update), optimizer), bags_collection(device, update=update)
     for _ in range(2):  # the second call changes nothing
         give(optimizer, found.parameters(), {"lr": 0.5})
@@ -211,7 +213,7 @@ def test_optimizers_that_torch_has_hooked(device: torch.device, update: str, giv
 
 @UPDATE
 def test_hooks_of_parameters(device: torch.device, update: str) -> None:
-    """A hook on the gradient is never called; a hook behind it sees the pending gradient, where there is one."""
+    """A gradient hook is never called; a post-accumulate hook sees the pending gradient, if there is one."""
     found = model(device, "bags", update)
     calls: list[tuple[str, Any]] = []
     hooks = []

@@ -1,4 +1,4 @@
-"""Input that cannot be met: what is raised, that the message helps, and that the model still trains afterwards."""
+"""Invalid input raises a helpful error, and the model still trains afterwards."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ BATCHES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
 @EACH_KIND
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("batch", "error", "message"), [b[1:] for b in BATCHES], ids=[b[0] for b in BATCHES])
-def test_batches(
+def test_invalid_batches_are_refused(
     device: torch.device, kind: Kind, training: bool, batch: Any, error: type[Exception], message: str
 ) -> None:
     collection = apply(kind.collection(device))
@@ -176,7 +176,8 @@ def test_an_index_table_larger_than_the_host(device: torch.device) -> None:
     huge = {"num_embeddings": 2**31, "embedding_dim": 4096}  # 32 TiB
     with pytest.raises(MemoryError, match=rf"'huge'.*{2**31 * 4096 * 4} bytes.*free"):
         bags_collection(device, bag_config(), index_bag_config("huge", **huge))
-    assert_trains(apply(bags_collection(device, bag_config(**huge), cache=4)))  # whose memory grows with its ids
+    # memory of a hash table grows with its ids
+    assert_trains(apply(bags_collection(device, bag_config(**huge), cache=4)))
 
 
 def test_a_cache_larger_than_the_device(device: torch.device) -> None:
@@ -210,13 +211,15 @@ CACHES: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("cache", "error", "message"), CACHES, ids=[str(c[0])[:40] for c in CACHES])
-def test_cache_options(device: torch.device, cache: Any, error: type[Exception], message: str) -> None:
+def test_invalid_cache_options_are_refused(
+    device: torch.device, cache: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         bags_collection(device, cache=cache)
 
 
 def test_a_cache_of_less_than_a_row(device: torch.device) -> None:
-    """How long a row record is depends on the optimizer, so this is found at first use."""
+    """The size of a row record depends on the optimizer, so the error comes at the first use."""
     for cache, message in (("10B", "cache='10B' allows 10 bytes"), ({"t0": "10B"}, "'t0'.*'10B'.*16 bytes")):
         with pytest.raises(ValueError, match=message):
             read(bags_collection(device, cache=cache), numbered(2))
@@ -278,7 +281,7 @@ def test_no_table(device: torch.device) -> None:
             make(tables=[], device=device)
 
 
-def test_pooling(device: torch.device) -> None:
+def test_unsupported_poolings_are_refused(device: torch.device) -> None:
     for pooling in (PoolingType.NONE, "SUM", None):
         with pytest.raises(ValueError, match=r"'t0'.*SUM and MEAN"):
             bags_collection(device, bag_config(pooling=pooling))
@@ -364,10 +367,10 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "given", "error", "message"), ARGUMENTS, ids=[each[3][:40] for each in ARGUMENTS])
-def test_arguments_that_cannot_be(
+def test_invalid_arguments_are_refused(
     call: Any, given: Any, error: type[Exception], message: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is refused at once, by name, and not by what Python or torch say of it inside."""
+    """Each argument is refused at once and by name, before an inner error of Python or torch."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         call(given)

@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.cache_advice`: its counts are those of a training, and its advice is what the counts say."""
+"""`python -m rec_sdk_torch.cache_advice`: its counts match a training run, and its advice follows from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _engine_of(slots: int, policy: str) -> Any:
 
 
 def planned(batches: Sequence[Ids], slots: int, policy: str, ahead: int, warm: int) -> list[int]:
-    """Returns `COUNTS` after all batches, each of which is trained before the next; without the first `warm`."""
+    """Returns `COUNTS` over all batches after the first `warm`; each batch is trained before the next."""
     engine, looks = _engine_of(slots, policy), _engine.policy_looks_ahead(policy)
     announced: deque[Any] = deque()
     offsets = [np.array([0, len(ids)], np.int64) for ids in batches]
@@ -70,7 +70,7 @@ def distinct(batches: Sequence[Ids]) -> int:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lrfu"])
 @pytest.mark.parametrize("slots", [35, 80, 300])
-def test_counts_are_those_of_a_training(policy: str, slots: int, device: torch.device) -> None:
+def test_counts_match_a_training_run(policy: str, slots: int, device: torch.device) -> None:
     batches = batches_of(slots)
     table = embedding_of(TableConfig("t", 100, 4), cache=slots, cache_policy=policy, device=device)
     train(table, *map(torch.from_numpy, batches))
@@ -83,7 +83,7 @@ def test_counts_are_those_of_a_training(policy: str, slots: int, device: torch.d
 
 @pytest.mark.parametrize("policy", _engine.cache_policies())
 @pytest.mark.parametrize(("slots", "ahead", "warm"), [(60, 0, 0), (61, 2, 0), (90, 3, 7), (300, MAX_AHEAD, 1)])
-def test_counts_are_those_of_the_planner(policy: str, slots: int, ahead: int, warm: int) -> None:
+def test_counts_match_the_planner(policy: str, slots: int, ahead: int, warm: int) -> None:
     batches = [*batches_of(slots, count=150, ids=60, rows=900), *batches_of(1, count=150, ids=5, rows=40)]
     found = Simulation.from_batches(batches).run(slots, policy, ahead, warm)
     counts = [found.rows, found.new, found.misses, found.rows_in, found.rows_out, found.lookups]
@@ -91,7 +91,7 @@ def test_counts_are_those_of_the_planner(policy: str, slots: int, ahead: int, wa
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions, in Python and in C, `work` calls."""
+    """Counts the calls of Python and C functions in `work`."""
     events: list[str] = []
     sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
@@ -102,7 +102,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def test_work_in_python_does_not_grow_with_the_trace() -> None:
-    """All that is done for each batch or id is done in the engine, once for each cache."""
+    """All work per batch or id is done in the engine, once for each cache."""
 
     def calls(samples: int) -> int:
         ids = (2000 * np.random.default_rng(1).random(samples) ** 4).astype(np.int64)
@@ -113,7 +113,7 @@ def test_work_in_python_does_not_grow_with_the_trace() -> None:
     assert calls(50_000) == calls(1000) < 200
 
 
-def test_a_bar_shows_the_caches_that_are_done(
+def test_a_progress_bar_counts_finished_caches(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar = _progress_bar("t_item")
@@ -125,12 +125,12 @@ def test_a_bar_shows_the_caches_that_are_done(
 
 
 @pytest.mark.parametrize("starts", [[], [0], [1, 2], [0, 2, 1, 3], [0, 4]])
-def test_starts_that_are_none(starts: list[int]) -> None:
+def test_invalid_batch_starts_are_refused(starts: list[int]) -> None:
     with pytest.raises(ValueError, match="starts must"):
         Simulation(np.arange(3), np.array(starts, np.int64))
 
 
-def test_look_ahead_needs_announcements_and_misses_less() -> None:
+def test_look_ahead_reduces_misses_with_announcements_only() -> None:
     simulation = Simulation.from_batches(batches_of(5, count=80))
     blind, one, ahead, most = (simulation.run(50, "look_ahead", n) for n in (0, 1, 2, MAX_AHEAD))
     lrfu = simulation.run(50, "lrfu", 2)
@@ -138,7 +138,7 @@ def test_look_ahead_needs_announcements_and_misses_less() -> None:
     assert blind.misses <= lrfu.misses * 1.05
 
 
-def test_rows_that_fit_miss_once() -> None:
+def test_a_cache_for_all_rows_has_no_misses_of_known_rows() -> None:
     batches = batches_of(1)
     found = Simulation.from_batches(batches).run(distinct(batches), "lrfu", 0)
     assert found.miss_rate == 0
@@ -162,16 +162,18 @@ LEAST = 10 * 8 + 10 * 80
 @pytest.mark.parametrize(
     ("misses", "memory", "size_indices"),
     [
-        (0.05, None, (1, 2)),  # without memory few may miss
+        (0.05, None, (1, 2)),  # without a memory limit few misses are allowed
         (0.0, None, (2, 2)),
         (0.9, None, (0, 0)),
-        (0.05, LEAST, (0, 0)),  # memory goes where it saves most
+        (0.05, LEAST, (0, 0)),  # memory goes to the table where it saves most
         (0.05, LEAST + 40 * 8, (1, 0)),
         (0.05, LEAST + 40 * 8 + 90 * 80, (1, 2)),
         (0.05, 1 << 20, (2, 2)),
     ],
 )
-def test_memory_goes_where_it_saves_most(misses: float, memory: int | None, size_indices: tuple[int, int]) -> None:
+def test_memory_goes_to_the_table_where_it_saves_most(
+    misses: float, memory: int | None, size_indices: tuple[int, int]
+) -> None:
     assert choose_cache(TABLES, SPEED, misses, memory).size_indices == dict(zip("ab", size_indices, strict=True))
 
 
@@ -186,7 +188,7 @@ def test_the_better_policy_is_chosen() -> None:
     assert choose_cache([table], SPEED, 0.05, None).policy == "lfu"
 
 
-def test_time_is_bytes_by_bandwidth() -> None:
+def test_transfer_time_is_bytes_divided_by_bandwidth() -> None:
     found = Bandwidth(to_device=100.0, to_host=50.0, source="").seconds(Counts(4, 0, 0, 0, 10, 20), 8)
     assert found == pytest.approx((10 * 8 / 100 + 20 * 8 / 50) / 4)
 
@@ -207,7 +209,7 @@ def test_copies_are_measured(device: torch.device) -> None:
         ([1e9], [195]),
     ],
 )
-def test_sizes(wanted: list[float], expected: list[int]) -> None:
+def test_requested_sizes_become_cache_sizes(wanted: list[float], expected: list[int]) -> None:
     found = cache_sizes(wanted, distinct=195, largest=10)
     assert found == sorted(set(found))
     assert found[0] == expected[0]
@@ -217,7 +219,7 @@ def test_sizes(wanted: list[float], expected: list[int]) -> None:
 
 
 def cut(trace: Trace, samples: int) -> list[list[int]]:
-    """The ids of each batch that has some."""
+    """Returns the ids of each nonempty batch."""
     return [ids.tolist() for ids in np.split(trace.ids, trace.starts(samples)[1:-1])]
 
 
@@ -263,14 +265,14 @@ def test_parquet(tmp_path: Path) -> None:
         ({"a": np.array([{}])}, "is no .npz file of plain arrays"),
     ],
 )
-def test_what_is_no_trace(arrays: dict[str, npt.NDArray[np.generic]], message: str, tmp_path: Path) -> None:
+def test_invalid_traces_are_refused(arrays: dict[str, npt.NDArray[np.generic]], message: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(TraceError, match=message):
         read_traces(tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
-def test_files_of_something_else(ending: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"t.{ending}"
     with pytest.raises(TraceError, match="there is no such file"):
         read_traces(path)
@@ -291,7 +293,7 @@ def advise(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return capsys.readouterr().out
 
 
-def test_the_line_can_be_pasted(trace: Path, capsys: pytest.CaptureFixture[str], device: torch.device) -> None:
+def test_the_advice_is_code_to_paste(trace: Path, capsys: pytest.CaptureFixture[str], device: torch.device) -> None:
     lines = advise(capsys, trace, "--dim", "4").splitlines()
     assert any("modelled, not measured" in line for line in lines)
     given = eval(f"dict({lines[-1]})")
@@ -318,7 +320,7 @@ def test_units_of_the_bandwidth(given: str, speed: float, trace: Path, capsys: p
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "9" * 400, "9" * 400 + "GB", "fast", "10 GHz"])
-def test_a_bandwidth_that_cannot_be(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_bandwidth_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["trace.npz", f"--bandwidth={given}"])
     (line,) = capsys.readouterr().err.splitlines()
@@ -358,6 +360,6 @@ def test_wrong_options_are_one_line(
     assert message in line
 
 
-def test_a_trace_has_its_last_batch() -> None:
+def test_a_trace_includes_its_incomplete_last_batch() -> None:
     trace = Trace(np.arange(5, dtype=np.int64), np.arange(6, dtype=np.int64))
     assert cut(trace, 2) == [[0, 1], [2, 3], [4]]

@@ -1,4 +1,4 @@
-"""How large the device cache becomes, and that its size is no limit of a batch beyond its distinct rows."""
+"""The size of the device cache, which limits only the number of distinct rows of a batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rec_sdk_torch.tbe.config.cache_size import BatchHint, cache_slots
 from rec_sdk_torch.tbe.config.table import TableConfig
 from rec_sdk_torch.tbe.rows import layout
 
-HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes a row without states
-WIDE = index_bag_config("t1", ["f1"], num_embeddings=500, embedding_dim=8)  # 32 bytes
+HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes per row without states
+WIDE = index_bag_config("t1", ["f1"], num_embeddings=500, embedding_dim=8)  # 32 bytes per row
 
 
 def sizes(device: torch.device, **options: Any) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def sizes(device: torch.device, **options: Any) -> tuple[int, ...]:
     return tuple(slots)
 
 
-SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samples of 6 ids, and of 3
+SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samples with 6 ids of t0 and 3 of t1
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samp
     [
         (7, (7, 7), {}),
         (600, (600, 500), {}),  # an index table has no more rows
-        (3000, (3000, 500), {}),  # of a hash table, num_embeddings is no limit
+        (3000, (3000, 500), {}),  # num_embeddings does not limit a hash table
         (1.0, (1000, 500), {}),
         (0.25, (250, 125), {}),
         (0.001, (1, 1), {}),  # rounded up
         (0.0101, (11, 6), {}),
         ("1GiB", (1000, 500), {}),  # whole tables, not more
-        ("16000B", (499, 250), {}),  # half of the 32000 bytes that both need: in proportion, rounded down
+        ("16000B", (499, 250), {}),  # half of the 32000 bytes for both tables: split in proportion, rounded down
         ("16 kb", (499, 250), {}),
         ("0.016MB", (499, 250), {}),
         ("16000", (499, 250), {}),
@@ -60,17 +60,19 @@ SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samp
         ({"t1": 3}, (1000, 3), {}),
         ({}, (1000, 500), {}),
         (None, (1000, 500), {}),
-        (0.5, (500, 250), SMALL_HINT),  # a share holds a batch
+        (0.5, (500, 250), SMALL_HINT),  # a share holds at least a batch
         (0.1, (120, 60), SMALL_HINT),
         (0.1, (120, 60), {"batch_size": 10, "world_size": 2, "multi_hot_sizes": [6, 3]}),
         (1.0, (1000, 500), SMALL_HINT),
         ({"t0": 0.1}, (120, 500), SMALL_HINT),
-        ({"t1": 0.001, "t0": 7}, (7, 60), SMALL_HINT),  # rows are taken at their word
+        ({"t1": 0.001, "t0": 7}, (7, 60), SMALL_HINT),  # numbers of rows are used exactly
         (0.05, (120, 60), SMALL_HINT),
     ],
     ids=str,
 )
-def test_options(device: torch.device, cache: Any, expected: tuple[int, int], hint: dict[str, Any]) -> None:
+def test_cache_options_give_these_sizes(
+    device: torch.device, cache: Any, expected: tuple[int, int], hint: dict[str, Any]
+) -> None:
     assert sizes(device, cache=cache, **hint) == expected
 
 
@@ -86,7 +88,7 @@ INDEX = index_bag_config(num_embeddings=146)
 
 
 def numbers(step: int, batch_size: int = 60) -> Any:
-    """Distinct ids of both tables."""
+    """Builds a batch with distinct ids of both tables."""
     ids = np.arange(batch_size) + batch_size * step
     return jagged({"f0": (ids % 146)[:, None].tolist(), "f1": ids[:, None].tolist()})
 
@@ -98,9 +100,9 @@ def numbers(step: int, batch_size: int = 60) -> Any:
         (0.1, (15, 900), 0, (60, 900)),
         (0.01, (2, 90), 0, (60, 90)),
         (0.1, (15, 900), 1, (120, 900)),
-        (0.01, (2, 90), 2, (146, 180)),  # three batches, but no more than the table
-        ({"t0": 0.1, "t1": 70}, (15, 70), 0, (60, 70)),  # rows are taken at their word
-        ("14632B", (15, 899), 0, (67, 846)),  # a tenth of the bytes of both
+        (0.01, (2, 90), 2, (146, 180)),  # three batches, but at most the table
+        ({"t0": 0.1, "t1": 70}, (15, 70), 0, (60, 70)),  # numbers of rows are used exactly
+        ("14632B", (15, 899), 0, (67, 846)),  # a tenth of the bytes of both tables
         ("14632B", (15, 899), 2, (146, 768)),
     ],
     ids=str,
@@ -120,7 +122,7 @@ def test_a_share_holds_the_first_batch_and_those_ahead(
 
 
 @pytest.mark.parametrize("cache", [15, {"t0": 15}, {"t0": "240B"}])
-def test_numbers_of_rows_are_taken_at_their_word(device: torch.device, cache: Any) -> None:
+def test_numbers_of_rows_are_used_exactly(device: torch.device, cache: Any) -> None:
     collection = apply(bags_collection(device, SMALL, LARGE, cache=cache))
     with pytest.raises(rst.CacheTooSmallError, match="'t0'"):
         collection(numbers(0))
@@ -128,7 +130,7 @@ def test_numbers_of_rows_are_taken_at_their_word(device: torch.device, cache: An
 
 
 def test_memory_that_is_too_small_for_the_first_batch(device: torch.device) -> None:
-    """The least that a batch can need is not its least need: ids may be the same."""
+    """A batch may need fewer rows than its number of ids suggests, since ids may repeat."""
     collection = apply(bags_collection(device, SMALL, LARGE, cache="160B"))
     train_step(collection, jagged({"f0": [[1]] * 60, "f1": [[2]] * 60}))
     assert sum(collection.cache_sizes.values()) <= 10
@@ -157,7 +159,7 @@ def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, fi
 def test_a_device_without_memory_for_a_second_cache(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, cache: Any
 ) -> None:
-    """Tables that were built by a read train in the cache that they have."""
+    """Tables that were built by a read train in their existing cache."""
     collection = apply(bags_collection(device, SMALL, LARGE, cache=cache))
     read(collection, numbers(0))
     before = collection.cache_sizes
@@ -171,8 +173,8 @@ def test_a_device_without_memory_for_a_second_cache(
 
 
 @pytest.mark.parametrize(("cls", "rows"), [(torch.optim.SGD, 500), (torch.optim.Adagrad, 250), (torch.optim.Adam, 166)])
-def test_states_take_their_share(device: torch.device, cls: type, rows: int) -> None:
-    """Adam's record of a row is three times the weight: the same bytes hold a third of the rows."""
+def test_optimizer_states_reduce_the_number_of_rows(device: torch.device, cls: type, rows: int) -> None:
+    """Adam's record of a row is three times the weight, so the same bytes hold a third of the rows."""
     collection = apply(bags_collection(device, bag_config(**HASHED), cache="8000B"), cls)
     assert collection.cache_sizes == {"t0": rows}
 
@@ -181,7 +183,7 @@ def test_states_take_their_share(device: torch.device, cls: type, rows: int) -> 
     ("setting", "expected"),
     [("16000", (499, 250)), ("32000B", (1000, 500)), ("8 kB", (249, 125)), ("1GiB", (1000, 500)), (None, (1000, 500))],
 )
-def test_environment(
+def test_environment_variable_sets_the_size(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, setting: str | None, expected: tuple[int, int]
 ) -> None:
     monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM", raising=False)
@@ -192,7 +194,7 @@ def test_environment(
     assert sizes(device, cache="1GiB") == (1000, 500)
 
 
-def test_unreadable_environment(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_refused(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     collection = bags_collection(device)
     for text in ("lots", "-1", "0", "", f"{2**63}"):
         monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", text)
@@ -218,8 +220,10 @@ def hinted(cache: Any = None, free: int = 2**40, hashed: bool = True, **hint: An
     return cache_slots(tables, [16, 16], cache, BatchHint(**hint), free)
 
 
-def test_two_batches_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`2 * batch_size * multi_hot_size * world_size` rows, never more than the table, and the rest in proportion."""
+def test_a_cache_holds_two_batches_of_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table gets `2 * batch_size * multi_hot_size * world_size` rows or is cached whole; the rest is
+    proportional.
+    """
     monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", str(16 * 1000))
     wanted = 10**6 + 300
     for hint, least in (
@@ -240,7 +244,7 @@ def test_two_batches_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hinted(cache=3, batch_size=500) == [3, 3], "an explicit number of rows is not second-guessed"
 
 
-def test_never_more_than_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_never_exceeds_free_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMBCACHE_SIZE_ON_DEVICE_MEM", raising=False)
     assert sum(hinted(free=32_000)) <= 1000, "derived: half of what is free"
     assert sum(hinted(free=32_000)) >= 998
@@ -262,7 +266,9 @@ def test_larger_batches_than_batch_size_are_legal(device: torch.device) -> None:
 
 
 def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
-    """tables, world_size, batch_size, multi_hot_sizes, need_indices / is_weighted, offsets, device, optimizer."""
+    """Their order is tables, world_size, batch_size, multi_hot_sizes, need_indices / is_weighted, offsets, device,
+    optimizer.
+    """
     sgd = torch.optim.SGD
     bags = rst.EmbCacheEmbeddingBagCollection([bag_config()], 2, 3, [4], True, True, device, sgd, cache=5)
     assert bags.is_weighted()

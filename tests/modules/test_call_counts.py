@@ -1,4 +1,4 @@
-"""The work of a warm training batch: its calls, classes, entries and operators, and what the collector sees of it."""
+"""Work of a training batch: calls, classes, entries, operators, and objects for the garbage collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES = 4
 
 @pytest.fixture(autouse=True)
 def on_the_host(device: torch.device) -> Iterator[None]:
-    """Only there; what was before is nothing to the garbage collector, which else looks at all that torch has."""
+    """Skips other devices, and freezes existing objects so that the garbage collector does not traverse torch's."""
     if device.type != "cpu":
         pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
     gc.freeze()
@@ -34,48 +34,48 @@ def on_the_host(device: torch.device) -> Iterator[None]:
 
 
 @pytest.fixture
-def walk() -> Iterator[CallCounter]:
+def calls() -> Iterator[CallCounter]:
     with call_counter() as made:
         yield made
 
 
 def collection(device: torch.device, batches: float) -> Any:
-    """Two tables in one group, whose cache holds so many batches."""
+    """Builds two tables in one group, whose cache holds `batches` batches."""
     configs = [bag_config(f"t{table}", [f"f{table}"], num_embeddings=500) for table in range(2)]
     return apply(bags_collection(device, *configs, cache=int(ROWS * batches)), torch.optim.Adagrad, lr=0.1)
 
 
 def batch(number: int) -> KeyedJaggedTensor:
-    """Rows that no batch before has had: others leave the cache for them."""
+    """Builds a batch of new rows, which evict others from the cache."""
     ids = [[ROWS * number + row] for row in range(ROWS)]
     return jagged({"f0": ids, "f1": ids})
 
 
-def test_a_batch(walk: CallCounter, device: torch.device) -> None:
+def test_calls_of_a_batch_that_swaps(calls: CallCounter, device: torch.device) -> None:
     tables = collection(device, 2.5)
     for number in range(4):
         train_step(tables, batch(number))
     next_one = batch(4)
-    walk.count(lambda: train_step(tables, next_one))
+    calls.count(lambda: train_step(tables, next_one))
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
-    walk.check(calls=62, classes=13, cache=5, step=3)
+    calls.check(calls=62, classes=13, cache=5, step=3)
     once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
-    assert +walk.engine == Counter(once)
+    assert +calls.engine == Counter(once)
 
 
-def test_a_batch_whose_rows_are_all_in_the_cache(walk: CallCounter, device: torch.device) -> None:
+def test_calls_of_a_batch_whose_rows_are_cached(calls: CallCounter, device: torch.device) -> None:
     tables = collection(device, 2.5)
     for _ in range(4):
         train_step(tables, batch(0))
     next_one = batch(0)
-    walk.count(lambda: train_step(tables, next_one))
-    walk.check(calls=45, classes=13, cache=3, step=3)
-    assert +walk.engine == Counter(("plan", "pass_plans", "release"))
+    calls.count(lambda: train_step(tables, next_one))
+    calls.check(calls=45, classes=13, cache=3, step=3)
+    assert +calls.engine == Counter(("plan", "pass_plans", "release"))
 
 
-def test_a_batch_that_was_prefetched(walk: CallCounter, device: torch.device) -> None:
-    """The thread that plans ahead plans another batch meanwhile; the calls of its own rooms are not counted."""
-    walk.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "runtime/worker.py")
+def test_calls_of_a_prefetched_batch(calls: CallCounter, device: torch.device) -> None:
+    """Planning ahead, which runs for another batch meanwhile, is not counted."""
+    calls.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "runtime/worker.py")
     tables = collection(device, 3.5)
     train_step(tables, batch(0))
     coming = rst.prefetch(map(batch, range(1, 9)), tables, depth=2)
@@ -87,19 +87,19 @@ def test_a_batch_that_was_prefetched(walk: CallCounter, device: torch.device) ->
         train_step(tables, next(coming))
         tables.wait_for_plans()
 
-    walk.count(step)
+    calls.count(step)
     assert tables.cache_stats()["depth_reached"] >= 2
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
-    walk.check(calls=88, classes=16, cache=7, step=3)
+    calls.check(calls=88, classes=16, cache=7, step=3)
     once = ("plan", "read_ahead", "begin", "applied", "release", "land")
-    assert {name: walk.engine[name] for name in once} == Counter(once)
+    assert {name: calls.engine[name] for name in once} == Counter(once)
 
 
 # ---- a batch whose rows are all in the cache
 
 
-class Warm:
-    """A collection of so many tables, whose rows are all in its cache, and a step of it."""
+class CachedTables:
+    """A collection of several tables, whose rows are all cached, with a training step."""
 
     def __init__(self, kind: Kind, tables: int) -> None:
         self.keys = [f"f{i}" for i in range(tables)]
@@ -120,7 +120,7 @@ class Warm:
 
 
 def calls_of(work: Callable[[], object], package: str = "") -> int:
-    """Calls of Python, in whichever package, or in one."""
+    """Counts Python calls, in all files or only in `package`."""
     files: list[str] = []
     sys.setprofile(lambda frame, event, argument: files.append(frame.f_code.co_filename) if event == "call" else None)
     try:
@@ -131,18 +131,18 @@ def calls_of(work: Callable[[], object], package: str = "") -> int:
 
 
 @pytest.mark.parametrize(("kind", "of_a_table"), [(POOLED, 0), (SEQUENCE, 1)], ids=str)
-def test_calls_of_a_forward_for_each_table_more(kind: Kind, of_a_table: int) -> None:
-    """The test makes one for each output of a sequence, to read it."""
-    few, many = Warm(kind, 3), Warm(kind, 13)
-    counts = [calls_of(lambda warm=warm: warm.forward(warm.batches[5])) for warm in (few, many)]
+def test_calls_of_a_forward_per_additional_table(kind: Kind, of_a_table: int) -> None:
+    """The test itself makes one call per output of a sequence, to read it."""
+    few, many = CachedTables(kind, 3), CachedTables(kind, 13)
+    counts = [calls_of(lambda cached=cached: cached.forward(cached.batches[5])) for cached in (few, many)]
     assert counts[1] - counts[0] == 10 * of_a_table
 
 
 @pytest.mark.parametrize(("kind", "most"), [(POOLED, 43), (SEQUENCE, 49)], ids=str)
 def test_calls_of_a_step(kind: Kind, most: int) -> None:
-    """Calls of the package count; constructors of data classes have no file, and do not."""
-    warm = Warm(kind, 1)
-    assert calls_of(lambda: warm.train(warm.batches[5]), "/rec_sdk_torch/") <= most
+    """Only calls in the package count; generated constructors of data classes have no file and are left out."""
+    cached = CachedTables(kind, 1)
+    assert calls_of(lambda: cached.train(cached.batches[5]), "/rec_sdk_torch/") <= most
 
 
 class Operators(TorchDispatchMode):
@@ -156,40 +156,40 @@ class Operators(TorchDispatchMode):
 
 
 def test_operators_of_a_pooled_step() -> None:
-    warm = Warm(POOLED, 5)
+    cached = CachedTables(POOLED, 5)
     grad = torch.ones(SAMPLES, 5 * 4)
     with Operators() as operators:
-        (output,) = warm.forward(warm.batches[5])
+        (output,) = cached.forward(cached.batches[5])
         output.backward(grad)
     ours = {name: count for name, count in operators.counted.items() if name.startswith("rec_sdk")}
     assert ours == {"rec_sdk.lookup_pooled.default": 1, "rec_sdk.update_rows.default": 1}
-    # Beside them: TorchRec's offsets, memory for the output, two arrays of NumPy. Tensors of the plan cost no operator.
+    # Besides: TorchRec's offsets, memory for the output, two NumPy arrays. A plan's tensors need no operator.
     assert operators.counted.total() <= 2 + 1 + 1 + 2, operators.counted
 
 
 def test_operators_of_a_sequence_do_not_grow_with_tables() -> None:
-    few, many = Warm(SEQUENCE, 3), Warm(SEQUENCE, 13)
+    few, many = CachedTables(SEQUENCE, 3), CachedTables(SEQUENCE, 13)
     counts = []
-    for warm in (few, many):
+    for cached in (few, many):
         with Operators() as operators:
-            warm.forward(warm.batches[5])
+            cached.forward(cached.batches[5])
         counts.append(operators.counted)
     assert counts[0] == counts[1]
 
 
-def test_outputs_of_a_sequence_are_those_of_one_node() -> None:
-    warm = Warm(SEQUENCE, 5)
-    assert len({output.grad_fn for output in warm.forward(warm.batches[5])}) == 1
+def test_outputs_of_a_sequence_share_one_autograd_node() -> None:
+    cached = CachedTables(SEQUENCE, 5)
+    assert len({output.grad_fn for output in cached.forward(cached.batches[5])}) == 1
 
 
 @EACH_KIND
 def test_a_step_leaves_nothing_to_the_garbage_collector(kind: Kind) -> None:
-    warm = Warm(kind, 5)
+    cached = CachedTables(kind, 5)
     gc.collect()
     gc.disable()
     try:
-        for batch in warm.batches[4:]:
-            warm.train(batch)
+        for batch in cached.batches[4:]:
+            cached.train(batch)
         assert gc.collect() == 0, "cycles"
     finally:
         gc.enable()
@@ -197,14 +197,14 @@ def test_a_step_leaves_nothing_to_the_garbage_collector(kind: Kind) -> None:
 
 @pytest.mark.parametrize(("kind", "fixed", "of_a_table"), [(POOLED, 30, 0), (SEQUENCE, 30, 4)], ids=str)
 def test_objects_that_live_until_the_backward_pass(kind: Kind, fixed: int, of_a_table: int) -> None:
-    """Objects that the collector follows: they are what sets it off."""
-    few, many = Warm(kind, 3), Warm(kind, 13)
+    """These objects are tracked by the garbage collector, and their number triggers it."""
+    few, many = CachedTables(kind, 3), CachedTables(kind, 13)
     held = []
-    for warm in (few, many):
+    for cached in (few, many):
         gc.collect()
         gc.disable()
         before = len(gc.get_objects())
-        outputs = warm.tables(warm.batches[5])
+        outputs = cached.tables(cached.batches[5])
         held.append(len(gc.get_objects()) - before)
         gc.enable()
         del outputs

@@ -1,7 +1,7 @@
-"""First use under another mode of the caller: inference mode, default dtype, default device.
+"""First use under a mode of the caller: inference mode, default dtype, default device.
 
-The reference is the same training by a caller without any mode: the bits must be the same. Tables that
-are made without a device have TorchRec's collection as their reference, which follows the default device.
+The reference is the same training without any mode, with the same bits. For tables that are made without a device it
+is TorchRec's collection, which follows the default device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PACKAGE = Path(rst.__file__).parent
 
 @contextmanager
 def default(setter: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
-    """Sets one of torch's defaults for a while."""
+    """Sets one of torch's defaults within the block."""
     setter(value)
     try:
         yield
@@ -75,7 +75,7 @@ def test_tables_follow_the_default_device(device: torch.device, kind: str, enter
 
 
 def on_the_default_device(file: Path) -> Iterator[int]:
-    """Lines that make a tensor without saying where."""
+    """Yields the lines that create a tensor without naming the device."""
     names = {function.__name__ for function in _device_constructors()}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
@@ -85,8 +85,8 @@ def on_the_default_device(file: Path) -> Iterator[int]:
 
 
 def test_no_tensor_of_the_package_follows_the_default_device() -> None:
-    """One that did would be elsewhere, or without values, wherever a caller has set one."""
-    by_themselves = {"npu_report.py", "operator_cases.py"}  # a program, and what it runs
+    """A tensor on the default device would be in the wrong place, or without values on the meta device."""
+    by_themselves = {"npu_report.py", "operator_cases.py"}  # a program, and the code that it runs
     files = [file for file in PACKAGE.rglob("*.py") if file.name not in by_themselves]
     assert len(files) > 100
     assert {str(file): lines for file in files if (lines := list(on_the_default_device(file)))} == {}
@@ -103,26 +103,26 @@ MODES: dict[str, Callable[[], Any]] = {
 KEYS = ["f0", "f1"]
 BATCHES = [jagged({key: [[i + 3, i], [i + 1], []] for key in KEYS}) for i in range(0, 12, 2)]
 for batch_of_ids in BATCHES:
-    batch_of_ids.offsets()  # beforehand, as the rest: the tests are about what the collection allocates
+    batch_of_ids.offsets()  # computed in advance, so that the tests cover only the collection's allocations
 
 
 WINDOWS = pytest.mark.parametrize("window", [1, 3])
 
 
 def made(device: torch.device | None, kind: Kind, window: int) -> Any:
-    """A hash table, and a table of another group: an index table where the collection is pooled."""
+    """Builds a hash table and a second group: an index table where the collection is pooled."""
     other = kind.index("t1", ["f1"], num_embeddings=16, embedding_dim=8)
     if kind is SEQUENCE:
         other = kind.config("t1", ["f1"], embedding_dim=8)
     return apply(kind.collection(device, kind.config(), other, cache=4), torch.optim.Adam, window=window)
 
 
-def learned(collection: Any, steps: int = 6) -> list[torch.Tensor]:
+def outputs_of_training(collection: Any, steps: int = 6) -> list[torch.Tensor]:
     return train(collection, BATCHES[:steps], square=True)
 
 
-def seen(collection: Any) -> list[torch.Tensor]:
-    """Values that are saved, and outputs that are read."""
+def observed(collection: Any) -> list[torch.Tensor]:
+    """Returns the values that are saved, and the outputs of reads."""
     states = collection.fused_optimizer.state_dict()["state"]
     values = [value for _, state in sorted(states.items()) for _, value in sorted(state.items())]
     return [*collection.state_dict().values(), *values, *(read(collection, batch) for batch in BATCHES)]
@@ -138,27 +138,27 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 @pytest.mark.parametrize("mode", MODES)
 @WINDOWS
 @EACH_KIND
-def test_first_use_in_a_mode(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """Tables that are laid out then, with the optimizer's states, serve a training without the mode."""
+def test_tables_first_used_in_a_mode_train_the_same(device: torch.device, kind: Kind, window: int, mode: str) -> None:
+    """Tables and optimizer states that are created in a mode serve training without it."""
     collection, plain = made(device, kind, window), made(device, kind, window)
     with MODES[mode]():
-        found = seen(collection)
-    assert_same(found, seen(plain))
-    assert_same(learned(collection), learned(plain))
-    assert_same(seen(collection), seen(plain))
+        found = observed(collection)
+    assert_same(found, observed(plain))
+    assert_same(outputs_of_training(collection), outputs_of_training(plain))
+    assert_same(observed(collection), observed(plain))
 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta", "the device"])
 @WINDOWS
 @EACH_KIND
-def test_all_in_a_mode(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """Also with the default device, for tables that are made without one."""
+def test_training_in_a_mode_is_the_same(device: torch.device, kind: Kind, window: int, mode: str) -> None:
+    """The default device is included, for tables made without a device."""
 
     def everything(where: torch.device | None) -> list[torch.Tensor]:
         collection, twin = made(where, kind, window), made(where, kind, window)
-        outputs = learned(collection)
+        outputs = outputs_of_training(collection)
         twin.load_state_dict(collection.state_dict())
-        return [*outputs, *seen(collection), *seen(twin)]
+        return [*outputs, *observed(collection), *observed(twin)]
 
     expected = everything(device)
     with torch.device(device) if mode == "the device" else MODES[mode]():
@@ -168,7 +168,7 @@ def test_all_in_a_mode(device: torch.device, kind: Kind, window: int, mode: str)
 
 @pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta"])
 def test_norms_of_gradients_in_a_mode(device: torch.device, mode: str) -> None:
-    """Also of a table for which no gradient waits."""
+    """A table without a pending gradient is included."""
     index = index_bag_config("t1", ["f1"], num_embeddings=16, embedding_dim=8)
     collection = apply(bags_collection(device, bag_config(), index, cache=4, update="step"), torch.optim.Adam)
     dict(collection.named_parameters())["embedding_bags.t1.weight"].requires_grad_(False)
@@ -177,15 +177,15 @@ def test_norms_of_gradients_in_a_mode(device: torch.device, mode: str) -> None:
             found = collection.grad_norm()
         assert found == collection.grad_norm()
         assert (found.total > 0, found.tables["t0"] > 0, found.tables["t1"]) == (expected, expected, 0)
-        learned(collection, 1)
+        outputs_of_training(collection, 1)
 
 
 @EACH_KIND
 def test_mode_in_the_middle_of_a_window(device: torch.device, kind: Kind) -> None:
-    """Reads in inference mode, and saves, while rows with pending sums come and go."""
+    """Rows with pending gradients are swapped between reads and saves in inference mode."""
     collection, plain = made(device, kind, 3), made(device, kind, 3)
     for steps in (2, 3, 4):
-        assert_same(learned(collection, steps), learned(plain, steps))
+        assert_same(outputs_of_training(collection, steps), outputs_of_training(plain, steps))
         with torch.inference_mode():
-            seen(collection)
-    assert_same(seen(collection), seen(plain))
+            observed(collection)
+    assert_same(observed(collection), observed(plain))

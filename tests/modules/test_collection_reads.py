@@ -1,4 +1,4 @@
-"""Reading without training, the pins of training batches, and collections whose tables are all on the device."""
+"""Reading without training, pins of training batches, and collections without a host store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rec_sdk_torch._engine import CacheTooSmallError, CapacityError
 
 
 def trained(device: torch.device, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
-    """Ids 0 to 9 are known and moved; 40 are expected."""
+    """Trains ids 0 to 9, which are then known and changed; 40 are expected."""
     collection = apply(bags_collection(device, **options))
     train(collection, [numbered(5), numbered(5, 5)])
     return collection
@@ -44,12 +44,12 @@ def test_reading_changes_nothing(device: torch.device, how: str) -> None:
     assert exact_counts(collection) == stats
     assert collection.table_ids("t0").tolist() == list(range(10))
     assert not list(differing_tensors(state, state_of(collection)))
-    # The unknown ids read what they start from when training meets them.
+    # Reads of unknown ids return the initial values that training would start from.
     assert torch.equal(train_step(collection.train(), single_ids([-5, 700])), output[[2, 1]])
 
 
-def test_reading_moves_no_row_out_of_turn(device: torch.device) -> None:
-    """Which row a batch evicts does not depend on reads in between."""
+def test_reading_does_not_change_the_victims(device: torch.device) -> None:
+    """Reads do not affect which row a batch evicts from the cache."""
     plain, disturbed = (trained(device, cache=6) for _ in range(2))
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -123,7 +123,7 @@ def test_backward_twice_raises(device: torch.device) -> None:
 
 
 def test_pins_end_with_the_backward(device: torch.device) -> None:
-    """Not when the output is forgotten; nor, after one that failed, when its traceback is."""
+    """Pins end with the backward pass, even while its output or the traceback of its error is kept."""
     collection = apply(bags_collection(device, cache=4))
     kept: list[Any] = []
     for start in range(0, 12, 4):
@@ -153,7 +153,7 @@ def test_activation_checkpointing(device: torch.device, reentrant: bool) -> None
 
 
 def test_autocast(device: torch.device) -> None:
-    """Tables give float32; a gradient that comes back in float32 from a bfloat16 layer is applied."""
+    """Tables return float32; a float32 gradient from a bfloat16 layer is applied."""
     collection = apply(bags_collection(device))
     dense = torch.nn.Linear(4, 1, bias=False).to(device)
     torch.nn.init.constant_(dense.weight, 0.25)
@@ -176,7 +176,7 @@ def test_hash_collection_trains_up_to_its_capacity(device: torch.device) -> None
     with pytest.raises(CapacityError, match=r"'t0'.*6.*17"):
         collection(single_ids([0, 17]))
     assert not list(differing_tensors(before, collection.state_dict()))
-    assert read(collection, single_ids([17])).shape == (1, 4)  # reading needs no room
+    assert read(collection, single_ids([17])).shape == (1, 4)  # reading needs no capacity
     assert_trains(collection, ids=[-3, 2, 2, 0])
     assert collection.cache_stats()["rows_out"] == 0
 

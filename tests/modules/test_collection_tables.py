@@ -33,7 +33,7 @@ import rec_sdk_torch as rst
 @EACH_KIND
 def test_configs_stay_as_they_are(device: torch.device, kind: Kind) -> None:
     configs = [kind.config(), kind.index("plain", ())]
-    before = repr(configs)  # TorchRec's default init_fn, a partial, equals no copy of itself
+    before = repr(configs)  # TorchRec's default init_fn, a partial, does not equal its own copy
     train_step(apply(kind.collection(device, *configs, cache=5)), jagged({"f0": [[1]], "plain": [[2]]}))
     assert repr(configs) == before
     assert configs[1].feature_names == []
@@ -44,7 +44,7 @@ BATCH = jagged({"f0": [[1, -8], [5]], "f1": [[0], [3, 8]]})
 
 
 def model_of(device: torch.device, **options: Any) -> Model:
-    """A hash table and an index table, and a dense layer."""
+    """Builds a model with a hash table, an index table, and a dense layer."""
     return Model(device, bag_config(), index_bag_config("t1", ["f1"], num_embeddings=9, embedding_dim=3), **options)
 
 
@@ -136,7 +136,7 @@ def test_loading_is_strict(device: torch.device) -> None:
 
 @pytest.mark.parametrize("key", ["other", "embedding_bags.other", "embedding_bags.t9.weight", "embedding_bags.t0.bias"])
 @pytest.mark.parametrize("prefix", ["", "0.", "0.tables."])
-def test_what_is_not_of_the_tables_is_listed_once(device: torch.device, prefix: str, key: str) -> None:
+def test_unexpected_keys_are_listed_once(device: torch.device, prefix: str, key: str) -> None:
     model: torch.nn.Module = apply(bags_collection(device))
     train_step(model, numbered(1))
     for name in reversed(prefix.split(".")[:-1]):
@@ -147,7 +147,7 @@ def test_what_is_not_of_the_tables_is_listed_once(device: torch.device, prefix: 
     assert not list(differing_tensors(state, model.state_dict()))
 
 
-def test_deepcopy_trains_alike_and_alone(device: torch.device) -> None:
+def test_a_deepcopy_trains_identically_and_independently(device: torch.device) -> None:
     model = model_of(device, cache=6, optimizer=torch.optim.Adam)
     for _ in range(2):
         model(BATCH).sum().backward()
@@ -195,7 +195,7 @@ def test_conversions(device: torch.device) -> None:
 
 
 def test_from_meta_to_a_device(device: torch.device) -> None:
-    """As TorchRec's deferred initialisation does it; what was applied before holds."""
+    """This is TorchRec's deferred initialization; optimizers applied before remain."""
     model = model_of(torch.device("meta"))
     with pytest.raises(NotImplementedError, match="meta tensor"):
         model.to(device)
@@ -242,7 +242,7 @@ def test_meta_device_allocates_nothing() -> None:
     assert rst.EmbCacheEmbeddingCollection([sequence_config()], device="meta").device == torch.device("meta")
 
 
-# ---- weights and states of TorchRec's tables, and of tables of another size
+# ---- loading weights and states of TorchRec's tables, and of tables of another size
 
 
 KEY = "embedding_bags.t0.weight"
@@ -253,7 +253,7 @@ def plain(rows: int) -> EmbeddingBagConfig:
 
 
 def test_weights_of_torchrec_load_into_a_hash_table(device: torch.device) -> None:
-    """They come without ids: row i is that of the id i."""
+    """The weights have no ids: row i belongs to id i."""
     theirs = EmbeddingBagCollection(tables=[plain(12)])
     ours = apply(bags_collection(device, bag_config()))
     train_step(ours, jagged({"f0": [[-5, 700]]}))
@@ -322,7 +322,7 @@ def test_a_step_that_the_formula_uses_must_be_there(device: torch.device) -> Non
 def test_reset_parameters_draws_anew(device: torch.device, hashed: bool) -> None:
     collection, fresh = (bags_collection(device, bag_config() if hashed else plain(12)) for _ in "ab")
     for each in (collection, fresh):
-        each.reset_parameters()  # of nothing
+        each.reset_parameters()  # nothing exists yet
         apply(each, torch.optim.Adagrad)
     batch = jagged({"f0": [[1, 7], [3]]})
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The collections against TorchRec's on tables of the same weights, and against the level below, bit by bit."""
+"""Collections against TorchRec's with the same weights, and bit by bit against `TableBatchedEmbedding`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def pooled_tables() -> list[EmbeddingBagConfig]:
-    """Index tables of several dims and poolings, with shared features and several features of one table."""
+    """Builds index tables of several dims and poolings, with shared features and several features per table."""
     rows = {"num_embeddings": ROWS}
     return [
         index_bag_config("a", ["f0", "f1"], **rows),
@@ -52,7 +52,7 @@ PERMUTED = ("x", "d", "f2", "f0", "y", "f1", "z")
 
 
 def pooled_pair(device: torch.device, **options: Any) -> tuple[torch.nn.Module, EmbeddingBagCollection]:
-    """Ours with a small cache and TorchRec's, with the same weights."""
+    """Builds our collection with a small cache and TorchRec's, with the same weights."""
     theirs = EmbeddingBagCollection(tables=pooled_tables(), is_weighted=options.get("is_weighted", False))
     ours = bags_collection(device, *pooled_tables(), cache=ROWS, **options)
     ours.load_state_dict(theirs.state_dict())
@@ -68,10 +68,10 @@ def assert_same_pooled(ours: Any, theirs: Any) -> None:
 
 
 def assert_same_weights(ours: torch.nn.Module, theirs: torch.nn.Module, close: dict[str, float] | None = None) -> None:
-    mine, expected = ours.state_dict(), theirs.state_dict()
-    assert mine.keys() == expected.keys()
+    actual, expected = ours.state_dict(), theirs.state_dict()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(mine[name], value, **(close or CLOSE), msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(actual[name], value, **(close or CLOSE), msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_pooled_forward(device: torch.device) -> None:
@@ -99,7 +99,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_pooled_training(device: torch.device, optimizer: Any, options: dict[str, Any], weighted: bool) -> None:
-    if weighted:  # torch's own EmbeddingBag takes sample weights with SUM only
+    if weighted:  # torch's own EmbeddingBag allows sample weights with SUM only
         tables = [t for t in pooled_tables() if t.pooling is PoolingType.SUM]
         theirs = EmbeddingBagCollection(tables=tables, is_weighted=True)
         ours: torch.nn.Module = bags_collection(device, *tables, cache=ROWS, is_weighted=True)
@@ -111,11 +111,16 @@ def test_pooled_training(device: torch.device, optimizer: Any, options: dict[str
     rng = np.random.default_rng(2)
     for _ in range(6):
         bags = random_bags(rng, PERMUTED, ROWS)
-        mine = jagged(bags, random_weights(rng, bags) if weighted else None)
-        # A leaf of its own, whose gradient is compared too.
-        other = Jagged(mine.keys(), mine.values(), None if not weighted else mine.weights().clone(), mine.lengths())
+        our_batch = jagged(bags, random_weights(rng, bags) if weighted else None)
+        # A separate leaf, whose gradient is compared too.
+        other = Jagged(
+            our_batch.keys(),
+            our_batch.values(),
+            None if not weighted else our_batch.weights().clone(),
+            our_batch.lengths(),
+        )
         outputs, expected = [], []
-        for module, batch, into in ((ours, mine, outputs), (theirs, other, expected)):
+        for module, batch, into in ((ours, our_batch, outputs), (theirs, other, expected)):
             if weighted:
                 batch.weights().requires_grad_()
             into.append(module(batch))
@@ -126,13 +131,13 @@ def test_pooled_training(device: torch.device, optimizer: Any, options: dict[str
         expected[0].values().backward(grad)
         reference.step()
         if weighted:
-            torch.testing.assert_close(mine.weights().grad, other.weights().grad, rtol=1e-5, atol=1e-6)
-            assert mine.weights().grad.abs().sum() > 0
+            torch.testing.assert_close(our_batch.weights().grad, other.weights().grad, rtol=1e-5, atol=1e-6)
+            assert our_batch.weights().grad.abs().sum() > 0
     assert_same_weights(ours, theirs, {"rtol": 1e-5, "atol": 1e-6})
 
 
 def test_weighted_mean_divides_by_length(device: torch.device) -> None:
-    """TorchRec's EmbeddingBag refuses weights with MEAN; FBGEMM divides the weighted sum by the length."""
+    """FBGEMM divides the weighted sum by the length; TorchRec's EmbeddingBag refuses weights with MEAN."""
     ours = apply(bags_collection(device, bag_config(pooling=PoolingType.MEAN), is_weighted=True))
     rows = ours.eval()(jagged({"f0": [[7], [8]]}, {"f0": [[1.0], [1.0]]})).values().cpu()
     ours.train()
@@ -213,7 +218,7 @@ def test_dims_and_data_types_in_one_collection(device: torch.device) -> None:
         loss.backward()
         for i, (name, weight) in enumerate(state.items()):
             expected = weight.float()
-            for row in (i, 2, 5):  # one SGD step in float32, rounded once to the table's type
+            for row in (i, 2, 5):  # one SGD step in float32, rounded once to the table's dtype
                 expected[row] -= 0.25
             assert torch.equal(ours.state_dict()[name], expected.to(weight.dtype)), name
     with pytest.raises(ValueError, match=r"dims \[3, 5, 7\]"):
@@ -264,7 +269,9 @@ def random_models(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], bool, int]
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(model=random_models())
-def test_same_bits_as_the_level_below(device: torch.device, model: tuple[list[EmbeddingBagConfig], bool, int]) -> None:
+def test_same_bits_as_the_table_batched_embedding(
+    device: torch.device, model: tuple[list[EmbeddingBagConfig], bool, int]
+) -> None:
     tables, weighted, seed = model
     rng = np.random.default_rng(seed)
     ours = apply(bags_collection(device, *tables, seed=seed, is_weighted=weighted, cache=30), torch.optim.Adagrad)

@@ -1,4 +1,4 @@
-"""Limits of a table's config and of a collection's arguments: at construction, and with a message that helps."""
+"""Invalid table configs and collection arguments are refused at construction, with a helpful message."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @EACH_KIND
 @pytest.mark.parametrize(("fields", "error", "message"), FIELDS, ids=[str(next(iter(f[0].items()))) for f in FIELDS])
-def test_table_fields(
+def test_invalid_table_fields_are_refused(
     device: torch.device, kind: Kind, fields: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -171,7 +171,9 @@ def test_no_policy_beside_a_bound(bound: str) -> None:
 
 
 @pytest.mark.parametrize(("config", "fields", "error", "message"), WRONG, ids=lambda part: str(part)[:60])
-def test_wrong_admission(config: type, fields: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_admission_is_refused(
+    config: type, fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=f"{config.__name__}: {message}"):
         config(**fields)
 
@@ -194,14 +196,14 @@ def test_feature_names_as_torchrec_takes_them(device: torch.device, kind: Kind, 
     assert list(collection(jagged({name: [[1], [2, 3]] for name in names})).keys()) == names
 
 
-def test_a_capacity_is_not_lost(device: torch.device) -> None:
+def test_a_config_with_capacity_is_refused_without_it(device: torch.device) -> None:
     config = capacity_config("t7", num_embeddings=6)
     with pytest.raises(TypeError, match=r"'t7'.*capacity.*EmbCacheEmbeddingBagCollection.*HashEmbeddingBagCollection"):
         bags_collection(device, bag_config(), config)
     assert_trains(apply(capacity_collection(device, config)))
 
 
-def test_an_optimizer_class_is_no_optimizer(device: torch.device) -> None:
+def test_an_optimizer_class_is_refused(device: torch.device) -> None:
     tables = [TableConfig("t0", 9, 4)]
     for given in (torch.optim.SGD, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), {"lr": 0.1}, "sgd"):
         with pytest.raises(TypeError, match=r"expected a TableOptimizer: TableOptimizer\.create\("):
@@ -209,8 +211,8 @@ def test_an_optimizer_class_is_no_optimizer(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("cache", [1, np.int64(1), {"t0": 1}])
-def test_a_cache_of_one_row_is_pointed_out(device: torch.device, cache: Any) -> None:
-    """Next to 1.0, which is the whole table; it works all the same."""
+def test_a_cache_of_one_row_warns(device: torch.device, cache: Any) -> None:
+    """A warning contrasts it with 1.0, which is the whole table; the cache works all the same."""
     with pytest.warns(UserWarning, match=r"'t0'.*int 1 is one of its 40 rows, 1\.0 all of them") as caught:
         collection = bags_collection(device, cache=cache)
     assert len(caught) == 1
@@ -220,7 +222,7 @@ def test_a_cache_of_one_row_is_pointed_out(device: torch.device, cache: Any) -> 
 
 
 @pytest.mark.parametrize(("cache", "rows"), [(1.0, 40), (2, 40), ({"t1": 1}, 1), (1, 1)])
-def test_a_cache_that_needs_no_hint(device: torch.device, cache: Any, rows: int) -> None:
+def test_other_caches_do_not_warn(device: torch.device, cache: Any, rows: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bags_collection(device, bag_config(num_embeddings=rows), bag_config("t1", num_embeddings=1), cache=cache)

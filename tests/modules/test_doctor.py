@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.doctor`: its self-test passes where tables train, and sees where they do not."""
+"""`python -m rec_sdk_torch.doctor`: its self-test passes where tables train, and reports where they do not."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_the_report_passes(device: torch.device, capsys: pytest.CaptureFixture[s
     assert text.splitlines()[-1] == f"works: {device}; does not: nothing"
 
 
-def test_a_device_that_does_not_work_has_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_device_is_reported_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = report(capsys, "--seconds", "0", "--device", "cuda:99")
     assert status == 1
     assert "does not work here: device 'cuda" in text
     assert text.splitlines()[-1] == "works: nothing; does not: cuda:99"
 
 
-def test_devices_that_are_not_there_are_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_devices_are_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = report(capsys, "--seconds", "0")
     assert status == 0
     assert "device cuda" in text
     assert "device npu" in text
 
 
-def test_other_weights_and_saves_fail(
+def test_wrong_weights_and_saves_fail_the_self_test(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = torch.optim.Adagrad

@@ -1,4 +1,4 @@
-"""Tables that training only reads, for a while."""
+"""Frozen tables, which training reads but does not update."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def batch(step: int) -> KeyedJaggedTensor:
     return jagged(random_bags(default_rng(step), KEYS, 9))
 
 
-def learn(collection: Any, steps: range, depth: int = 0) -> list[torch.Tensor]:
-    """Trains on batches that are prefetched; a collection whose tables are all frozen reads them."""
+def train_prefetched(collection: Any, steps: range, depth: int = 0) -> list[torch.Tensor]:
+    """Trains on prefetched batches; a collection whose tables are all frozen only reads them."""
     outputs = []
     for features in rst.prefetch(map(batch, steps), collection, depth=depth):
         output = output_values(collection(features))
@@ -37,15 +37,15 @@ def learn(collection: Any, steps: range, depth: int = 0) -> list[torch.Tensor]:
     return outputs
 
 
-def both(device: torch.device, kind: Kind = POOLED, optimizer: type = torch.optim.Adagrad, **fields: Any) -> Any:
-    """Two tables of one group; `step_swap` is the optimizer's, all other fields are the tables'."""
+def two_tables(device: torch.device, kind: Kind = POOLED, optimizer: type = torch.optim.Adagrad, **fields: Any) -> Any:
+    """Builds two tables in one group; `step_swap` is an option of the optimizer, the rest are fields of the tables."""
     keywords = {name: fields.pop(name) for name in ("step_swap",) if name in fields}
     tables = kind.collection(device, kind.config(**fields), kind.config("t1", ["f1"], **fields), cache=18)
     return apply(tables, optimizer, **keywords)
 
 
 def look_up(tables: Any, first: int, *others: int) -> None:
-    """Trains one id of t0, and others of t1, one after the other."""
+    """Trains one id of t0 together with each of some ids of t1, in turn."""
     for other in others:
         train_step(tables, jagged({"f0": [[first]], "f1": [[other]]}))
 
@@ -53,12 +53,12 @@ def look_up(tables: Any, first: int, *others: int) -> None:
 @pytest.mark.parametrize("depth", [0, 2])
 @EACH_KIND
 def test_a_frozen_table_is_read_and_the_other_trains(device: torch.device, kind: Kind, depth: int) -> None:
-    ours, free = both(device, kind), both(device, kind)
-    learn(ours, range(3), depth)
-    learn(free, range(3), depth)
+    ours, free = two_tables(device, kind), two_tables(device, kind)
+    train_prefetched(ours, range(3), depth)
+    train_prefetched(free, range(3), depth)
     before, states = rows_of(ours), state_of(ours)["states"]
     ours.freeze("t0")
-    outputs, free_outputs = learn(ours, range(3, 8), depth), learn(free, range(3, 8), depth)
+    outputs, free_outputs = train_prefetched(ours, range(3, 8), depth), train_prefetched(free, range(3, 8), depth)
     assert not all(map(torch.equal, outputs, free_outputs))
     after = rows_of(ours)
     assert equal_rows(after, before), "and ids that it does not know get no row"
@@ -67,34 +67,34 @@ def test_a_frozen_table_is_read_and_the_other_trains(device: torch.device, kind:
         for name, value in values.items() if ".t0." in key else ():
             assert name.endswith(".step") or torch.equal(value, states[key][name]), name
     ours.thaw("t0")
-    learn(ours, range(8, 10), depth)
+    train_prefetched(ours, range(8, 10), depth)
     assert not equal_rows(rows_of(ours), after)
 
 
-def test_outputs_are_those_of_evaluation(device: torch.device) -> None:
-    tables = both(device)
-    learn(tables, range(3))
+def test_outputs_of_a_frozen_table_match_evaluation(device: torch.device) -> None:
+    tables = two_tables(device)
+    train_prefetched(tables, range(3))
     tables.freeze("t0")
     output = tables(batch(3))["f0"]
     assert torch.equal(output, tables.eval()(batch(3))["f0"])
 
 
-def test_parameters_say_it_and_do_it(device: torch.device) -> None:
-    tables = both(device)
-    learn(tables, range(1))
+def test_requires_grad_of_parameters_freezes_tables(device: torch.device) -> None:
+    tables = two_tables(device)
+    train_prefetched(tables, range(1))
     handles = dict(tables.named_parameters())
     handles["embedding_bags.t0.weight"].requires_grad_(False)
     assert not handles["embedding_bags.t0.weight"].requires_grad
     assert handles["embedding_bags.t1.weight"].requires_grad
     before = rows_of(tables)
-    learn(tables, range(1, 3))
+    train_prefetched(tables, range(1, 3))
     assert equal_rows(before, rows_of(tables))
     tables.requires_grad_(False)
     assert not tables(batch(3)).values().requires_grad, "nothing of it trains"
-    learn(tables, range(3, 25), depth=2)
+    train_prefetched(tables, range(3, 25), depth=2)
     tables.requires_grad_(True)
     assert all(handle.requires_grad for handle in tables.parameters())
-    learn(tables, range(25, 27), depth=2)
+    train_prefetched(tables, range(25, 27), depth=2)
     assert not equal_rows(before, rows_of(tables))
 
 
@@ -108,9 +108,9 @@ def test_sample_weights_have_their_gradient(device: torch.device) -> None:
     torch.testing.assert_close(features.weights().grad, torch.stack([rows[i].sum() for i in (1, 2, 3)]))
 
 
-def test_no_id_leaves_and_clocks_stand_still(device: torch.device) -> None:
+def test_a_frozen_table_evicts_nothing_and_its_clocks_stop(device: torch.device) -> None:
     rules = rst.AdmitAndEvictConfig(evict_idle_steps=2, evict_step_interval=1)
-    tables = both(device, admit_and_evict_config=rules)
+    tables = two_tables(device, admit_and_evict_config=rules)
     train_step(tables, jagged({"f0": [[1, 2]], "f1": [[5]]}))
     tables.freeze("t0")
     look_up(tables, 3, *range(10, 16))
@@ -121,18 +121,18 @@ def test_no_id_leaves_and_clocks_stand_still(device: torch.device) -> None:
     assert sorted(rows_of(tables)) == [1, 2, 3], "the steps meanwhile do not count"
 
 
-def test_an_optimizer_that_passes_over_whole_tables(device: torch.device) -> None:
-    tables = both(device, optimizer=RowWiseAdagrad, step_swap=4)
-    learn(tables, range(2))
+def test_averages_of_whole_tables_skip_frozen_tables(device: torch.device) -> None:
+    tables = two_tables(device, optimizer=RowWiseAdagrad, step_swap=4)
+    train_prefetched(tables, range(2))
     tables.freeze("t0")
     before = rows_of(tables), rows_of(tables, "t1")
-    learn(tables, range(2, 6))
+    train_prefetched(tables, range(2, 6))
     assert equal_rows(before[0], rows_of(tables))
     assert not equal_rows(before[1], rows_of(tables, "t1"))
 
 
-def test_not_in_the_middle_of_a_window_or_a_step(device: torch.device) -> None:
-    tables = both(device)
+def test_freezing_within_a_window_or_step_is_refused(device: torch.device) -> None:
+    tables = two_tables(device)
     output = tables(batch(0))
     with pytest.raises(RuntimeError, match="tables are frozen or thawed"):
         tables.freeze("t0")
@@ -146,8 +146,8 @@ def test_not_in_the_middle_of_a_window_or_a_step(device: torch.device) -> None:
 
 
 def test_a_copy_is_frozen_as_well(device: torch.device) -> None:
-    tables = both(device)
-    learn(tables, range(2))
+    tables = two_tables(device)
+    train_prefetched(tables, range(2))
     tables.freeze("t1")
     twin = copy.deepcopy(tables)
     assert [handle.requires_grad for handle in twin.parameters()] == [True, False]
@@ -155,9 +155,9 @@ def test_a_copy_is_frozen_as_well(device: torch.device) -> None:
     assert [handle.requires_grad for handle in tables.parameters()] == [True, False]
 
 
-def test_batches_that_were_prefetched_before_are_planned_anew(device: torch.device) -> None:
-    tables = both(device)
-    learn(tables, range(2))
+def test_batches_prefetched_before_freezing_are_replanned(device: torch.device) -> None:
+    tables = two_tables(device)
+    train_prefetched(tables, range(2))
     ahead = [batch(step) for step in range(2, 4)]
     for features in ahead:
         tables.prefetch(features)
@@ -172,8 +172,8 @@ def test_batches_that_were_prefetched_before_are_planned_anew(device: torch.devi
 
 
 def test_batches_that_were_prefetched_may_be_evaluated(device: torch.device) -> None:
-    tables = both(device)
-    learn(tables, range(2))
+    tables = two_tables(device)
+    train_prefetched(tables, range(2))
     tables.freeze("t0")
     tables.eval()
     for features in map(batch, range(20)):
@@ -184,8 +184,8 @@ def test_batches_that_were_prefetched_may_be_evaluated(device: torch.device) -> 
 
 @pytest.mark.parametrize("bound", [{"max_rows": 4}, {"max_bytes": 4 * 32}], ids=str)
 def test_bounds_do_not_hold_for_a_frozen_table(device: torch.device, bound: dict[str, int]) -> None:
-    tables = both(device, admit_and_evict_config=rst.AdmitAndEvictConfig(**bound))
-    learn(tables, range(1))
+    tables = two_tables(device, admit_and_evict_config=rst.AdmitAndEvictConfig(**bound))
+    train_prefetched(tables, range(1))
     tables.freeze("t0")
     tables.embedding.view("t0").write(torch.arange(30, device="cpu"), {"weight": torch.ones(30, 4, device="cpu")})
     look_up(tables, 3, 10, 11, 12)
@@ -195,9 +195,9 @@ def test_bounds_do_not_hold_for_a_frozen_table(device: torch.device, bound: dict
     assert len(rows_of(tables)) < 30
 
 
-def test_clocks_are_those_of_a_load(device: torch.device, tmp_path: Path) -> None:
+def test_a_frozen_table_takes_the_clocks_of_a_load(device: torch.device, tmp_path: Path) -> None:
     rules = rst.AdmitAndEvictConfig(evict_idle_steps=3, evict_step_interval=1)
-    tables, other = (both(device, admit_and_evict_config=rules) for _ in range(2))
+    tables, other = (two_tables(device, admit_and_evict_config=rules) for _ in range(2))
     other.freeze("t0")  # before its first use
     train(tables, [jagged({"f0": [[1, 2]], "f1": [[5]]})] * 4)
     tables.freeze("t0")

@@ -1,4 +1,4 @@
-"""`check_finite=` and `set_grad_scaler`: what gradients pass before they reach rows."""
+"""`check_finite=` and `set_grad_scaler`: checks of gradients before they update rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = {"f0": [[1], [2]], "f1": [[3], [1]]}
 
 
 def two_groups(device: torch.device, kind: Kind = POOLED, **options: Any) -> Any:
-    """Tables of two optimizers, so that their rows are in two groups."""
+    """Builds tables with two optimizers, so that their rows are in two groups."""
     collection = kind.collection(device, kind.config(), kind.config("t1", ["f1"]), **options)
     for handle, optimizer in zip(collection.parameters(), (torch.optim.SGD, torch.optim.Adam), strict=True):
         rst.apply_optimizer_in_backward(optimizer, [handle], {"lr": 0.5})
@@ -27,7 +27,7 @@ def two_groups(device: torch.device, kind: Kind = POOLED, **options: Any) -> Any
 
 
 def backward(collection: torch.nn.Module, factor: float, scaler: Any = None) -> None:
-    """One training step whose gradient is `factor` in one element of the last feature, 1 elsewhere."""
+    """Runs a training step whose gradient is `factor` in one element of the last feature, and 1 elsewhere."""
     values = output_parts(collection(jagged(BATCH)))
     factors = [torch.ones_like(value) for value in values]
     factors[-1][-1, -1] = factor
@@ -50,7 +50,7 @@ def test_raise_changes_no_row_of_any_group(device: torch.device, kind: Kind, bad
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_warn_says_so_and_goes_on(device: torch.device, bad: float) -> None:
+def test_warn_reports_and_continues(device: torch.device, bad: float) -> None:
     collection = two_groups(device, check_finite="warn")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -101,7 +101,7 @@ def test_an_overflow_skips_the_update_of_all_groups(device: torch.device, bad: f
     assert collection.skipped_updates == 1
 
 
-def test_an_overflow_is_no_backward_of_a_window(device: torch.device) -> None:
+def test_an_overflow_does_not_count_in_a_window(device: torch.device) -> None:
     collection = apply(bags_collection(device), window=2)
     scaler = torch.amp.GradScaler(device.type, init_scale=4.0)
     collection.set_grad_scaler(scaler)

@@ -1,4 +1,4 @@
-"""HybridTrainPipelineSparseDist around a model that is not sharded. The reference is a plain loop: the same bits."""
+"""HybridTrainPipelineSparseDist around an unsharded model has the bits of a plain loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefetch import Net, assert_alike, at_rest, make_batches, pipeline_of, same, sgd, state, train
+from test_prefetch import Net, assert_trained_the_same, at_rest, make_batches, pipeline_of, same, sgd, state, train
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
@@ -18,7 +18,7 @@ def hybrid(model: Any, device: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("pipe_n_batch", [1, 6, 12])
-def test_the_bits_of_a_plain_loop(device: torch.device, pipe_n_batch: int) -> None:
+def test_the_pipeline_has_the_bits_of_a_plain_loop(device: torch.device, pipe_n_batch: int) -> None:
     batches = make_batches(20)
     plain, ahead = Net(device), Net(device)
     pipeline = hybrid(ahead, device, return_loss=True, pipe_n_batch=pipe_n_batch)
@@ -27,7 +27,7 @@ def test_the_bits_of_a_plain_loop(device: torch.device, pipe_n_batch: int) -> No
     with pytest.raises(StopIteration):
         pipeline.progress(source)
     assert all(torch.equal((out**2).mean(), loss) for out, loss in outputs)
-    assert_alike(ahead, plain, [out.detach().cpu() for out, _ in outputs], train(plain, batches))
+    assert_trained_the_same(ahead, plain, [out.detach().cpu() for out, _ in outputs], train(plain, batches))
 
 
 def test_batches_are_read_ahead(device: torch.device) -> None:
@@ -48,14 +48,14 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
     left = iter(make_batches(5))
     for _ in range(3):
         rest.progress(left)
-    with pytest.raises(StopIteration):  # two were read ahead when the data ended
+    with pytest.raises(StopIteration):  # two batches were read ahead when the data ended
         rest.progress(left)
     default.reset()
     assert at_rest(model)
 
 
 def test_another_iterator_begins_at_once(device: torch.device) -> None:
-    """Batches that were read ahead from the iterator before are dropped."""
+    """Batches that were read ahead from the previous iterator are dropped."""
     first, second = make_batches(9), make_batches(4, seed=1)
     plain, ahead = Net(device), Net(device)
     pipeline = hybrid(ahead, device, pipe_n_batch=3)
@@ -63,12 +63,12 @@ def test_another_iterator_begins_at_once(device: torch.device) -> None:
     outputs = [pipeline.progress(source).detach().cpu() for source in sources]
     with pytest.raises(StopIteration):
         pipeline.progress(sources[-1])
-    assert_alike(ahead, plain, outputs, train(plain, first[:2] + second))
+    assert_trained_the_same(ahead, plain, outputs, train(plain, first[:2] + second))
 
 
 @dataclass
 class Batch:
-    """Ids, and factors of the loss that only the device reads."""
+    """A batch of ids, and factors of the loss that are used only on the device."""
 
     ids: KeyedJaggedTensor
     factors: torch.Tensor
@@ -93,7 +93,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_dense_inputs_have_arrived_before_the_forward(device: torch.device) -> None:
-    """From page-locked memory their copy is in the background; a stream that is late shows a missing wait."""
+    """Copies from page-locked memory are asynchronous; a delayed stream reveals a missing wait."""
     factors = [torch.arange(4.0) + place for place in range(8)]
     if device.type != "cpu":
         factors = [values.pin_memory() for values in factors]

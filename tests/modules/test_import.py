@@ -1,4 +1,4 @@
-"""Imports: without TorchRec, before torch, in either order, from any folder. Type checkers read user_types.py."""
+"""Imports without TorchRec, before torch, in either order, from any folder. Type checkers read user_types.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "P
 
 
 def run(code: str, *blocked: str, folder: Path = ROOT) -> str:
-    """Output of `code` in a fresh interpreter that cannot import `blocked`."""
+    """Runs `code` in a fresh interpreter that cannot import `blocked`; returns its output."""
     command = [sys.executable, "-c", (BLOCK.format(blocked=blocked) if blocked else "") + code]
     environment = os.environ | ENVIRONMENT
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Like `run`, in processes that are forked from one that has imported torch and nothing else."""
+    """Returns a function like `run` whose processes are forked from one that has only imported torch."""
     interpreters = Interpreters("torch", **ENVIRONMENT)
 
     def run_after_torch(code: str, *blocked: str) -> str:
@@ -56,7 +56,7 @@ def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     interpreters.close()
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     pytest.importorskip("torchrec")
     assert set(rst.__all__) <= set(dir(rst))
     for name in rst.__all__:
@@ -89,7 +89,9 @@ assert CheckpointError is rec_sdk_torch.CheckpointError
 
 
 def test_packages_are_attributes(tmp_path: Path) -> None:
-    """Without an import of their own. compat, which changes torch and TorchRec, is not shown to what imports all."""
+    """Subpackages are attributes without an import; `import *` does not import compat, which changes torch and
+    TorchRec.
+    """
     pytest.importorskip("torchrec")
     lines = run(PACKAGES, folder=tmp_path).splitlines()
     assert lines[0] == "False True"
@@ -170,7 +172,7 @@ print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
 
 
 def test_without_torch_npu(after_torch: Run) -> None:
-    """torch_npu is recommended only where CANN is: elsewhere it keeps torch from being imported."""
+    """torch_npu is recommended only where CANN is installed; elsewhere it would break `import torch`."""
     variables = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH")
     without = f"[os.environ.pop(name, None) for name in {variables}]\n"
     error, device = after_torch(without + WITHOUT_TORCH_NPU).splitlines()
@@ -240,11 +242,11 @@ print(*[name for name in threads if "gloo" in name])
 """
 
 
-def test_torchrec_first(after_torch: Run) -> None:
-    """torch's own modules take their time: `torch.distributed.optim` compiles eight optimizers as it is imported.
+def test_importing_torchrec_first_changes_nothing_yet(after_torch: Run) -> None:
+    """Importing torch modules is slow: `torch.distributed.optim` compiles eight optimizers, so it must not be imported.
 
-    No class of TorchRec is changed before a fused optimizer is made. No thread of a process group outlives it: one that
-    does may abort the process while the interpreter ends.
+    No class of TorchRec is changed before a fused optimizer is made. No thread outlives its process group, since it
+    might abort the process while the interpreter ends.
     """
     pytest.importorskip("torchrec")
     code = PROCESS_GROUP.format(first="", then=TORCHREC_FIRST + IN_TORCHREC)
@@ -254,7 +256,7 @@ def test_torchrec_first(after_torch: Run) -> None:
 
 
 def test_torchrec_is_extended_when_it_comes_later(after_torch: Run) -> None:
-    """And no thread of a process group outlives it."""
+    """No thread outlives its process group."""
     pytest.importorskip("torchrec")
     code = PROCESS_GROUP.format(first="import rec_sdk_torch", then=IN_TORCHREC)
     assert after_torch(code).splitlines() == ["refused", ""]

@@ -1,4 +1,4 @@
-"""Where rows start: defaults, the seed, and `init_fn`; tests/engine/test_initializers.cpp has the distributions."""
+"""Initial rows: defaults, the seed, and `init_fn`. tests/engine/test_initializers.cpp tests the distributions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def initial(device: torch.device, ids: Any = IDS, **fields: Any) -> torch.Tensor
     return read(bags_collection(device, bag_config(**fields), **options), single_ids(list(ids)))
 
 
-def test_linear(device: torch.device) -> None:
+def test_linear_initializer(device: torch.device) -> None:
     edge = 40**-0.5
     for fields, expected in (
         ({"embedding_dim": 5, "weight_init_min": -1.0, "weight_init_max": 3.0}, [-1.0, 0.0, 1.0, 2.0, 3.0]),
@@ -48,7 +48,7 @@ def test_linear(device: torch.device) -> None:
 
 
 def hash_collection(device: torch.device, **fields: Any) -> HashEmbeddingBagCollection:
-    """A collection of one whole table; torch's generator seeds it."""
+    """Builds a collection without a host store, seeded by torch's generator."""
     torch.manual_seed(0)
     return capacity_collection(device, capacity_config(**fields))
 
@@ -63,7 +63,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_the_default_has_torchrecs_bounds(device: torch.device, kind: str) -> None:
-    """Each id has a row of its own, uniform within plus and minus sqrt(1 / num_embeddings)."""
+    """Every id has its own row, uniform between plus and minus sqrt(1 / num_embeddings)."""
     default, uniform = (read(MAKERS[kind](device, **fields), single_ids(range(30))) for fields in (DEFAULT, {}))
     assert torch.equal(default, uniform)
     assert default.unique().numel() == 120
@@ -72,7 +72,7 @@ def test_the_default_has_torchrecs_bounds(device: torch.device, kind: str) -> No
 
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a config gives neither an initializer nor a function; the warning says how to silence it."""
+    """A config without initializer and function warns once; the warning names how to silence it."""
     monkeypatch.setattr(config_defaults, "warns_changed_default", True)
     cpu = torch.device("cpu")
     with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", ["pooled", "sequence"])
 def test_a_load_keeps_the_rows_of_another_initializer(device: torch.device, kind: str, tmp_path: Path) -> None:
-    """Rows are the save's; an id that it does not have starts as the model's config says."""
+    """Loaded ids have the save's rows; other ids start as the model's config says."""
     saved = apply(MAKERS[kind](device, initializer_type=InitializerType.LINEAR))
     train_step(saved, single_ids([1, 2, 3]))
     rst.Saver().save(saved, tmp_path)
@@ -108,7 +108,7 @@ def test_a_load_keeps_the_rows_of_another_initializer(device: torch.device, kind
 NORMAL = {"initializer_type": InitializerType.TRUNCATED_NORMAL, "embedding_dim": 16}
 
 
-def test_bounds_without_a_normal_between() -> None:
+def test_truncated_normal_with_impossible_bounds_is_refused() -> None:
     for fields, message in (
         ({"weight_init_min": 2.0, "weight_init_max": 3.0}, "nearer bound is more than 37 stddev"),
         ({"weight_init_min": 0.5}, "min <= max"),
@@ -133,7 +133,7 @@ def test_initial_weights_depend_on_seed_table_and_id_alone(device: torch.device,
 
 
 def towers(device: torch.device, seed: int) -> list[torch.Tensor]:
-    """Rows of collections with one table name that are made one after the other, without a seed of their own."""
+    """Builds collections with one table name, one after the other and without a seed; returns their rows."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = [
@@ -146,8 +146,8 @@ def towers(device: torch.device, seed: int) -> list[torch.Tensor]:
     return [read(collection, ids) for collection in (*made, *(copy.deepcopy(each) for each in made))]
 
 
-def test_collections_without_a_seed_start_apart(device: torch.device) -> None:
-    """As torch's modules: a copy has the weights of its original, and torch.manual_seed repeats all of them."""
+def test_collections_without_a_seed_differ(device: torch.device) -> None:
+    """As in torch's modules, a copy has the weights of its original, and torch.manual_seed reproduces all of them."""
     first, again, other = towers(device, 3), towers(device, 3), towers(device, 4)
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert all(torch.equal(*pair) for pair in zip(first[:4], first[4:], strict=True))
@@ -155,8 +155,8 @@ def test_collections_without_a_seed_start_apart(device: torch.device) -> None:
     assert not any(torch.equal(one, two) for one, two in itertools.combinations(every, 2))
 
 
-def test_a_seed_says_all(device: torch.device) -> None:
-    """It draws nothing, and a collection on the meta device has the weights of one that was made on a device."""
+def test_an_explicit_seed_determines_the_weights(device: torch.device) -> None:
+    """An explicit seed draws no random number, and a collection on the meta device has the weights of any device."""
     before = torch.get_rng_state()
     plain, meta = (bags_collection(where) for where in (device, torch.device("meta")))
     assert torch.equal(torch.get_rng_state(), before)
@@ -165,7 +165,7 @@ def test_a_seed_says_all(device: torch.device) -> None:
 
 
 def test_init_fn_that_fails_is_called_again(device: torch.device) -> None:
-    """It leaves no table whose rows were not drawn."""
+    """A table whose rows were not initialized is not left behind."""
     errors = [ValueError("not now")]
 
     def fill(param: torch.Tensor) -> None:

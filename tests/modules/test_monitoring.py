@@ -1,4 +1,4 @@
-"""The view of the cache that users have: counts by table, memory, the profiler, warnings, scalars, print, notebooks."""
+"""Monitoring of the cache: counters by table, memory, profiler ranges, warnings, scalars, print, notebooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORD = 4 * DIM
 
 
 def two_tables(device: torch.device, cache: Any = 4, *, window: int = 1, **fields: Any) -> Any:
-    """Tables t0, with `fields`, and t1 in one group."""
+    """Builds tables t0, with `fields`, and t1 in one group."""
     configs = [bag_config(**fields), bag_config("t1", ["f1"])]
     return apply(bags_collection(device, *configs, cache=cache), window=window)
 
@@ -40,11 +40,11 @@ def batch(first: list[int], second: list[int]) -> Any:
     return jagged({"f0": [first], "f1": [second]})
 
 
-def test_counts_are_of_each_table(device: torch.device) -> None:
+def test_counters_are_kept_per_table(device: torch.device) -> None:
     collection = two_tables(device)
     train(collection, [batch([1, 2, 2], [5]), batch([3, 4, 9], [5, 5, 6])])
     first, second, total = collection.cache_stats("t0"), collection.cache_stats("t1"), collection.cache_stats()
-    # Ids of t0: 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
+    # t0 sees ids 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
     expected |= {"rows_out": 1, "bytes_in": 5 * RECORD, "bytes_out": RECORD, "bounds_errors": 0, "largest_batch": 3}
     expected |= {"warmed_rows": 0, "pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}
@@ -59,7 +59,7 @@ def test_counts_are_of_each_table(device: torch.device) -> None:
         collection.cache_stats("absent")
 
 
-def test_pins_are_of_batches_in_flight(device: torch.device) -> None:
+def test_pinned_rows_belong_to_batches_in_flight(device: torch.device) -> None:
     collection = two_tables(device, cache=8)
     one, two = (collection(batch(*ids)).values().sum() for ids in (([1, 2], [5]), ([2, 3], [6])))
     assert collection.cache_stats("t0")["pinned_rows"] == 3
@@ -91,7 +91,7 @@ def test_times_and_depth_are_counted_until_the_reset(device: torch.device) -> No
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) -> None:
+def test_memory_is_reported_by_kind(device: torch.device, window: int) -> None:
     collection = two_tables(device, {"t0": 4, "t1": 6}, window=window)
     kinds = ("device", "host", "disk", "index", "columns", "candidates", "evicted", "staging")
     assert collection.memory_report() == dict.fromkeys(kinds, 0), "before the first use"
@@ -109,17 +109,17 @@ def test_memory_is_reported_by_what_holds_it(device: torch.device, window: int) 
         collection.memory_report("absent")
 
 
-def test_memory_of_the_row_of_ids_that_are_not_admitted(device: torch.device) -> None:
+def test_memory_includes_the_default_row(device: torch.device) -> None:
     collection = two_tables(device, admit_and_evict_config=rst.AdmitAndEvictConfig(admit_threshold=2))
     train_step(collection, batch([1], [5]))
     found = [collection.memory_report(*table)["device"] for table in (("t0",), ("t1",), ())]
     assert found == [(4 + 1) * RECORD, 4 * RECORD, (4 + 1 + 4) * RECORD]
 
 
-def test_staging_is_what_is_on_its_way(device: torch.device) -> None:
+def test_staging_memory_is_held_by_pending_copies(device: torch.device) -> None:
     collection = two_tables(device, cache=8)
     train_step(collection, batch([1, 2], [5]))
-    collection.state_dict()  # lands what is on its way
+    collection.state_dict()  # completes pending write-backs
     before = collection.memory_report()["staging"]
     collection.prefetch(batch([3, 4], [6]))
     collection.wait_for_plans()
@@ -180,7 +180,7 @@ def test_low_hit_rate_warns_once_and_not_of_new_rows(device: torch.device) -> No
 
 
 class Scalars:
-    """A writer that remembers."""
+    """A writer that records scalars."""
 
     def __init__(self) -> None:
         self.written: dict[tuple[str, int], float] = {}
@@ -190,7 +190,7 @@ class Scalars:
         self.written[tag, global_step] = scalar_value
 
 
-def test_scalars_are_of_the_forwards_since_the_last(device: torch.device) -> None:
+def test_scalars_cover_the_forwards_since_the_last_write(device: torch.device) -> None:
     model = torch.nn.ModuleDict({"sparse": two_tables(device)})
     writer = Scalars()
     log = rst.CacheLog(writer, model, every=2)
@@ -231,7 +231,7 @@ def test_norms_of_gradients_are_written_where_they_are_counted(device: torch.dev
 
 
 class FullDisk(Scalars):
-    """A writer that cannot write for a while."""
+    """A writer that fails while `full` is set."""
 
     full = True
 
@@ -242,7 +242,7 @@ class FullDisk(Scalars):
 
 
 def test_an_error_of_the_writer_does_not_end_the_training(device: torch.device) -> None:
-    """It warns once; scalars that can be written later are those of their own forwards."""
+    """A failing writer warns once; scalars that are written later are from their own forwards."""
     model = torch.nn.ModuleDict({"sparse": two_tables(device)})
     writer = FullDisk()
     rst.CacheLog(writer, model, every=1)
@@ -257,7 +257,7 @@ def test_an_error_of_the_writer_does_not_end_the_training(device: torch.device) 
     assert {step for _, step in writer.written} == {3}
 
 
-def test_what_cannot_be_logged_is_refused(device: torch.device) -> None:
+def test_invalid_arguments_of_the_log_are_refused(device: torch.device) -> None:
     tables = sequences_collection(device, sequence_config("t0", ["f0"]))
     with pytest.raises(ValueError, match="every is 0"):
         rst.CacheLog(Scalars(), tables, every=0)
@@ -290,7 +290,7 @@ SHOWN: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.mark.parametrize("kind", list(SHOWN))
 def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> None:
-    """And lays nothing out: an optimizer may be applied still."""
+    """Printing allocates nothing: an optimizer may still be applied."""
     make, lines = SHOWN[kind]
     collection = make(device)
     model = torch.nn.Sequential(collection)
@@ -322,7 +322,7 @@ def test_cache_sizes_is_a_property_everywhere() -> None:
 
 
 def cells(collection: Any) -> dict[str, list[str]]:
-    """The cells of each table as a notebook shows them. The HTML is well formed."""
+    """Returns the cells of each table in the notebook view, whose HTML must be well-formed."""
     root = ElementTree.fromstring(collection._repr_html_())
     head = [cell.text for cell in root.findall("./thead/tr/th")]
     assert head == ["table", "rows", "of", "columns", "in the cache", "hit rate", "device MiB", "host MiB"]
@@ -335,7 +335,7 @@ def test_notebooks_show_rows_cache_and_rate(device: torch.device) -> None:
     collection = two_tables(device, num_embeddings=4000)
     train(collection, [batch(ids, [5]) for ids in ([1, 2], [2, 3], [7, 8])])
     stats = collection.cache_stats("t0")
-    # Ids 1, 2, 3, 7, 8 are known; of 6 rows that batches looked up, one was there.
+    # Ids 1, 2, 3, 7, 8 are known; of 6 rows that batches looked up, one was cached.
     assert (stats["unique_rows"], stats["unique_misses"]) == (6, 5)
     shown = cells(collection)
     assert shown["t0"][:5] == ["5", "4,000", "4", "4", "16.7%"]
@@ -349,7 +349,7 @@ def test_notebooks_show_rows_cache_and_rate(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("meta", [False, True])
-def test_notebooks_lay_out_nothing(device: torch.device, meta: bool) -> None:
+def test_displaying_in_a_notebook_allocates_nothing(device: torch.device, meta: bool) -> None:
     """Options may still change, and a collection on the meta device has no rows at all."""
     collection = bags_collection(torch.device("meta") if meta else device, cache=4)
     assert cells(collection)["t0"][:5] == ["-", "40", "4", "-", "-"]
@@ -357,7 +357,7 @@ def test_notebooks_lay_out_nothing(device: torch.device, meta: bool) -> None:
 
 
 def test_prefetched_batches_are_trained_as_before(device: torch.device) -> None:
-    """Tables may be shown between any two steps."""
+    """Tables may be displayed between any two steps."""
     batches = [batch([n, n + 1], [n % 9]) for n in range(6)]
     plain, shown = two_tables(device, 40), two_tables(device, 40)
     train(plain, batches)

@@ -1,4 +1,4 @@
-"""No option is lost by a copy, a state dict, a save, a collection or FBGEMM's module: option_cases.py says how."""
+"""No option is lost by a copy, a state dict, a save, a collection or FBGEMM's module, as listed in option_cases.py."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ pytestmark = pytest.mark.usefixtures("_folder")
 
 @pytest.fixture
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of options and saves are relative to it."""
+    """Makes folders of options and saves relative to a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_option_has_answers() -> None:
+def test_every_option_has_an_entry() -> None:
     assert missing() == [], "say in tests/option_cases.py what becomes of these options"
 
 
@@ -63,50 +63,50 @@ def test_copies(name: str) -> None:
     option = OPTIONS[name]
     embedding = make_embedding(name)
     assert observed(name, copy.deepcopy(embedding)) == expected(option, option.copy)
-    del embedding  # which has the folder of a host store
+    del embedding  # it holds the folder of a host store
     collection = make_collection(name, rst)
     assert observed(name, copy.deepcopy(collection).embedding) == expected(option, option.copy)
 
 
 def weights(embedding: TableBatchedEmbedding) -> torch.Tensor:
-    """The rows that `fill` wrote."""
+    """Returns the rows that `fill` wrote."""
     view = embedding.view(embedding.tables[0].name)
     return view.read(torch.arange(20), ["weight"]).parts["weight"]
 
 
-def check_loaded(name: str, answer: Rows, source: TableBatchedEmbedding, load: Callable[[Any], object]) -> None:
-    """Loads into an embedding with the option, where what is loaded has it, and else into one without."""
-    target = make_embedding(name, without=isinstance(answer, Absent))
+def check_loaded(name: str, expectation: Rows, source: TableBatchedEmbedding, load: Callable[[Any], object]) -> None:
+    """Loads into an embedding with the option if the loaded data supports it, else into one without."""
+    target = make_embedding(name, without=isinstance(expectation, Absent))
     load(target)
     assert torch.equal(weights(target), weights(source))
-    if not isinstance(answer, Absent):
+    if not isinstance(expectation, Absent):
         assert observed(name, target) == OPTIONS[name].value
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_state_dicts(name: str) -> None:
-    answer, embedding = OPTIONS[name].state_dict, make_embedding(name)
+    expectation, embedding = OPTIONS[name].state_dict, make_embedding(name)
     if embedding.device.type != "meta":
         fill(embedding)
     state = embedding.state_dict()
-    if isinstance(answer, Stored):
-        assert answer.find(state) == OPTIONS[name].value
+    if isinstance(expectation, Stored):
+        assert expectation.find(state) == OPTIONS[name].value
     if embedding.device.type != "meta":
-        check_loaded(name, answer, embedding, lambda target: target.load_state_dict(state))
+        check_loaded(name, expectation, embedding, lambda target: target.load_state_dict(state))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_saves(name: str) -> None:
-    answer, embedding = OPTIONS[name].save, make_embedding(name)
-    if isinstance(answer, Refused):
-        with pytest.raises(RuntimeError, match=answer.message):
+    expectation, embedding = OPTIONS[name].save, make_embedding(name)
+    if isinstance(expectation, Refused):
+        with pytest.raises(RuntimeError, match=expectation.message):
             rst.Saver().save(embedding, "saves")
         return
     fill(embedding)
     (table,) = read_manifest(Path(rst.Saver().save(embedding, "saves"))).tables
-    if isinstance(answer, Stored):
-        assert answer.find(table) == OPTIONS[name].value
-    check_loaded(name, answer, embedding, lambda target: rst.Saver().load(target, "saves"))
+    if isinstance(expectation, Stored):
+        assert expectation.find(table) == OPTIONS[name].value
+    check_loaded(name, expectation, embedding, lambda target: rst.Saver().load(target, "saves"))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -117,9 +117,9 @@ def test_collections(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_fbgemm(name: str) -> None:
-    answer = OPTIONS[name].fbgemm
-    if isinstance(answer, Absent):
+    expectation = OPTIONS[name].fbgemm
+    if isinstance(expectation, Absent):
         assert name.partition(".")[2] not in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
         assert observed(name, make_fbgemm(Arguments()).tables) == observed(name, make_embedding(name, without=True))
         return
-    assert observed(name, make_fbgemm(answer).tables) == expected(OPTIONS[name], answer)
+    assert observed(name, make_fbgemm(expectation).tables) == expected(OPTIONS[name], expectation)

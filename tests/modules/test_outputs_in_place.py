@@ -1,6 +1,6 @@
-"""The output of a forward is the caller's: what is done to it in place trains as the same thing out of place does.
+"""Changing the output of a forward in place trains like the same change out of place.
 
-The reference is the same training out of place: the bits must be the same. No output is copied for it.
+The reference is the same training out of place, with the same bits. No output is copied for it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_in_place_trains_as_out_of_place(device: torch.device, kind: str, change
 
 @pytest.mark.parametrize("kind", COLLECTIONS)
 def test_nothing_is_copied(device: torch.device, kind: str) -> None:
-    """Features of a group are in one piece of memory, as they were looked up; a change is one node of autograd."""
+    """Features of a group share one tensor, as they were looked up; a change is one node of autograd."""
     collection = COLLECTIONS[kind](device)
     apply(collection)
     outputs = output_parts(collection(BATCHES[0]))
@@ -104,7 +104,7 @@ def test_nothing_is_copied(device: torch.device, kind: str) -> None:
 
 
 def test_a_change_of_one_feature_leaves_others_to_autograd(device: torch.device) -> None:
-    """A function that saved one of them for its backward pass does not find that it was changed."""
+    """A function that saved one feature for its backward pass does not see a change of another."""
     collection = apply(sequences(device, 4))
     first, second, third = output_parts(collection(BATCHES[0]))
     product = first * second
@@ -118,8 +118,8 @@ def test_a_change_of_one_feature_leaves_others_to_autograd(device: torch.device)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_of_what_is_read_too(device: torch.device, weighted: bool) -> None:
-    """With per-sample weights that have gradients it is a node of autograd as well."""
+def test_evaluation_outputs_may_be_changed_in_place(device: torch.device, weighted: bool) -> None:
+    """With per-sample weights that need gradients, the output is a node of autograd as well."""
     collection = bags_collection(device, is_weighted=weighted).eval()
     gradients = []
     for way in CHANGES["relu"]:
@@ -135,8 +135,10 @@ def test_of_what_is_read_too(device: torch.device, weighted: bool) -> None:
 
 @pytest.mark.parametrize("in_grad_mode", [False, True])
 @pytest.mark.parametrize("kind", COLLECTIONS)
-def test_what_was_read_is_changed_with_a_parameter(device: torch.device, kind: str, in_grad_mode: bool) -> None:
-    """Autograd would not allow it of a view that was made without gradients."""
+def test_evaluation_outputs_may_be_multiplied_by_a_parameter(
+    device: torch.device, kind: str, in_grad_mode: bool
+) -> None:
+    """Autograd would refuse the change for a view that was made without gradients."""
     collection = COLLECTIONS[kind](device).eval()
     gradients = []
     for way in (torch.Tensor.mul_, torch.Tensor.mul):
@@ -149,7 +151,7 @@ def test_what_was_read_is_changed_with_a_parameter(device: torch.device, kind: s
     assert torch.equal(*gradients)
 
 
-def test_after_a_prefetch(device: torch.device) -> None:
+def test_prefetched_outputs_may_be_changed_in_place(device: torch.device) -> None:
     found = []
     for way in CHANGES["relu"]:
         collection = apply(sequences(device, cache=10), torch.optim.Adagrad)

@@ -1,4 +1,4 @@
-"""Ids that mean nothing: what torch's modules with a `padding_idx` give, and errors."""
+"""Padding ids: the results of torch's modules with a `padding_idx`, and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PADDING = 3
 
 
 def tables(kind: Kind, **fields: Any) -> list[Any]:
-    """Two of one feature, of which one has the id that means nothing."""
+    """Builds two tables that share a feature, one with a padding id."""
     both = {"num_embeddings": ROWS, **fields}
     return [kind.index("t0", ["f0", "f1"], **both), kind.index("t1", ["f1"], **both)]
 
@@ -55,7 +55,7 @@ def lookups(features: KeyedJaggedTensor, key: str) -> tuple[torch.Tensor, torch.
 @pytest.mark.parametrize("prefetched", [False, True])
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
-def test_bags_are_those_of_torch(device: torch.device, mode: str, on_device: bool, prefetched: bool) -> None:
+def test_bags_match_torch(device: torch.device, mode: str, on_device: bool, prefetched: bool) -> None:
     weighted = mode == "weighted"
     pooling = PoolingType.MEAN if mode == "mean" else PoolingType.SUM
     configs = tables(POOLED, pooling=pooling)
@@ -112,16 +112,16 @@ def test_sequences_have_zeros_and_no_gradient(device: torch.device, need_indices
     assert not torch.equal(after[1][PADDING], before[1][PADDING]), "which means something in the other table"
 
 
-def test_such_an_id_gets_no_row_and_is_not_counted(device: torch.device) -> None:
+def test_a_padding_id_gets_no_row_and_is_not_counted(device: torch.device) -> None:
     ours = apply(bags_collection(device, padding_idx=-1))
     train_step(ours, jagged({"f0": [[-1, 7], [-1], []]}))
     assert ours.table_ids("t0").tolist() == [7]
     assert ours.cache_stats()["lookups"] == 1
-    train_step(ours, single_ids([-1, -1, -1]))  # a batch that means nothing
+    train_step(ours, single_ids([-1, -1, -1]))  # a batch of padding ids only
     assert not ours.eval()(single_ids([-1, -1, -1])).values().any()
 
 
-def test_one_outside_an_index_table_is_no_error(device: torch.device) -> None:
+def test_a_padding_id_outside_an_index_table_is_no_error(device: torch.device) -> None:
     config = index_bag_config(num_embeddings=ROWS)
     ours = bags_collection(device, config, padding_idx=-1, bounds_check_mode="fatal").eval()
     assert not ours(single_ids([-1])).values().any()
@@ -138,7 +138,7 @@ def test_gradients_of_sample_weights(device: torch.device) -> None:
     assert (features.weights().grad != 0).tolist() == [False, True, False]
 
 
-def test_a_batch_that_was_prefetched_has_its_plan(device: torch.device) -> None:
+def test_padding_ids_in_prefetched_batches(device: torch.device) -> None:
     ours = apply(bags_collection(device, padding_idx=PADDING, cache=1.0))
     for features in map(batch, range(3)):
         ours.prefetch(features)
@@ -149,7 +149,7 @@ def test_a_batch_that_was_prefetched_has_its_plan(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("padding", [1.5, 2**63, "0"])
-def test_one_that_is_no_id(padding: Any) -> None:
+def test_an_invalid_padding_id_is_refused(padding: Any) -> None:
     with pytest.raises(ValueError, match=r"padding_idx is .* expected an int64 or None"):
         TableConfig("t", 4, 4, padding_idx=padding)
     with pytest.raises(ValueError, match=r"padding_idx names tables \['t9'\], only \['t0'\] are there"):

@@ -1,7 +1,7 @@
-"""Sequence features that a loss leaves out have no gradient: their rows stay, whatever their tables are grouped with.
+"""Sequence features outside the loss have no gradient: their rows are unchanged, whichever tables share a group.
 
-The reference is torch.nn.Embedding, one lookup per feature of the loss, with the documented formulas on the rows of
-its sparse gradients; t advances with every backward pass, or window, of the collection.
+The reference is torch.nn.Embedding with one lookup per feature of the loss, and the documented formulas on the rows
+of its sparse gradients; t advances with every backward pass, or window, of the collection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEATURES = {"t0": ("f0", "f1"), "t1": ("f2",), "t2": ("f3",)}
 
 
 class Reference:
-    """Tables as `nn.Embedding`s in float64, and an optimizer on the rows that a loss reads."""
+    """Tables as float64 `nn.Embedding`s, with an optimizer on the rows that a loss reads."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], optimizer: str, window: int) -> None:
         self.tables = {
@@ -41,7 +41,7 @@ class Reference:
         }
 
     def states(self, table: str) -> dict[str, torch.Tensor]:
-        """Its states, `[rows, D]`."""
+        """Returns the table's states, `[rows, D]`."""
         optimizer = self.optimizers[table]
         return {name: optimizer.state[optimizer.weight][name] for name in optimizer.states}
 
@@ -51,7 +51,7 @@ class Reference:
             return
         self.t += 1
         for optimizer in self.optimizers.values():
-            optimizer.state[optimizer.weight]["step"] = self.t - 1  # also where a table has no gradient
+            optimizer.state[optimizer.weight]["step"] = self.t - 1  # also for a table without a gradient
             if optimizer.weight.grad is not None:
                 optimizer.step()
                 optimizer.weight.grad = None
@@ -76,7 +76,7 @@ def collection_of(device: torch.device, dims: Sequence[int], optimizer: str, win
 
 
 def tables_of(collection: Any) -> dict[str, torch.Tensor]:
-    """Every row of every table, in the order of the ids."""
+    """Returns every row of every table, in the order of ids."""
     collection.eval()
     every = jagged({feature: [list(range(IDS))] for features in FEATURES.values() for feature in features})
     output = collection(every)
@@ -85,7 +85,7 @@ def tables_of(collection: Any) -> dict[str, torch.Tensor]:
 
 
 def draw(seed: int) -> dict[str, list[list[int]]]:
-    """Ids of each feature: both features of t0 have some in common, and some of their own."""
+    """Draws ids of each feature; both features of t0 share some and have some of their own."""
     rng = np.random.default_rng(seed)
     return {f"f{n}": [rng.integers(0, IDS, 3).tolist(), rng.integers(0, IDS, 2).tolist()] for n in range(4)}
 
@@ -100,7 +100,7 @@ DIMS = pytest.mark.parametrize("dims", [(4, 4, 4), (4, 8, 4), (4, 8, 16)], ids=[
 @DIMS
 @pytest.mark.parametrize("losses", LOSSES)
 @pytest.mark.parametrize(("optimizer", "window"), OPTIMIZERS)
-def test_only_what_the_loss_reads_moves(
+def test_only_features_of_the_loss_are_updated(
     device: torch.device, dims: Sequence[int], losses: str, optimizer: str, window: int
 ) -> None:
     collection = collection_of(device, dims, optimizer, window)
@@ -126,8 +126,8 @@ def test_only_what_the_loss_reads_moves(
 
 
 @DIMS
-def test_a_gradient_of_zero_is_one(device: torch.device, dims: Sequence[int]) -> None:
-    """A feature that the loss multiplies by 0 is in it: with Adam, rows that have momentum move on."""
+def test_a_zero_gradient_still_updates(device: torch.device, dims: Sequence[int]) -> None:
+    """A feature that the loss multiplies by 0 has a gradient: with Adam, rows with momentum still move."""
     collection = collection_of(device, dims, "adam", 1)
     reference = Reference(tables_of(collection), "adam", 1)
     for factor in (1.0, 0.0):
@@ -142,8 +142,8 @@ def test_a_gradient_of_zero_is_one(device: torch.device, dims: Sequence[int]) ->
 
 
 @DIMS
-def test_no_gradient_is_none(device: torch.device, dims: Sequence[int]) -> None:
-    """Outputs are those of one function: hooks of features outside the loss get None, as those of `torch.split` do."""
+def test_hooks_of_unused_features_get_none(device: torch.device, dims: Sequence[int]) -> None:
+    """All outputs belong to one function: hooks of features outside the loss get None, as with `torch.split`."""
     collection = collection_of(device, dims, "adam", 1)
     outputs = {name: part.values() for name, part in collection(jagged(draw(0))).items()}
     called: dict[str, torch.Tensor | None] = {}

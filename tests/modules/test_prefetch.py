@@ -1,4 +1,4 @@
-"""Prefetching: the same training, and nothing left behind however it ends."""
+"""Prefetching trains the same, and leaves nothing behind however it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CACHE = 40
 
 
 class Net(Model):
-    """Two tables of different dims, and a dense layer."""
+    """A model with two tables of different dims, and a dense layer."""
 
     def __init__(self, device: torch.device, cache: int = CACHE, window: int = 1, cache_policy: str = "lru") -> None:
         configs = [bag_config(), bag_config("t1", ["f1"], embedding_dim=8)]
@@ -71,13 +71,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def at_rest(model: Net) -> bool:
-    """Nothing is pinned or to come, and a batch as large as the cache has room."""
+    """Returns whether nothing is pinned or prefetched."""
     groups = model.tables.embedding.groups
     return not len(model.tables.embedding.queue) and not any(group.engine.in_flight() for group in groups)
 
 
-def assert_alike(ahead: Net, plain: Net, outputs: Any = (), expected: Any = ()) -> None:
-    """Both trained the same, and nothing is left of what was planned ahead."""
+def assert_trained_the_same(ahead: Net, plain: Net, outputs: Any = (), expected: Any = ()) -> None:
+    """Checks that both models trained the same, and that no plan is left."""
     assert len(outputs) == len(expected)
     assert all(map(torch.equal, outputs, expected))
     assert same(state(ahead), state(plain))
@@ -92,11 +92,11 @@ def test_trains_the_same(device: torch.device, depth: int, window: int) -> None:
     given: list[KeyedJaggedTensor] = []
     outputs = train(ahead, (given.append(batch) or batch for batch in rst.prefetch(batches, ahead, depth)))
     assert all(a is b for a, b in zip(given, batches, strict=True)), "the same objects in the same order"
-    assert_alike(ahead, plain, outputs, train(plain, batches))
+    assert_trained_the_same(ahead, plain, outputs, train(plain, batches))
 
 
-def test_the_end_of_a_window_is_foreseen(device: torch.device) -> None:
-    """Its update waits for the planning lock, which others do not need."""
+def test_the_end_of_a_window_is_predicted(device: torch.device) -> None:
+    """The update at a window's end waits for the planning lock; other backward passes do not need it."""
     model, ends = Net(device, window=3), []
     for batch in make_batches(6):
         ends.append(model.tables.embedding.layout.ends_window())
@@ -105,7 +105,7 @@ def test_the_end_of_a_window_is_foreseen(device: torch.device) -> None:
 
 
 def test_plans_are_made_ahead(device: torch.device) -> None:
-    """While a batch is trained the next are planned, and its forward plans nothing."""
+    """While a batch is trained the next ones are planned, so that their forwards plan nothing."""
     model = Net(device, cache=4 * IDS)
     train(model, make_batches(1))
     ahead = model.tables.embedding.queue
@@ -133,7 +133,7 @@ def test_pipeline(device: torch.device, moved: bool) -> None:
     with pytest.raises(StopIteration):
         pipeline.progress(source)
     assert all(torch.equal((out**2).mean(), loss) for out, loss in outputs)
-    assert_alike(ahead, plain, [out.detach().cpu() for out, _ in outputs], train(plain, batches))
+    assert_trained_the_same(ahead, plain, [out.detach().cpu() for out, _ in outputs], train(plain, batches))
     if not moved:
         assert ahead.tables.cache_stats()["copied_batches"] == 0, "ids that are on the host are not copied back"
     pipeline.progress(iter(batches))
@@ -158,7 +158,7 @@ def test_pipeline_options(device: torch.device) -> None:
     pipeline = pipeline_of(model, device, **hooks, execute_all_batches=False, depth=2)
     source = iter(make_batches(5))
     assert [pipeline.progress(source) for _ in range(3)] == ["output"] * 3
-    with pytest.raises(StopIteration):  # two were read ahead when the data ended
+    with pytest.raises(StopIteration):  # two batches were read ahead when the data ended
         pipeline.progress(source)
     assert calls == ["zero_grad", "forward", "backward"] * 3
     assert at_rest(model)
@@ -205,17 +205,17 @@ DISTURBANCES: dict[str, Callable[[Net, KeyedJaggedTensor], object]] = {
 
 
 @pytest.fixture
-def what_was_before_stays() -> Iterator[None]:
-    """For the garbage collector, which else looks at all that torch has every time: a quarter of a second."""
+def freeze_existing_objects() -> Iterator[None]:
+    """Freezes existing objects, so that the garbage collector does not traverse torch's for a quarter of a second."""
     gc.freeze()
     yield
     gc.unfreeze()
 
 
-@pytest.mark.usefixtures("what_was_before_stays")
+@pytest.mark.usefixtures("freeze_existing_objects")
 @pytest.mark.parametrize("disturb", DISTURBANCES)
-def test_disturbed(device: torch.device, disturb: str) -> None:
-    """Other things that happen between two steps happen as without prefetching."""
+def test_operations_between_prefetched_steps(device: torch.device, disturb: str) -> None:
+    """Operations between two steps behave as without prefetching."""
     results = []
     for depth in (0, 2):
         model = Net(device)
@@ -238,7 +238,7 @@ class BrokenError(Exception):
     pass
 
 
-@pytest.mark.usefixtures("what_was_before_stays")
+@pytest.mark.usefixtures("freeze_existing_objects")
 @pytest.mark.parametrize("kind", ["break", "exception in the model", "interrupt", "collected"])
 def test_an_iterator_left_half_way(device: torch.device, kind: str) -> None:
     model = Net(device)
@@ -267,7 +267,7 @@ def test_an_iterator_left_half_way(device: torch.device, kind: str) -> None:
     assert threading.active_count() <= threads + 1
 
 
-def test_what_the_data_raises_comes_in_its_place(device: torch.device) -> None:
+def test_an_error_of_the_data_is_raised_at_its_batch(device: torch.device) -> None:
     def data() -> Iterator[KeyedJaggedTensor]:
         yield from make_batches(4)
         raise BrokenError
@@ -300,7 +300,7 @@ def test_a_cache_for_one_batch_runs_shallower(device: torch.device) -> None:
     with pytest.warns(UserWarning, match="less far ahead") as caught:
         outputs = train(ahead, (wait(ahead, batch) for batch in rst.prefetch(batches, ahead, 2)))
     assert len([w for w in caught if "less far" in str(w.message)]) == 1
-    assert_alike(ahead, plain, outputs, train(plain, batches))
+    assert_trained_the_same(ahead, plain, outputs, train(plain, batches))
 
 
 def wait(model: Net, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -309,7 +309,7 @@ def wait(model: Net, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def test_many_short_epochs(device: torch.device, request: pytest.FixtureRequest) -> None:
-    """With a cache one row larger than a batch needs."""
+    """The cache is one row larger than a batch needs."""
     epochs = 60 if device.type != "cpu" else 1000 if request.config.getoption("--full") else 120
     plain, ahead = Net(device, cache=9), Net(device, cache=9)
     for epoch in range(epochs):
@@ -319,7 +319,7 @@ def test_many_short_epochs(device: torch.device, request: pytest.FixtureRequest)
         ]
         expected = train(plain, batches)
         assert all(map(torch.equal, train(ahead, rst.prefetch(batches, ahead, epoch % 5)), expected))
-    assert_alike(ahead, plain)
+    assert_trained_the_same(ahead, plain)
 
 
 @dataclass
@@ -328,7 +328,7 @@ class Sample:
     label: torch.Tensor
 
 
-def test_where_the_features_are(device: torch.device) -> None:
+def test_features_are_found_in_samples(device: torch.device) -> None:
     model = Net(device)
     train(model, make_batches(1))
     kjts = make_batches(3)
@@ -353,7 +353,7 @@ def test_where_the_features_are(device: torch.device) -> None:
     assert at_rest(model)
 
 
-def test_many_batches_skipped(device: torch.device) -> None:
+def test_skipping_many_prefetched_batches(device: torch.device) -> None:
     model = Net(device)
     train(model, make_batches(1))
     before = state(model)
@@ -398,7 +398,7 @@ def test_a_prefetched_batch_that_is_only_read(device: torch.device) -> None:
 
 
 class Owner:
-    """Holds a worker, whose job is one of its methods."""
+    """An object with a worker whose job is one of its own methods."""
 
     def __init__(self) -> None:
         self.worker = Worker("owned")

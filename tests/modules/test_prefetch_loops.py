@@ -1,4 +1,4 @@
-"""Loops that prefetch: batches never looked up are told once and not planned further, and no plan or row is left."""
+"""Loops that prefetch but never look up some batches: one warning, no further planning, no plan or row left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNUSED = "none of those that were prefetched"
 
 
 def make(device: torch.device, policy: str = "lrfu", kind: Kind = POOLED) -> Any:
-    """Tables that have trained a batch."""
+    """Builds tables that have trained one batch."""
     tables = kind.collection(device, kind.config(num_embeddings=9000), cache=600, cache_policy=policy)
     train_step(apply(tables, torch.optim.Adagrad, lr=0.1), batch_of(0))
     return tables
@@ -37,17 +37,17 @@ def batch_of(step: int) -> KeyedJaggedTensor:
 
 
 def batches(count: int = 30) -> Iterator[KeyedJaggedTensor]:
-    """Rows that the cache does not have."""
+    """Yields batches whose rows are not cached."""
     return map(batch_of, range(count))
 
 
-def other(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """As a model makes of its ids before it looks them up."""
+def remapped(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Returns a batch with other ids, as from a model that remaps its ids before the lookup."""
     return KeyedJaggedTensor(batch.keys(), batch.values() * 3 + 5000, lengths=batch.lengths())
 
 
 class Plans:
-    """Counts the plans that are made, and those that there are at once."""
+    """A counter of plans: how many were made, and how many existed at once."""
 
     def __init__(self, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.most = 0
@@ -61,25 +61,25 @@ class Plans:
 
         monkeypatch.setattr(group, "plan", counted)
 
-    def look(self) -> None:
+    def count(self) -> None:
         self._tables.wait_for_plans()
         coming = tuple(self._tables.embedding.queue._queued)
         self.most = max(self.most, sum(each.plans is not None for each in coming))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_model_that_changes_ids_is_told_once(
+def test_a_model_that_changes_ids_gets_one_warning(
     device: torch.device, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables, plain = make(device), make(device)
     plans = Plans(tables, monkeypatch)
-    given = rst.prefetch(batches(), tables, depth)
+    source = rst.prefetch(batches(), tables, depth)
     so_far = [0]
 
     def run() -> None:
-        for batch in given:
-            plans.look()
-            train_step(tables, other(batch))
+        for batch in source:
+            plans.count()
+            train_step(tables, remapped(batch))
             so_far.append(plans.made)
 
     with pytest.warns(UserWarning, match=rf"tables \['t0'\].*{UNUSED}.*features=") as caught:
@@ -90,11 +90,11 @@ def test_a_model_that_changes_ids_is_told_once(
     assert sum(made[: MAX_UNUSED - 1]) >= 2 * (MAX_UNUSED - 1)
     assert made[MAX_UNUSED + 1 :] == [1] * (len(made) - MAX_UNUSED - 1), "its own, and no other"
     for batch in batches():
-        train_step(plain, other(batch))
+        train_step(plain, remapped(batch))
     assert torch.equal(tables.table_ids("t0"), plain.table_ids("t0"))
-    # Where one of them comes, the next are planned again.
+    # Once a batch is looked up, the next ones are planned again.
     for batch in rst.prefetch(batches(), tables, depth):
-        plans.look()
+        plans.count()
         train_step(tables, batch)
     assert plans.made == so_far[-1] + 30
     assert plans.most == depth + 1
@@ -121,43 +121,41 @@ LOOPS: dict[str, Loop] = {
 }
 TOLD_NOTHING: dict[str, Loop] = {
     **LOOPS,
-    "another data set between": lambda tables, batch: (train_step(tables, batch), train_step(tables, other(batch))),
+    "another data set between": lambda tables, batch: (train_step(tables, batch), train_step(tables, remapped(batch))),
 }
 NO_ROW_LEFT: dict[str, Loop] = {
     **LOOPS,
     "leave": lambda tables, batch: tables(batch),
-    "train another": lambda tables, batch: train_step(tables, other(batch)),
+    "train another": lambda tables, batch: train_step(tables, remapped(batch)),
     "look": lambda tables, batch: (train_step(tables, batch), tables.state_dict()),
 }
 
 
 @pytest.mark.parametrize("loop", TOLD_NOTHING)
 @pytest.mark.parametrize("policy", ["lrfu", "look_ahead"])
-def test_loops_that_are_told_nothing(
-    device: torch.device, loop: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loops_without_a_warning(device: torch.device, loop: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = make(device, policy)
     plans = Plans(tables, monkeypatch)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=f".*{UNUSED}")
         for batch in rst.prefetch(batches(40), tables, 2):
-            plans.look()
+            plans.count()
             TOLD_NOTHING[loop](tables, batch)
     assert plans.most <= 3
 
 
-def test_what_is_only_read_is_not_planned(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it may have been before the first was read."""
+def test_batches_that_are_only_read_are_not_planned(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have been planned before the first one was read."""
     tables = make(device)
     plans = Plans(tables, monkeypatch)
     for batch in rst.prefetch(batches(), tables, 2):
-        plans.look()
+        plans.count()
         read(tables, batch)
     assert plans.made <= 3
     train_step(tables, batch_of(50))
     made = plans.made
     for batch in rst.prefetch(batches(10), tables, 2):
-        plans.look()
+        plans.count()
         train_step(tables, batch)
     assert plans.made == made + 10, "ahead, each once"
 
@@ -166,7 +164,7 @@ def test_what_is_only_read_is_not_planned(device: torch.device, monkeypatch: pyt
 def test_pipelines_that_hold_batches_plan_no_further(
     device: torch.device, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TorchRec's are given batches that they train later."""
+    """TorchRec's pipelines hold batches that they train later."""
     tables = make(device)
     plans = Plans(tables, monkeypatch)
 
@@ -177,7 +175,7 @@ def test_pipelines_that_hold_batches_plan_no_further(
             self.scale = torch.nn.Parameter(torch.ones(1, device=device))
 
         def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-            plans.look()
+            plans.count()
             output = self.tables(batch).values() * self.scale
             return output.sum(), output
 
@@ -200,12 +198,12 @@ def test_a_loop_keeps_no_staged_rows(device: torch.device, loop: str, kind: Kind
         most = max(most, tables.memory_report()["staging"])
         NO_ROW_LEFT[loop](tables, batch)
     assert most <= 2 * 8 * SIZE * ROW + 8 * 4096, "rows that come and that leave, and arrays, of a few batches"
-    tables.state_dict()  # what has left lands
+    tables.state_dict()  # completes pending write-backs
     assert tables.memory_report()["staging"] == 0
 
 
 @pytest.mark.parametrize("ended", ["read", "closed"])
-def test_a_loop_that_is_left(device: torch.device, ended: str) -> None:
+def test_leaving_a_loop_releases_its_plans(device: torch.device, ended: str) -> None:
     tables = make(device)
     coming: Any = rst.prefetch(batches(), tables, 4)
     next(coming)

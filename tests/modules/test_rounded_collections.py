@@ -1,4 +1,4 @@
-"""Stochastic rounding of collections: nothing around the step changes the bits."""
+"""Stochastic rounding in collections: resuming and saving do not change the bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batches(begin: int = 0, end: int = 24) -> list[KeyedJaggedTensor]:
 
 
 @pytest.mark.parametrize("stored", [DataType.BF16, DataType.FP32])
-def test_a_run_that_is_resumed_goes_on_alike(stored: DataType, device: torch.device, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_bits(stored: DataType, device: torch.device, tmp_path: Path) -> None:
     types = {"stored": stored, "cache_dtype": torch.bfloat16}
     straight, resumed = collection(device, **types), collection(device, 30, **types)
     train(straight, batches(0, 10))
@@ -39,7 +39,7 @@ def test_a_run_that_is_resumed_goes_on_alike(stored: DataType, device: torch.dev
 
 @pytest.mark.parametrize("background", [False, True])
 def test_saves_have_the_stored_type(background: bool, device: torch.device, tmp_path: Path) -> None:
-    """A save of a narrower or wider cache is one of the table, which any table loads."""
+    """A save from a narrower or wider cache has the table's dtype, so that any table loads it."""
     source, target = collection(device, 30, cache_dtype=torch.float32), collection(device, 30)
     train(source, batches(0, 10))
     done = rst.Saver().save(source, tmp_path, background=background)

@@ -1,6 +1,6 @@
-"""Per-sample weights: their gradient is that of what the forward returned, in their own data type.
+"""Per-sample weights: their gradient follows from the rows that the forward returned, in the weights' own dtype.
 
-The reference is plain torch on copies of the rows as they were at the time of the forward.
+The reference is plain torch on copies of the rows at the time of the forward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDS = 10
 
 
 def batch(seed: int, device: torch.device) -> KeyedJaggedTensor:
-    """Features f0 and f1, few ids, so that batches share rows."""
+    """Builds a batch of features f0 and f1 with few distinct ids, so that batches share rows."""
     rng = np.random.default_rng(seed)
     weights = torch.from_numpy(rng.normal(size=sum(LENGTHS)).astype(np.float32)).to(device)
     return KeyedJaggedTensor(
@@ -37,7 +37,7 @@ def batch(seed: int, device: torch.device) -> KeyedJaggedTensor:
 
 
 def expected_grad(tables: Sequence[torch.Tensor], given: KeyedJaggedTensor, grad: torch.Tensor) -> torch.Tensor:
-    """Gradients of the weights of `given`: each lookup's row, as in `tables`, times the gradient of its bag."""
+    """Computes the gradients of the weights of `given`: each lookup's row of `tables` times the gradient of its bag."""
     bag = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     samples, dims = len(LENGTHS) // 2, [table.shape[1] for table in tables]
     grads = grad.cpu().split(dims, dim=1)
@@ -54,7 +54,7 @@ def collection_of(device: torch.device, window: int = 1, dims: tuple[int, int] =
 
 
 def rows(collection: Any) -> list[torch.Tensor]:
-    """Every row of both tables."""
+    """Returns every row of both tables."""
     every = {key: [[i] for i in range(IDS)] for key in ("f0", "f1")}
     collection.eval()
     values = collection(jagged(every, {key: [[1.0]] * IDS for key in every}))
@@ -81,7 +81,7 @@ CASES = pytest.mark.parametrize(
 def test_two_forwards_then_their_backwards(
     device: torch.device, window: int, dims: tuple[int, int], order: tuple[int, int] | None
 ) -> None:
-    """The backward that comes second sees the rows that its forward saw, whichever it is; also both in one loss."""
+    """Each backward uses the rows of its own forward, in either order, and also with both in one loss."""
     collection = collection_of(device, window, dims)
     for seed in range(3):  # anywhere in a window
         before = rows(collection)
@@ -99,7 +99,7 @@ def test_two_forwards_then_their_backwards(
 
 @pytest.mark.parametrize("between", ["updates", "a load"])
 def test_what_happens_between_forward_and_backward(device: torch.device, between: str) -> None:
-    """Not only the latest update counts; rows stay in the cache as long as the forward waits."""
+    """Updates before the latest one count as well; rows stay cached as long as the forward is pending."""
     collection = collection_of(device)
     before, waiting = rows(collection), batch(0, device)
     output = collection(waiting).values()
@@ -138,7 +138,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_weights_of_any_form(device: torch.device, form: str, mode: str) -> None:
-    """They count as float32 `[n]` of the same numbers would; the gradient comes back in their own data type."""
+    """They behave like float32 `[n]` with the same values; the gradient has their own dtype."""
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, IDS, 12))
     offsets = torch.tensor([0, 3, 4, 4, 8, 9, 12])
     ours = embedding(device).train(mode == "train")

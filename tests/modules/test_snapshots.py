@@ -1,7 +1,7 @@
-"""Saves, copies and loads beside training threads: each is of one moment, of all tables together.
+"""Saves, copies and loads beside training threads see all tables at one moment.
 
-The reference is arithmetic: every step looks up the same ids in every table, with a gradient of 1 and a learning rate
-of 1, so that at any moment a row's weight is minus the number of its steps, in every table.
+The reference is arithmetic: every step looks up the same ids in every table, with gradient 1 and learning rate 1. So
+at any moment a row's weight is minus the number of its steps, in every table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from batches import jagged
 from collection_factory import apply, bag_config, bags_collection, index_bag_config
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as a program, see `run_apart`
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for runs as a program
 
 import rec_sdk_torch as rst
 
@@ -34,7 +34,7 @@ LOOKED_UP = ("t0", "t1", "t2", "t3")
 
 
 def make(device: torch.device, lr: float, optimizer: type = torch.optim.SGD, high: float = 0.0, window: int = 1) -> Any:
-    """Hash tables t0 and t2 and index tables t1 and t3, three groups; weights from 0 to `high`."""
+    """Builds hash tables t0 and t2 and index tables t1 and t3 in three groups, with weights from 0 to `high`."""
     options: dict[str, Any] = {"num_embeddings": IDS, "weight_init_min": 0.0, "weight_init_max": high}
     tables = [
         bag_config(**options),
@@ -54,14 +54,14 @@ def train(collection: Any, rng: np.random.Generator) -> None:
 
 
 def rows_of(state: Mapping[str, torch.Tensor], table: str) -> torch.Tensor:
-    """Weights `[IDS, D]` of a table by id; 0 for an id that a hash table does not know."""
+    """Returns weights `[IDS, D]` of a table by id; 0 for an id that a hash table does not have."""
     weight = state[f"embedding_bags.{table}.weight"]
     ids = state.get(f"embedding_bags.{table}.ids", torch.arange(IDS))
     return torch.zeros(IDS, weight.shape[1]).index_copy(0, ids, weight)
 
 
 def steps_of(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """How often each id was in a batch; fails where the tables do not agree."""
+    """Returns how often each id was in a batch; fails if the tables differ."""
     steps = -rows_of(state, "t0")[:, 0]
     for table in LOOKED_UP:
         rows = -rows_of(state, table)
@@ -76,7 +76,7 @@ def steps_of(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 @contextmanager
 def beside(work: Callable[[], None], threads: int = 1) -> Iterator[list[BaseException]]:
-    """Calls `work` over and over in threads of their own; yields their errors, and raises the first at the end."""
+    """Calls `work` repeatedly in other threads; yields their errors, and raises the first at the end."""
     over = threading.Event()
     errors: list[BaseException] = []
 
@@ -116,10 +116,10 @@ HOW = pytest.mark.parametrize("take", [save, save_of_a_copy])
 
 
 @HOW
-def test_reads_every_row_as_it_is(device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]) -> None:
-    """With a learning rate of 0 rows move between cache and host, and nothing else happens."""
+def test_a_save_reads_every_row_unchanged(device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]) -> None:
+    """With learning rate 0, rows only move between cache and host."""
     collection = make(device, lr=0.0, high=1.0)
-    collection(batch_of(np.arange(BATCH)))  # laid out
+    collection(batch_of(np.arange(BATCH)))  # builds the tables
     rng = np.random.default_rng(0)
     for first in range(0, IDS, CACHE):
         collection(batch_of(np.arange(first, min(first + CACHE, IDS)))).values().sum().backward()
@@ -131,7 +131,9 @@ def test_reads_every_row_as_it_is(device: torch.device, take: Callable[[Any], di
 
 
 @HOW
-def test_one_moment_of_all_tables(device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]) -> None:
+def test_a_save_sees_all_tables_at_one_moment(
+    device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]
+) -> None:
     collection = make(device, lr=1.0)
     train(collection, np.random.default_rng(0))
     rngs = np.random.default_rng(1)
@@ -145,7 +147,7 @@ def test_one_moment_of_all_tables(device: torch.device, take: Callable[[Any], di
 
 
 def test_optimizer_states_are_of_one_moment(device: torch.device) -> None:
-    """Adagrad's sums count the steps of each row, `step` counts all."""
+    """Adagrad's sums count the steps of each row, `step` counts all steps."""
     collection = make(device, lr=1.0, optimizer=torch.optim.Adagrad)
     rng = np.random.default_rng(0)
     train(collection, rng)
@@ -163,7 +165,7 @@ def test_optimizer_states_are_of_one_moment(device: torch.device) -> None:
 
 
 def load_beside_refusals(device: torch.device, seconds: float) -> None:
-    """Loads, while batches that are too large for the cache are refused in another thread."""
+    """Loads while another thread runs batches that are too large for the cache."""
     collection = make(device, lr=1.0)
     for seed in range(10):
         train(collection, np.random.default_rng(seed))
@@ -202,7 +204,7 @@ def all_at_once(device: torch.device, seconds: float) -> None:
 
 
 def train_save_and_load(device: torch.device, seconds: float, window: int) -> None:
-    """Two threads train, one loads what a third has saved; a load may be refused while a batch is in flight."""
+    """Runs two training threads, a saving and a loading one; a load may be refused while a batch is in flight."""
     collection = make(device, 1.0, window=window)
     for seed in range(4 * window):
         train(collection, np.random.default_rng(seed))
@@ -214,7 +216,7 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
         rng = rngs.setdefault(threading.get_ident(), np.random.default_rng(len(rngs)))
         train(collection, rng)
         counts["steps"] += 1
-        time.sleep(float(rng.uniform(0, 2e-3)))  # for a while no batch is in flight
+        time.sleep(float(rng.uniform(0, 2e-3)))  # gives loads a time without batches in flight
 
     def saves() -> None:
         state = save(collection)
@@ -244,8 +246,8 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
 
 @pytest.mark.parametrize("times", [1.0, pytest.param(30.0, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("scenario", "seconds"), [("load_beside_refusals", 1.0), ("all_at_once", 2.0)])
-def test_in_a_process_of_its_own(device: torch.device, scenario: str, seconds: float, times: float) -> None:
-    """Loads beside refused batches; training, saving and loading threads."""
+def test_threads_in_another_process(device: torch.device, scenario: str, seconds: float, times: float) -> None:
+    """Runs loads beside refused batches, and threads that train, save and load, in another process."""
     arguments = (__file__, scenario, str(device), str(seconds * times), "120.0")
     done = forked_python.python(*arguments, PYTHONPATH=str(Path(__file__).parents[1]))
     assert done.returncode == 0, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"

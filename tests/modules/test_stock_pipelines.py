@@ -1,6 +1,6 @@
-"""TorchRec's train pipelines and DistributedModelParallel, and torch's DistributedDataParallel, around whole tables.
+"""TorchRec's train pipelines and DistributedModelParallel, and torch's DistributedDataParallel, with unsharded tables.
 
-The reference is a plain loop over the same batches: the bits must be the same.
+The reference is a plain loop over the same batches, with the same bits.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ def waited(batches: Iterator[Sample], model: Model) -> Iterator[Sample]:
 
 
 def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
-    """`pipeline` of `model`; Inductor, the default of the one that compiles, is not there for every device."""
+    """Builds `pipeline` for `model`, with an eager backend where it compiles: not every device has Inductor."""
     compiles = pipeline is pipelines.TrainPipelinePT2
     options = {"compile_configs": pipelines.TorchCompileConfig(backend="eager")} if compiles else {}
     return pipeline(model, optimizer_of(model), device, **options)
 
 
 def model_parallel(model: torch.nn.Module, device: torch.device, **options: Any) -> DistributedModelParallel:
-    """With TorchRec's plan, which is empty."""
+    """Wraps the model with TorchRec's own plan, which is empty."""
     return DistributedModelParallel(model, device=device, **options)
 
 
@@ -113,7 +113,7 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 
 @pytest.fixture
 def alone(device: torch.device) -> Iterator[None]:
-    """A process group of one."""
+    """Creates a process group of one rank."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"tcp://localhost:{free.getsockname()[1]}"
@@ -135,7 +135,7 @@ TRAINING = [
 
 @pytest.mark.parametrize("pipeline", TRAINING)
 def test_a_stock_pipeline_of_prefetched_batches(device: torch.device, alone: None, pipeline: Any) -> None:
-    """The batches that it reads are planned when it comes to train them, and the bits are the same."""
+    """Batches that the pipeline has read are planned before it trains them, with the same bits."""
     plain, model = Model(device, cache=40), Model(device, cache=40)
     model.tables(BATCHES[0].ids)  # nothing is planned ahead before the first forward
     ahead = model.tables.embedding.queue
@@ -181,7 +181,7 @@ def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline:
 def test_model_parallel_leaves_tables_to_each_rank(
     device: torch.device, alone: None, sharders: Any, made_on: str
 ) -> None:
-    """Also from the meta device, where nothing was allocated."""
+    """Models on the meta device, where nothing was allocated, are included."""
     plain = Model(device)
     with torch.device("meta" if made_on == "default meta" else device):
         model = Model({"device": device, "meta": torch.device("meta")}.get(made_on))
@@ -215,7 +215,7 @@ def test_model_parallel_does_not_drop_what_cannot_be_loaded(device: torch.device
 
 
 class Both(Model):
-    """Tables of ours beside a collection that TorchRec shards."""
+    """A model with our tables beside a collection that TorchRec shards."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -227,7 +227,7 @@ class Both(Model):
         return super().rows(batch) + self.sharded(batch.ids).values()
 
 
-def test_beside_a_collection_that_torchrec_shards(device: torch.device, alone: None) -> None:
+def test_tables_beside_a_collection_that_torchrec_shards(device: torch.device, alone: None) -> None:
     if device.type == "npu":
         pytest.skip("TorchRec has no kernels of its own for NPUs")
     plain, model = (DistributedModelParallel(Both(device), device=device) for _ in range(2))
@@ -247,14 +247,14 @@ def average_of_ranks(model: Model) -> None:
 
 
 def run_rank(rank: int, device: torch.device) -> None:
-    """One of two ranks, each of which sees its own batch; the tables are of each rank."""
+    """Runs one of two ranks, each with its own batches and its own tables."""
     for wrap, options in (
         (model_parallel, {}),
         (DistributedDataParallel, {"find_unused_parameters": False}),
         (DistributedDataParallel, {"find_unused_parameters": True}),
     ):
         model = Model(device)
-        data_parallel._warn_per_rank.cache_clear()  # it warns once
+        data_parallel._warn_per_rank.cache_clear()  # it warns once per process
         with pytest.warns(UserWarning, match="'t0'.*each rank.*DistributedModelParallel|'t0'.*each rank's own"):
             parallel = wrap(model, device, **options) if wrap is model_parallel else wrap(model, **options)
         for _ in range(2):
@@ -264,11 +264,11 @@ def run_rank(rank: int, device: torch.device) -> None:
         assert model.tables.table_ids("t0").tolist() == [rank + 1]
 
 
-def test_tables_are_of_each_rank(device: torch.device, tmp_path: Path) -> None:
+def test_each_rank_has_its_own_tables(device: torch.device, tmp_path: Path) -> None:
     run_ranks(run_rank, device, tmp_path)
 
 
-def test_names_given_to_ignore_stay(device: torch.device, alone: None) -> None:
+def test_names_to_ignore_are_kept(device: torch.device, alone: None) -> None:
     model = torch.nn.ModuleDict({"inner": Model(device)})
     model._ddp_params_and_buffers_to_ignore = ["inner.dense.bias"]
     parallel = DistributedDataParallel(model)
@@ -277,7 +277,7 @@ def test_names_given_to_ignore_stay(device: torch.device, alone: None) -> None:
 
 
 def test_tables_that_an_optimizer_of_torch_is_to_train_are_refused_at_once(device: torch.device, alone: None) -> None:
-    """As a reference is made in scripts for Rec SDK, whose unsharded hash tables are dense parameters."""
+    """Scripts for Rec SDK pass the parameters so, where unsharded hash tables are dense parameters."""
     model = torch.nn.Sequential(capacity_collection(device))
     with pytest.raises(RuntimeError, match=r"\['t0'\].*apply_optimizer_in_backward.*torchrec\.EmbeddingBagC"):
         DistributedDataParallel(model)
@@ -290,7 +290,7 @@ def test_tables_that_an_optimizer_of_torch_is_to_train_are_refused_at_once(devic
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 def test_torchs_distributed_state_dicts(device: torch.device, alone: None, full: bool, wrapped: bool) -> None:
-    """The model's state, and with it the dense optimizer's, loads again; also through DistributedDataParallel."""
+    """The state dicts of model and dense optimizer load again, also through DistributedDataParallel."""
     options = dcp.StateDictOptions(full_state_dict=full)
     made = [Model(device), Model(device)]
     trained, fresh = (DistributedDataParallel(model) if wrapped else model for model in made)

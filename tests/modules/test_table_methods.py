@@ -1,4 +1,4 @@
-"""The methods that every module with tables has: each is written once, and works through each of these modules."""
+"""Methods of all modules with tables have one implementation, which works through each of these modules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fbgemm(device: torch.device) -> Any:
 
 
 @pytest.mark.parametrize("make", [embedding, collection, fbgemm])
-def test_they_are_about_the_tables_of_the_module(make: Any, device: torch.device) -> None:
+def test_methods_act_on_the_tables_of_the_module(make: Any, device: torch.device) -> None:
     tables, lookup = make(device)
     lookup().sum().backward()
     assert tables.device == device

@@ -1,4 +1,4 @@
-"""Models with tables under torch.fx, torch.compile and torch.export; the reference is the model itself."""
+"""Models with tables under torch.fx, torch.compile and torch.export behave like the model itself."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ UNTRACEABLE = "embedding tables cannot be traced.*without fullgraph.*export the 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled() -> None:
-    """Code that was compiled too often is run as it is, whichever test did that."""
+    """Resets torch's compiler, which stops compiling code that earlier tests compiled too often."""
     torch._dynamo.reset()
 
 
 class Sequences(Model):
-    """Gives its tables the batch by its keyword."""
+    """A model that passes the batch to its tables by keyword."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, kind=SEQUENCE)
@@ -48,7 +48,7 @@ class Sequences(Model):
 
 
 class Builds(Model):
-    """Makes its KeyedJaggedTensor itself."""
+    """A model that builds its KeyedJaggedTensor itself."""
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
         return super().forward(KeyedJaggedTensor(keys=["f0"], values=batch.values(), lengths=batch.lengths()))
@@ -65,8 +65,8 @@ def learned(model: Any) -> list[torch.Tensor]:
     return outputs
 
 
-def assert_alike(one: Any, other: Any) -> None:
-    """Both train the same."""
+def assert_train_the_same(one: Any, other: Any) -> None:
+    """Checks that both models train the same."""
     assert all(map(torch.equal, learned(one), learned(other)))
     assert not list(differing_tensors(one.state_dict(), other.state_dict()))
 
@@ -115,12 +115,12 @@ def test_a_table_batched_embedding_is_one_node(device: torch.device) -> None:
 
 
 class FromTensors(torch.nn.Module):
-    """A module that torch.jit can give a batch to."""
+    """A module that torch.jit can call with tensors."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.training = model.training  # to which ONNX brings all of it back
+        self.training = model.training  # ONNX resets all submodules to it
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.model(KeyedJaggedTensor(keys=["f0"], values=ids, lengths=lengths))
@@ -149,17 +149,17 @@ UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", UNTRACEABLE_BY)
 @pytest.mark.parametrize("training", [True, False])
-def test_what_cannot_be_traced_says_so(device: torch.device, way: str, training: bool) -> None:
-    """And the model stays usable."""
+def test_untraceable_uses_are_refused(device: torch.device, way: str, training: bool) -> None:
+    """The model stays usable."""
     model = Model(device).train(training)
     twin = copy.deepcopy(model)
     with pytest.raises(RuntimeError, match=UNTRACEABLE):
         UNTRACEABLE_BY[way](model)
-    assert_alike(model, twin)
+    assert_train_the_same(model, twin)
 
 
 @pytest.mark.parametrize("way", [torch.jit.script, lambda lower: torch.jit.trace(lower, TENSORS)])
-def test_nor_can_a_table_batched_embedding(device: torch.device, way: Any) -> None:
+def test_untraceable_uses_of_a_table_batched_embedding_are_refused(device: torch.device, way: Any) -> None:
     with pytest.raises(RuntimeError, match=UNTRACEABLE):
         way(Lower(device))
 
@@ -183,7 +183,7 @@ def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
 
 @pytest.fixture(params=["cuda", "npu"])
 def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the streams of a device: `on` says whether the current one is captured."""
+    """Emulates the streams of a device: `on` is whether the current one is being captured."""
     state = SimpleNamespace(on=False, kind=request.param)
     stand_in = SimpleNamespace(is_current_stream_capturing=lambda: state.on)
     monkeypatch.setattr(torch, state.kind, stand_in, raising=False)
@@ -214,7 +214,7 @@ def test_lookups_are_not_captured(device: torch.device, capture: SimpleNamespace
 
 
 def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace) -> None:
-    """Whatever uses a cache on a device calls this first."""
+    """Every use of a cache on a device calls this function first."""
     if device.type != "cpu":
         pytest.skip("the stand-in is for a device that is not there")
     transfers = Transfers(device, replace(backends.backend_for(device), pin_staging=True))
@@ -223,7 +223,7 @@ def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace
         transfers.follow_previous_stream()
 
 
-def test_captures_are_asked_for_on_a_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_on_a_device_are_detected(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
         pytest.skip("the CPU has no streams")
     model = Model(device)
@@ -252,8 +252,8 @@ USES: dict[str, Callable[[Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("update", ["backward", "step"])
-def test_what_compiled_functions_do_with_optimizers(device: torch.device, use: str, update: str) -> None:
-    """As the functions do by themselves: the first call, and one that finds the function compiled."""
+def test_optimizers_in_compiled_functions(device: torch.device, use: str, update: str) -> None:
+    """Calls match eager execution, both when the function is compiled and when it is reused."""
     if update == "backward" and use.startswith(("clip", "grad_norm")):
         pytest.skip("an error by itself, too")
     tables = [apply(bags_collection(device, update=update), torch.optim.Adam) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Keys with batch sizes of their own: what TorchRec's collections give, and errors."""
+"""Keys with different batch sizes: the results of TorchRec's collections, and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configs(kind: Kind, weighted: bool = False) -> list[Any]:
 
 
 def both(kind: Kind, device: torch.device, weighted: bool = False) -> tuple[Any, Any]:
-    """Ours, and TorchRec's with the same weights."""
+    """Builds our collection and TorchRec's with the same weights."""
     options = {"is_weighted": weighted} if kind is POOLED else {}
     theirs: Any = (EmbeddingBagCollection if kind is POOLED else EmbeddingCollection)(
         configs(kind, weighted), **options
@@ -79,8 +79,8 @@ def test_sequences_as_torchrec(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_it_is_the_expanded_batch(device: torch.device, training: bool) -> None:
-    """Outputs have the bits of a batch in which every sample has its bags itself, also in evaluation."""
+def test_the_output_equals_the_expanded_batch(device: torch.device, training: bool) -> None:
+    """Outputs have the bits of a batch that repeats each sample's bags explicitly, also in evaluation."""
     ours, _ = both(POOLED, device)
     apply(ours)
     ours.train(training)
@@ -139,7 +139,7 @@ def test_errors(device: torch.device) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             collection(given)
-    if device.type == "cpu":  # elsewhere an index that is out of range is found when it is used
+    if device.type == "cpu":  # elsewhere an index out of range is only found when it is used
         with pytest.raises(IndexError, match="out of range"):
             collection(batch(["f0", "x"], 2, 3))
     lengths = lengths[:2]
@@ -148,7 +148,7 @@ def test_errors(device: torch.device) -> None:
     assert_trains(collection)
 
 
-def test_click_labels_are_of_samples(device: torch.device) -> None:
+def test_click_labels_with_variable_batch_sizes(device: torch.device) -> None:
     clicks = rst.ShowClickParams(beta=1.0, admit_threshold=2.0)
     showclick = rst.AdmitAndEvictPolicyType.POLICY_SHOWCLICK
     rules = rst.AdmitAndEvictConfig(policy_type=showclick, showclick_params=clicks)

@@ -1,5 +1,6 @@
-"""Every warning has a category of ours, which docs/faq.md lists; loggers have the names of modules; errors say what
-they are."""
+"""Warnings have categories of this package, which docs/faq.md lists; loggers have module names; exceptions have
+docstrings.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ PASSED_ON = {"monitor.py", "dedup.py"}
 
 
 def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:
-    """Each node of a kind in the package."""
+    """Yields each AST node of a kind in the package."""
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, kind):
@@ -43,20 +44,20 @@ def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:
 
 
 def calls() -> Iterator[tuple[Path, ast.Call]]:
-    """Each `warn(...)` of the package."""
+    """Returns each `warn(...)` call of the package."""
     return (
         (path, node) for path, node in nodes(ast.Call) if isinstance(node.func, ast.Name) and node.func.id == "warn"
     )
 
 
 def words(node: ast.AST) -> str:
-    """The constant parts of texts below a node, in order."""
+    """Joins the string constants below a node, in order."""
     parts = [each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return "|".join(str(each.value) for each in sorted(parts, key=lambda each: (each.lineno, each.col_offset)))
 
 
 def documented() -> list[tuple[str, str]]:
-    """Category and words of each line in the page's table of warnings."""
+    """Returns category and text of each line in the page's table of warnings."""
     page = (ROOT / "docs" / "faq.md").read_text()
     return re.findall(r'^\| `(\w+Warning)` \| "([^"]+)" \|', page, re.MULTILINE)
 
@@ -71,7 +72,7 @@ def test_every_call_names_a_category() -> None:
     ] == []
 
 
-def test_nothing_warns_in_another_way() -> None:
+def test_warnings_only_use_our_function() -> None:
     other = re.compile(r"\bwarnings\.warn|\bwarn_explicit|PyErr_Warn|TORCH_WARN|\bimport .*\bwarnings\b.*\bas\b")
     used = [path.name for path in [*FILES, *NATIVE] if other.search(path.read_text())]
     assert used == ["warn.py"]
@@ -176,13 +177,13 @@ def test_saves_and_loads_are_logged(tmp_path: Path, device: torch.device, caplog
 
 
 def errors() -> Iterator[tuple[str, str]]:
-    """Module and name of each exception class of the package."""
+    """Yields module and name of each exception class of the package."""
     for path, node in nodes(ast.ClassDef):
         if any(ast.unparse(base).endswith(("Error", "Exception", "Warning")) for base in node.bases):
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts), node.name
 
 
-def test_errors_say_what_they_are() -> None:
+def test_exception_classes_have_docstrings() -> None:
     found = [*errors(), ("rec_sdk_torch.tbe", "CacheTooSmallError"), ("rec_sdk_torch.tbe", "CapacityError")]
     assert len(found) > 10
     for module, name in found:

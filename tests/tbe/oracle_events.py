@@ -1,17 +1,17 @@
-"""Calls of the oracle beside training: they warm a cache, load a state, and read all that a table has."""
+"""Events of the oracle other than training: warming a cache, loading a state, reading all data of a table."""
 
 from __future__ import annotations
 
 import torch
 from lifecycle_reference import MOST
-from oracle_leaving import Result
+from oracle_evictions import Result
 from oracle_scenarios import Scenario, Step
 
 from rec_sdk_torch.tbe import TableBatchedEmbedding
 
 
 def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
-    """Brings rows to the cache for no batch; it is refused beside batches in flight."""
+    """Fetches rows into the cache without a batch; this is refused while batches are in flight."""
     for index, table in enumerate(scenario.tables):
         ids = torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
         try:
@@ -22,7 +22,7 @@ def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> No
 
 
 def fill_counts(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
-    """Writes counts of rows that are one below the last that they can have."""
+    """Writes row counters that are one below their maximum."""
     for index, table in enumerate(scenario.tables):
         view, ids = embedding.view(table.name), torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
         if table.lifecycle is not None and table.name != scenario.frozen:
@@ -32,7 +32,7 @@ def fill_counts(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step
 
 
 def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
-    """Whether the state was loaded; it is refused where ids would leave that a batch in flight uses."""
+    """Loads a state; returns False if refused because a batch in flight uses ids that would be removed."""
     if not saved:
         return False
     try:
@@ -45,7 +45,7 @@ def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> 
 
 
 def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
-    """The norms of the tables' gradients: as updates have counted them, or of what waits. It changes nothing."""
+    """Returns the gradient norm of each table, from the counted norms or from pending gradients; changes nothing."""
     if embedding.options.grad_norms:
         return torch.tensor(list(embedding.counted_norms(norm_type).values()))
     grads = [embedding.gradient(table.name) for table in embedding.tables]
@@ -61,7 +61,7 @@ def norm_of(grad: torch.Tensor | None, norm_type: float) -> torch.Tensor:
 
 
 def clip(embedding: TableBatchedEmbedding, max_norm: float) -> torch.Tensor:
-    """Clips the gradients that wait by one norm, as torch's `clip_grad_norm_`; the norm."""
+    """Clips the pending gradients by their total norm, as torch's `clip_grad_norm_`; returns the norm."""
     grads = [grad for table in embedding.tables if (grad := embedding.gradient(table.name)) is not None]
     norm = torch.nn.utils.get_total_norm(grads)
     for grad in grads:

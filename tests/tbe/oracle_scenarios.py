@@ -1,4 +1,4 @@
-"""The oracle's draws: tables, batches, and what happens in each step."""
+"""Random scenarios of the oracle: tables, batches, and the event of each step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
 
 @dataclass
 class Step:
-    """One batch: `features[f][b]` are the ids of a bag, `weights` likewise."""
+    """One batch: `features[f][b]` are the ids of a bag; `weights`, `clicks` and `timestamps` have the same form."""
 
     event: str
     lr: float
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass
 class Scenario:
-    """A draw of hypothesis; the batches follow from the seed, so that a failure prints in a line."""
+    """A scenario drawn by hypothesis; its batches follow from the seed, so that a failure prints in one line."""
 
     tables: list[TableConfig]
     optimizer: str
@@ -70,31 +70,34 @@ class Scenario:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the optimizer has an accumulation window."""
+        """Whether the optimizer has an accumulation buffer."""
         return self.window > 1 and self.update == "backward"
 
     def clipped(self) -> Scenario:
-        """The same tables without rules: step() comes after two backward passes or more, and clips by one norm."""
+        """Returns the same tables without rules; step() follows two or more backward passes and clips by the total
+        norm.
+        """
         tables = [replace(table, lifecycle=None) for table in self.tables]
         bounds = {"max_norm": float(1 + self.seed % 20), "max_gradient": float("inf")}
         return replace(self, tables=tables, update="step", window=max(2, self.window), **bounds)
 
     def varied(self, **fields: Any) -> Scenario:
-        """The same with other `fields`, which change no batch: these are drawn once."""
+        """Returns a copy with other `fields`, which must not affect the batches."""
         other = replace(self, **fields)
         other.steps = self.steps
         return other
 
     def with_other_update(self) -> Scenario:
-        """The same, with updates at another time, which are the same where a window has one backward pass."""
+        """Returns a copy with the other update time, which is equivalent if a window has one backward pass."""
         if self.window > 1:
             return self
         return self.varied(update="step" if self.update == "backward" else "backward")
 
     def with_rounding(self, stored: torch.dtype | None = None) -> Scenario:
-        """The same, of weights that are rounded at random, and states of 16 bits.
+        """Returns a copy with stochastically rounded weights and 16-bit states.
 
-        stored: data type of the weights as the host has them, if it is not that of the cache.
+        Args:
+            stored: dtype of the weights in the host store; by default the cache's.
         """
         assert self.rounded is not None
         types = {"weight_dtype": stored or self.rounded, "cache_dtype": self.rounded, "stochastic_rounding": True}
@@ -102,7 +105,7 @@ class Scenario:
         return self.varied(tables=tables, narrow=True)
 
     def state_dtypes(self, optimizer: TableOptimizer) -> dict[str, torch.dtype]:
-        """Types of the states of `optimizer`, which are of both kinds where it has some."""
+        """Returns the dtypes of the states of `optimizer`: both 16-bit types if it has several states."""
         kinds = (torch.bfloat16, torch.float16) if self.seed % 2 else (torch.float16, torch.bfloat16)
         states = [state.name for state in optimizer.spec.states if not state.counter]
         return dict(zip(states, kinds, strict=False))
@@ -116,7 +119,7 @@ class Scenario:
             step.timestamps = [[i + rng.integers(-3, 3, len(bag)) for bag in f] for f in step.features]
             for bag in (bag for f in step.timestamps for bag in f):
                 if rng.random() < 0.05:
-                    bag[:1] *= 10**12  # in other units
+                    bag[:1] *= 10**12  # in another unit
         return steps
 
     @property
@@ -125,7 +128,7 @@ class Scenario:
 
     @property
     def joined(self) -> bool:
-        """Whether the features of a sequence are one output, with one gradient."""
+        """Whether the features of a sequence share one output, with one gradient."""
         return self.sequence and len({table.embedding_dim for table in self.tables}) == 1 and self.seed % 2 == 0
 
     @property
@@ -135,17 +138,17 @@ class Scenario:
 
     @property
     def one_launch(self) -> bool:
-        """Whether the cache swaps rows and looks them up in one call, as on an NPU."""
+        """Whether the cache swaps and looks up rows in one operator call, as on an NPU."""
         return self.seed % 3 > 0
 
     def overwrites(self, index: int) -> bool:
-        """Whether rows that are put back in a step replace those that came meanwhile."""
+        """Returns whether rows that are put back in a step replace rows of the same id."""
         return (self.seed + index) % 2 == 0
 
     def actions(self) -> Iterator[tuple[int, list[int]]]:
-        """(step to run forward, steps whose backward follows), in order.
+        """Yields (step to run forward, steps whose backward follows), in order.
 
-        "overlap" leaves its backward to after the next training step's forward: the pins of both hold.
+        "overlap" delays its backward until after the next training step's forward, so that the pins of both hold.
         """
         waiting: list[int] = []
         for index, event in enumerate(self.events):
@@ -162,7 +165,7 @@ class Scenario:
         return slice(begin, begin + self.tables[table].num_features)
 
     def removed(self, table: int, index: int) -> list[int]:
-        """The ids that are removed in a step: some of those that it draws."""
+        """Returns the ids that are removed in a step: some of the step's own ids."""
         return sorted(self.ids(table, self.steps[index]))[index % 3 :: 3]
 
     def ids(self, table: int, step: Step) -> set[int]:
@@ -171,11 +174,11 @@ class Scenario:
 
 
 def draw_ids(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
-    ids = draw_meant(rng, table, kind, step, length)
+    ids = draw_unpadded_ids(rng, table, kind, step, length)
     return ids if table.padding_idx is None else np.where(rng.random(length) < 0.2, table.padding_idx, ids)
 
 
-def draw_meant(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
+def draw_unpadded_ids(rng: np.random.Generator, table: TableConfig, kind: str, step: int, length: int) -> np.ndarray:
     if not table.hashed:
         top = table.num_embeddings
         pool = {"one id": 1, "all the same": 1, "hot": 2}.get(kind, top)

@@ -1,6 +1,6 @@
-"""Plain torch, in float64, doing what a table-batched embedding should do.
+"""Reference for a table-batched embedding in plain torch, float64.
 
-Optimizers are torch's own, or the documented formulas of those it lacks, on the rows that a window touched.
+Optimizers are torch's own, or the documented formulas of the others, on the rows of the update window.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rec_sdk_torch.tbe import EvictReason, Pooling, TableConfig
 
 
 @dataclass
-class Left:
-    """A row that left its table, as it was then."""
+class EvictedRow:
+    """A row evicted from its table, with its values at that time."""
 
     id: int
     weight: torch.Tensor
@@ -36,21 +36,22 @@ class Reference:
 
     def __init__(self, scenario: Scenario, ids: list[np.ndarray], initial: list[torch.Tensor]) -> None:
         tables = self.tables = scenario.tables
-        self.max_norm, self.last_norm = scenario.max_norm, 0.0  # of the gradients of an update together
+        self.max_norm, self.last_norm = scenario.max_norm, 0.0  # over the gradients of all tables in an update
         self.frozen = scenario.frozen
-        self.places = [{int(i): row for row, i in enumerate(every)} for every in ids]
+        self.row_of = [{int(i): row for row, i in enumerate(every)} for every in ids]
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
         row = BY_NAME[scenario.optimizer]
         self.optimizers = [row.on_rows(weight) for weight in self.weights]
-        self.start = float(row.options.get("initial_accumulator_value", 0.0))  # of a state
+        self.start = float(row.options.get("initial_accumulator_value", 0.0))  # initial value of a state
         self.window, self.backwards = scenario.window, 0
-        self.last_gradients: dict[str, torch.Tensor] = {}  # of the last update, before they are clipped
-        self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, at its forward
+        self.last_gradients: dict[str, torch.Tensor] = {}  # of the last update, before clipping
+        self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, set in its forward
         self.max_gradient = scenario.max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
-        self.seen: list[set[int]] = [set() for _ in tables]  # ids that a training batch had, and were not removed
-        self._waiting: list[set[int]] = [set() for _ in tables]  # rows with gradients of the open window
-        self.left: list[list[Left]] = [[] for _ in tables]  # of tables that keep those
+        # ids that occurred in a training batch, and were not removed
+        self.seen: list[set[int]] = [set() for _ in tables]
+        self._pending: list[set[int]] = [set() for _ in tables]  # rows with gradients in the accumulation buffer
+        self.evicted: list[list[EvictedRow]] = [[] for _ in tables]  # of tables that keep evicted rows
         self.lifecycles = [
             table.lifecycle and LifecycleReference(table.lifecycle, coin=Coin(scenario.seed, table.name))
             for table in tables
@@ -63,56 +64,58 @@ class Reference:
     def ids_of(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
         return np.concatenate([bag for f in self.features_of(table) for bag in features[f]])
 
-    def meant(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
-        """Which lookups of the table have an id that means something."""
+    def unpadded(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
+        """Returns a mask of the table's lookups whose id is not the padding id."""
         ids, padding = self.ids_of(table, features), self.tables[table].padding_idx
         return np.full(len(ids), True) if padding is None else ids != padding
 
     def begin_batch(
         self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
     ) -> None:
-        """A training batch has come: ids are counted. An id that has no row then is none of its rows later either."""
+        """Counts the ids of a training batch. An id without a row after this has none in the batch's backward
+        either.
+        """
         for index, lifecycle in enumerate(self.lifecycles):
             if self.tables[index].name == self.frozen:
                 continue
-            meant = self.meant(index, features)
-            known = set(self.ids_of(index, features)[meant].tolist())
+            unpadded = self.unpadded(index, features)
+            known = set(self.ids_of(index, features)[unpadded].tolist())
             self.seen[index] |= known
             self._rows_of[id(features), index] = known
             if lifecycle is not None:
-                lifecycle.batch(*(self.ids_of(index, of)[meant] for of in (features, clicks, timestamps)))
+                lifecycle.batch(*(self.ids_of(index, of)[unpadded] for of in (features, clicks, timestamps)))
                 self._rows_of[id(features), index] = known & lifecycle.rows.keys()
 
     @torch.no_grad()
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
-        """Ids leave: their rows are as at first."""
+        """Evicts ids after a step: their rows return to initial values."""
         for index, lifecycle in enumerate(self.lifecycles):
             if self.tables[index].name == self.frozen:
                 continue
-            self._waiting[index] |= self._rows_of[id(features), index]
+            self._pending[index] |= self._rows_of[id(features), index]
             if not self.backwards % self.window:
-                self._waiting[index] = set()
+                self._pending[index] = set()
             if lifecycle is None:
                 continue
-            lifecycle.waiting = self._waiting[index]
+            lifecycle.waiting = self._pending[index]
             before = dict(lifecycle.rows)
             for i in lifecycle.end_step(self._held(index, in_flight)):
-                self._leave(index, i, before[i], lifecycle.reasons[i])
+                self._evict(index, i, before[i], lifecycle.reasons[i])
 
     def _held(self, table: int, in_flight: list[list[list[np.ndarray]]]) -> set[int]:
         return set().union(*(self._rows_of.get((id(batch), table), set()) for batch in in_flight))
 
-    def _leave(self, table: int, i: int, counted: IdCounts, reason: EvictReason) -> None:
-        row, weight = self.places[table][i], self.weights[table]
+    def _evict(self, table: int, i: int, counted: IdCounts, reason: EvictReason) -> None:
+        row, weight = self.row_of[table][i], self.weights[table]
         lifecycle = self.tables[table].lifecycle
         if lifecycle is not None and lifecycle.keep_evicted:
             names = self.optimizers[table].states
             states = {name: self.state(table, name)[row].clone() for name in names}
-            self.left[table].append(Left(i, weight[row].detach().clone(), states, replace(counted), reason))
+            self.evicted[table].append(EvictedRow(i, weight[row].detach().clone(), states, replace(counted), reason))
         self._forget(table, row)
 
     def fill_counts(self, table: int, ids: set[int]) -> None:
-        """Sets the counts of rows to one below their last; of clicks where they are counted."""
+        """Sets the counters of rows to one below their maximum; clicks only where clicks are counted."""
         lifecycle = self.lifecycles[table]
         if lifecycle is None or self.tables[table].name == self.frozen:
             return
@@ -121,33 +124,33 @@ class Reference:
 
     @torch.no_grad()
     def remove(self, table: int, ids: list[int], in_flight: list[list[list[np.ndarray]]]) -> int | None:
-        """Takes ids out; how many the table knew, or None where batches in flight or gradients need some."""
+        """Removes ids; returns how many the table had, or None if batches in flight or pending gradients need some."""
         lifecycle, hashed = self.lifecycles[table], self.tables[table].hashed
         known = [i for i in ids if not hashed or i in (self.seen[table] if lifecycle is None else lifecycle.rows)]
-        if (self._held(table, in_flight) | self._waiting[table]) & set(known):
+        if (self._held(table, in_flight) | self._pending[table]) & set(known):
             return None
         for i in known:
-            self._leave(table, i, IdCounts() if lifecycle is None else lifecycle.rows.pop(i), EvictReason.REMOVED)
+            self._evict(table, i, IdCounts() if lifecycle is None else lifecycle.rows.pop(i), EvictReason.REMOVED)
         self.seen[table] -= set(known)
         if lifecycle is not None:
             lifecycle.candidates = {i: one for i, one in lifecycle.candidates.items() if i not in ids}
         return len(known)
 
     @torch.no_grad()
-    def put_back(self, table: int, rows: list[Left], overwrite: bool) -> int:
-        """Makes them rows again, each id as it left last; how many."""
+    def put_back(self, table: int, rows: list[EvictedRow], overwrite: bool) -> int:
+        """Puts rows back, for each id its latest; returns their number."""
         lifecycle = self.lifecycles[table]
         assert lifecycle is not None
         latest = {row.id: row for row in rows}
         chosen = [row for i, row in latest.items() if overwrite or i not in lifecycle.rows]
-        for left in chosen:
-            place, weight = self.places[table][left.id], self.weights[table]
-            weight[place] = left.weight
-            for name, state in left.states.items():
+        for evicted in chosen:
+            place, weight = self.row_of[table][evicted.id], self.weights[table]
+            weight[place] = evicted.weight
+            for name, state in evicted.states.items():
                 self.optimizers[table].state[weight][name][place] = state
-            lifecycle.rows[left.id] = replace(left.counted)
-            lifecycle.candidates.pop(left.id, None)
-            self.seen[table].add(left.id)
+            lifecycle.rows[evicted.id] = replace(evicted.counted)
+            lifecycle.candidates.pop(evicted.id, None)
+            self.seen[table].add(evicted.id)
         return len(chosen)
 
     def _forget(self, table: int, row: int) -> None:
@@ -157,7 +160,7 @@ class Reference:
             self.optimizers[table].state[weight][name][row] = self.start if name == "sum" else 0.0
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
-        """Per feature: rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
+        """Returns per feature the rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
         pairs = zip(self.tables, self.weights, strict=True)
         tables = [weight.detach() if table.name == self.frozen else weight for table, weight in pairs]
         return self._features(tables, features, weights)
@@ -166,7 +169,7 @@ class Reference:
     def tolerances(
         self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None
     ) -> list[torch.Tensor]:
-        """How far each output may be off when every weight w may be off by 1 + |w|: a bag adds up its rows'."""
+        """Returns the allowed error of each output if every weight w may have error 1 + |w|, added up over a bag."""
         absolute = None if weights is None else [[bag.abs() for bag in bags] for bags in weights]
         return self._features([1 + weight.abs() for weight in self.weights], features, absolute)
 
@@ -177,7 +180,7 @@ class Reference:
         weights: list[list[torch.Tensor]] | None,
     ) -> list[torch.Tensor]:
         outputs, feature = [], 0
-        for table, place, weight, lifecycle in zip(self.tables, self.places, tables, self.lifecycles, strict=True):
+        for table, place, weight, lifecycle in zip(self.tables, self.row_of, tables, self.lifecycles, strict=True):
             for _ in range(table.num_features):
                 given = weights[feature] if weights is not None else None
                 outputs.append(self._feature(table, place, weight, features[feature], given, lifecycle))
@@ -193,8 +196,8 @@ class Reference:
         scale: list[torch.Tensor] | None,
         lifecycle: LifecycleReference | None,
     ) -> torch.Tensor:
-        meant = [[int(i) for i in bag if i != table.padding_idx] for bag in bags]
-        lengths = torch.tensor([len(bag) for bag in meant], dtype=torch.int64)
+        unpadded = [[int(i) for i in bag if i != table.padding_idx] for bag in bags]
+        lengths = torch.tensor([len(bag) for bag in unpadded], dtype=torch.int64)
         ids = [int(i) for bag in bags for i in bag]
         admitted = lifecycle.rows if lifecycle is not None and lifecycle.rules.admits else place
         known = [n for n, i in enumerate(ids) if i != table.padding_idx and i in admitted]
@@ -218,7 +221,7 @@ class Reference:
     def after_backward(
         self, lr: float, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]
     ) -> None:
-        """The backward pass of `features` is done; at the window's end, the update. `in_flight`: those to come."""
+        """Runs the update if the window ends, then evictions. `in_flight`: batches whose backward is still to come."""
         self.backwards += 1
         if not self.backwards % self.window:
             self._update(lr)
@@ -246,13 +249,13 @@ class Reference:
                 optimizer.between(torch.tensor(self._rows(index), dtype=torch.int64))
 
     def _rows(self, table: int) -> list[int]:
-        """The rows of the ids that the table knows."""
-        place, lifecycle = self.places[table], self.lifecycles[table]
+        """Returns the row indexes of the table's ids."""
+        place, lifecycle = self.row_of[table], self.lifecycles[table]
         if not self.tables[table].hashed:
             return list(place.values())
         return [place[i] for i in (self.seen[table] if lifecycle is None else lifecycle.rows)]
 
     def state(self, table: int, name: str) -> torch.Tensor:
-        """A state of every row, `[n, D]` or `[n, 1]`."""
+        """Returns a state of every row, `[n, D]` or `[n, 1]`."""
         state: torch.Tensor = self.optimizers[table].state[self.weights[table]][name]
         return state

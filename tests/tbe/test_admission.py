@@ -1,6 +1,6 @@
-"""Admission by a sketch, which never counts too little, and by chance, one coin for an id and a batch.
+"""Admission by a sketch, which never undercounts, and by probability, with one random draw per id and batch.
 
-A sketch counts too much no more often than docs/admission_eviction.md says. The oracle draws both among all rules.
+A sketch overcounts no more often than docs/admission_eviction.md states. The oracle covers both among all rules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOKUPS, BATCH = 60_000, 6_000
 def stream(kind: str, lookups: int = LOOKUPS) -> np.ndarray:
     rng = np.random.default_rng(3)
     ids = rng.zipf(1.3, lookups) if kind == "power law" else rng.integers(0, 40_000, lookups)
-    return np.asarray(ids % 2**62, np.int64) * 0x9E3779B1 - 2**40  # of all signs, with a stride
+    return np.asarray(ids % 2**62, np.int64) * 0x9E3779B1 - 2**40  # positive and negative ids with a stride
 
 
 def table(device: torch.device, cache: int = 40_000, **rules: Any) -> TableBatchedEmbedding:
@@ -58,7 +58,9 @@ def sketched(width: int, depth: int = 4, threshold: int = THRESHOLD) -> dict[str
         ("uniform", 100_000, "large"),
     ],
 )
-def test_false_admissions_are_as_rare_as_stated(device: torch.device, kind: str, width: int, size: str) -> None:
+def test_false_admissions_are_within_the_documented_bound(
+    device: torch.device, kind: str, width: int, size: str
+) -> None:
     ids, depth = stream(kind), 4
     embedding = table(device, **sketched(width, depth))
     for begin in range(0, len(ids), BATCH):
@@ -82,8 +84,8 @@ def counted_by(embedding: TableBatchedEmbedding) -> int:
 
 
 @pytest.mark.parametrize("kind", ["power law", "uniform"])
-def test_counts_are_as_right_as_stated(kind: str) -> None:
-    """An id is counted more than e / width * N too often with a chance of at most e^-depth."""
+def test_count_errors_are_within_the_documented_bound(kind: str) -> None:
+    """The chance that a count is too high by more than e / width * N is at most e^-depth."""
     ids = stream(kind, 8_000)
     for width, depth in (200, 1), (500, 3), (2_000, 2):
         sketch = PlainSketch(width * depth * 4, depth, 2**31)
@@ -98,7 +100,7 @@ def test_counts_are_as_right_as_stated(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("depth", "width", "threshold"), [(1, 50, 200), (4, 50, 250), (3, 700, 300), (16, 3, 70_000)])
-def test_cells_are_those_of_plain_python(device: torch.device, depth: int, width: int, threshold: int) -> None:
+def test_sketch_cells_match_the_reference(device: torch.device, depth: int, width: int, threshold: int) -> None:
     sketch = PlainSketch(size := depth * width * 4, depth, threshold)
     embedding = table(device, admission=Sketch(threshold, size, depth))
     rows: set[int] = set()
@@ -166,7 +168,7 @@ def test_sketches_of_other_shapes_and_ranks_never_count_too_little(
     assert admitted(target) == counts.keys()
 
 
-def test_a_state_goes_to_another_table_as_it_is(device: torch.device) -> None:
+def test_a_sketch_state_loads_unchanged_into_another_table(device: torch.device) -> None:
     source = filled(device, stream("uniform", 3_000))
     target = table(device, **sketched(1000, threshold=200))
     target.view("t").set_sketch([source.view("t").sketch()])
@@ -175,7 +177,7 @@ def test_a_state_goes_to_another_table_as_it_is(device: torch.device) -> None:
     assert not target.view("t").sketch()[24:].any()
 
 
-def test_states_that_cannot_be(device: torch.device) -> None:
+def test_invalid_sketch_states_are_refused(device: torch.device) -> None:
     embedding, exact = filled(device, np.arange(9)), table(device)
     view, state = embedding.view("t"), embedding.view("t").sketch()
     for wrong in (state[:-1], state[:10], torch.zeros_like(state), torch.cat([state, state[-1:]])):
@@ -226,19 +228,19 @@ def test_a_row_has_the_timestamp_of_its_last_lookup(device: torch.device) -> Non
     assert embedding.view("t").row_columns(torch.tensor([5]))["timestamp"].tolist() == [7]
 
 
-# ---- by chance
+# ---- by probability
 
 
-def test_philox_has_the_numbers_of_its_authors() -> None:
-    """The known answers of Random123."""
+def test_philox_matches_known_answers() -> None:
+    """The known answers are Random123's."""
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = 2**32 - 1
     assert philox([ones] * 4, [ones] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
 @pytest.mark.parametrize("probability", [0.01, 0.3, 1.0])
-def test_so_many_are_admitted(device: torch.device, probability: float) -> None:
-    """In each batch, of those that are left, within five standard deviations."""
+def test_the_admitted_fraction_matches_the_probability(device: torch.device, probability: float) -> None:
+    """In each batch the number of admitted ids is within five standard deviations of its expectation."""
     embedding, ids = table(device, 12_000, admission=Probability(probability)), np.arange(-5_000, 5_000)
     before = 0
     for batch in range(1, 5):
@@ -252,14 +254,14 @@ def test_so_many_are_admitted(device: torch.device, probability: float) -> None:
     assert len(embedding.view("t").candidates()[0]) == 0
 
 
-def test_all_lookups_of_a_batch_have_one_coin(device: torch.device) -> None:
+def test_all_lookups_of_an_id_in_a_batch_share_one_draw(device: torch.device) -> None:
     embedding = table(device, admission=Probability(0.5), default_value=7.0)
     rows = embedding(torch.arange(100).repeat(2), torch.arange(201)).flatten()
     assert torch.equal(rows[:100], rows[100:])
     assert (rows != 7.0).sum() == 2 * embedding.view("t").count()
 
 
-def test_there_are_no_candidates_by_chance(device: torch.device) -> None:
+def test_admission_by_probability_has_no_candidates(device: torch.device) -> None:
     view = table(device, admission=Probability(0.5)).view("t")
     with pytest.raises(ValueError, match="table 't' counts nothing of ids without a row: it has no candidates"):
         view.set_candidates(torch.tensor([5]), {"count": torch.tensor([1])})

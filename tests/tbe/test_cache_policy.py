@@ -1,4 +1,4 @@
-"""`cache_policy=`: which rows leave, kept by whatever lays the groups out anew, and never seen in results."""
+"""`cache_policy=` chooses the victims, survives changes of the layout, and never changes results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def misses(tables: TableBatchedEmbedding, ids: list[int]) -> int:
     return tables.cache_stats()["unique_misses"] - before
 
 
-HOT = [[1], [1, 2, 3], [1], [1], [1], [2], [3], [4]]  # 1 is used most, and longest ago
+HOT = [[1], [1, 2, 3], [1], [1], [1], [2], [3], [4]]  # 1 is used most often, and least recently
 
 
 @pytest.mark.parametrize(("policy", "again"), [("lru", 1), ("lfu", 0), ("lrfu", 0), ("look_ahead", 0)])
 @pytest.mark.parametrize("how", ["new", "deepcopy", "other optimizer"])
-def test_the_policy_decides_what_leaves(device: torch.device, policy: str, again: int, how: str) -> None:
+def test_the_policy_chooses_the_victims(device: torch.device, policy: str, again: int, how: str) -> None:
     tables = embedding(device, policy, late=how == "other optimizer")
     assert tables.options.cache_policy == policy
     if how == "deepcopy":
@@ -39,12 +39,12 @@ def test_the_policy_decides_what_leaves(device: torch.device, policy: str, again
         assert tables.eval()(torch.tensor([1]), torch.tensor([0, 1])).shape == (1, 4)
         tables.train()
         tables.set_optimizers({0: TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})})
-    train(tables, [5, 6, 9], [6])  # so that rows leave, and uses are counted, from the first of HOT on
+    train(tables, [5, 6, 9], [6])  # fills the cache, so that rows are evicted and uses counted from the first of HOT on
     train(tables, *HOT)
     assert misses(tables, [1]) == again
 
 
-def test_an_unknown_policy_names_what_there_is(device: torch.device) -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones(device: torch.device) -> None:
     allowed = re.escape(f"allowed are {cache_policies()}")
     with pytest.raises(ValueError, match=f"cache_policy is 'no_such', {allowed}"):
         embedding(device, "no_such")

@@ -1,4 +1,4 @@
-"""The clock of a table whose ids leave by age: one timestamp in other units must not make all of them old."""
+"""The clock of a table with eviction by age: a timestamp in another unit must not make all ids old."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _warnings_are_errors() -> Iterator[None]:
 
 @pytest.mark.parametrize("wrong", [NOW * 1000, NOW * 10**6, NOW * 10**9, 2**63 - 1])
 @pytest.mark.parametrize("first", [False, True], ids=["later", "in the first batch"])
-def test_a_timestamp_in_other_units_is_set_aside(device: torch.device, wrong: int, first: bool) -> None:
+def test_a_timestamp_in_another_unit_is_ignored(device: torch.device, wrong: int, first: bool) -> None:
     embedding = make(device)
     if not first:
         train(embedding, [1, 2, 3], [NOW, NOW + 1, NOW + 2])
@@ -57,7 +57,7 @@ def test_a_timestamp_in_other_units_is_set_aside(device: torch.device, wrong: in
     assert ids_of(embedding) == [5, 6], "and 7 leaves in time"
 
 
-def test_a_whole_batch_in_other_units_is_set_aside(device: torch.device) -> None:
+def test_a_whole_batch_in_another_unit_is_ignored(device: torch.device) -> None:
     embedding = make(device)
     train(embedding, [1, 2, 3], [NOW] * 3)
     with pytest.warns(UserWarning, match="2 timestamps .* .id 8 came with"):
@@ -65,7 +65,7 @@ def test_a_whole_batch_in_other_units_is_set_aside(device: torch.device) -> None
     assert (ids_of(embedding), stamps(embedding, 8)) == ([1, 2, 3, 8, 9], [NOW])
 
 
-def test_candidates_are_set_aside_too(device: torch.device) -> None:
+def test_timestamps_of_candidates_in_another_unit_are_ignored(device: torch.device) -> None:
     embedding = make(device, admission=Count(2))
     train(embedding, [1, 2, 2], [NOW] * 3)
     with pytest.warns(UserWarning, match="id 5"):
@@ -75,16 +75,16 @@ def test_candidates_are_set_aside_too(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("_warnings_are_errors")
-def test_years_between_batches_are_no_mistake(device: torch.device) -> None:
+def test_years_between_batches_are_accepted(device: torch.device) -> None:
     embedding = make(device, every=0)
     year = 365 * 24 * 3600
-    train(embedding, [1, 2, 3], [0, NOW, NOW])  # some are missing, which is 0 in this data
+    train(embedding, [1, 2, 3], [0, NOW, NOW])  # missing timestamps are 0 in this data
     train(embedding, [4], [NOW + 9 * year])
     assert embedding.view("t").clocks()["timestamp"] == NOW + 9 * year
     assert stamps(embedding, 1, 4) == [0, NOW + 9 * year]
 
 
-def test_a_plan_that_is_dropped_sets_nothing_aside(device: torch.device) -> None:
+def test_a_dropped_plan_ignores_no_timestamp(device: torch.device) -> None:
     embedding = make(device)
     train(embedding, [1], [NOW])
     batch = {"indices": torch.tensor([2]), "offsets": torch.tensor([0, 1]), "timestamps": torch.tensor([NOW * 1000])}
@@ -99,11 +99,11 @@ def test_a_plan_that_is_dropped_sets_nothing_aside(device: torch.device) -> None
     assert stamps(embedding, 2) == [NOW]
 
 
-# ---- what takes many rows is said, and the clock can be repaired
+# ---- evicting many rows warns, and the clock can be repaired
 
 
 @pytest.mark.parametrize("call", ["step", "evict"])
-def test_an_eviction_of_more_than_half_is_said(device: torch.device, call: str) -> None:
+def test_evicting_more_than_half_of_the_rows_warns(device: torch.device, call: str) -> None:
     embedding = make(device, every=2 if call == "step" else 0)
     train(embedding, [1, 2, 3], [NOW] * 3)
     message = rf"table 't': 3 of its 4 rows were evicted at once.*latest timestamp .*{NOW + AGE + 1}.*set_clocks"
@@ -119,16 +119,16 @@ def test_an_eviction_of_more_than_half_is_said(device: torch.device, call: str) 
 
 @pytest.mark.usefixtures("_warnings_are_errors")
 @pytest.mark.parametrize("rules", [{}, {"eviction": Share(0.9)}, {"eviction": [], "bound": Rows(3)}])
-def test_half_of_the_rows_or_what_was_asked_for_is_not_said(device: torch.device, rules: dict[str, Any]) -> None:
+def test_ordinary_evictions_do_not_warn(device: torch.device, rules: dict[str, Any]) -> None:
     embedding = make(device, **rules)
     train(embedding, [1, 2], [NOW] * 2)
     train(embedding, [3, 4], [NOW + AGE + 1] * 2)
     assert len(ids_of(embedding)) < 4
-    train(embedding, list(range(5, 15)), [NOW + AGE + 1] * 10)  # of which a bound takes most
+    train(embedding, list(range(5, 15)), [NOW + AGE + 1] * 10)  # most are evicted by a bound
 
 
 def test_the_clock_can_be_repaired(device: torch.device) -> None:
-    """A table learnt wrong timestamps: what its first batch has is believed."""
+    """Repairs the clock of a table whose first batch had wrong timestamps, which it accepted."""
     embedding = make(device, every=0, admission=Count(2))
     train(embedding, [1, 1, 2, 2, 3], [NOW * 1000] * 5)
     train(embedding, [4, 4], [NOW] * 2)
@@ -144,7 +144,7 @@ def test_the_clock_can_be_repaired(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 1.5, "7", True])
-def test_a_clock_that_cannot_be(device: torch.device, value: object) -> None:
+def test_invalid_clocks_are_refused(device: torch.device, value: object) -> None:
     embedding = make(device)
     with pytest.raises(ValueError, match="clock 'timestamp' is"):
         embedding.view("t").set_clocks({"timestamp": value})  # type: ignore[dict-item]

@@ -1,5 +1,4 @@
-"""An embedding on a device that is not the current one, with the embedding on the current one as the reference; and
-what is said of devices that are not there."""
+"""An embedding on a device that is not the current one trains the same, and missing devices are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def other(device: torch.device) -> torch.device:
 
 
 def train(device: torch.device) -> list[torch.Tensor]:
-    """Outputs, gradients and weights of a training with swaps and open windows."""
+    """Returns outputs, gradients and weights of a training with swaps and accumulation windows."""
     tables = [TableConfig(name, 50, 4, pooling=Pooling.MEAN) for name in "ab"]
     embedding = embedding_of(*tables, optimizer=windowed("Adagrad", 2, lr=0.1), cache=4, device=device)
     results = []
@@ -46,7 +45,7 @@ def test_trains_as_on_the_current_device(device: torch.device, other: torch.devi
         assert torch.equal(found, expected)
 
 
-def test_memory_is_that_of_the_device_asked_for(device: torch.device, other: torch.device) -> None:
+def test_memory_is_allocated_on_the_requested_device(device: torch.device, other: torch.device) -> None:
     torch.get_device_module(device).empty_cache()
     free = [backend_for(where).free_memory(where) for where in (device, other)]
     cache = backend_for(other).allocate_cache(1 << 10, 1 << 16, other)
@@ -57,7 +56,7 @@ def test_memory_is_that_of_the_device_asked_for(device: torch.device, other: tor
 
 
 def test_memory_is_known_to_a_new_thread(device: torch.device) -> None:
-    """It has no current device yet."""
+    """A new thread has no current device yet."""
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(backend_for(device).free_memory, device).result() > 0
 
@@ -68,7 +67,7 @@ def test_without_an_index_the_device_is_the_current_one(other: torch.device) -> 
 
 
 def test_an_int_is_an_accelerator(device: torch.device) -> None:
-    """As in `torch.device(0)`; the host is never meant."""
+    """An int is an accelerator, as in `torch.device(0)`, and never the host."""
     if device.type != "cpu":
         assert parse_device(0) == torch.device(device.type, 0)
         assert TableBatchedEmbedding([TableConfig("t", 10, 4)], device=0).device == torch.device(device.type, 0)
@@ -80,7 +79,7 @@ def test_an_int_is_an_accelerator(device: torch.device) -> None:
                 parse_device(index)
             with pytest.raises(ValueError, match=f"device {index}"):
                 TableBatchedEmbedding([TableConfig("t", 10, 4)], device=index)
-    elif not torch.accelerator.is_available():  # a build of torch for GPUs, on a machine without
+    elif not torch.accelerator.is_available():  # a CUDA build of torch on a machine without a GPU
         with pytest.raises(ImportError, match=f"device '{accelerator.type}'"):
             parse_device(0)
     else:
@@ -88,7 +87,7 @@ def test_an_int_is_an_accelerator(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("given", [True, 1.5, ["cpu"]])
-def test_what_is_no_device(given: Any) -> None:
+def test_invalid_device_types_are_refused(given: Any) -> None:
     with pytest.raises(TypeError, match=f"device is {re.escape(repr(given))}, expected"):
         parse_device(given)
 
@@ -98,7 +97,7 @@ def test_an_empty_string_is_no_device() -> None:
         parse_device("")
 
 
-def test_a_device_that_is_not_there(device: torch.device) -> None:
+def test_a_missing_device_is_refused(device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("there is one host")
     count = torch.get_device_module(device).device_count()
@@ -114,7 +113,7 @@ def test_cuda_where_there_is_none() -> None:
 
 
 def test_cuda_without_its_software(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    load = cuda.load_operators.__wrapped__  # this process may have loaded them
+    load = cuda.load_operators.__wrapped__  # this process may have loaded the operators already
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ImportError, match=r"needs a CUDA build of torch; torch .* is one without"):
         load()
@@ -127,7 +126,7 @@ def test_cuda_without_its_software(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         load()
 
 
-def test_cuda_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="'cuda': torch finds no GPU"):
         cuda.start(torch.device("cuda"))

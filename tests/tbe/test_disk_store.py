@@ -1,4 +1,4 @@
-"""Host stores on disk: files, locks, full disks; the oracle compares their results with those in memory."""
+"""Host stores on disk: files, locks, full disks. The oracle compares their results with stores in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows_files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("hashed", [True, False])
-def test_training_equals_that_in_memory(tmp_path: Path, device: torch.device, hashed: bool) -> None:
+def test_training_on_disk_equals_training_in_memory(tmp_path: Path, device: torch.device, hashed: bool) -> None:
     on_disk, in_memory = make(tmp_path, device, hashed=hashed), make(None, device, hashed=hashed)
     for embedding in (on_disk, in_memory):
         train(embedding, range(100))
@@ -57,7 +57,7 @@ def test_training_equals_that_in_memory(tmp_path: Path, device: torch.device, ha
     assert torch.equal(on_disk(*every), in_memory(*every))
 
 
-def test_files_go_with_their_tables(tmp_path: Path) -> None:
+def test_files_are_removed_with_their_tables(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     assert rows_files(tmp_path) == [], "before the first use"
     train(embedding, range(20))
@@ -152,7 +152,7 @@ def test_meta_tables_touch_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_before_rows_change(tmp_path: Path) -> None:
-    """In a process that may write files of 2 MiB at the most."""
+    """The process may write files of at most 2 MiB."""
     script = f"""
 import errno, resource, signal, sys, torch
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
@@ -174,7 +174,7 @@ for hashed in (True, False):
         print("refused")
 """
     run = forked_python.python("-c", script)
-    assert run.stdout.endswith("refused\nrefused\n"), run.stderr  # torch_npu prints a warning before
+    assert run.stdout.endswith("refused\nrefused\n"), run.stderr  # torch_npu prints a warning before this
 
 
 def test_paths_are_checked() -> None:
@@ -184,7 +184,7 @@ def test_paths_are_checked() -> None:
             make(wrong)
 
 
-def test_the_lock_is_one_that_other_programs_see(tmp_path: Path) -> None:
+def test_the_lock_is_visible_to_other_programs(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding, range(20))
     with open(tmp_path / ".lock") as lock, pytest.raises(BlockingIOError):

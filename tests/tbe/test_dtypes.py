@@ -1,4 +1,4 @@
-"""Weights of one data type in the host's table and of another in the cache, and optimizer states of 16 bits."""
+"""Weights with different dtypes in the host store and in the cache, and 16-bit optimizer states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step(embedding: TableBatchedEmbedding, ids: list[int], scale: float = 1.0) -
 
 
 def disjoint(count: int) -> list[list[int]]:
-    """Batches of ten ids, of which each is in every fourth."""
+    """Returns batches of ten ids, so that each id is in every fourth batch."""
     return [[10 * (number % 4) + k for k in range(10)] for number in range(count)]
 
 
@@ -62,8 +62,8 @@ def test_views_have_the_stored_type(stored: torch.dtype, cached: torch.dtype, de
 
 
 @pytest.mark.parametrize("stored", HALVES, ids=str)
-def test_a_wide_cache_keeps_what_rows_in_it_have(stored: torch.dtype, device: torch.device) -> None:
-    """Steps that are too small for the stored type add up while the row is in the cache."""
+def test_a_wide_cache_accumulates_small_updates(stored: torch.dtype, device: torch.device) -> None:
+    """Steps below the resolution of the stored dtype add up while the row is in the cache."""
     start, small = torch.ones(ROWS, DIM), (torch.optim.SGD, {"lr": 2.5e-5})
     results = {}
     for name, embedding in {
@@ -81,9 +81,7 @@ def test_a_wide_cache_keeps_what_rows_in_it_have(stored: torch.dtype, device: to
 
 @pytest.mark.parametrize("stored", HALVES, ids=str)
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_row_that_leaves_a_wide_cache_is_rounded_to_nearest(
-    stored: torch.dtype, window: int, device: torch.device
-) -> None:
+def test_a_victim_of_a_wide_cache_is_rounded_to_nearest(stored: torch.dtype, window: int, device: torch.device) -> None:
     optimizer = windowed("SGD", window, lr=0.3)
     embedding = make(stored, torch.float32, device, 10, optimizer)
     whole = make(torch.float32, None, device, optimizer=optimizer)
@@ -93,7 +91,7 @@ def test_a_row_that_leaves_a_wide_cache_is_rounded_to_nearest(
         torch.testing.assert_close(step(embedding, batch), step(whole, batch), rtol=0, atol=0)
     expected = weights_of(whole, range(ROWS)).to(stored)
     torch.testing.assert_close(weights_of(embedding, range(ROWS)), expected, rtol=0, atol=0)
-    # All have left the cache, or will for this batch, but for those of the last.
+    # All but the rows of the last batch have been evicted from the cache, or are evicted for this batch.
     torch.testing.assert_close(step(embedding, batches[0]), expected[:10].float(), rtol=0, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""Promises of the table-batched embedding beyond the oracle's random walk."""
+"""Guarantees of the table-batched embedding that the oracle does not cover."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> N
         embedding.set_optimizers({0: sgd()})
 
 
-def test_an_optimizer_whose_states_have_no_room_is_not_taken(device: torch.device) -> None:
-    """The cache has to hold two batches of 25 samples, which it does without states."""
+def test_an_optimizer_whose_states_do_not_fit_is_refused(device: torch.device) -> None:
+    """The cache must hold two batches of 25 samples, and does only without states."""
     tables, hint = [table("a"), table("b")], BatchHint(batch_size=25)
     embedding = embedding_of(*tables, optimizer=None, cache=f"{2 * 50 * 16}B", batch_hint=hint, device=device, seed=3)
     before = embedding.eval()(IDS, OFFSETS)
@@ -60,7 +60,7 @@ def test_training_without_optimizer_names_the_call(device: torch.device) -> None
 
 
 def test_the_first_batches_of_two_threads(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both train, though the second thread comes while the first makes the leaf that backward passes look for."""
+    """Both threads train, although the second starts while the first creates the autograd leaf."""
     embedding = embedding_of(table("a"), optimizer=SGD, cache=10, device=device)
     before = embedding.eval()(IDS[:2], torch.tensor([0, 1, 2]))
     embedding.train()
@@ -99,10 +99,8 @@ def test_the_first_batches_of_two_threads(device: torch.device, monkeypatch: pyt
     ],
 )
 @pytest.mark.parametrize("weighted", [False, True])
-def test_offsets_that_cannot_be_are_named(
-    offsets: list[int], problem: str, weighted: bool, device: torch.device
-) -> None:
-    configs = [table("a", 4), table("b", 8)]  # of two groups, which take their weights out of the batch's
+def test_invalid_offsets_are_refused(offsets: list[int], problem: str, weighted: bool, device: torch.device) -> None:
+    configs = [table("a", 4), table("b", 8)]  # in two groups, each of which selects its weights from the batch's
     embedding = embedding_of(*configs, optimizer=SGD, cache=10, device=device)
     weights = torch.ones(6, device=device) if weighted else None
     with pytest.raises(ValueError, match=problem):
@@ -169,7 +167,7 @@ def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device)
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_gradient_that_is_not_finite_names_the_tables_of_the_output(device: torch.device, optimizers: int) -> None:
-    """Rows of all features are one output, or one of each group."""
+    """Rows of all features share one output, or have one per group."""
     tables = [table(name, pooling=Pooling.NONE) for name in "ab"]
     embedding = embedding_of(*tables, optimizer=None, device=device, cache=10, check_finite="raise")
     embedding.set_optimizers(dict(enumerate([sgd(), sgd()] if optimizers == 2 else [sgd()] * 2)))
@@ -198,7 +196,7 @@ def test_compiled_model_trains_the_same(device: torch.device) -> None:
 
 
 def test_second_derivatives_are_refused(device: torch.device) -> None:
-    """A backward that records itself trains as any other, and says no when it is differentiated."""
+    """A backward pass with create_graph trains as any other, and raises when it is differentiated."""
     embedding = embedding_of(table("a"), table("b"), optimizer=SGD, cache=10, device=device)
     twin = copy.deepcopy(embedding)
     weights = torch.rand(len(IDS)).to(device).requires_grad_()
@@ -211,7 +209,7 @@ def test_second_derivatives_are_refused(device: torch.device) -> None:
     assert torch.equal(embedding.eval()(IDS, OFFSETS), twin.eval()(IDS, OFFSETS))
 
 
-def test_copy_trains_alike_and_apart(device: torch.device) -> None:
+def test_a_copy_trains_identically_and_independently(device: torch.device) -> None:
     embedding = embedding_of(table("a"), table("b"), optimizer=ADAM, cache=4, device=device)
     embedding(IDS, OFFSETS).sum().backward()
     twin = copy.deepcopy(embedding)
@@ -235,7 +233,7 @@ def test_open_window_refuses_copies(device: torch.device) -> None:
 
 
 class AfterCall:
-    """A lock that is taken once `call` has returned, which may take it."""
+    """A lock that first runs `call`, which may itself take the lock."""
 
     def __init__(self, lock: Any, call: Callable[[], None]) -> None:
         self._lock, self._call = lock, call
@@ -257,7 +255,7 @@ def update(monkeypatch: pytest.MonkeyPatch, output: torch.Tensor) -> None:
 def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The update of another batch comes when this one has been planned, as that of another thread may, or later."""
+    """Another batch is updated after this one was planned, as may happen with several threads."""
     embedding = embedding_of(table("a"), optimizer=SGD, cache=10, device=device, seed=3)
     ids, offsets = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
     for planned_first in (True, False):

@@ -1,4 +1,4 @@
-"""Processes that are forked from one with tables: what they share with it they leave alone, and nothing hangs."""
+"""Forked processes leave alone what they share with their parent, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIM = 4
 
 @pytest.fixture(autouse=True, scope="module")
 def _on_the_host(request: pytest.FixtureRequest) -> None:
-    """Earlier tests may have made a build of torch for GPUs start a device's threads, without a GPU too."""
+    """Skips where a CUDA build of torch has started a device's threads in an earlier test, even without a GPU."""
     if (
         request.config.getoption("--device") != "cpu"
         or fork(torch.ones((), requires_grad=True).backward).result() != "None"
@@ -62,7 +62,7 @@ CALLS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
 
 
 def errors_of_calls(embedding: TableBatchedEmbedding) -> list[str]:
-    """The type and message of what each of `CALLS` raises in a process that is forked now."""
+    """Returns the type and message of the error that each of `CALLS` raises in a newly forked process."""
 
     def errors() -> str:
         found = []
@@ -77,7 +77,7 @@ def errors_of_calls(embedding: TableBatchedEmbedding) -> list[str]:
     return fork(errors).result().split("\0")
 
 
-def test_rows_on_disk_are_of_the_process_that_has_them(tmp_path: Path) -> None:
+def test_rows_on_disk_are_refused_in_a_child(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding)
     before = weights(embedding)
@@ -107,7 +107,7 @@ def test_a_child_that_prefetched_may_forget_and_end(tmp_path: Path) -> None:
     assert "host_store" in fork(lambda: embedding.prefetch(torch.arange(8), torch.arange(9))).result()
 
 
-def test_tables_of_its_own_a_child_may_have(tmp_path: Path) -> None:
+def test_a_child_may_use_its_own_tables(tmp_path: Path) -> None:
     embedding, unused = make(tmp_path / "a"), make(tmp_path / "b")
     train(embedding)
     assert fork(lambda: train(make(tmp_path / "c"))).result() == "None"
@@ -132,7 +132,7 @@ def test_rows_in_memory_are_a_copy() -> None:
     assert torch.equal(weights(embedding), before)
 
 
-def test_a_fork_while_a_thread_is_at_work_says_so() -> None:
+def test_a_fork_during_another_threads_call_is_reported() -> None:
     embedding = make(None)
     train(embedding)
     working, go_on = threading.Event(), threading.Event()
@@ -156,7 +156,7 @@ def test_a_fork_while_a_thread_is_at_work_says_so() -> None:
     assert child.result() == "None", "this thread has them, and goes on in the child"
 
 
-def test_a_fork_while_batches_are_planned_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_during_planning_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = make(None)
     train(embedding)
     reading, go_on = threading.Event(), threading.Event()
@@ -184,7 +184,7 @@ def test_children_that_live_on_keep_no_folder_locked(tmp_path: Path) -> None:
         train(make(tmp_path))
 
 
-def test_the_lock_of_a_folder_ends_where_a_child_has_not_run_yet(tmp_path: Path) -> None:
+def test_a_folder_lock_is_released_although_a_child_inherited_it(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding)
     (lock,) = (fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(tmp_path / ".lock"))
@@ -216,7 +216,7 @@ def test_a_child_that_outlives_its_parent_keeps_no_folder_locked(tmp_path: Path)
         os.close(descriptor)
 
 
-def test_a_child_of_a_child_is_told_of_the_process_that_has_the_rows(tmp_path: Path) -> None:
+def test_the_error_in_a_grandchild_names_the_owning_process(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding)
     said = fork(lambda: fork(lambda: read(embedding)).result()).result()

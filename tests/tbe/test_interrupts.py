@@ -1,6 +1,6 @@
-"""Ctrl-C at every point of a step: what is left is a step that did not happen or one that did, for all tables.
+"""Ctrl-C at every point of a step: afterwards the step was either applied to all tables or to none.
 
-The reference is the numpy training in tests/interrupting.py.
+The reference is the NumPy training in tests/interrupting.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from interrupting import Change, PossibleStates, TrainingState, strike
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig
 
 ROWS = 48
-CACHE = 4  # of each table: every batch swaps
+CACHE = 4  # rows of each table: every batch swaps
 LR = 0.5
 
 
 class Training:
-    """Two groups, of three tables, and what the reference says of them."""
+    """Three tables in two groups, and the reference's possible states."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Training:
         update: str = "backward",
     ) -> None:
         self.device, self.window, self.hashed, self.cache, self.update = device, window, hashed, cache, update
-        # Sequence tables are of one dim: there the data type makes two groups.
+        # Sequence tables share one dim, so they are split into two groups by data type.
         kinds = [(4, torch.float32), (8, torch.float32) if pooled else (4, torch.float16)]
         shared = {"pooling": Pooling.SUM if pooled else Pooling.NONE, "hashed": hashed}
         shared["initializer_type"] = InitializerType.UNIFORM
@@ -50,7 +50,7 @@ class Training:
         self.start()
 
     def start(self) -> None:
-        """A new embedding."""
+        """Creates a new embedding."""
         optimizer = windowed("Adagrad", self.window, lr=LR, **TrainingState.OPTIONS)
         options = {"cache": self.cache, "device": self.device, "update": self.update}
         self.embedding = embedding_of(*self.tables, optimizer=optimizer, **options)
@@ -60,13 +60,13 @@ class Training:
         """Batches that are left of rows that hash tables do not know."""
 
     def batch(self) -> list[np.ndarray]:
-        """Rows of each table: as many as the cache has, none of them in it, the first of them twice."""
+        """Returns rows of each table: as many as the cache holds, none of them cached, the first one twice."""
         first = next(self._batches)
         self.new -= 1
         return [np.append(np.arange(first, first + CACHE), first) for _ in self.tables]
 
     def weights(self) -> list[np.ndarray]:
-        """Every row of every table."""
+        """Returns every row of every table."""
         self.embedding.eval()
         rows = [torch.from_numpy(self.ids)] * len(self.tables)
         pooled = self.tables[0].pooling is not Pooling.NONE
@@ -81,15 +81,15 @@ class Training:
         known = tuple(np.isin(self.ids, self.embedding.table_ids(table.name)) for table in self.tables)
         self.possible.observe(TrainingState(tuple(self.weights()), known, t=None))
 
-    def given(self, lookups: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    def arguments(self, lookups: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.from_numpy(np.concatenate([self.ids[rows] for rows in lookups]))
         return ids, torch.arange(len(ids) + 1)
 
     def forward(self, lookups: list[np.ndarray]) -> torch.Tensor:
-        return self.embedding(*self.given(lookups))
+        return self.embedding(*self.arguments(lookups))
 
     def changes(self, lookups: list[np.ndarray]) -> tuple[Change, Change]:
-        """The changes of a forward, and of its backward."""
+        """Returns the changes of a forward and of its backward."""
         return lambda m: m.forward(lookups), lambda m: m.backward(lookups, LR, self.window)
 
     def train(self) -> None:
@@ -100,7 +100,7 @@ class Training:
 
 
 def counted(training: Training, lookups: list[np.ndarray], at: int) -> tuple[str | None, dict[str, int]]:
-    """Where Ctrl-C struck a forward, and what the forward added to the counters."""
+    """Returns where Ctrl-C struck a forward, and what the forward added to the counters."""
     before = exact_counts(training.embedding)
     struck = strike(lambda: training.forward(lookups), at)
     after = exact_counts(training.embedding)
@@ -116,7 +116,7 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.full)])
 def one_in(request: pytest.FixtureRequest, pooled: bool, hashed: bool) -> Callable[[int], range]:
-    """One of so many points; the days of weeks try each, in one kind or another."""
+    """Returns a function that selects one in n points, a different one on each day; over weeks every point is tried."""
     day: int = request.config.getoption("--day")
 
     def points(every: int) -> range:
@@ -125,23 +125,26 @@ def one_in(request: pytest.FixtureRequest, pooled: bool, hashed: bool) -> Callab
     return points if request.param == "some" else lambda every: range(1, sys.maxsize)
 
 
-def of_a_forward(device: torch.device) -> int:
-    """With an accelerator it has four times the points, and the emulated NPU needs ten times as long for each."""
+def stride_in_a_forward(device: torch.device) -> int:
+    """Returns one in how many points of a forward is tried.
+
+    With an accelerator a forward has four times the points, and the emulated NPU needs ten times as long for each.
+    """
     return 9 if device.type == "cpu" else 54
 
 
 @KINDS
-def test_in_a_forward(
+def test_interrupts_in_a_forward(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
-    """Rows swap in every batch. Whether the batch's ids are known and counted, no row reads anything else."""
+    """Rows swap in every batch. Whether or not the batch's ids were inserted and counted, no row has another value."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
     for _ in range(1 if hashed else ROWS // CACHE):  # an index table counts its rows as new once
         training.train()
     lookups = training.batch()
     _, whole = counted(training, lookups, at=-1)  # a forward without interrupt
     training.possible.applied("forward", training.changes(lookups)[0])
-    for at in one_in(of_a_forward(device)):
+    for at in one_in(stride_in_a_forward(device)):
         if hashed and training.new < 2:
             training.start()
         training.train()
@@ -156,12 +159,12 @@ def test_in_a_forward(
 
 
 @KINDS
-def test_with_batches_ahead(
+def test_interrupts_with_prefetched_batches(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
-    """The batch that is prefetched, and whose forward never is, leaves no trace."""
+    """A batch that was prefetched but never looked up leaves no trace."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window, cache=3 * CACHE)
-    for at in one_in(of_a_forward(device)):
+    for at in one_in(stride_in_a_forward(device)):
         if hashed and training.new < 4:
             training.start()
         training.train()
@@ -169,7 +172,7 @@ def test_with_batches_ahead(
 
         def action(lookups: list[np.ndarray] = lookups, later: list[np.ndarray] = later) -> None:
             for batch in lookups, later:
-                training.embedding.prefetch(*training.given(batch))
+                training.embedding.prefetch(*training.arguments(batch))
             training.embedding.queue.wait()
             training.forward(lookups)
 
@@ -186,12 +189,12 @@ def test_with_batches_ahead(
 
 
 @KINDS
-def test_in_a_backward(
+def test_interrupts_in_a_backward(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
-    """All tables have the update, or none has. If the next use refuses, it says why, and a new embedding is made."""
+    """All tables are updated or none. If the next call refuses, its error says why, and a new embedding is made."""
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
-    for place in {0, window - 1}:  # in a window; its last backward is the update
+    for place in {0, window - 1}:  # within a window, whose last backward runs the update
         for at in one_in(9):
             while training.possible.moments[0].backwards != place:
                 training.train()
@@ -217,10 +220,10 @@ def test_in_a_backward(
 
 @pytest.mark.parametrize(("pooled", "hashed"), [(True, True), (False, False)], ids=["pooled hash", "sequence index"])
 @pytest.mark.parametrize("struck_in", ["backward", "step"])
-def test_with_updates_at_step(
+def test_interrupts_with_updates_at_step(
     device: torch.device, pooled: bool, hashed: bool, struck_in: str, one_in: Callable[[int], range]
 ) -> None:
-    """A backward pass has added to all tables or to none; step() that is called again makes the update once."""
+    """A backward pass adds its gradients to all tables or to none; calling step() again applies the update once."""
     training = Training(device, pooled=pooled, hashed=hashed, window=1, update="step")
     training.train()
     for at in one_in(9):

@@ -1,4 +1,4 @@
-"""Swaps and lookups in one call of the device, as on an NPU: when there is one, and that it changes nothing."""
+"""Swaps and lookups in one operator call, as on an NPU: when they are joined, and that results do not change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_LOOKUP = {Pooling.NONE: "swap_lookup_sequence", Pooling.SUM: "swap_lookup_poo
 
 @pytest.fixture
 def calls(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The calls that move rows into the caches, by their names."""
+    """Counts the operator calls that move rows into caches, by name."""
     made = device_cache.backend_for
     if made(device).reaches_host:
         pytest.skip("rows come straight from the host's memory")
@@ -34,7 +34,7 @@ def calls(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counter[str]
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
-            counted[name] += name == "scatter_rows"  # which is called as it is asked for
+            counted[name] += name == "scatter_rows"  # counted when the operator is accessed
             return getattr(ops_module.ops, name)
 
     monkeypatch.setattr(swap, "call_once", call_once)
@@ -43,7 +43,7 @@ def calls(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counter[str]
 
 
 def pair(pooling: Pooling, device: torch.device, batches: float = 2.5, trained: Sequence[int] = ()) -> tuple[Any, Any]:
-    """Two equal tables that trained some batches: of one the cache holds so many batches, of the other all rows."""
+    """Returns two equally trained tables: the first caches `batches` batches, the second all rows."""
     made = [one_table(device, rows=200, pooling=pooling, optimizer=ADAGRAD, cache=int(ROWS * n)) for n in (batches, 25)]
     for each in made:
         for number in trained:
@@ -52,7 +52,7 @@ def pair(pooling: Pooling, device: torch.device, batches: float = 2.5, trained: 
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some rows of the batch before, and some that leave the cache and come back; each twice."""
+    """Returns a batch with some rows of the previous batch and some that are evicted and fetched again, each twice."""
     ids = torch.arange(ROWS) + (ROWS // 2) * (number % 7)
     return torch.cat([ids, ids.flip(0)]), torch.arange(0, 2 * ROWS + 1, 2)
 
@@ -89,10 +89,10 @@ def test_every_step_that_swaps_makes_one_call(pooling: Pooling, device: torch.de
 
 
 @pytest.mark.parametrize("pooling", OF_LOOKUP)
-def test_rows_that_another_call_has_brought_in_are_looked_up_alone(
+def test_rows_fetched_by_another_call_get_a_separate_lookup(
     pooling: Pooling, device: torch.device, calls: Counter[str]
 ) -> None:
-    """The plan of a batch, made ahead, is applied before its own forward comes, as on the way to a later one."""
+    """A prefetched plan is applied before its own forward, because a later plan needs it."""
     tables, resident = pair(pooling, device, trained=(0, 3))
     ids, bags = batch(5)[0], offsets(pooling, 5)
     tables.prefetch(ids, bags)
@@ -109,10 +109,10 @@ def test_rows_that_another_call_has_brought_in_are_looked_up_alone(
 
 
 @pytest.mark.parametrize("pooling", OF_LOOKUP)
-def test_late_rows_are_looked_up_alone(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
-    """Rows that left with the batch before, which was made ahead too, are no part of what was read ahead."""
+def test_late_rows_get_a_separate_lookup(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
+    """Rows that the previous prefetched batch evicts are fetched late and not with the rows read ahead."""
     tables, resident = pair(pooling, device, 2, trained=(0, 4))
-    # The first takes the oldest rows out, and the second wants them back.
+    # The first evicts the oldest rows from the cache; the second needs them again.
     coming = [(batch(number)[0], offsets(pooling, number)) for number in (6, 0)]
     for ids, bags in coming:
         tables.prefetch(ids, bags)
@@ -131,10 +131,10 @@ class InterruptionError(Exception):
 
 
 @pytest.mark.parametrize("pooling", OF_LOOKUP)
-def test_a_swap_that_was_interrupted_is_looked_up_alone(
+def test_an_interrupted_swap_gets_a_separate_lookup(
     pooling: Pooling, device: torch.device, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the way to a later plan; its own forward finds the rows in the cache, and not the result of a lookup."""
+    """The swap ran for a later plan; its own forward finds the rows in the cache but no joined lookup result."""
     tables, resident = pair(pooling, device, trained=(0, 3))
     ids, bags = batch(5)[0], offsets(pooling, 5)
     tables.prefetch(ids, bags)

@@ -1,4 +1,4 @@
-"""Rows leave as the norms of their weights are small, whether they are in the cache or not."""
+"""Rows are evicted if the norm of their weights is small, whether or not they are in the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(device: torch.device, cache: int = 50, dtype: torch.dtype = torch.floa
     )
 
 
-def given(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     ids = np.random.default_rng(step).choice(60, 8, replace=False)
     return torch.from_numpy(ids), torch.arange(9)
 
@@ -43,7 +43,7 @@ def known(embedding: TableBatchedEmbedding) -> dict[int, list[float]]:
 
 
 def run(embedding: TableBatchedEmbedding, depth: int, steps: int = 30) -> list[dict[int, list[float]]]:
-    batches = [given(step) for step in range(steps)]
+    batches = [batch_of(step) for step in range(steps)]
     seen = []
     for step in range(steps):
         for ahead in batches[step + 1 : step + 1 + depth] if depth and step % depth == 0 else ():
@@ -55,13 +55,13 @@ def run(embedding: TableBatchedEmbedding, depth: int, steps: int = 30) -> list[d
 
 
 def expected(embedding: TableBatchedEmbedding, steps: int = 30) -> tuple[list[dict[int, list[float]]], int]:
-    """SGD in float32, with gradients that are small integers: no rounding but that of the update."""
+    """Computes SGD in float32 with small integer gradients: the update is the only rounding."""
     every = torch.arange(60)
     initial = dict(zip(range(60), embedding.view("t").read(every).parts["weight"].numpy(), strict=True))
     rows: dict[int, np.ndarray] = {}
     seen, left = [], 0
     for step in range(steps):
-        ids, grads = given(step)[0].tolist(), gradient(step).numpy()
+        ids, grads = batch_of(step)[0].tolist(), gradient(step).numpy()
         for i, grad in zip(ids, grads, strict=True):
             rows[i] = rows.get(i, initial[i]) - np.float32(RATE) * grad
         if step % 2:
@@ -74,7 +74,7 @@ def expected(embedding: TableBatchedEmbedding, steps: int = 30) -> tuple[list[di
 
 
 @pytest.mark.parametrize(("cache", "depth"), [(8, 0), (30, 2), (100, 0)])
-def test_rows_leave_by_the_weights_that_they_have_now(device: torch.device, cache: int, depth: int) -> None:
+def test_rows_are_evicted_by_their_current_weights(device: torch.device, cache: int, depth: int) -> None:
     embedding = table(device, cache + 8 * depth)
     right, left = expected(table(device))
     assert run(embedding, depth) == right
@@ -89,7 +89,7 @@ def test_weights_of_16_bits(device: torch.device, dtype: torch.dtype) -> None:
     assert any(len(after) < len(before) for before, after in itertools.pairwise(few))
 
 
-def test_rows_in_flight_stay(device: torch.device) -> None:
+def test_rows_of_batches_in_flight_are_not_evicted(device: torch.device) -> None:
     embedding = table(device, eviction=Norm(100), every=1)
     held = embedding(torch.tensor([1]), torch.tensor([0, 1])).sum()
     embedding(torch.tensor([2]), torch.tensor([0, 1])).sum().backward()
@@ -110,7 +110,7 @@ def test_a_frozen_table_keeps_its_rows(device: torch.device) -> None:
     assert [embedding.view(name).ids().tolist() for name in "tu"] == [[1], []]
 
 
-def test_rows_leave_when_asked(device: torch.device) -> None:
+def test_evict_evicts_rows_with_small_norms(device: torch.device) -> None:
     embedding = table(device, cache=8, every=0)
     run(embedding, 0, 5)
     before = known(embedding)
@@ -119,7 +119,7 @@ def test_rows_leave_when_asked(device: torch.device) -> None:
     assert known(embedding) == {i: before[i] for i in stays}
 
 
-def test_norms_add_in_order() -> None:
+def test_norms_are_summed_in_column_order() -> None:
     weight = torch.from_numpy(np.random.default_rng(0).normal(size=(5_000, 7))).float()
     right = [math.sqrt(sum((float(w) * float(w) for w in row), 0.0)) for row in weight.tolist()]
     assert row_norms(weight).tolist() == right

@@ -1,7 +1,7 @@
-"""The trust anchor: random tables, batches, cache policies and optimizers against plain torch, at every cache size.
+"""The central test: random tables, batches, cache policies and optimizers against plain torch, at every cache size.
 
-Outputs, weights and optimizer states agree with the float64 reference after 20 steps, and are the same bits
-whether the cache holds exactly one batch or the whole table.
+Outputs, weights and optimizer states match the float64 reference after 20 steps. They have the same bits whether the
+cache holds exactly one batch or the whole table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from hypothesis.strategies import SearchStrategy
 from lifecycle_reference import LifecycleReference
 from optimizer_table import BY_NAME
 from oracle_events import clip, collect, fill_counts, loaded, norm_of, norms, warm
-from oracle_leaving import Result, compare_left, keeps, leave, note_left, reference_leave, take
+from oracle_evictions import (
+    Result,
+    compare_evicted,
+    exercise_evictions,
+    exercise_reference_evictions,
+    keeps_evicted,
+    record_evicted,
+    take_evicted_rows,
+)
 from oracle_scenarios import BATCH, EVENTS, STORES, WITHOUT_FORWARD, Scenario, Step, scenarios
 from reference import Reference
 
@@ -38,7 +46,7 @@ from rec_sdk_torch.tbe.cache.swap import Swap
 from rec_sdk_torch.tbe.config.lifecycle import IdSignals
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
-_engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on threads too
+_engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on several threads too
 
 
 one_launch = [False]
@@ -95,15 +103,15 @@ def flat(step: Step, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
     return indices, offsets, weights
 
 
-def seen(step: Step, device: torch.device) -> dict[str, torch.Tensor]:
-    """The facts that are known of each lookup beside its id."""
+def signals_of(step: Step, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns clicks and timestamps of each lookup."""
     arrays = {"clicks": step.clicks, "timestamps": step.timestamps}
     joined = {name: np.concatenate([bag for f in of for bag in f]) for name, of in arrays.items()}
     return {name: torch.from_numpy(array).to(device) for name, array in joined.items()}
 
 
-def one_batch(scenario: Scenario) -> dict[str, int]:
-    """The smallest caches that can work: the largest batch, with those in flight beside it."""
+def smallest_caches(scenario: Scenario) -> dict[str, int]:
+    """Returns the smallest possible caches: the largest batch together with the batches in flight."""
     need = dict.fromkeys((table.name for table in scenario.tables), 1)
     for index, table in enumerate(scenario.tables):
         in_flight: set[int] = set()
@@ -129,10 +137,10 @@ def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
     return list(output.split(dims, dim=1))
 
 
-def separate(
+def with_separate_features(
     embedding: TableBatchedEmbedding, indices: torch.Tensor, offsets: torch.Tensor, extras: dict[str, torch.Tensor]
 ) -> Prefetched:
-    """The batch of a sequence whose features have a gradient each."""
+    """Builds the batch of a sequence whose features have separate gradients."""
     keys = np.arange(embedding.num_features)
     return Prefetched(indices, offsets, BATCH, keys, False, offsets, signals=IdSignals(**extras))
 
@@ -144,9 +152,9 @@ def forward(
     device: torch.device,
     prefetched: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """Twice the output of each feature: it is the caller's, and is doubled in place, which changes no bits."""
+    """Returns twice the output of each feature, doubled in place, which is exact; the caller owns the output."""
     indices, offsets, weights = flat(step, device)
-    extras = seen(step, torch.device("cpu"))
+    extras = signals_of(step, torch.device("cpu"))
     if prefetched is not None:
         indices, offsets = prefetched
     if not scenario.sequence:
@@ -160,28 +168,28 @@ def forward(
     return [output.mul_(2) for output in outputs], None
 
 
-class Ahead:
-    """Prefetches the training batches that come, `depth` of them."""
+class Prefetcher:
+    """A prefetcher of the next `depth` training batches."""
 
     def __init__(self, embedding: TableBatchedEmbedding, scenario: Scenario, depth: int, device: torch.device) -> None:
         self.embedding, self.scenario, self.depth, self.device = embedding, scenario, depth, device
         self.rng = np.random.default_rng(scenario.seed + depth)
-        self.coming = [i for i, event in enumerate(scenario.events) if event in ("train", "overlap", "abandon")]
+        self.upcoming = [i for i, event in enumerate(scenario.events) if event in ("train", "overlap", "abandon")]
         self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Before step `index`: what its forward is given; None for a copy."""
+        """Prefetches before step `index`; returns the tensors that its forward must use, or None for any copy."""
         if not self.depth:
             return None
-        for number in [i for i in self.coming if i >= index][: self.depth + 1]:
+        for number in [i for i in self.upcoming if i >= index][: self.depth + 1]:
             if number not in self.given and self.rng.random() < 0.95:
                 indices, offsets, weights = flat(self.scenario.steps[number], self.device)
                 where = self.device if self.rng.random() < 0.3 else torch.device("cpu")
                 self.given[number] = indices.to(where), offsets.to(where)
-                extras = seen(self.scenario.steps[number], where)
-                with contextlib.suppress(RuntimeError):  # too many that never came
+                extras = signals_of(self.scenario.steps[number], where)
+                with contextlib.suppress(RuntimeError):  # too many batches without a forward
                     if self.scenario.sequence and not self.scenario.joined:
-                        self.embedding.queue.add(separate(self.embedding, *self.given[number], extras))
+                        self.embedding.queue.add(with_separate_features(self.embedding, *self.given[number], extras))
                     else:
                         self.embedding.prefetch(*self.given[number], weights, **extras)
         if self.rng.random() < 0.7:
@@ -197,7 +205,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
     optimizer = embedding.optimizers[0]
     assert optimizer is not None
     forwards: dict[int, tuple[list[torch.Tensor], torch.Tensor | None]] = {}
-    ahead = Ahead(embedding, scenario, depth, device)
+    ahead = Prefetcher(embedding, scenario, depth, device)
     passes = 0
     for index, done in scenario.actions():
         step = scenario.steps[index]
@@ -213,7 +221,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
         elif step.event == "fill":
             fill_counts(embedding, scenario, step)
         elif step.event == "leave":
-            leave(embedding, scenario, index, result)
+            exercise_evictions(embedding, scenario, index, result)
         elif step.event == "load":
             result[f"loaded{index}"] = torch.tensor(loaded(embedding, saved))
         else:
@@ -222,7 +230,7 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
             if step.event in ("train", "overlap"):
                 forwards[index] = outputs, weights
             del outputs, weights
-        gc.collect(0)  # an abandoned forward lets go of its pins when its graph is freed
+        gc.collect(0)  # an abandoned forward releases its pins when its graph is freed
         for number in done:
             outputs, weights = forwards.pop(number)
             optimizer.options["lr"] = scenario.steps[number].lr
@@ -238,13 +246,13 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
                 embedding.apply_gradients()
     for table in embedding.tables:
         collect(embedding, table.name, result)
-        if keeps(table):
-            take(embedding, table.name, result, "end")
+        if keeps_evicted(table):
+            take_evicted_rows(embedding, table.name, result, "end")
     return result
 
 
 def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], weights: torch.Tensor | None = None) -> None:
-    """Trains, and before that computes the gradient of the weights alone, which trains nothing.
+    """Trains after computing the gradient of the weights alone, which must train nothing.
 
     Features of a frozen table have no gradient.
     """
@@ -260,7 +268,7 @@ def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], weights: to
 
 
 def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:
-    """A batch that fails when every group has planned it, and must leave no trace."""
+    """Runs a batch that fails once every group has planned it, which must leave no trace."""
 
     last = embedding.groups[-1]
     plan_batch = last.plan
@@ -269,9 +277,9 @@ def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, devic
         plan_batch(batch, announced)
         raise OSError("planted")
 
-    with embedding.exclusive():  # drops plans, of which one may be of the same ids
+    with embedding.exclusive():  # drops plans, one of which may have the same ids
         last.plan = planted  # type: ignore[method-assign]
-    # Without room for the batch beside those in flight it is refused before that.
+    # If the batch does not fit beside the batches in flight, it is refused before that.
     with pytest.raises((OSError, rec_sdk_torch.CacheTooSmallError)):
         forward(embedding, scenario, step, device)
     del last.plan
@@ -292,7 +300,9 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
         step = scenario.steps[index]
         pending += [index] if step.event in ("train", "overlap") else []
         if step.event == "leave":
-            reference_leave(reference, scenario, index, [scenario.steps[i].features for i in pending], result)
+            exercise_reference_evictions(
+                reference, scenario, index, [scenario.steps[i].features for i in pending], result
+            )
         if step.event == "fill":
             for table in range(len(scenario.tables)):
                 reference.fill_counts(table, scenario.ids(table, step))
@@ -315,13 +325,13 @@ def reference_run(scenario: Scenario, device: torch.device) -> tuple[Result, Ref
                 grads = [reference.last_gradients.get(table.name) for table in scenario.tables]
                 result[f"norms{number}.{p}"] = torch.stack([norm_of(grad, p) for grad in grads])
     for index, table in enumerate(scenario.tables):
-        if keeps(table):
-            note_left(table.name, reference.left[index], result, "end")
+        if keeps_evicted(table):
+            record_evicted(table.name, reference.evicted[index], result, "end")
     return result, reference
 
 
 def compare_lifecycle(name: str, result: Result, lifecycle: LifecycleReference) -> None:
-    """The table says of its ids, and counts, what plain Python says."""
+    """Compares a table's ids and counters with the reference."""
     ids, candidates = result[f"{name}.ids"].tolist(), result[f"{name}.candidate ids"].tolist()
     assert set(ids) == set(lifecycle.rows), f"{name}: rows"
     assert candidates == sorted(lifecycle.candidates), f"{name}: candidates"
@@ -346,7 +356,7 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
     for name in [name for name in expected if name.startswith(("norms", "clipped"))]:
         torch.testing.assert_close(result[name], expected[name], rtol=1e-5, atol=1e-5, msg=name)
     for name in [name for name in expected if re.search(r"\.(left|back|removed)", name)]:
-        compare_left(name, result, expected)
+        compare_evicted(name, result, expected)
     for index, table in enumerate(scenario.tables):
         ids = result[f"{table.name}.ids"].tolist()
         if table.hashed:
@@ -357,8 +367,8 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
             assert not ids, "what is frozen gets no row"
         elif table.hashed and table.lifecycle is None:
             assert set(ids) == reference.seen[index], "eval must insert nothing, training everything"
-        kept = [row for row, i in enumerate(ids) if i in reference.places[index]]
-        rows = [reference.places[index][ids[row]] for row in kept]
+        kept = [row for row, i in enumerate(ids) if i in reference.row_of[index]]
+        rows = [reference.row_of[index][ids[row]] for row in kept]
         weight = result[f"{table.name}.weight"][kept].double()
         torch.testing.assert_close(weight, reference.weights[index].detach()[rows], **close)
         for name in BY_NAME[scenario.optimizer].states:
@@ -367,14 +377,14 @@ def compare(scenario: Scenario, result: Result, device: torch.device) -> None:
 
 
 def check(scenario: Scenario, device: torch.device) -> None:
-    small = one_batch(scenario)
+    small = smallest_caches(scenario)
     whole = {t.name: 4000 if t.hashed else t.num_embeddings for t in scenario.tables}
     between = {name: (3 * rows) // 2 + 1 for name, rows in small.items()}
     result = run(scenario, small, device)
     others = [(between, device, False), (whole, device, False), (small, device, True)]
     if device.type != "cpu":  # every backend sums in the same order
         others.append((small, torch.device("cpu"), False))
-    # Another policy finds other rows gone, rows are on disk in place of memory, step() updates: no result shows it.
+    # Neither another policy, rows on disk, nor updates at step() change a result.
     policies = _engine.cache_policies()
     policy = policies[(policies.index(scenario.policy) + 1) % len(policies)]
     other = scenario.with_other_update().varied(policy=policy, on_disk=not scenario.on_disk)
@@ -383,12 +393,12 @@ def check(scenario: Scenario, device: torch.device) -> None:
         return 0.0 if (other.update, where) == (scenario.update, device) else 1e-6
 
     for cache, where, late in others:
-        # Late: no row has arrived on the host before it is waited for.
+        # Late: the host has to wait for every row.
         with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():
             again = run(other, cache, where)
         now = f"{cache} rows on {where}{', rows late' if late else ''}"
         same_bits(result, again, f"{small} rows on {device}", now, norms_off(where))
-    # Elsewhere the bits are those of the CPU, which has scenarios of its own. float64 has other norms.
+    # Other devices give the CPU's bits, so only the CPU is compared with the reference, whose float64 norms differ.
     if device.type == "cpu" and not any(
         table.lifecycle and table.lifecycle.rule(rules.Norm) for table in scenario.tables
     ):
@@ -402,12 +412,15 @@ def check(scenario: Scenario, device: torch.device) -> None:
 
 
 def widened(result: Result) -> Result:
-    """With 16-bit values as float32."""
+    """Returns the result with 16-bit values as float32."""
     return {name: value.float() if value.dtype.itemsize == 2 else value for name, value in result.items()}
 
 
 def same_bits(result: Result, again: Result, one: str, other: str, norms_off: float = 0.0) -> None:
-    """`norms_off`: the relative difference that norms may have, which kernels and torch add up in other orders."""
+    """Checks that two results have the same bits, except norms, which may differ by a relative `norms_off`.
+
+    Kernels and torch sum norms in different orders.
+    """
     assert again.keys() == result.keys()
     for name, value in result.items():
         assert (value.dtype, value.shape) == (again[name].dtype, again[name].shape)
@@ -418,7 +431,7 @@ def same_bits(result: Result, again: Result, one: str, other: str, norms_off: fl
 
 @pytest.fixture(autouse=True, scope="module")
 def staging_without_old_records() -> Iterator[None]:
-    """Fills memory that is not initialised with NaN: it is no record that was there before."""
+    """Fills uninitialized staging memory with NaN, so that stale records are detected."""
     staging = transfers._staging
 
     def filled(*arguments: Any) -> torch.Tensor:
@@ -431,13 +444,17 @@ def staging_without_old_records() -> Iterator[None]:
 
 
 def for_each_scenario(
-    judge: Callable[[Scenario], None], scenarios: SearchStrategy[Scenario], config: pytest.Config, few: int, many: int
+    check_scenario: Callable[[Scenario], None],
+    scenarios: SearchStrategy[Scenario],
+    config: pytest.Config,
+    few: int,
+    many: int,
 ) -> None:
-    """Judges `few` scenarios of the day, or `many` in the full suite; each device has others."""
+    """Checks `few` scenarios of the day, or `many` in the full suite; each device has its own."""
     count = config.getoption("--scenarios") or (many if config.getoption("--full") else few)
     day = seed(f"{config.getoption('--day')} on {config.getoption('--device')}")
     every = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-    day(every(given(scenarios)(judge)))()
+    day(every(given(scenarios)(check_scenario)))()
 
 
 def test_oracle(device: torch.device, pytestconfig: pytest.Config) -> None:
@@ -450,7 +467,7 @@ def test_prefetched_batches_change_nothing(device: torch.device, pytestconfig: p
 
 
 def check_ahead(scenario: Scenario, device: torch.device) -> None:
-    small = one_batch(scenario)
+    small = smallest_caches(scenario)
     result = run(scenario, small, device)
     deep = {name: (scenario.depth + 1) * rows for name, rows in small.items()}
     between = {name: rows + rows // 2 for name, rows in small.items()}
@@ -469,7 +486,7 @@ def test_several_passes_that_are_clipped_by_one_norm(device: torch.device, pytes
 
 
 def check_clipped(scenario: Scenario, device: torch.device) -> None:
-    small = one_batch(scenario)
+    small = smallest_caches(scenario)
     deep = {name: (scenario.depth + 1) * rows for name, rows in small.items()}
     result = run(scenario, small, device)
     for cache, depth in ((deep, 0), (small, scenario.depth), (deep, scenario.depth)):

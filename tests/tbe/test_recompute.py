@@ -1,4 +1,4 @@
-"""Activation checkpointing runs a lookup twice: the second run reads what the first read, and counts nothing.
+"""Activation checkpointing runs a lookup twice: the second run reads the same rows, and counts nothing.
 
 The reference is the same training without checkpointing, bit for bit.
 """
@@ -13,7 +13,7 @@ import pytest
 import torch
 from embeddings import embedding_of
 from oracle_events import collect
-from oracle_leaving import Result
+from oracle_evictions import Result
 from torch.utils.checkpoint import checkpoint
 
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
@@ -36,7 +36,7 @@ UPDATE = pytest.mark.parametrize("update", ["backward", "step"])
 
 
 class Model:
-    """Two tables of which one has a rule, and a function of their rows that saves tensors for its backward pass."""
+    """Two tables, one with a rule, and a function of their rows that saves tensors for its backward pass."""
 
     def __init__(
         self, device: torch.device, lifecycle: TableLifecycle | None, *, pooled: bool = True, update: str = "backward"
@@ -114,7 +114,7 @@ def test_every_rule(device: torch.device, rule: str, pooled: bool, update: str) 
 @UPDATE
 @pytest.mark.parametrize("pooled", [True, False])
 def test_rows_that_changed_meanwhile(device: torch.device, update: str, pooled: bool) -> None:
-    """The rows are those of the forward, though another batch has updated them."""
+    """The recomputation reads the rows of the forward, although another batch has updated them."""
     model = Model(device, None, pooled=pooled, update=update)
     model.forward(model.batch(1)).backward()
     model.step()
@@ -130,7 +130,7 @@ def test_rows_that_changed_meanwhile(device: torch.device, update: str, pooled: 
 
 
 def one_after_the_other(model: Model) -> None:
-    """Two regions of one batch, of which the second admits ids."""
+    """Runs two regions with one batch, the second of which admits ids."""
     first, second = model.checkpointed(model.batch(1)), model.checkpointed(model.batch(1))
     first.backward()
     second.backward()
@@ -169,7 +169,7 @@ def one_inside_another(model: Model) -> None:
 def test_equal_batches(
     device: torch.device, regions: Callable[[Model], None], forwards: list[int], update: str
 ) -> None:
-    """An id is admitted by the second lookup of it: which run of a function repeats which is no matter of ids."""
+    """An id is admitted by its second lookup. Recomputations are matched to forwards independently of their ids."""
     model = Model(device, RULES["counts"], update=update)
     regions(model)
     assert [torch.equal(model.read[forwards[i]], read) for i, read in enumerate(model.read)] == [True] * len(forwards)
@@ -202,7 +202,7 @@ def test_tables_that_did_not_train_before(device: torch.device) -> None:
 
 @UPDATE
 def test_a_second_pass_through_the_region(device: torch.device, update: str) -> None:
-    """It may come while the rows are as the forward read them: with update="step" until step()."""
+    """A second pass is allowed while the rows are unchanged: with update="step" until step()."""
     model = Model(device, RULES["counts"], update=update)
     loss = model.checkpointed(model.batch(1))
     loss.backward(retain_graph=True)
@@ -215,7 +215,7 @@ def test_a_second_pass_through_the_region(device: torch.device, update: str) -> 
 
 
 def test_steps_end_with_their_graph(device: torch.device) -> None:
-    """A region that no backward pass comes through holds no rows once its graph is gone."""
+    """A region without a backward pass releases its rows once its graph is gone."""
     model = Model(device, None)
     for number in range(30):
         loss = model.checkpointed(model.batch(number))

@@ -1,4 +1,4 @@
-"""Stochastic rounding of whole tables: the same bits however the rows lie, and what it is for."""
+"""Stochastic rounding of whole tables: the bits do not depend on the layout of rows, and small updates add up."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def trained(configs: list[TableConfig], device: torch.device, cache: int) -> dict[str, torch.Tensor]:
-    """The rows of each table by id, after STEPS updates by gradients of the step's number."""
+    """Returns each table's rows by id, after STEPS updates with gradients that depend on the step's number."""
     embedding = embedding_of(*configs, optimizer=SGD, cache=cache, device=device, seed=SEED)
     for step, (ids, offsets) in enumerate(batches()):
         out = embedding(ids, offsets)
@@ -66,7 +66,7 @@ def test_bits_are_equal_on_any_number_of_threads(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sgd_is_the_reference(dtype: torch.dtype, device: torch.device) -> None:
-    """Every id once in a batch, so that sums are exact: float32 arithmetic, then what the seed of the step draws."""
+    """Every id occurs once per batch, so sums are exact: float32 arithmetic, then rounding with the step's seed."""
     options = {"pooling": Pooling.NONE, "weight_dtype": dtype, "stochastic_rounding": True}
     embedding = one_table(device, dim=DIM, optimizer=SGD, cache=10, seed=SEED, **options)
     generator = torch.Generator().manual_seed(3)
@@ -86,7 +86,9 @@ def test_sgd_is_the_reference(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def test_small_steps_are_not_lost(device: torch.device) -> None:
-    """Steps far below what bfloat16 resolves: to nearest none counts, at random they add up to their sum."""
+    """Steps far below the resolution of bfloat16 are lost when rounding to nearest, but add up with stochastic
+    rounding.
+    """
     ids, offsets = torch.arange(200), torch.tensor([0, 200])
     moved = []
     for stochastic in (False, True):
@@ -99,12 +101,12 @@ def test_small_steps_are_not_lost(device: torch.device) -> None:
         embedding.eval()
         moved.append(float(1 - embedding(ids, offsets).mean()))
     assert moved[0] == 0.0
-    # Each of 4,000 elements makes 100 steps of one in 39 (ulp 2^-8 below 1): 10,256 steps, of deviation 100.
+    # Each of 4,000 elements makes 100 steps of one in 39 (ulp 2^-8 below 1): 10,256 steps, standard deviation 100.
     assert abs(moved[1] - 0.01) < 4e-4
 
 
 def test_errors_of_a_row_add_up_as_independent_ones() -> None:
-    """Any two columns are independent, so the variance of how many round up is the binomial one, within 10 %."""
+    """Columns are pairwise independent, so the variance of the number rounded up is binomial, within 10 %."""
     ids, dim, share = np.arange(100), 64, 0.25
     seeds = rounding_seeds(SEED, ["t"] * 2000, list(range(1, 2001))).tolist()
     ups = [(random_bits(row_numbers(ids, seed), dim) >> np.uint32(16) < share * 65536).sum() for seed in seeds]
@@ -115,7 +117,7 @@ def test_errors_of_a_row_add_up_as_independent_ones() -> None:
 
 
 def test_neighbours_are_uncorrelated() -> None:
-    """Columns, ids and updates next to each other: correlations are within four standard deviations."""
+    """Correlations of neighbouring columns, ids and updates are within four standard deviations."""
     ids, dim = np.arange(20_000), 33
     now, then = (
         (random_bits(row_numbers(ids, seed), dim) >> np.uint32(16)) / 65536 - 0.5
@@ -124,13 +126,13 @@ def test_neighbours_are_uncorrelated() -> None:
     pairs = [(now[:, :-gap], now[:, gap:]) for gap in (1, 2, 8, 32)]
     pairs += [(now[:-1], now[1:]), (now[:-1, 1:], now[1:, :-1]), (now, then)]
     for one, other in pairs:
-        # Each pair of rows or columns is taken by itself: in one row, of one step, numbers are not independent.
+        # Each pair of rows or columns is tested separately: numbers within one row and step are not independent.
         each = (one * other).mean(axis=0) * 12 * len(one) ** 0.5
         assert (np.abs(each) < 4).all()
 
 
 def test_seeds() -> None:
-    """They follow from seed, table and step, and from nothing else."""
+    """Seeds depend on seed, table and step only."""
     base = rounding_seeds(1, ["a", "b"], [1, 1])
     assert np.array_equal(rounding_seeds(1, ["b", "a"], [1, 1]), base[::-1])
     others = [rounding_seeds(1, ["a", "b"], [2, 2]), rounding_seeds(2, ["a", "b"], [1, 1]), base]
@@ -138,8 +140,8 @@ def test_seeds() -> None:
     assert np.array_equal(rounding_seeds(1 - 2**64, ["a", "b"], [1, 1]), base)
 
 
-def test_tables_that_round_differently_are_apart(device: torch.device) -> None:
-    """One of them rounding to nearest changes nothing of the other, and no ids go to the device for it."""
+def test_tables_with_different_rounding_are_independent(device: torch.device) -> None:
+    """A table that rounds to nearest does not affect the other, and needs no ids on the device."""
     both = tables()
     mixed = [both[0], replace(both[1], stochastic_rounding=False)]
     rows = trained(mixed, device, 1000)

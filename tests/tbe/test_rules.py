@@ -69,7 +69,7 @@ def test_one_rule_or_a_list_in_any_order() -> None:
     assert hash(TableLifecycle(bound=[Rows(5), Bytes(9)])) == hash(TableLifecycle(bound=[Bytes(9), Rows(5)]))
 
 
-def test_a_rank_has_its_part() -> None:
+def test_limits_are_divided_among_ranks() -> None:
     lifecycle = TableLifecycle(
         admission=Sketch(2, bytes=64, halve_after=30), eviction=Idle(9), bound=[Rows(8), Bytes(90)], every=4
     )
@@ -79,7 +79,7 @@ def test_a_rank_has_its_part() -> None:
     assert lifecycle.part(lambda number: number // 2) == part
 
 
-any_of: Any = TableLifecycle  # wrong types
+any_of: Any = TableLifecycle  # accepts wrong types
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "an eviction as admission": (
         lambda: any_of(admission=Idle(5)),
@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_rules_that_do_not_fit(kind: str) -> None:
+def test_invalid_rules_are_refused(kind: str) -> None:
     make, error, message = WRONG[kind]
     with pytest.raises(error, match=message):
         make()
@@ -159,7 +159,7 @@ CONFIGS: list[tuple[dict[str, Any], TableLifecycle]] = [
 
 
 @pytest.mark.parametrize(("given", "lifecycle"), CONFIGS, ids=[" ".join(given) for given, _ in CONFIGS])
-def test_a_config_means_rules(given: dict[str, Any], lifecycle: TableLifecycle) -> None:
+def test_a_config_is_translated_to_rules(given: dict[str, Any], lifecycle: TableLifecycle) -> None:
     assert rst.AdmitAndEvictConfig(**given).table_lifecycle() == lifecycle
 
 
@@ -191,7 +191,7 @@ CONFIGS_WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "message"), CONFIGS_WRONG)
-def test_configs_that_do_not_fit(given: dict[str, Any], message: str) -> None:
+def test_invalid_admit_and_evict_configs_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rst.AdmitAndEvictConfig(**given).table_lifecycle()
 
@@ -226,7 +226,7 @@ SPELLINGS: list[tuple[dict[str, Any], TableLifecycle]] = [
 
 
 @pytest.mark.parametrize(("former", "lifecycle"), SPELLINGS, ids=[" ".join(former) for former, _ in SPELLINGS])
-def test_former_fields_work_and_say_how_they_are_written_now(former: dict[str, Any], lifecycle: TableLifecycle) -> None:
+def test_former_fields_work_and_warn_with_the_new_spelling(former: dict[str, Any], lifecycle: TableLifecycle) -> None:
     with pytest.warns(FutureWarning, match="takes rules as objects: write ") as seen:
         made = TableLifecycle(**former)
     assert made == lifecycle
@@ -245,7 +245,7 @@ def test_every_former_field_is_in_the_table() -> None:
     assert {name for former, _ in SPELLINGS for name in former} == OPTIONS.keys()
 
 
-def test_the_warning_is_one_that_users_can_copy() -> None:
+def test_the_warning_contains_code_to_copy() -> None:
     with pytest.warns(FutureWarning) as seen:
         TableLifecycle(3, evict_idle_steps=1000, evict_step_interval=100)  # type: ignore[misc, call-arg]
     assert str(seen[0].message) == (
@@ -271,7 +271,7 @@ FORMER_WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", FORMER_WRONG)
-def test_former_fields_that_do_not_fit(kind: str) -> None:
+def test_invalid_former_fields_are_refused(kind: str) -> None:
     fields, message = FORMER_WRONG[kind]
     with pytest.raises(ValueError, match=message):
         TableLifecycle(**fields)

@@ -1,6 +1,7 @@
-"""Scores, which decay by half in so many batches, and the shows, clicks and timestamps that count: numbers and errors.
+"""Scores with a half-life, and the shows, clicks and timestamps that they count: values and errors.
 
-The oracle draws them."""
+The oracle covers random scores.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def train(embedding: TableBatchedEmbedding, *ids: int, **signals: torch.Tensor) 
 
 
 @pytest.mark.parametrize("half_life", [1, 3, 7, 1000, 10**9])
-def test_the_reference_is_a_power_of_two(half_life: int) -> None:
+def test_the_reference_decays_by_powers_of_two(half_life: int) -> None:
     for batches in (0, 1, 2, 5, 6, 7, 999, 12_345, 2**32 - 1):
         found, right = decayed(5.0, batches, half_life), 5.0 * 2.0 ** -(batches / half_life)
         assert found == pytest.approx(right, rel=1e-13, abs=1e-300)
@@ -56,20 +57,20 @@ def test_scores_of_rows_that_were_idle_for_long_have_the_bits_of_the_reference(
         assert view.row_columns(one)["score"].tolist() == [decayed(1e300, idle, half_life) + 1.0], idle
 
 
-def test_a_row_whose_time_begins_now_keeps_its_score(device: torch.device) -> None:
+def test_a_row_with_a_future_timestamp_keeps_its_score(device: torch.device) -> None:
     embedding = table(device, bound=Rows(50), score=Score(half_life=1), eviction=Age(100))
     train(embedding, 1, timestamps=torch.tensor([50]))
     train(embedding, 2, timestamps=torch.tensor([50]))
     view, one = embedding.view("t"), torch.tensor([1])
     before = view.row_columns(one)
-    view.set_clocks(view.clocks() | {"timestamp": 40})  # the rows are of later
+    view.set_clocks(view.clocks() | {"timestamp": 40})  # the rows have later timestamps
     assert view.evict() == 0
     after = view.row_columns(one)
     assert (before["timestamp"].item(), after["timestamp"].item()) == (50, 40)
     assert {**after, "timestamp": before["timestamp"]} == before
 
 
-def test_what_was_frequent_once_leaves_before_what_is_now(device: torch.device) -> None:
+def test_decay_evicts_formerly_frequent_ids_first(device: torch.device) -> None:
     for half_life, stays in (0, 1), (1, 2):
         embedding = table(device, bound=Rows(2), score=Score(half_life=half_life))
         train(embedding, *[1] * 40)
@@ -88,8 +89,8 @@ def test_admission_and_scores_have_weights_of_their_own(device: torch.device) ->
         assert embedding.view("t").row_columns(torch.tensor([2]))["score"].tolist() == [10]
 
 
-def test_counts_that_have_ended_still_add_to_scores(device: torch.device) -> None:
-    """The hottest id would decay to 0 and be evicted."""
+def test_saturated_counts_still_add_to_scores(device: torch.device) -> None:
+    """The score must not decay to 0, which would evict the hottest id."""
     embedding = table(device, bound=Rows(50), score=Score(beta=10, half_life=1))
     train(embedding, 1, clicks=torch.tensor([1]))
     view, one = embedding.view("t"), torch.tensor([1])
@@ -102,7 +103,7 @@ def test_counts_that_have_ended_still_add_to_scores(device: torch.device) -> Non
     assert columns["score"].item() == (8 / 2 + 23) / 2 + 23
 
 
-# ---- signals that do not fit
+# ---- invalid signals
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
@@ -136,7 +137,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, list[int]]:
     ],
 )
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "prefetched"])
-def test_what_is_out_of_range(
+def test_signals_out_of_range_are_refused(
     device: torch.device, name: str, value: int, dtype: torch.dtype, allowed: str, ahead: bool
 ) -> None:
     embedding = counting(device)
@@ -152,7 +153,7 @@ def test_what_is_out_of_range(
     train_two(embedding)
 
 
-def test_what_is_in_range(device: torch.device) -> None:
+def test_signals_in_range_are_accepted(device: torch.device) -> None:
     embedding = counting(device)
     train_two(embedding, shows=torch.tensor([INT32, 1]), clicks=torch.tensor([INT32, -(2**32) + 1]))
     train_two(embedding, shows=torch.tensor([True, True]), clicks=torch.tensor([-4, 2]))

@@ -1,4 +1,4 @@
-"""Many small tables take little host memory, and what each of them takes is reported."""
+"""Many small tables take little host memory, and the memory report states how much."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def train(embedding: TableBatchedEmbedding, tables: int, ids: torch.Tensor) -> N
 
 
 def store_all(embedding: TableBatchedEmbedding, tables: int, ids: torch.Tensor, cache: int) -> None:
-    """All rows have been in the host store, and all but those in the cache are up to date there."""
+    """Writes all rows to the host store, current except for the rows in the cache."""
     for _ in range(2):
         for part in ids.split(cache):
             train(embedding, tables, part)
-    embedding.view("t0").read(ids[:1])  # lands what is on its way
+    embedding.view("t0").read(ids[:1])  # completes pending write-backs
 
 
 def resident() -> int:
@@ -54,7 +54,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="a system that does not count pages")
 def test_many_small_tables(device: torch.device) -> None:
-    """Huge pages, one for each table and column, would take 480 MiB."""
+    """One huge page for each table and column would take 480 MiB."""
     tables, cache, ids = 60, 10, torch.arange(20)
     store_all(make(device, 1, 1000, cache), 1, ids, cache)
     before = resident()
@@ -76,7 +76,7 @@ def test_large_index_tables_with_few_rows(device: torch.device) -> None:
 
 
 def test_rows_without_gaps_take_what_they_need(device: torch.device) -> None:
-    """At most twice as much, where huge pages take over."""
+    """Rows take at most twice their size, at the point where huge pages take over."""
     embedding = make(device, 1, 200_000, 10_000, columns=False)
     for end in (1_000, 30_000, 34_000, 100_000):
         train(embedding, 1, torch.arange(embedding.view("t0").count(), end)[-10_000:])

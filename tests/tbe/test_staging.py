@@ -1,4 +1,4 @@
-"""Memory of rows on their way goes with the plan that they are for, however the plan ends."""
+"""Staging buffers are freed with the plan that they are for, however the plan ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 SIZE = 8
 
 
-class Staged:
-    """Counts, beside the embedding's own books, the bytes that live of what was taken for rows on their way."""
+class StagingCounter:
+    """A counter of the live staging bytes, independent of the embedding's own report."""
 
     def __init__(self, embedding: TableBatchedEmbedding) -> None:
         self._taken: list[weakref.ref[torch.Tensor]] = []
@@ -33,7 +33,7 @@ class Staged:
     def _watched(self, take: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def taken(*arguments: Any) -> torch.Tensor:
             memory = take(*arguments)
-            if arguments[0] > 1:  # not a plan's arrays, which it keeps
+            if arguments[0] > 1:  # arrays of a plan are kept by the plan
                 self._taken.append(weakref.ref(memory))
             return memory
 
@@ -52,14 +52,14 @@ class Staged:
         return sum(memory.nbytes for ref in self._taken if (memory := ref()) is not None)
 
     def left(self) -> int:
-        """Bytes that live once other threads have returned: the one that makes plans ready holds what it works on."""
+        """Returns the bytes that remain once other threads have finished with their buffers."""
         until = time.monotonic() + 30
         while self.bytes() and time.monotonic() < until:
             time.sleep(0.001)
         return self.bytes()
 
     def check(self, some: bool) -> None:
-        """`some`: that there are."""
+        """Checks whether any staging memory is alive; `some`: whether it should be."""
         embedding = self._embedding()
         count = self.bytes() if some else self.left()
         assert (count > 0) is some, count
@@ -68,7 +68,7 @@ class Staged:
 
 
 def make(device: torch.device, window: int = 1) -> TableBatchedEmbedding:
-    """Two groups."""
+    """Builds an embedding with two groups."""
     tables = [TableConfig(f"t{dim}", 1000, dim, pooling=Pooling.SUM) for dim in (4, 8)]
     return embedding_of(*tables, optimizer=windowed("SGD", window, lr=0.1), cache=6 * SIZE, device=device)
 
@@ -83,7 +83,7 @@ def train(embedding: TableBatchedEmbedding, *numbers: int) -> None:
 
 
 def complete_write_backs(embedding: TableBatchedEmbedding) -> None:
-    """Completes the pending write-backs: staging buffers of evicted rows count as well."""
+    """Completes pending write-backs."""
     embedding.view("t4").count(), embedding.view("t8").count()
 
 
@@ -110,32 +110,32 @@ def outputs_of(embedding: TableBatchedEmbedding) -> list[torch.Tensor]:
     return outputs
 
 
-def failing(embedding: TableBatchedEmbedding, what: type[BaseException], of: Any, name: str) -> BaseException:
-    """The error of a forward in which `name` fails; the batch after it is forgotten. The caller keeps the error."""
+def fail_in(embedding: TableBatchedEmbedding, what: type[BaseException], of: Any, name: str) -> BaseException:
+    """Returns the error of a forward in which `name` fails, and forgets the next batch. The caller keeps the error."""
     with mock.patch.object(of, name, side_effect=what), pytest.raises(what) as raised:
         embedding(*batch(1))
     embedding.forget()
     return raised.value
 
 
-def fails_to_be_planned(embedding: TableBatchedEmbedding) -> BaseException:
+def fail_in_planning(embedding: TableBatchedEmbedding) -> BaseException:
     embedding.forget()
-    return failing(embedding, KeyboardInterrupt, embedding.groups[1], "plan")
+    return fail_in(embedding, KeyboardInterrupt, embedding.groups[1], "plan")
 
 
-def is_too_large(embedding: TableBatchedEmbedding) -> None:
+def plan_a_too_large_batch(embedding: TableBatchedEmbedding) -> None:
     embedding.forget()
     with pytest.raises(RuntimeError, match="distinct rows in the device cache"):
         embedding(*batch(1, 10 * SIZE))
 
 
-def are_let_go_oldest_first(embedding: TableBatchedEmbedding) -> None:
-    """As an interrupt may: plans to which there is no reference undo themselves."""
+def drop_plans_oldest_first(embedding: TableBatchedEmbedding) -> None:
+    """Drops plans oldest first, as an interrupt may: unreferenced plans undo themselves."""
     for coming in tuple(embedding.queue._queued):
         coming.plans = None
 
 
-WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
+ENDS_OF_PLANS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "read": read,
     "evaluate": lambda embedding: read(embedding.eval()),
     "forget": lambda embedding: embedding.forget(),
@@ -148,33 +148,33 @@ WAYS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "state_dict": lambda embedding: embedding.state_dict(),
     "load": lambda embedding: embedding.load_state_dict(embedding.state_dict()),
     "exclusive": lambda embedding: embedding.exclusive().__enter__(),
-    "fails to stage": lambda embedding: failing(embedding, OSError, embedding.groups[1], "stage"),
-    "interrupted": lambda embedding: failing(embedding, KeyboardInterrupt, training_step._engine, "begin"),
-    "planning interrupted": fails_to_be_planned,
-    "too large": is_too_large,
-    "let go": are_let_go_oldest_first,
+    "fails to stage": lambda embedding: fail_in(embedding, OSError, embedding.groups[1], "stage"),
+    "interrupted": lambda embedding: fail_in(embedding, KeyboardInterrupt, training_step._engine, "begin"),
+    "planning interrupted": fail_in_planning,
+    "too large": plan_a_too_large_batch,
+    "let go": drop_plans_oldest_first,
 }
 
 
 @pytest.fixture
-def planned(device: torch.device) -> tuple[TableBatchedEmbedding, Staged, list[Prefetched]]:
-    """An embedding that has planned two batches ahead, of which all rows have to come."""
+def planned(device: torch.device) -> tuple[TableBatchedEmbedding, StagingCounter, list[Prefetched]]:
+    """Returns an embedding with two prefetched batches, all of whose rows have to be fetched."""
     embedding = make(device)
     train(embedding, 0)
     complete_write_backs(embedding)
-    staged = Staged(embedding)
+    staged = StagingCounter(embedding)
     coming = [embedding.prefetch(*batch(number)) for number in (1, 2)]
     embedding.queue.wait()
     staged.check(True)
     return embedding, staged, coming
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_staged_rows_go_with_their_plan(
-    planned: tuple[TableBatchedEmbedding, Staged, list[Prefetched]], way: str
+@pytest.mark.parametrize("way", ENDS_OF_PLANS)
+def test_staging_memory_is_freed_with_its_plan(
+    planned: tuple[TableBatchedEmbedding, StagingCounter, list[Prefetched]], way: str
 ) -> None:
     embedding, staged, _ = planned
-    kept = WAYS[way](embedding)
+    kept = ENDS_OF_PLANS[way](embedding)
     staged.check(False)
     del kept
     embedding.train()
@@ -182,10 +182,10 @@ def test_staged_rows_go_with_their_plan(
     staged.check(False)
 
 
-def test_they_go_with_the_embedding(device: torch.device) -> None:
+def test_staging_memory_is_freed_with_the_embedding(device: torch.device) -> None:
     embedding = make(device)
     train(embedding, 0)
-    staged = Staged(embedding)
+    staged = StagingCounter(embedding)
     embedding.prefetch(*batch(1))
     embedding.queue.wait()
     assert staged.bytes()
@@ -193,10 +193,10 @@ def test_they_go_with_the_embedding(device: torch.device) -> None:
     assert staged.left() == 0
 
 
-def test_they_go_at_the_end_of_a_window(device: torch.device) -> None:
+def test_staging_memory_is_freed_at_the_end_of_a_window(device: torch.device) -> None:
     embedding = make(device, window=2)
     train(embedding, 0)
-    staged = Staged(embedding)
+    staged = StagingCounter(embedding)
     for number in range(1, 6):
         embedding.prefetch(*batch(number + 1))
         embedding.queue.wait()
@@ -207,11 +207,11 @@ def test_they_go_at_the_end_of_a_window(device: torch.device) -> None:
 
 
 def test_reads_between_steps_that_were_planned_ahead(device: torch.device) -> None:
-    """A loop that prefetches, and evaluates without eval()."""
+    """A loop prefetches, and evaluates without eval()."""
     embedding = make(device)
     train(embedding, 0)
     complete_write_backs(embedding)
-    staged, most = Staged(embedding), 0
+    staged, most = StagingCounter(embedding), 0
     for number in range(1, 20):
         embedding.prefetch(*batch(number))
         embedding.queue.wait()

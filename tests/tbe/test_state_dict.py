@@ -1,6 +1,6 @@
-"""State dicts of the table-batched embedding: its tables by name.
+"""State dicts of the table-batched embedding, with its tables by name.
 
-The reference is the source's own outputs: a module that loads its state reads the same bits.
+The reference is the source's own output: a module that loads its state reads the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDS = 20
 
 
 def tables(pooled: bool) -> list[TableConfig]:
-    """Hash tables a and c, index tables b and d; several groups, by dim or data type."""
+    """Returns configs of hash tables a and c and index tables b and d, in several groups by dim or data type."""
 
     def table(name: str, hashed: bool, dim: int, dtype: torch.dtype) -> TableConfig:
         pooling = Pooling.SUM if pooled else Pooling.NONE
@@ -44,7 +44,7 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
 
 
 def read(embedding: TableBatchedEmbedding) -> torch.Tensor:
-    """Every row of every table, also rows that hash tables do not know."""
+    """Returns every row of every table, including ids that hash tables do not contain."""
     embedding.eval()
     out = embedding(torch.arange(IDS).repeat(4), torch.arange(4 * IDS + 1))
     embedding.train()
@@ -110,7 +110,7 @@ def test_saved_weights_are_a_copy(device: torch.device, pooled: bool) -> None:
 
 @KINDS
 def test_inside_a_module(device: torch.device, pooled: bool) -> None:
-    """With the module's prefix; other entries are left to the module."""
+    """Keys have the module's prefix; other entries are left to the module."""
     models = []
     for _ in range(2):
         model = torch.nn.Module()
@@ -127,7 +127,7 @@ def test_inside_a_module(device: torch.device, pooled: bool) -> None:
 
 @KINDS
 def test_missing_and_unexpected_keys(device: torch.device, pooled: bool) -> None:
-    """As torch reports them; with strict=False the tables that are there are loaded."""
+    """Errors are torch's; with strict=False the tables in the state are loaded."""
     source, target = make(device, pooled), make(device, pooled, seed=1)
     train(source, range(3))
     state = dict(source.state_dict())
@@ -168,7 +168,7 @@ def test_wrong_shapes(device: torch.device, pooled: bool) -> None:
 
 @KINDS
 def test_training_goes_on(device: torch.device, pooled: bool) -> None:
-    """With SGD, which has no states, as if the reader had trained itself; an open window is dropped."""
+    """With SGD, which has no states, training continues as in the source; an open window is dropped."""
     optimizer = windowed("SGD", 2, lr=0.1)
     source, target = (make(device, pooled, cache=cache, optimizer=optimizer) for cache in (6, 9))
     train(source, range(4))

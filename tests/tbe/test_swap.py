@@ -1,4 +1,4 @@
-"""Rows that left the cache reach the host store late, and no result shows it."""
+"""Victims of the cache are written back to the host store asynchronously, which no result shows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DIM = 4
 
 
 @pytest.fixture(autouse=True, params=["staged", "direct"])
-def way(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are copied through staging, or kernels copy between it and the cache."""
+def copy_method(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets whether rows are copied through staging buffers, or directly by kernels."""
     if device.type == "npu" and request.param == "direct":
         pytest.skip("an NPU's kernels do not reach host memory")
     backend = backends._BACKENDS[device.type]
@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytes
 def make(
     device: torch.device, window: int = 1, fill: Callable[[torch.Tensor], None] = torch.nn.init.zeros_
 ) -> TableBatchedEmbedding:
-    """A hash table with two rows in the cache, whose rows begin at 0 and lose 1 at every update."""
+    """Builds a hash table with two cached rows, whose rows begin at 0 and lose 1 at every update."""
     options = {"optimizer": windowed("SGD", window, lr=1.0), "pooling": Pooling.NONE, "init_fn": fill, "cache": 2}
     return one_table(device, rows=50, dim=DIM, **options)
 
@@ -48,28 +48,28 @@ def read(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
         return embedding(torch.tensor(ids), torch.tensor([0, len(ids)]))[:, 0].tolist()
 
 
-def whole(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+def read_chunks(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
     values: dict[int, float] = {}
     for chunk in embedding.view("t").chunks():
         values |= dict(zip(chunk.ids.tolist(), chunk.parts["weight"][:, 0].tolist(), strict=True))
     return [values[i] for i in ids]
 
 
-def copied(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+def read_a_copy(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
     return read(copy.deepcopy(embedding), *ids)
 
 
-def single(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+def read_rows(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
     return weights_of(embedding, ids)[:, 0].tolist()
 
 
-def relaid(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
+def read_after_relayout(embedding: TableBatchedEmbedding, *ids: int) -> list[float]:
     embedding.layout._rebuild()
     return read(embedding, *ids)
 
 
-@pytest.mark.parametrize("look", [step, read, whole, copied, single, relaid])
-def test_rows_that_have_just_left(look: Callable[..., list[float]], device: torch.device) -> None:
+@pytest.mark.parametrize("look", [step, read, read_chunks, read_a_copy, read_rows, read_after_relayout])
+def test_victims_are_read_before_their_write_back(look: Callable[..., list[float]], device: torch.device) -> None:
     embedding = make(device)
     step(embedding, 1, 2)
     step(embedding, 1, 2)
@@ -78,7 +78,7 @@ def test_rows_that_have_just_left(look: Callable[..., list[float]], device: torc
     assert look(embedding, 1, 2) == [-2.0, -2.0]
 
 
-def test_rows_that_left_can_be_written_and_dropped(device: torch.device) -> None:
+def test_victims_can_be_written_and_removed(device: torch.device) -> None:
     embedding = make(device)
     step(embedding, 1, 2)
     step(embedding, 3, 4)
@@ -93,7 +93,7 @@ def test_rows_that_left_can_be_written_and_dropped(device: torch.device) -> None
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_swap_that_fails_takes_nothing_out(device: torch.device, window: int) -> None:
+def test_a_failed_swap_evicts_nothing(device: torch.device, window: int) -> None:
     failing = False
 
     def fill(weight: torch.Tensor) -> None:
@@ -116,7 +116,7 @@ def test_a_swap_that_fails_takes_nothing_out(device: torch.device, window: int) 
     assert read(embedding, 1, 2, 3, 4) == [-2.0, -2.0, -2.0, -1.0]
 
 
-def test_a_plan_that_is_dropped_once_it_has_begun_loses_nothing(device: torch.device) -> None:
+def test_a_plan_dropped_after_its_start_loses_nothing(device: torch.device) -> None:
     embedding = make(device)
     step(embedding, 1, 2)
     (group,) = embedding.groups
@@ -135,7 +135,7 @@ def test_setting_is_checked(device: torch.device, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("chunk", [1, 100])
-def test_a_window_ends_for_rows_that_left_in_it(device: torch.device, chunk: int) -> None:
+def test_a_window_updates_rows_that_were_victims_in_it(device: torch.device, chunk: int) -> None:
     embedding = make(device, window=3)
     window = embedding.groups[0].accumulation_buffer
     assert window is not None
@@ -149,7 +149,7 @@ def test_a_window_ends_for_rows_that_left_in_it(device: torch.device, chunk: int
     assert read(embedding, 1, 2, 3, 4, 5, 6, 7) == [-3.0, -1.0, -2.0, -2.0, -1.0, -1.0, -1.0]
 
 
-def test_sums_come_back_beside_a_row_that_evicts_none(device: torch.device) -> None:
+def test_pending_gradients_are_fetched_beside_a_row_without_victim(device: torch.device) -> None:
     tables = [TableConfig(name, 50, DIM, pooling=Pooling.NONE, init_fn=torch.nn.init.zeros_) for name in "ab"]
     optimizer = windowed("SGD", 3, lr=1.0)
     embedding = embedding_of(*tables, optimizer=optimizer, cache={"a": 4, "b": 2}, device=device)
@@ -161,7 +161,7 @@ def test_sums_come_back_beside_a_row_that_evicts_none(device: torch.device) -> N
     assert rows[:, 0].tolist() == [-2.0, -1.0, -2.0, -1.0, -1.0, -1.0, -1.0]
 
 
-def test_an_interrupted_write_back_is_done_again(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_back_is_repeated(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = make(device)
     step(embedding, 1, 2)
     step(embedding, 3, 4)

@@ -1,6 +1,6 @@
-"""Waits while rows are swapped: the host waits for nothing on the way of training, the streams for each other.
+"""Training blocks the host for no swap; streams wait for each other.
 
-Streams are held back by a gate: what the host gets through meanwhile waits for none of them.
+A gate blocks a stream: host code that completes meanwhile does not wait for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from embeddings import one_table, windowed
-from gate import Gate
+from stream_gate import Gate
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.operators.calls import ops
@@ -39,7 +39,7 @@ def current_stream(device: torch.device) -> Any:
 
 @dataclass
 class Kind:
-    """A kind of table, and how it is trained."""
+    """A kind of table, and its training options."""
 
     pooling: Pooling = Pooling.NONE
     weighted: bool = False
@@ -47,7 +47,7 @@ class Kind:
 
 
 class Training:
-    """Every step updates the rows it looks up by -1, and swaps most of the cache."""
+    """A training in which every step updates the looked-up rows by -1, and swaps most of the cache."""
 
     def __init__(self, device: torch.device, kind: Kind) -> None:
         self.device, self.kind, self.steps = device, kind, 0
@@ -60,7 +60,7 @@ class Training:
         self.counts = torch.zeros(ROWS)
 
     def step(self) -> torch.Tensor:
-        """The looked up rows, from before the update."""
+        """Runs a step; returns the looked-up rows before the update."""
         ids = (torch.arange(50) + 50 * self.steps) % ROWS
         self.steps += 1
         self.counts[ids] += 1
@@ -69,7 +69,7 @@ class Training:
         return rows
 
     def expected(self) -> torch.Tensor:
-        """The rows that the next step looks up."""
+        """Returns the rows that the next step looks up."""
         ids = (torch.arange(50) + 50 * self.steps) % ROWS
         return -self.counts[ids, None].expand(50, DIM).clone()
 
@@ -77,8 +77,8 @@ class Training:
         return self.embedding.state_dict()["t.weight"]
 
 
-def goes_through(stream: Any, action: Callable[[], object], patience: float = PATIENCE) -> bool:
-    """Whether the host gets through `action` while the stream is held."""
+def completes_while_blocked(stream: Any, action: Callable[[], object], patience: float = PATIENCE) -> bool:
+    """Returns whether the host completes `action` while the stream is blocked."""
     with Gate(stream, patience) as gate:
         action()
         return gate.closed
@@ -99,25 +99,27 @@ def test_a_training_step_waits_for_nothing(accelerator: torch.device, name: str)
     if emulate.active() and (kind.weighted or kind.window > 1):
         pytest.skip("uses operators of ATen, for which the emulated NPU's host waits")
     training = Training(accelerator, kind)
-    for _ in range(5):  # more than the whole table: rows come back; step 7 is not the end of a window
+    for _ in range(5):  # more than the whole table, so rows are fetched again; step 7 is not the end of a window
         training.step()
     stream = current_stream(accelerator)
-    goes_through(stream, training.step)  # allocators learn what a step needs whose memory is still in use
-    assert goes_through(stream, training.step)
+    completes_while_blocked(
+        stream, training.step
+    )  # a step needs more memory while the stream is blocked; allocators get it here
+    assert completes_while_blocked(stream, training.step)
     assert torch.equal(training.table()[:, 0], -training.counts) or kind.window > 1
 
 
 @pytest.mark.parametrize("wait", ["a copy to the host", "a synchronisation"])
-def test_a_wait_is_seen(accelerator: torch.device, wait: str) -> None:
+def test_the_gate_detects_a_wait(accelerator: torch.device, wait: str) -> None:
     training = Training(accelerator, Kind())
     training.step()
     stream = current_stream(accelerator)
     action = stream.synchronize if wait == "a synchronisation" else lambda: training.step().cpu()
-    assert not goes_through(stream, action, patience=0.2)
+    assert not completes_while_blocked(stream, action, patience=0.2)
 
 
-def test_rows_that_come_are_waited_for(accelerator: torch.device) -> None:
-    """By the stream of the lookup, not by the host."""
+def test_the_lookup_stream_waits_for_fetched_rows(accelerator: torch.device) -> None:
+    """The lookup's stream waits for fetched rows, not the host."""
     training = Training(accelerator, Kind())
     for _ in range(5):
         training.step()
@@ -133,8 +135,8 @@ def test_rows_that_come_are_waited_for(accelerator: torch.device) -> None:
     assert torch.equal(training.table()[:, 0], -training.counts)
 
 
-def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
-    """By the host, when one of these rows is wanted; not by the lookup, not before, and not for other rows."""
+def test_the_host_waits_for_write_backs_it_needs(accelerator: torch.device) -> None:
+    """The host waits for a write-back when it needs one of its rows; lookups and other rows do not wait."""
     training = Training(accelerator, Kind())
     for _ in range(5):
         training.step()
@@ -147,13 +149,13 @@ def test_rows_that_left_are_waited_for(accelerator: torch.device) -> None:
         assert gate.closed
     with Gate(outward, 0.2) as gate:
         training.step()
-        training.steps -= 2  # rows that have just left
+        training.steps -= 2  # the latest victims
         training.step()
         assert not gate.closed
     assert torch.equal(training.table()[:, 0], -training.counts)
 
 
-def test_an_update_on_another_stream_comes_before_its_row_leaves(accelerator: torch.device) -> None:
+def test_a_write_back_waits_for_an_update_on_another_stream(accelerator: torch.device) -> None:
     options = {"pooling": Pooling.NONE, "init_fn": torch.nn.init.zeros_, "cache": 2}
     embedding = one_table(accelerator, rows=50, dim=DIM, optimizer=windowed("SGD", 1, lr=1.0), **options)
     module = torch.get_device_module(accelerator)
@@ -174,7 +176,7 @@ def test_an_update_on_another_stream_comes_before_its_row_leaves(accelerator: to
     assert step(5, 6).tolist() == [-1.0, -1.0]
 
 
-def test_memory_that_arrived_is_nobody_elses_while_it_is_used(accelerator: torch.device) -> None:
+def test_received_memory_is_not_reused_while_in_use(accelerator: torch.device) -> None:
     transfers = Transfers(accelerator, backend_for(accelerator))
     cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)
     (slots,) = transfers.to_device(np.arange(1000, dtype=np.int32))
@@ -187,7 +189,7 @@ def test_memory_that_arrived_is_nobody_elses_while_it_is_used(accelerator: torch
     del others
 
 
-def test_memory_that_leaves_is_nobody_elses_until_it_has(accelerator: torch.device) -> None:
+def test_sent_memory_is_not_reused_before_the_copy_ends(accelerator: torch.device) -> None:
     transfers = Transfers(accelerator, backend_for(accelerator))
     cache = torch.zeros((1000, 16), dtype=torch.uint8, device=accelerator)
     cache[:500] = 1

@@ -1,4 +1,4 @@
-"""Odd tensors for whole tables, by state dict and view: refused before a row changes, and the tables go on."""
+"""Invalid tensors for whole tables, in state dicts and views, are refused before a row changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_weights(case: str, table: str) -> None:
     embedding = make()
     before, state = everything(embedding), embedding.state_dict()
     odd, message = ODD[case]
-    # Another table stands before and behind it: nothing of them is loaded either.
+    # The tables before and behind it are not loaded either.
     given = {name: value + 1 if name.endswith("weight") else value for name, value in state.items()}
     given[f"{table}.weight"] = odd(state[f"{table}.weight"])
     with pytest.raises((RuntimeError, ValueError), match=message):
@@ -108,8 +108,8 @@ def test_ids(case: str, table: str) -> None:
     train(embedding)
 
 
-def living() -> TableBatchedEmbedding:
-    """A table with rows 1 to 4 and candidates."""
+def table_with_candidates() -> TableBatchedEmbedding:
+    """Builds a table with rows 1 to 4 and candidates."""
     embedding = embedding_of(TableConfig("h", 20, 4, lifecycle=LIFE), cache=6)
     embedding.view("h").write(torch.arange(1, 5), {"weight": torch.ones(4, 4)})
     return embedding
@@ -125,7 +125,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns(name: str) -> None:
-    view = living().view("h")
+    view = table_with_candidates().view("h")
     values, message = COLUMNS[name]
     ids, before = torch.tensor([1, 2]), view.row_columns(torch.tensor([1, 2]))
     columns = {each: column for each, column in before.items() if each == name} and {name: values}
@@ -141,8 +141,8 @@ def test_columns(name: str) -> None:
     assert len(view.candidates()[0]) == 0
 
 
-def test_candidates_that_cannot_be() -> None:
-    view = living().view("h")
+def test_invalid_candidates_are_refused() -> None:
+    view = table_with_candidates().view("h")
     count = {"count": torch.tensor([1, 1])}
     view.set_candidates(torch.tensor([8, 9]), count)
     with pytest.raises(ValueError, match="1 of the candidates are there twice"):
@@ -156,8 +156,8 @@ def test_candidates_that_cannot_be() -> None:
     assert view.candidates()[0].tolist() == [8, 9]
 
 
-def test_what_can_be_read_is_taken(device: torch.device) -> None:
-    """On a device, strided, expanded, of a parameter, of integers; ids of int32 are none of a state dict."""
+def test_readable_tensors_are_accepted(device: torch.device) -> None:
+    """Weights may be on a device, strided, expanded, parameters, or of integers."""
     for weight in (
         torch.ones(2, 4, device=device),
         torch.ones(4, 2).T,

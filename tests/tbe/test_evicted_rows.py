@@ -1,6 +1,6 @@
-"""Rows that leave a table are handed out once, as they were, and can be put back.
+"""Evicted rows are returned once, unchanged, and can be put back.
 
-Random mixtures of rules, at every cache size and depth, are the oracle's (test_oracle.py).
+The oracle (test_oracle.py) covers random mixtures of rules at every cache size and prefetch depth.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FOURS = [range(first, first + 4) for first in (0, 4, 8)]
 
 
 def first_rows(ids: list[int], batches: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and states of rows that so many batches trained, each of which had them once; no rule is on."""
+    """Returns weights and states of rows after `batches` updates, without rules."""
     embedding = make(device, TableLifecycle(), cache=60)
     train(embedding, *[ids] * batches)
     parts = embedding.view("t").read(torch.tensor(ids)).parts
@@ -62,14 +62,14 @@ def first_rows(ids: list[int], batches: int, device: torch.device) -> tuple[torc
 
 
 def check_once(embedding: TableBatchedEmbedding, seen: set[int], taken: list[EvictedRows]) -> None:
-    """Each id that was seen is a row or was handed out, and none is both or twice."""
+    """Checks that each id in `seen` either is a row or was returned as evicted, exactly once."""
     ids = [*embedding.table_ids("t").tolist(), *(i for rows in taken for i in rows.ids.tolist())]
     assert sorted(ids) == sorted(seen)
 
 
 @pytest.mark.parametrize("cache", [4, 12])
 @pytest.mark.parametrize("update", ["backward", "step"])
-def test_a_bound_hands_out_the_newest_weights(cache: int, update: str, device: torch.device) -> None:
+def test_rows_evicted_by_a_bound_have_their_newest_weights(cache: int, update: str, device: torch.device) -> None:
     embedding = make(device, cache=cache, update=update)
     train(embedding, FOURS[0], FOURS[0], FOURS[1], FOURS[1], FOURS[2])
     rows = embedding.view("t").take_evicted()
@@ -84,7 +84,7 @@ def test_a_bound_hands_out_the_newest_weights(cache: int, update: str, device: t
     check_once(embedding, set(range(12)), [rows])
 
 
-def test_each_rule_is_the_reason() -> None:
+def test_evicted_rows_name_the_rule_as_reason() -> None:
     lifecycle = TableLifecycle(eviction=[Age(5), Idle(3), Share(0.25)], bound=Rows(9), keep_evicted=True)
     embedding = make(None, lifecycle, cache=20)
 
@@ -97,7 +97,7 @@ def test_each_rule_is_the_reason() -> None:
     view.evict()
     rows = view.take_evicted()
     assert dict(zip(rows.ids.tolist(), map(EvictReason, rows.reason.tolist()), strict=True)) == {
-        1: EvictReason.AGE,  # and idle, and of a low score
+        1: EvictReason.AGE,  # idle and with a low score as well
         2: EvictReason.AGE,
         3: EvictReason.IDLE,
     }
@@ -110,7 +110,7 @@ def test_each_rule_is_the_reason() -> None:
     assert view.take_evicted().reason.tolist() == [EvictReason.REMOVED] * 2
 
 
-def test_some_at_a_time(device: torch.device) -> None:
+def test_evicted_rows_can_be_taken_in_parts(device: torch.device) -> None:
     embedding = make(device)
     train(embedding, *triples(30))
     view, taken = embedding.view("t"), []
@@ -129,7 +129,7 @@ def test_some_at_a_time(device: torch.device) -> None:
             view.take_evicted(wrong)
 
 
-def test_a_table_that_keeps_none_says_so(device: torch.device) -> None:
+def test_taking_without_keep_evicted_is_an_error(device: torch.device) -> None:
     embedding = make(device, TableLifecycle(bound=Rows(8)))
     with pytest.raises(RuntimeError, match="'t' keeps no rows that leave it: set keep_evicted=True"):
         embedding.view("t").take_evicted()
@@ -140,7 +140,7 @@ def test_a_table_that_keeps_none_says_so(device: torch.device) -> None:
 # ---- putting back
 
 
-def test_rows_that_are_put_back_are_as_they_were(device: torch.device) -> None:
+def test_rows_that_are_put_back_are_unchanged(device: torch.device) -> None:
     embedding = make(device, TableLifecycle(eviction=Idle(9), every=9, keep_evicted=True), cache=6)
     train(embedding, *[[1, 2, 3, 4]] * 3)
     view, ids = embedding.view("t"), torch.tensor([1, 2, 3, 4])
@@ -157,7 +157,7 @@ def test_rows_that_are_put_back_are_as_they_were(device: torch.device) -> None:
     assert view.put_back(rows[:0]) == 0
 
 
-def test_of_an_id_that_left_twice_the_latest_row_is_put_back(device: torch.device) -> None:
+def test_the_latest_row_of_an_id_evicted_twice_is_put_back(device: torch.device) -> None:
     embedding = make(device)
     view, one = embedding.view("t"), torch.tensor([1])
     for batches in (1, 2):
@@ -170,7 +170,7 @@ def test_of_an_id_that_left_twice_the_latest_row_is_put_back(device: torch.devic
     assert torch.equal(view.read(one).parts["weight"][0], rows.weight[1])
 
 
-def test_rows_that_cannot_be_put_back_change_nothing(device: torch.device) -> None:
+def test_a_failed_put_back_changes_nothing(device: torch.device) -> None:
     embedding = make(device, capacity=9)
     train(embedding, [1, 2, 3, 4])
     view = embedding.view("t")
@@ -202,7 +202,7 @@ def test_rows_that_cannot_be_put_back_change_nothing(device: torch.device) -> No
     assert view.row_columns(rows.ids)["count"].tolist() == [0, 0], "begins anew"
 
 
-def test_a_candidate_that_is_put_back_waits_no_more(device: torch.device) -> None:
+def test_putting_a_candidate_back_removes_the_candidate(device: torch.device) -> None:
     embedding = make(device, TableLifecycle(admission=Count(2), bound=Rows(5), keep_evicted=True))
     train(embedding, [1, 1])
     view = embedding.view("t")
@@ -215,13 +215,13 @@ def test_a_candidate_that_is_put_back_waits_no_more(device: torch.device) -> Non
     assert embedding.groups[0].engine.tables.memory(0)["candidates"] == 0
 
 
-# ---- whatever else goes on
+# ---- together with other operations
 
 
-def test_a_plan_that_is_dropped_hands_out_nothing(device: torch.device) -> None:
+def test_a_dropped_plan_evicts_nothing(device: torch.device) -> None:
     embedding = make(device, cache=16)
     train(embedding, *triples(6))
-    embedding.prefetch(torch.arange(30, 38), torch.tensor([0, 8]))  # too many rows, were it trained
+    embedding.prefetch(torch.arange(30, 38), torch.tensor([0, 8]))  # too many rows if it were trained
     embedding.queue.wait()
     embedding.forget()
     train(embedding, [0, 1])
@@ -229,7 +229,7 @@ def test_a_plan_that_is_dropped_hands_out_nothing(device: torch.device) -> None:
     check_once(embedding, set(range(6)), [])
 
 
-def test_taking_leaves_plans_that_were_made_ahead(device: torch.device) -> None:
+def test_taking_keeps_prefetched_plans(device: torch.device) -> None:
     embedding = make(device, cache=30)
     taken, batches = [], [list(range(2 * first, 2 * first + 4)) for first in range(12)]
     for number, ids in enumerate(batches):
@@ -245,7 +245,7 @@ def test_taking_leaves_plans_that_were_made_ahead(device: torch.device) -> None:
     assert set(ids) | set(embedding.table_ids("t").tolist()) == set(range(26))
 
 
-def test_a_copy_has_the_rows_that_wait(device: torch.device) -> None:
+def test_a_copy_has_the_untaken_rows(device: torch.device) -> None:
     embedding = make(device)
     train(embedding, *FOURS)
     twin = copy.deepcopy(embedding)
@@ -253,7 +253,7 @@ def test_a_copy_has_the_rows_that_wait(device: torch.device) -> None:
     assert ids[0] == ids[1] == [0, 1, 2, 3, 4]
 
 
-def test_rows_wait_while_their_table_gets_an_optimizer(device: torch.device) -> None:
+def test_untaken_rows_survive_a_new_optimizer(device: torch.device) -> None:
     embedding = make(device, optimizer=None)
     view = embedding.view("t")
     view.write(torch.arange(3), {"weight": torch.ones(3, DIM)})
@@ -266,7 +266,7 @@ def test_rows_wait_while_their_table_gets_an_optimizer(device: torch.device) -> 
     assert torch.equal(rows.states["sum"], torch.full((2, DIM), 0.5))
 
 
-def test_a_frozen_table_loses_rows_when_asked_alone(device: torch.device) -> None:
+def test_a_frozen_table_evicts_only_on_request(device: torch.device) -> None:
     embedding = make(device)
     train(embedding, range(8))
     embedding.view("t").write(torch.arange(8, 12), {"weight": torch.ones(4, DIM)})
@@ -278,7 +278,7 @@ def test_a_frozen_table_loses_rows_when_asked_alone(device: torch.device) -> Non
     assert len(view.take_evicted()) == 5
 
 
-def test_much_that_waits_warns(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_untaken_rows_warn(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evicted.EvictedRowsBuffer, "_warn_from", 100)
     embedding = make(device)
     monkeypatch.setattr(embedding.layout.evicted["t"], "_warn_from", 100)
@@ -288,8 +288,10 @@ def test_much_that_waits_warns(device: torch.device, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("rules", [{"eviction": Idle(5), "every": 1}, {"score": Score(half_life=2)}, {}])
-def test_rows_of_a_later_moment_are_of_now(device: torch.device, rules: dict[str, Any]) -> None:
-    """They left after the save that training goes on from."""
+def test_rows_ahead_of_the_clock_can_be_put_back(device: torch.device, rules: dict[str, Any]) -> None:
+    """Rows evicted after the save from which training resumes have later clocks than the table; they count as used
+    now.
+    """
     lifecycle = replace(BOUND, **rules)
     later, earlier = make(device, lifecycle), make(device, lifecycle)
     train(later, *[[1, 2]] * 9)
@@ -315,7 +317,7 @@ ACTIONS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
 @pytest.mark.parametrize(
     ("action", "update"), [("a step", "backward"), ("a step", "step"), ("evict", "step"), ("remove", "backward")]
 )
-def test_an_interrupt_loses_no_row_and_hands_none_out_twice(
+def test_an_interrupt_loses_no_row_and_returns_none_twice(
     action: str, update: str, device: torch.device, pytestconfig: pytest.Config
 ) -> None:
     full, known, new = pytestconfig.getoption("--full"), {1, 2, 3, 4, 5, 6, 30, 31, 32, 33}, {20, 21, 22, 23}
@@ -329,17 +331,17 @@ def test_an_interrupt_loses_no_row_and_hands_none_out_twice(
         view.write(torch.tensor([30, 31, 32, 33]), {"weight": torch.ones(4, DIM)})
         expected = weights_of(embedding, sorted(known))
         struck = strike(functools.partial(ACTIONS[action], embedding), at)
-        seen = view.ids().tolist()  # completes what was broken off
+        seen = view.ids().tolist()  # completes the interrupted step
         rows = view.take_evicted()
         found = {*seen, *rows.ids.tolist()}
         assert known <= found <= known | new, struck
         check_once(embedding, known | new & found, [rows])
         for i, weight in zip(rows.ids.tolist(), rows.weight, strict=True):
             assert i in new or torch.equal(weight, expected[sorted(known).index(i)]), struck
-        at += 1 if full or at > 300 else 3  # at the end of a step, where rows leave, every point counts
+        at += 1 if full or at > 300 else 3  # near the end of a step, where rows are evicted, every point matters
 
 
-def test_an_eviction_that_fails_hands_out_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_eviction_returns_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = make(device)
     train(embedding, range(8))
     view = embedding.view("t")

@@ -1,4 +1,4 @@
-"""Threads, interrupts and loads that come at a bad moment."""
+"""Concurrent threads, errors and interrupts in the middle of a step, and reads between steps."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def weights(embedding: TableBatchedEmbedding) -> list[float]:
         return embedding(torch.arange(IDS), torch.tensor([0, IDS]))[:, 0].tolist()
 
 
-def test_threads_of_their_own(device: torch.device) -> None:
-    """Embeddings that share nothing but the device train side by side as they do one after the other."""
+def test_independent_embeddings_train_in_parallel_threads(device: torch.device) -> None:
+    """Independent embeddings on one device train in parallel with the same results as one after the other."""
 
     def train(seed: int) -> list[float]:
         embedding = make(1, 60, device)
@@ -58,8 +58,8 @@ def test_threads_lose_no_update(device: torch.device, window: int) -> None:
     batches = np.random.default_rng(0).integers(0, IDS, (3, 41, 10))
     torn: list[bool] = []
 
-    def train(mine: np.ndarray) -> None:
-        for ids in mine:
+    def train(own_batches: np.ndarray) -> None:
+        for ids in own_batches:
             step(embedding, ids.tolist())
 
     def read() -> None:
@@ -68,7 +68,9 @@ def test_threads_lose_no_update(device: torch.device, window: int) -> None:
                 rows = embedding(torch.arange(IDS), torch.tensor([0, IDS]))
             torn.append(not torch.equal(rows, rows[:, :1].expand_as(rows)))
 
-    threads = [threading.Thread(target=train, args=(mine,)) for mine in batches] + [threading.Thread(target=read)]
+    threads = [threading.Thread(target=train, args=(own_batches,)) for own_batches in batches] + [
+        threading.Thread(target=read)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,7 +103,7 @@ def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: in
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_an_error_in_the_second_groups_update_loses_nothing(device: torch.device, window: int) -> None:
-    """The next call makes what is left: no row of the first group is updated twice, none of the second left out."""
+    """The next call completes the update: no row of the first group is updated twice, none of the second is skipped."""
     configs = [
         TableConfig(
             name, IDS, DIM, pooling=Pooling.NONE, hashed=False, weight_dtype=dtype, init_fn=torch.nn.init.zeros_
@@ -133,8 +135,8 @@ def test_an_error_in_the_second_groups_update_loses_nothing(device: torch.device
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_between_two_updates_does_nothing_twice(device: torch.device, when: str) -> None:
-    """Averages are taken after each update, and replace the weights after the third; the next call ends the work."""
+def test_an_interrupt_between_two_updates_repeats_nothing(device: torch.device, when: str) -> None:
+    """Averages are updated after each update and replace the weights after the third; the next call completes this."""
     options = {"lr": 0.5, "step_ema": 1, "step_start": 0, "step_swap": 4, "step_ema_coef": 0.5}
     config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False)
     plain, struck = (

@@ -1,4 +1,4 @@
-"""Holds a stream back, so that a test sees what waits for it."""
+"""A gate that blocks a stream, so that a test can see what waits for the stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Gate:
-    """Holds `stream`: its later work waits until the gate opens, by hand, or after `patience` seconds."""
+    """A gate that blocks later work of `stream` until it opens, by `open()` or after `patience` seconds."""
 
     _semaphores: ClassVar[list[Any]] = []
     """The semaphores are kept for ever: a stream may come to an open gate when the test is long over."""
@@ -25,9 +25,9 @@ class Gate:
         self.closed = True
         self._lock = threading.Lock()
         gc.collect()
-        gc.disable()  # what it frees may wait for the stream
+        gc.disable()  # freeing objects may wait for the stream
         libc.sem_init(self._semaphore, 0, 0)
-        torch.get_device_module(stream.device).synchronize(stream.device)  # nothing on its way overtakes the gate
+        torch.get_device_module(stream.device).synchronize(stream.device)  # no pending work may pass the gate
         handle, launch = _launcher(stream)
         assert launch(ctypes.c_void_p(handle), libc.sem_wait, self._semaphore) == 0
         self._timer = threading.Timer(patience, self.open)
@@ -49,9 +49,9 @@ class Gate:
 
 
 def _launcher(stream: Any) -> tuple[int, Callable[..., int]]:
-    """The stream's handle, and the runtime's function that runs a host function on it."""
+    """Returns the stream's handle, and the runtime's function that launches a host function on it."""
     if stream.device.type == "npu":
         return stream.npu_stream, ctypes.CDLL("libascendcl.so").aclrtLaunchHostFunc
     assert torch.version.cuda
-    runtime = f"libcudart.so.{torch.version.cuda.partition('.')[0]}"  # the one that torch has loaded
+    runtime = f"libcudart.so.{torch.version.cuda.partition('.')[0]}"  # the library that torch has loaded
     return stream.cuda_stream, ctypes.CDLL(runtime).cudaLaunchHostFunc

@@ -1,4 +1,4 @@
-"""Rows that leave in the oracle: taken from the tables and put back, beside what plain Python says."""
+"""Evictions in the oracle: takes evicted rows and puts them back, in the embedding and in the reference."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 from oracle_scenarios import Scenario
-from reference import Left, Reference
+from reference import EvictedRow, Reference
 
 from rec_sdk_torch.tbe import EvictedRows, TableBatchedEmbedding, TableConfig
 
 Result = dict[str, torch.Tensor]
 
 
-def keeps(table: TableConfig) -> bool:
+def keeps_evicted(table: TableConfig) -> bool:
     return table.lifecycle is not None and table.lifecycle.keep_evicted
 
 
-def take(embedding: TableBatchedEmbedding, name: str, result: Result, when: object) -> EvictedRows:
-    """Takes the rows that have left a table, in two parts, and notes them."""
+def take_evicted_rows(embedding: TableBatchedEmbedding, name: str, result: Result, when: object) -> EvictedRows:
+    """Takes the evicted rows of a table in two parts, and records them in `result`."""
     view = embedding.view(name)
     waiting = embedding.cache_stats(name)["evicted_waiting"]
     parts = [view.take_evicted(waiting // 2), view.take_evicted()]
@@ -33,18 +33,18 @@ def take(embedding: TableBatchedEmbedding, name: str, result: Result, when: obje
     return rows
 
 
-def leave(embedding: TableBatchedEmbedding, scenario: Scenario, index: int, result: Result) -> None:
-    """Takes rows that left, puts those of even ids back, and removes ids; noted is what each call says."""
+def exercise_evictions(embedding: TableBatchedEmbedding, scenario: Scenario, index: int, result: Result) -> None:
+    """Takes evicted rows, puts rows with even ids back, and removes ids; records the result of each call."""
     for place, table in enumerate(scenario.tables):
         view = embedding.view(table.name)
-        if keeps(table):
-            rows = take(embedding, table.name, result, index)
+        if keeps_evicted(table):
+            rows = take_evicted_rows(embedding, table.name, result, index)
             even, overwrite = rows[rows.ids % 2 == 0], scenario.overwrites(index)
             result[f"{table.name}.back{index}"] = torch.tensor(view.put_back(even, overwrite=overwrite))
         ids = torch.tensor(scenario.removed(place, index), dtype=torch.int64)
         try:
             removed = view.remove(ids)
-            if table.hashed:  # an index table counts those rows that are not as at first, and those in the cache
+            if table.hashed:  # an index table counts rows that differ from their initial values, and rows in the cache
                 result[f"{table.name}.removed{index}"] = torch.tensor(removed)
         except RuntimeError as error:
             if "in flight" not in str(error) and "open accumulation window" not in str(error):
@@ -52,12 +52,14 @@ def leave(embedding: TableBatchedEmbedding, scenario: Scenario, index: int, resu
             result[f"{table.name}.removed{index}"] = torch.tensor(-1)
 
 
-def reference_leave(reference: Reference, scenario: Scenario, index: int, in_flight: list[Any], result: Result) -> None:
-    """Notes what `leave` has to note."""
+def exercise_reference_evictions(
+    reference: Reference, scenario: Scenario, index: int, in_flight: list[Any], result: Result
+) -> None:
+    """Records the results of `exercise_evictions` for the reference."""
     for place, table in enumerate(scenario.tables):
-        if keeps(table):
-            rows, reference.left[place] = reference.left[place], []
-            note_left(table.name, rows, result, index)
+        if keeps_evicted(table):
+            rows, reference.evicted[place] = reference.evicted[place], []
+            record_evicted(table.name, rows, result, index)
             even = [row for row in rows if row.id % 2 == 0]
             result[f"{table.name}.back{index}"] = torch.tensor(
                 reference.put_back(place, even, scenario.overwrites(index))
@@ -68,7 +70,7 @@ def reference_leave(reference: Reference, scenario: Scenario, index: int, in_fli
             result[f"{table.name}.removed{index}"] = torch.tensor(counted)
 
 
-def note_left(name: str, rows: list[Left], result: Result, when: object) -> None:
+def record_evicted(name: str, rows: list[EvictedRow], result: Result, when: object) -> None:
     prefix = f"{name}.left{when} "
     result[f"{prefix}ids"] = torch.tensor([row.id for row in rows], dtype=torch.int64)
     result[f"{prefix}reason"] = torch.tensor([row.reason for row in rows], dtype=torch.uint8)
@@ -79,10 +81,10 @@ def note_left(name: str, rows: list[Left], result: Result, when: object) -> None
             result[f"{prefix}column {key}"] = torch.tensor([float(getattr(row.counted, key)) for row in rows]).double()
 
 
-def compare_left(name: str, result: Result, expected: Result) -> None:
-    """Rows that left are handed out once, in order, as they were; and as many come back or go as plain Python says."""
+def compare_evicted(name: str, result: Result, expected: Result) -> None:
+    """Checks that evicted rows are returned once, in order and unchanged, and that the counts match the reference."""
     if " column " in name and name not in result:
-        return  # no rule needs it
+        return  # no rule needs this column
     value, right = result[name].double(), expected[name].double()
     assert value.shape == right.shape, f"{name}: {value.shape}, expected {right.shape}"
     exact = name.endswith((" ids", " reason")) or " " not in name
