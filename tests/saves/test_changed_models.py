@@ -53,6 +53,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "index": {"hashed": False},
     "fewer": {"hashed": False, "num_embeddings": 40},
 }
+SAME_NAMES = {"Adam": {"LAMB": None}}
+"""Optimizers whose states have the names of another one's, and mean something else."""
 IGNORED = pytest.mark.filterwarnings("ignore::UserWarning")
 """Warnings of what a model does not take over from the save of another."""
 
@@ -99,11 +101,11 @@ def family(model: Model) -> str:
 
 
 def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str) -> list[str]:
-    """The configurations that follow `before`: all of a table, or without --full a quarter of them, by the day."""
+    """Returns the configurations that follow `before`: all of a table, or without --full a quarter, by the day."""
     if request.config.getoption("--full"):
         return list(table)
     shift = list(table).index(before) + request.config.getoption("--day")
-    return list(table)[shift % 4 :: 4]
+    return list(dict.fromkeys(list(table)[shift % 4 :: 4]) | SAME_NAMES.get(before, {}))
 
 
 def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedEmbedding) -> None:

@@ -17,7 +17,7 @@ from coin_reference import Coin, philox
 from embeddings import ids_of, one_table
 from sketch_reference import Sketch as PlainSketch
 
-from rec_sdk_torch.rules import Age, Count, Probability, Sketch
+from rec_sdk_torch.rules import Age, Count, Probability, ShowClick, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableLifecycle
 
 THRESHOLD = 4
@@ -265,3 +265,11 @@ def test_admission_by_probability_has_no_candidates(device: torch.device) -> Non
     view = table(device, admission=Probability(0.5)).view("t")
     with pytest.raises(ValueError, match="table 't' counts nothing of ids without a row: it has no candidates"):
         view.set_candidates(torch.tensor([5]), {"count": torch.tensor([1])})
+
+
+def test_clicks_of_other_ids_stay_beside_padding_ids(device: torch.device) -> None:
+    rules = TableLifecycle(admission=ShowClick(1, alpha=0, beta=1))
+    embedding = one_table(device, rows=100, dim=1, lifecycle=rules, cache=10, padding_idx=7)
+    ids, clicks = torch.tensor([7, 1, 2, 7, 3]), torch.tensor([1, 0, 1, 1, 0])
+    embedding(ids, torch.tensor([0, 5]), clicks=clicks)
+    assert embedding.view("t").ids().tolist() == [2]
