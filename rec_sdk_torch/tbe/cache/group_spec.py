@@ -1,4 +1,4 @@
-"""A table of a group: its record, its part of the engine, and what its rows are at first."""
+"""The tables of a group: record layouts, grouping, construction of the engine and initial values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .store_folder import StoreFolder
 
 @dataclass(frozen=True)
 class Member:
-    """A table of a group.
+    """One table of a group.
 
     Attributes:
-        config: the table.
-        features: which features of the embedding look it up.
-        slots: its rows in the device cache.
-        optimizer: what updates it; None while none is known (the group can then only be read).
+        config: the table's config.
+        features: the features of the embedding that look up the table.
+        slots: rows of the table in the device cache.
+        optimizer: the optimizer of the table; None if it has none yet, so that the group can only be read.
     """
 
     config: TableConfig
@@ -35,12 +35,12 @@ class Member:
 
     @property
     def cache_slots(self) -> int:
-        """With that of the default row, which is behind the others."""
+        """Slots including the default row, which is the last one of a table that admits ids by a rule."""
         return self.slots + int(self.config.lifecycle is not None and self.config.lifecycle.admits)
 
 
 class ChangeObserver(Protocol):
-    """A save of one moment of a table: it takes rows as they are before they change."""
+    """Receiver of notifications before rows of a table change; a running save copies the rows then."""
 
     def before_update(self, slots: np.ndarray) -> None: ...
 
@@ -52,7 +52,7 @@ class ChangeObserver(Protocol):
 
 
 def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> RecordLayout:
-    """The record of a row of `config` in the cache, with the states of `optimizer`."""
+    """Returns the layout of a row's record in the cache: weight and optimizer states."""
     states = optimizer.spec.states if optimizer else ()
     dim = config.embedding_dim
     elements = tuple(state.elements(dim) for state in states)
@@ -62,17 +62,21 @@ def record_layout(config: TableConfig, optimizer: TableOptimizer | None) -> Reco
 def partition_into_groups(
     configs: Sequence[TableConfig], optimizers: Sequence[TableOptimizer | None]
 ) -> list[list[int]]:
-    """Indices of the tables that may share a group: of one record, one update and one way of rounding."""
-    found: dict[object, list[int]] = {}
+    """Partitions tables into groups with the same record layout, update kernel and rounding mode.
+
+    Returns:
+        The indices of the tables of each group.
+    """
+    groups: dict[object, list[int]] = {}
     for index, (config, optimizer) in enumerate(zip(configs, optimizers, strict=True)):
         kernel = (optimizer.spec.kernel, optimizer.accumulate_step) if optimizer else None
         kind = record_layout(config, optimizer), kernel, config.rounds_stochastically
-        found.setdefault(kind, []).append(index)
-    return list(found.values())
+        groups.setdefault(kind, []).append(index)
+    return list(groups.values())
 
 
 def stored_bytes(config: TableConfig, optimizer: TableOptimizer | None) -> int:
-    """Bytes of such a record in the host's table."""
+    """Returns the bytes of a row's record in the host store."""
     return replace(record_layout(config, optimizer), weight_dtype=config.weight_dtype).bytes
 
 
@@ -98,7 +102,7 @@ def _table_spec(
 
 
 def state_inits(members: Sequence[Member]) -> list[list[float]]:
-    """The first values of the state blocks of each table's rows, by the options that its optimizer has now."""
+    """Returns, for each table, the initial values of its optimizer states under the optimizer's current options."""
     optimizers = [member.optimizer for member in members]
     return [each.spec.state_init(each.options) if each is not None else [] for each in optimizers]
 
@@ -117,9 +121,10 @@ def make_engine(
     state_inits: Sequence[list[float]],
     origins: bool,
 ) -> _engine.Engine:
-    given = zip(members, state_inits, strict=True)
+    """Creates an engine of these tables without rows. `origins`: whether plans have the array `origins`."""
+    pairs = zip(members, state_inits, strict=True)
     return _engine.Engine(
-        [_table_spec(member, state_init, seed, bounds_check, stores) for member, state_init in given],
+        [_table_spec(member, state_init, seed, bounds_check, stores) for member, state_init in pairs],
         layout.dim,
         WEIGHT_DTYPES.index(layout.weight_dtype),
         list(layout.state_elements),
@@ -135,7 +140,7 @@ def make_engine(
 
 
 def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
-    """Fills the rows of a cache that ids without a row read."""
+    """Sets the default row of each table in the cache, which lookups of ids without a row read."""
     end = 0
     for member in members:
         end += member.cache_slots
@@ -144,7 +149,7 @@ def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
 
 
 def draw_initial_weights(config: TableConfig, rows: int) -> torch.Tensor:
-    """Initial weights from the table's `init_fn`, `[rows, D]`."""
+    """Returns initial weights from the table's `init_fn`, `[rows, D]`."""
     assert config.init_fn is not None
     weight = torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Norms of the gradients of rows, which the updates of one group count while they run."""
+"""Gradient norms of one group's tables, which the update kernels compute."""
 
 from __future__ import annotations
 
@@ -10,28 +10,35 @@ import numpy as np
 import torch
 
 NORMS = (2.0, math.inf)
-"""p of the norms that updates count."""
+"""The p of the supported p-norms."""
 
 
 class UpdateNorms:
-    """The counts of the last update: the sum of squares of each row, and its largest magnitude.
+    """Gradient norms of the last update: the sum of squares and the largest magnitude of each row.
 
-    An update may be several calls. They add nothing across rows: `of_tables` does, so that no step waits for its
-    device.
+    An update may consist of several kernel calls, which write one value per row. Only `table_norms` reduces over rows,
+    so that a step need not wait for the device.
     """
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def reset(self) -> None:
-        """Another update comes."""
+        """Clears the norms before the next update."""
         self._calls = {}
 
     def buffer_for_call(self, call: Hashable, slots: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-        """Where a call of the update counts, `row_norms` of `rec_sdk::update_rows`.
+        """Returns the buffer for one kernel call, `row_norms` of `rec_sdk::update_rows`.
 
-        A call that is made again after an interrupt, or is passed over since it was made, finds the same tensor.
-        `tables`: the borders of tables among the rows in `slots`, int32 `[T + 1]`.
+        A call that is repeated after an interrupt gets the same buffer.
+
+        Args:
+            call: a key of the call.
+            slots: the rows of the call, `[n]`.
+            tables: offsets of the tables in `slots`, int32 `[T + 1]`.
+
+        Returns:
+            float32 `[2, n]`.
         """
         if call not in self._calls:
             with torch.inference_mode(False):
@@ -40,10 +47,10 @@ class UpdateNorms:
         return self._calls[call][0]
 
     def table_norms(self, count: int, norm_type: float) -> list[float]:
-        """The norm of each of `count` tables; the host waits for the device.
+        """Returns the norm of each of `count` tables; blocks until the device has finished the update.
 
-        Sums over rows are of float64, from the smallest square to the largest: threads, cores of the kernels and the
-        order of rows do not change them.
+        Squares are summed in float64 in ascending order, so the result does not depend on threads, kernel cores or the
+        order of rows.
         """
         parts: list[list[np.ndarray]] = [[] for _ in range(count)]
         for rows, tables in self._calls.values():

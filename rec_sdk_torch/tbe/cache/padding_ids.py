@@ -1,4 +1,4 @@
-"""Ids that mean nothing: the lookups of a batch that have one are taken out before it is planned."""
+"""Padding ids: their lookups are removed from a batch before planning, and their outputs are zeros."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class PaddingIds:
 
     @classmethod
     def from_tables(cls, tables: Sequence[TableConfig]) -> PaddingIds | None:
-        """None where no table has such an id."""
+        """Returns the padding ids of the tables; None if no table has one."""
         return cls(tables) if any(table.padding_idx is not None for table in tables) else None
 
     def remove_from(self, batch: Batch) -> Batch:
-        """The batch without its lookups of such ids, feature by feature; the batch itself where it has none."""
+        """Returns the batch without lookups of padding ids, feature by feature; the batch itself if it has none."""
         if not batch.is_well_formed:
-            return batch  # the planner says what is wrong
+            return batch  # the planner reports the error
         features = np.arange(len(self._ids))
         lengths, order = batch.lookup_counts(features), batch.lookup_order(features)
         values = batch.values if order is None else batch.values[order]
@@ -35,26 +35,29 @@ class PaddingIds:
 
 
 def restore_padding_rows(rows: Sequence[torch.Tensor], batch: Batch, *, joined: bool) -> list[torch.Tensor]:
-    """Rows of the batch as it was given: zeros for the ids that mean nothing.
+    """Inserts zeros for padding ids in the looked-up rows of a batch.
 
     Args:
-        rows: float32 `[n, D]`, of the lookups that were left.
-        batch: from `PaddingIds.remove_from`.
-        joined: `rows` is one tensor, of all features; else there is one for each of them.
+        rows: float32 `[n, D]`, the rows of the lookups in `batch`.
+        batch: a result of `PaddingIds.remove_from`.
+        joined: whether `rows` is one tensor of all features; else one for each feature.
+
+    Returns:
+        float32 `[m, D]` each, a row for each lookup of the original batch.
     """
     if batch.parent is None or batch.kept_lookups is None:
         return list(rows)
     features = np.arange(len(batch.feature_keys))
-    ends, given = batch.lookup_counts(features).cumsum(), batch.parent.lookup_counts(features)
+    ends, counts = batch.lookup_counts(features).cumsum(), batch.parent.lookup_counts(features)
     if joined:
-        return [_spread(rows[0], batch.kept_lookups, int(given.sum()))]
+        return [_scatter(rows[0], batch.kept_lookups, int(counts.sum()))]
     parts = np.split(batch.kept_lookups, ends[:-1])
-    begins = given.cumsum() - given
-    pairs = zip(rows, parts, begins, given.tolist(), strict=True)
-    return [_spread(part, kept - begin, count) for part, kept, begin, count in pairs]
+    begins = counts.cumsum() - counts
+    pairs = zip(rows, parts, begins, counts.tolist(), strict=True)
+    return [_scatter(part, kept - begin, count) for part, kept, begin, count in pairs]
 
 
-def _spread(rows: torch.Tensor, places: Int64Array, count: int) -> torch.Tensor:
-    if len(places) == count:
+def _scatter(rows: torch.Tensor, indices: Int64Array, count: int) -> torch.Tensor:
+    if len(indices) == count:
         return rows
-    return rows.new_zeros((count, rows.shape[1])).index_copy(0, torch.from_numpy(places).to(rows.device), rows)
+    return rows.new_zeros((count, rows.shape[1])).index_copy(0, torch.from_numpy(indices).to(rows.device), rows)

@@ -1,4 +1,4 @@
-"""Gradients of rows that wait for an update which comes later than the backward pass (`update="step"`)."""
+"""Pending gradients of one group: backward passes accumulate them until `step()` (`update="step"`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .touched_rows import touched_rows
 
 @dataclass(eq=False)
 class GroupGradients:
-    """Rows of one group, with their aggregated gradients: it is updated as a plan whose rows have one lookup each.
+    """Rows of one group with their aggregated gradients, in the form of a plan with one lookup per row.
 
-    The rows have to stay in their slots meanwhile.
+    The rows must stay in their slots until the update.
 
     Attributes:
-        arrays: of the plan that this stands for. n rows.
-        sums: float32 `[n, 2 * D]`, sum and compensation of each row.
-        values: float32 `[n, D]`, the sums as they were handed out, for changes in place; None before.
+        arrays: plan arrays of the n rows.
+        sums: float32 `[n, 2 * D]`, sum and rounding compensation of each row.
+        values: float32 `[n, D]`, the gradients that the user may change in place; None until they are requested.
     """
 
     arrays: PlanArrays
@@ -34,58 +34,55 @@ class GroupGradients:
 
     @property
     def host(self) -> GroupGradients:
-        """Stands for the plan of the engine."""
+        """This object: it also takes the place of the engine's plan in `UpdatePlan`."""
         return self
 
     @property
     def segment_lookups(self) -> int:
-        """Lookups that have a row: n."""
+        """The number of lookups with a row: n."""
         return len(self.sums)
 
     @property
     def gradient(self) -> torch.Tensor:
-        """The gradient of each row, in the first D columns."""
+        """The gradient of each row, in the first D columns, `[n, D]` or `[n, 2 * D]`."""
         return self.sums if self.values is None else self.values
 
     def with_editable_values(self) -> GroupGradients:
-        """The same rows in the order of their tables and ids, with values that may be changed.
+        """Returns the rows sorted by table and id, with `values` that may be changed in place.
 
-        This order, and so a norm of the values, depends on no cache and no thread.
+        The order, and so the bits of a norm of the values, do not depend on the cache or on threads.
         """
         if self.values is not None:
             return self
         assert self.arrays.unique_ids is not None
-        ids, of_table = self.arrays.unique_ids.cpu().numpy(), self._tables_of_rows()
-        rows = self._chosen(np.lexsort((ids, of_table)), of_table)
+        ids, tables = self.arrays.unique_ids.cpu().numpy(), self._tables_of_rows()
+        rows = self._select(np.lexsort((ids, tables)), tables)
         return replace(rows, values=rows.sums[:, : rows.sums.shape[1] // 2].contiguous())
 
     def count(self, table: int) -> int:
-        """The number of rows of a table."""
+        """Returns the number of rows of a table."""
         begin, end = self.arrays.table_offsets[table : table + 2].tolist()
         return int(end - begin)
 
     def checksum_of_change(self, table: int) -> int:
-        """A checksum of a table's gradient, if it was changed since it was handed out; else 0."""
+        """Returns a checksum of a table's gradient if the user has changed it; else 0."""
         if self.values is None:
             return 0
         begin, end = self.arrays.table_offsets[table : table + 2].tolist()
         now = self.values[begin:end]
         before = self.sums[begin:end, : now.shape[1]].contiguous()
-        if torch.equal(before.view(torch.int32), now.view(torch.int32)):  # as bits: a NaN is equal to itself
+        if torch.equal(before.view(torch.int32), now.view(torch.int32)):  # compared as bits: a NaN equals itself
             return 0
         return zlib.crc32(now.cpu().numpy().tobytes(), 1)
 
     def table_gradients(self) -> list[torch.Tensor]:
-        """The gradient of each table's rows, float32 `[n, D]`; what is changed in it is changed for the update.
-
-        They were handed out.
-        """
+        """Returns the gradient of each table, float32 `[n, D]`: views of `values`, which must not be None."""
         assert self.values is not None
         borders = self.arrays.table_offsets.tolist()
         return [self.values[begin:end] for begin, end in itertools.pairwise(borders)]
 
-    def _folded(self) -> torch.Tensor:
-        """New sums, with the values that were handed out: the compensation of a value that was changed is gone."""
+    def _edited_sums(self) -> torch.Tensor:
+        """Returns copies of the sums with the user's changes; a changed value loses its rounding compensation."""
         sums = self.sums.clone()
         if self.values is not None:
             dim = self.values.shape[1]
@@ -94,33 +91,33 @@ class GroupGradients:
         return sums
 
     def exclude_tables(self, tables: Collection[int]) -> GroupGradients:
-        """The same, but for the rows of some tables."""
-        of_table = self._tables_of_rows()
-        return self._chosen(np.flatnonzero(~np.isin(of_table, list(tables))), of_table)
+        """Returns these gradients without the rows of `tables`."""
+        row_tables = self._tables_of_rows()
+        return self._select(np.flatnonzero(~np.isin(row_tables, list(tables))), row_tables)
 
     def _tables_of_rows(self) -> np.ndarray:
         counts = self.arrays.table_offsets.cpu().numpy()
         return np.repeat(np.arange(len(counts) - 1), np.diff(counts))
 
-    def _chosen(self, rows: np.ndarray, of_table: np.ndarray) -> GroupGradients:
-        """These of the rows, table by table; `of_table`: the table of each row."""
-        places = torch.from_numpy(rows).to(self.sums.device)
+    def _select(self, rows: np.ndarray, tables: np.ndarray) -> GroupGradients:
+        """Returns the rows at these indices, sorted by table; `tables`: the table of each row of all."""
+        indices = torch.from_numpy(rows).to(self.sums.device)
         ids = self.arrays.unique_ids
-        arrays = _arrays(
-            self.arrays.unique_slots.index_select(0, places),
-            None if ids is None else ids.index_select(0, places),
-            _borders(of_table[rows], len(self.arrays.table_offsets) - 1).to(self.sums.device),
+        arrays = _one_lookup_per_row(
+            self.arrays.unique_slots.index_select(0, indices),
+            None if ids is None else ids.index_select(0, indices),
+            _table_offsets(tables[rows], len(self.arrays.table_offsets) - 1).to(self.sums.device),
         )
-        return GroupGradients(arrays, self._folded().index_select(0, places))
+        return GroupGradients(arrays, self._edited_sums().index_select(0, indices))
 
 
-def _borders(of_table: np.ndarray, tables: int) -> torch.Tensor:
-    """The borders of tables among rows, int32 `[T + 1]`, from the table of each row, ascending."""
-    return torch.from_numpy(np.searchsorted(of_table, np.arange(tables + 1)).astype(np.int32))
+def _table_offsets(row_tables: np.ndarray, tables: int) -> torch.Tensor:
+    """Returns the offset of each table, int32 `[T + 1]`, from the table of each row in ascending order."""
+    return torch.from_numpy(np.searchsorted(row_tables, np.arange(tables + 1)).astype(np.int32))
 
 
-def _arrays(slots: torch.Tensor, ids: torch.Tensor | None, tables: torch.Tensor) -> PlanArrays:
-    """The arrays of a plan for an update of rows from one gradient each, in their order."""
+def _one_lookup_per_row(slots: torch.Tensor, ids: torch.Tensor | None, tables: torch.Tensor) -> PlanArrays:
+    """Returns plan arrays for an update of rows from one gradient each, in the same order."""
     borders = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
     arrays: dict[str, Any] = dict.fromkeys(PlanArrays._fields)
     arrays |= {"slots": slots, "unique_slots": slots, "unique_ids": ids, "table_offsets": tables}
@@ -134,12 +131,12 @@ def add_gradients(
     weights: torch.Tensor | None,
     dim: int,
 ) -> GroupGradients | None:
-    """The gradients of a backward pass, with those that waited `before`, which stay as they are; None for no row.
+    """Returns the sum of pending gradients and the gradients of a backward pass; None if there are no rows.
 
     Args:
-        before: of the same group.
+        before: pending gradients of the same group, which are not changed.
         plan: of the batch.
-        grads: that of the pooled output, or one of each feature; None for a feature that is not part of the loss.
+        grads: the gradient of the pooled output, or one of each feature; None for a feature outside the loss.
         weights: the per-sample weights.
         dim: D.
     """
@@ -148,31 +145,31 @@ def add_gradients(
         return before
     present, slots, ids, tables, segments = rows
     if before is None:
-        arrays = _arrays(slots, ids, tables)
-        sums, places = present[0].new_zeros((len(slots), 2 * dim)), arrays.grad_row
+        arrays = _one_lookup_per_row(slots, ids, tables)
+        sums, targets = present[0].new_zeros((len(slots), 2 * dim)), arrays.grad_row
     else:
-        arrays, of_before, places = _union(before.arrays, _arrays(slots, ids, tables))
+        arrays, sources, targets = _merge_rows(before.arrays, _one_lookup_per_row(slots, ids, tables))
         sums = present[0].new_zeros((len(arrays.unique_slots), 2 * dim))
-        sums.index_copy_(0, of_before, before._folded())
-    accumulate_rows(sums, present, places, *segments)
+        sums.index_copy_(0, sources, before._edited_sums())
+    accumulate_rows(sums, present, targets, *segments)
     return GroupGradients(arrays, sums)
 
 
-def _union(one: PlanArrays, other: PlanArrays) -> tuple[PlanArrays, torch.Tensor, torch.Tensor]:
-    """The rows of both; where those of one are among them, int64, and those of the other, int32."""
+def _merge_rows(one: PlanArrays, other: PlanArrays) -> tuple[PlanArrays, torch.Tensor, torch.Tensor]:
+    """Returns the union of the rows, and the index in it of each row of `one`, int64, and of `other`, int32."""
     device = one.unique_slots.device
-    keys = [_keys(arrays) for arrays in (one, other)]
+    keys = [_row_keys(arrays) for arrays in (one, other)]
     merged, first = np.unique(np.concatenate(keys), return_index=True)
-    places = [torch.from_numpy(np.searchsorted(merged, each)).to(device) for each in keys]
+    indices = [torch.from_numpy(np.searchsorted(merged, each)).to(device) for each in keys]
     chosen, ids = torch.from_numpy(first).to(device), None
     if one.unique_ids is not None and other.unique_ids is not None:
         ids = torch.cat([one.unique_ids, other.unique_ids]).index_select(0, chosen)
     slots = torch.cat([one.unique_slots, other.unique_slots]).index_select(0, chosen)
-    tables = _borders(merged >> 32, len(one.table_offsets) - 1).to(device)
-    return _arrays(slots, ids, tables), places[0], places[1].to(torch.int32)
+    tables = _table_offsets(merged >> 32, len(one.table_offsets) - 1).to(device)
+    return _one_lookup_per_row(slots, ids, tables), indices[0], indices[1].to(torch.int32)
 
 
-def _keys(arrays: PlanArrays) -> np.ndarray:
-    """A number of each row, int64: ordered by table, then slot."""
+def _row_keys(arrays: PlanArrays) -> np.ndarray:
+    """Returns a sort key of each row, int64: the table in the upper 32 bits, the slot in the lower."""
     slots, borders = arrays.unique_slots.cpu().numpy().astype(np.int64), arrays.table_offsets.cpu().numpy()
     return np.repeat(np.arange(len(borders) - 1, dtype=np.int64) << 32, np.diff(borders)) | slots
