@@ -1,4 +1,7 @@
-"""Changes of `import rec_sdk_torch` in torch and TorchRec, one file each. Optimizers: `optim/torchrec_hooks.py`."""
+"""Patches that `import rec_sdk_torch` applies to torch and TorchRec, one file each.
+
+Patches of TorchRec's optimizers are in `optim/torchrec_hooks.py`.
+"""
 
 from . import gathering, process_groups, topology, torch_checkpoints, wrapped_collections
 
@@ -6,6 +9,6 @@ PATCHES = (process_groups, topology, gathering, torch_checkpoints, wrapped_colle
 
 
 def install() -> None:
-    """Changes the modules that are imported, and the others once they are."""
+    """Patches the modules that are imported already, and the others as soon as they are imported."""
     for patch in PATCHES:
         patch.install()

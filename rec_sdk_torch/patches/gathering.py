@@ -1,7 +1,7 @@
-"""Changes TorchRec's `state_dict_gather`: it gathers sharded tables of this package too.
+"""Patches TorchRec's `state_dict_gather`, so that it also gathers sharded tables of this package.
 
-Their state dicts have on each rank the rows and the ids that are at home there, and no `ShardedTensor`. TorchRec's
-function copies such a tensor as if it were the whole one: an error where the sizes differ, else wrong rows.
+On each rank, their state dicts hold the rows and ids that the rank owns, in plain tensors and not in a `ShardedTensor`.
+TorchRec's function copies such a tensor as if it were the whole table: with an error if sizes differ, else wrong rows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..runtime.imports import after_import
 _MODULES = ("torchrec.inference.state_dict_transform", "torchrec.inference.inference_legacy.state_dict_transform")
 
 _originals: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]] = {}
-"""TorchRec's functions by the name of their module."""
+"""TorchRec's original functions, by the name of their module."""
 
 
 def install() -> None:
-    """Changes the function of both modules that have it: now where they are imported, else when they will be."""
+    """Patches the function in both modules that have it, now or as soon as they are imported."""
     for name in _MODULES:
         after_import(name, _gather_by_ids)
 
 
 def _gather_by_ids(module: Any) -> None:
-    """Puts other code into the function, which scripts may have imported by its name before this package."""
+    """Replaces the code of the function, since scripts may have imported the function itself before this package."""
     function = module.state_dict_gather
     if module.__name__ in _originals:
         return
@@ -36,11 +36,11 @@ def _gather_by_ids(module: Any) -> None:
 def _state_dict_gather(src: Any, dst: Any) -> None:
     from rec_sdk_torch.patches.gathering import gather_for
 
-    gather_for(__name__, src, dst)  # the name of TorchRec's module, whose globals this code is given
+    gather_for(__name__, src, dst)  # runs with the globals of TorchRec's module, so this is that module's name
 
 
 def gather_for(module: str, src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
-    """Gathers tables of this package by ids, and everything else by the function that TorchRec's `module` had."""
+    """Gathers tables of this package by ids, and everything else with the original function of TorchRec's `module`."""
     from ..distributed.gathering import gather
 
     gather(src, dst, _originals[module])

@@ -1,4 +1,4 @@
-"""Lets process groups end with `destroy_process_group`."""
+"""Patches torch functions that keep a process group alive after `destroy_process_group`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MODULES = (
 
 
 def install() -> None:
-    """Forgets the groups of each of these modules: now if it is imported, else when it will be."""
+    """Removes the groups from default arguments of these modules, now or as soon as they are imported."""
     for name in _MODULES:
         after_import(name, _forget_groups)
 
 
 def _forget_groups(module: Any) -> None:
-    """Makes None, which means the same, of the defaults that are a group.
+    """Replaces default arguments that are a process group by None, which means the same.
 
-    Python evaluates `group=group.WORLD` once, when it imports the function: None before `init_process_group`, the group
-    after it. Then the function keeps the group, whose threads outlive `destroy_process_group`. One that lets go of a
-    tensor while the interpreter ends aborts the process ("terminate called without an active exception").
+    Python evaluates `group=group.WORLD` once, when the module is imported: to None before `init_process_group`, to the
+    group after it. In the second case the function keeps the group and its threads alive. Such a thread aborts the
+    process if it frees a tensor while the interpreter exits ("terminate called without an active exception").
     """
     from torch.distributed import ProcessGroup
 
@@ -39,7 +39,7 @@ def _forget_groups(module: Any) -> None:
 
 
 def _functions(module: Any) -> Iterator[Any]:
-    """The functions of the module and of its classes that have defaults."""
+    """Returns the functions of the module, and of its classes, that have default arguments."""
     of_module = [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
     of_classes = [member for cls in of_module if inspect.isclass(cls) for member in vars(cls).values()]
     return (each for each in of_module + of_classes if inspect.isfunction(each) and each.__defaults__)

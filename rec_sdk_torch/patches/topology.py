@@ -1,8 +1,8 @@
-"""Changes TorchRec's planner: `Topology` takes `compute_device="npu"`.
+"""Patches TorchRec's planner, so that `Topology` accepts `compute_device="npu"`.
 
-Stock TorchRec asserts that there is no such device. DistributedModelParallel makes a Topology of its device's type
-where it is given no plan, and there is no place to ask for another one, so the constructor is wrapped. A plan names
-ranks only; the device of tables is that of their sharder, or of DistributedModelParallel.
+Stock TorchRec asserts that there is no such device. DistributedModelParallel without a plan creates a Topology for its
+own device type and offers no other way, so the constructor is wrapped. A plan names ranks only; the device of a table
+is the device of its sharder or of DistributedModelParallel.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 from ..runtime.imports import after_import
 
 HOST, DEVICE = "cpu", "cuda"
-"""TorchRec's names for ranks whose tables have to fit into host memory, and into that of a device."""
+"""TorchRec's device types for ranks whose tables must fit into host memory, and into device memory."""
 
-_planned_as = {"npu": HOST}  # where the rows are
+_planned_as = {"npu": HOST}  # the rows are in host memory
 
 
 def install() -> None:
-    """Lets every Topology made from now on take NPUs: now if TorchRec's planner is imported, else when it will be."""
+    """Patches the constructor of `Topology`, now or as soon as TorchRec's planner is imported."""
     after_import("torchrec.distributed.planner.types", _accept_npu)
 
 
 def plan_npu_as(device: str) -> None:
-    """Lets the planner plan NPUs as if they were `device`, HOST or DEVICE."""
+    """Makes the planner treat NPUs like `device`, which is HOST or DEVICE."""
     _planned_as["npu"] = device
 
 

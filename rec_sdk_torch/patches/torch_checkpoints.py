@@ -1,9 +1,10 @@
-"""Changes torch.distributed.checkpoint, which takes a plain tensor for one that all ranks have.
+"""Patches torch.distributed.checkpoint, which treats a plain tensor as replicated on all ranks.
 
-The state dict of a sharded table has one rank's rows, in plain tensors. A full state dict
-(`StateDictOptions(full_state_dict=True)`) kept those of rank 0; a save chose a rank for each key, so that ids of one
-rank met weights of another. Now full state dicts have whole tables, and saves and loads of one rank's rows raise unless
-their keys name the rank. Functions below the public ones are wrapped, whose names scripts may have imported before.
+The state dict of a sharded table holds one rank's rows in plain tensors. Without the patch, a full state dict
+(`StateDictOptions(full_state_dict=True)`) keeps the rows of rank 0 only, and a save chooses a rank for each key, so
+that ids of one rank are saved with weights of another. With it, full state dicts hold whole tables, and saving or
+loading one rank's rows raises an error unless the keys contain the rank. The patched functions are private ones, since
+scripts may have imported the public functions before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 
 def install() -> None:
-    """Changes each of torch's modules: now if it is imported, else when it will be."""
+    """Patches each of torch's modules, now or as soon as it is imported."""
     after_import(f"{_PACKAGE}.state_dict", _wrap_full_state_dicts)
     after_import(f"{_PACKAGE}.state_dict_saver", _check_saves)
     after_import(f"{_PACKAGE}.state_dict_loader", _check_loads)
@@ -50,7 +51,7 @@ def _of_whole_tables(info: Any, on_all_ranks: bool) -> AbstractContextManager[No
 
 
 def _check_saves(module: Any) -> None:
-    convert = module._stateful_to_state_dict  # the first call of `save`, and of `async_save` in the calling thread
+    convert = module._stateful_to_state_dict  # called first by `save`, and by `async_save` in the calling thread
 
     @functools.wraps(convert)
     def converting(state_dict: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Refuses what TorchRec would do with a collection of this package inside one of its modules, in place of an odd error.
+"""Patches TorchRec's modules that cannot wrap a collection of this package, to raise a clear error.
 
-Its constructors and sharders read attributes that only its own collections have.
+Their constructors and sharders read attributes that only TorchRec's own collections have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..runtime.imports import after_import
 
 
 def install() -> None:
-    """Changes TorchRec's classes: now if their modules are imported, else when they will be."""
+    """Patches TorchRec's classes, now or as soon as their modules are imported."""
     after_import("torchrec.modules.mc_embedding_modules", _refuse_managed_collision)
     after_import("torchrec.distributed.fp_embeddingbag", _refuse_torchrecs_sharder)
 

@@ -1,4 +1,4 @@
-"""The commands of the package share this: `--help` that teaches, and errors of one line."""
+"""What the package's command-line tools share: help that ends with an example, and one-line errors."""
 
 from __future__ import annotations
 
@@ -9,35 +9,39 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 BAD_USE = 2
-"""The exit status of a command that was called wrongly, as argparse has it."""
+"""The exit status after wrong arguments, the same as argparse's."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Reads the command line of `python -m rec_sdk_torch.<name>`."""
+    """The argument parser of `python -m rec_sdk_torch.<name>`."""
 
     def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
-        """`example`: lines that can be pasted, with which the help ends; the rest is argparse's."""
+        """Creates a parser; all arguments but `example` are argparse's.
+
+        Args:
+            example: command lines that can be pasted, shown at the end of the help.
+        """
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         if example:
             kwargs["epilog"] = "example:\n" + "".join(f"  {line}\n" for line in example.strip().splitlines())
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        """Says in one line what is wrong, and ends the process."""
+        """Prints the error in one line, and exits with `BAD_USE`."""
         complain(self.prog, f"{message}; --help shows what is allowed")
         sys.exit(BAD_USE)
 
 
 def complain(program: str, message: object) -> None:
-    """Prints an error as one line."""
+    """Prints an error to stderr in one line."""
     print(f"{program}: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def run(name: str, main: Callable[[], int]) -> NoReturn:
-    """Runs a command as a process, which ends with the status that `main` returns; 1 if its reader is gone."""
+    """Runs `main` and exits with the status it returns, or 1 if the reader of a pipe has closed it."""
     try:
         sys.exit(main())
-    except BrokenPipeError:  # of `| head`
+    except BrokenPipeError:  # as with `| head`; stdout is redirected, since Python flushes it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Leaves lookups to Python in tracers and torch.compile: a lookup plans its batch by the ids' values."""
+"""Keeps lookups eager under torch.compile and torch.fx: a lookup plans its batch from the values of the ids."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.fx import Proxy
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
-# Each batch asks these: they are found once.
+# Looked up once, since they are called for each batch.
 _tracing_state = torch._C._get_tracing_state
 _dispatch_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
 _transforms = torch._C._functorch.peek_interpreter_stack
 _capturing: dict[str, Callable[[], bool]] = {}
-"""By kind of device, whether its current stream is being captured into a graph; kinds that have been used."""
+"""For each device type in use, a function that returns whether its current stream is being captured into a graph."""
 
 UNTRACEABLE = (
     "embedding tables cannot be traced: a lookup reads the ids of its batch in Python. Use torch.compile without "
@@ -30,12 +30,12 @@ UNTRACEABLE = (
 
 
 def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-    """`function`, a module's forward: one graph break under torch.compile, one node of a torch.fx graph.
+    """Wraps a module's forward: it becomes one graph break under torch.compile, and one node of a torch.fx graph.
 
-    `torch.compiler.disable` alone makes a dozen calls each time, and imports the compiler at the first.
+    `torch.compiler.disable` alone would cost a dozen Python calls each time, and import the compiler at the first call.
     """
     disabled: Any = _disable_dynamo(function)
-    # torch._dynamo.disable(reason=) would set this: fullgraph=True shows it to the user.
+    # As torch._dynamo.disable(reason=...) would set it; fullgraph=True shows the message to the user.
     disabled._torchdynamo_disable = True
     disabled._torchdynamo_disable_msg = UNTRACEABLE
 
@@ -54,7 +54,7 @@ def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
 
 
 def _node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    """The call of `module` in the graph that `tracer` makes, as of one of torch's own modules."""
+    """Adds the call of `module` to the graph of a torch.fx tracer, as for a leaf module of torch."""
     path = tracer.path_of_module(module)
     if not path:
         raise RuntimeError(f"{type(module).__name__} is all of the model: {UNTRACEABLE}")
@@ -62,20 +62,20 @@ def _node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
 
 
 def check_real(values: object) -> None:
-    """Raises RuntimeError where a tracer has put something without values in place of a batch or a parameter."""
+    """Raises RuntimeError if `values` is a tracer's placeholder, which has no values, and not a tensor."""
     if isinstance(values, (FakeTensor, Proxy)):
         raise RuntimeError(f"{type(values).__name__} in place of a tensor: {UNTRACEABLE}")
 
 
 def refuse_captures(kind: str) -> None:
-    """Lets `check_batch` and `check_stream` refuse captures of streams of a kind of device, such as "cuda" or "npu"."""
+    """Makes `check_batch` and `check_stream` raise while a stream of this device type ("cuda", "npu") is captured."""
     module = getattr(torch, kind)
     if hasattr(module, "is_current_stream_capturing"):  # else the device has no graphs
         _capturing[kind] = module.is_current_stream_capturing
 
 
 def check_stream() -> None:
-    """Raises RuntimeError where the current stream of a device is being captured."""
+    """Raises RuntimeError if the current stream of a device is being captured into a graph."""
     for kind, is_capturing in _capturing.items():
         if is_capturing():
             raise RuntimeError(
@@ -86,16 +86,16 @@ def check_stream() -> None:
 
 
 class NotScripted:
-    """A module that torch.jit.script refuses before it looks at what the module is made of."""
+    """Base of modules for which torch.jit.script raises a clear error before it compiles their parts."""
 
     def __prepare_scriptable__(self) -> None:
         raise RuntimeError(f"{type(self).__name__} in a model that torch.jit.script compiles: {UNTRACEABLE}")
 
 
 def check_batch(ids: object) -> None:
-    """Raises RuntimeError for ids that cannot be read: those of a tracer, in a function transform, or in a capture.
+    """Raises RuntimeError for ids in a trace, in a torch.func transform, or in a graph capture.
 
-    Tracers that run a model on real tensors (torch.jit.trace, ONNX through it, make_fx) would note rows as constants.
+    Tracers that run a model on real tensors (torch.jit.trace, ONNX export, make_fx) would record rows as constants.
     """
     if isinstance(ids, (FakeTensor, Proxy)):
         check_real(ids)

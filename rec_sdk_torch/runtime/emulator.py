@@ -1,4 +1,4 @@
-"""Runs a program on the emulated NPU, software with the interface of an Ascend NPU: for tests where there is none.
+"""Runs a program on the emulated NPU, software with the interface of an Ascend NPU, on a machine without one.
 
     python -m rec_sdk_torch.emulate train.py --epochs 3
     python -m rec_sdk_torch.emulate -m pytest tests
@@ -24,7 +24,7 @@ from .command import CommandParser
 
 __all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
 
-# CANN's runtime: real, or the emulator's under the same name. Only the latter has the function.
+# The runtime library of CANN. The emulator's has the same name; only the emulator's has the function.
 _RUNTIME = "libascendcl.so"
 _FUNCTION = "rec_sdk_emulator_launch"
 _CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
@@ -46,16 +46,16 @@ _ROOT = Path(__file__).resolve().parents[2]  # the repository, where the package
 
 
 class EmulatorUnavailableError(Exception):
-    """The emulated NPU cannot be used here; the message is one line that says why and what to do."""
+    """The error if the emulated NPU cannot be used here; its one-line message has the reason and the remedy."""
 
 
 def library_directory() -> Path:
-    """The folder of the emulator's libraries."""
+    """Returns the folder of the emulator's libraries."""
     return Path(__file__).resolve().parents[1] / "_emulator"
 
 
 def _missing_library() -> Path | None:
-    """A library of the emulated NPU that was not built."""
+    """Returns the path of a library of the emulated NPU that was not built; None if all were."""
     libraries = (library_directory() / _RUNTIME, Path(__file__).resolve().parents[1] / "_ops_npu.so")
     return next((path for path in libraries if not path.exists()), None)
 
@@ -65,9 +65,9 @@ def _has_torch_npu() -> bool:
 
 
 def _setup_commands() -> str:
-    """The commands that make the emulated NPU and run a program on it.
+    """Returns the shell command that builds the emulated NPU and runs a program on it.
 
-    It gets an environment of its own: torch_npu keeps torch from being imported wherever CANN is not.
+    The command uses a virtual environment of its own: with torch_npu installed, torch cannot be imported without CANN.
     """
     launch = "python -m rec_sdk_torch.emulate program.py"
     if (_ROOT / "Makefile").exists():
@@ -76,25 +76,25 @@ def _setup_commands() -> str:
 
 
 def hint() -> str:
-    """How to run a program without an NPU: a command that works here and leaves this environment as it is."""
+    """Returns a sentence for error messages: the command that runs a program here without an NPU."""
     here = _has_torch_npu() and _missing_library() is None
     command = f"{sys.executable} -m rec_sdk_torch.emulate program.py" if here else _setup_commands()
     return f"Without an NPU, run the program on the emulated NPU: {command}"
 
 
 def active() -> bool:
-    """Whether this process runs on the emulated NPU. False before torch_npu is imported."""
+    """Returns whether this process uses the emulated NPU; False before torch_npu is imported."""
     if not sys.platform.startswith("linux"):
         return False
     try:
         runtime = ctypes.CDLL(_RUNTIME, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
-        return False  # not loaded: nothing here uses an NPU
+        return False  # the runtime is not loaded, so no NPU is used
     return hasattr(runtime, _FUNCTION)
 
 
 def cann() -> str | None:
-    """How a real CANN shows on this machine, or None."""
+    """Returns a trace of a real CANN on this machine, a variable or a library's path; None if there is none."""
     for name in _CANN_VARIABLES:
         if os.environ.get(name):
             return f"{name}={os.environ[name]}"
@@ -110,10 +110,11 @@ def cann() -> str | None:
 
 
 def check(force: bool = False) -> Path:
-    """The folder of the emulator's libraries, if a program can be run on them.
+    """Checks that a program can run on the emulated NPU, and returns the folder of the emulator's libraries.
 
     Raises:
-        EmulatorUnavailableError: they are not built, torch_npu is not installed, or a real CANN is (and not `force`).
+        EmulatorUnavailableError: the libraries are not built, torch_npu is not installed, or a real CANN is installed
+            and `force` is False.
     """
     if not _has_torch_npu():
         raise EmulatorUnavailableError(
@@ -133,12 +134,12 @@ def check(force: bool = False) -> Path:
 
 
 def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:
-    """The environment in which a program finds the emulator; its child processes inherit it."""
+    """Returns environment variables with which a program, and its child processes, load the emulator's libraries."""
     environment = dict(os.environ)
     paths = [path for path in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), *(path for path in paths if path != str(folder))])
     if options.force:
-        # torch_npu and the script would find the real one by these.
+        # By these variables, torch_npu and the program would find the real CANN.
         for name in _CANN_VARIABLES:
             environment.pop(name, None)
     settings = {
@@ -197,7 +198,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; does not return where it runs a program. 2: one line on stderr says what is wrong."""
+    """Runs the command line. Replaces this process by the program; returns only without one.
+
+    Returns:
+        0 after `--lib`; 2 after an error, which is printed to stderr in one line.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.program[:1] == ["--"]:
@@ -216,5 +221,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     command = [sys.executable, *flags, *(["-m"] if options.module else []), *options.program]
-    # A new process image: the dynamic linker reads LD_LIBRARY_PATH only when a process starts.
+    # exec and not runpy: the dynamic linker reads LD_LIBRARY_PATH only when a process starts.
     os.execve(sys.executable, command, _environment(folder, options))

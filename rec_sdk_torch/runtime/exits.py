@@ -1,10 +1,10 @@
-"""Keeps threads from working while the interpreter ends.
+"""Stops threads at a safe point before the interpreter exits.
 
-Python before 3.14 ends a daemon thread where it next asks for the interpreter's lock. Where C++ asks for it, as torch
-does after each operator, that ends the process: `terminate called without an active exception`, status 134. And torch
-loses its operators at the exit, under threads that call them. So, when the interpreter has run what scripts have
-registered with `atexit`, other threads finish the calls of this package that they are in, and each stays at its next
-one, for good. Then the threads of this package end.
+Python before 3.14 ends a daemon thread at exit when the thread next acquires the interpreter lock. In C++ code, as in
+torch after each operator, this aborts the process (`terminate called without an active exception`, status 134). Torch
+also unregisters its operators at exit, while threads may still call them. Therefore, after the script's own `atexit`
+functions have run, other threads finish their current calls of this package, and block forever at the next call. Then
+the package's own threads are stopped and joined.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import weakref
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-import torch  # noqa: F401  its devices end after `_end`, which is registered later
+import torch  # noqa: F401  imported first: exit functions run in reverse order, so torch shuts down after `_end`
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 CALL_TIMEOUT = 10.0
-"""Seconds that the interpreter waits at its end for calls that threads are in."""
+"""Seconds that the exit waits for a call that another thread is in."""
 
 NEXT_CALL_TIMEOUT = 2.0
-"""Seconds, from a thread's last call on, that the interpreter waits at its end for the next one, where it stays."""
+"""Seconds after a thread's last call that the exit waits for its next call, in which the thread is blocked."""
 
 
 class CallingThread:
-    """A thread that has called this package.
+    """The state of a thread that has called this package.
 
     Attributes:
-        depth: calls that it is in, one inside the other.
-        left: when it left the last one, or had the backward pass of one; of `time.monotonic`.
-        parked: it will not go on.
-        own: it is a thread of this package.
+        depth: how many nested calls of this package the thread is in.
+        last_exit: `time.monotonic()` when the thread left its last call or backward pass.
+        parked: whether the thread is blocked forever, because the interpreter exits.
+        own: whether this package started the thread.
     """
 
     __slots__ = ("depth", "last_exit", "own", "parked")
@@ -49,47 +49,50 @@ class CallingThread:
         self.parked = self.own = False
 
     def awaited(self, since: float) -> bool:
-        """Whether the interpreter, which has waited for threads from `since` on, still waits for this one."""
+        """Returns whether the exit, which has waited since the time `since`, must still wait for this thread."""
         if self.own or self.parked:
             return False
         now = time.monotonic()
         return now - since < CALL_TIMEOUT if self.depth else now - self.last_exit < NEXT_CALL_TIMEOUT
 
 
-_callers: dict[int, CallingThread] = {}  # by thread; an ended one stays until another thread has its number
+_callers: dict[int, CallingThread] = {}  # by thread id; an ended thread's entry stays until the id is used again
 _own: set[OwnThread] = set()
 _ending_in: list[int] = []
-"""The thread in which the interpreter ends, once it does: that one alone may call."""
+"""The id of the thread that runs the exit, once it has started: only this thread may still call the package."""
 
 
 def calling_thread() -> CallingThread:
-    """The running thread."""
+    """Returns the state of the running thread."""
     number = _thread.get_ident()
-    found = _callers.get(number)
-    if found is None:
-        found = _callers[number] = CallingThread()
-    return found
+    state = _callers.get(number)
+    if state is None:
+        state = _callers[number] = CallingThread()
+    return state
 
 
 def ending() -> bool:
-    """Whether the interpreter ends: no thread may be started, and none is needed."""
+    """Returns whether the interpreter exits: no thread may be started any more."""
     return bool(_ending_in)
 
 
 def _park(here: CallingThread) -> None:
-    """At the outermost call of another thread than the one in which the interpreter ends: does not return."""
+    """Blocks the thread forever if this is its outermost call and another thread runs the exit."""
     if here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
         here.parked = True
         lock = _thread.allocate_lock()
         lock.acquire()
-        lock.acquire()  # without the interpreter's lock, and for ever
+        lock.acquire()  # blocks forever, with the interpreter lock released
 
 
 class _Calls:
-    """A call of this package: `with calls:` or `@calls`. The outermost one of a thread begins without a lock."""
+    """A context manager and decorator that marks a call of this package.
+
+    A thread's outermost call must begin without holding a lock, since the thread may be blocked there forever.
+    """
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # in this file, unlike that of contextlib.ContextDecorator, whose lines `warn` would take for the user's
+        # Not contextlib.ContextDecorator: `warn` would take a frame of contextlib for the user's line.
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             here = _callers.get(_thread.get_ident()) or calling_thread()
@@ -106,7 +109,7 @@ class _Calls:
 
     def __enter__(self) -> None:
         here = _callers.get(_thread.get_ident()) or calling_thread()
-        here.depth += 1  # before the question: a thread that ends sees the one or the other
+        here.depth += 1  # before the test: the exit sets `_ending_in` first and then reads `depth`
         if _ending_in:
             _park(here)
 
@@ -120,11 +123,11 @@ calls = _Calls()
 
 
 class _StartEvent(threading.Event):
-    """An event that a new thread sets. `wait` ends also if the thread has ended without setting it.
+    """An event that a new thread sets. `wait` raises if the thread ended without setting it.
 
     Attributes:
-        entry: the function that the thread runs, to which the interpreter has a reference as long as the thread lives.
-        others: references to `entry` that are not the thread's.
+        entry: the function that the thread runs. The interpreter holds a reference to it while the thread lives.
+        other_references: the reference count of `entry` without the thread's reference.
     """
 
     def __init__(self, entry: Callable[[], object]) -> None:
@@ -136,7 +139,7 @@ class _StartEvent(threading.Event):
         """Blocks until the event is set.
 
         Raises:
-            MemoryError: the thread has ended: it had no memory to begin.
+            MemoryError: the thread has ended, because it had no memory to start.
         """
         while not super().wait(0.05):
             if sys.getrefcount(self.entry) <= self.other_references and not self.is_set():
@@ -145,17 +148,18 @@ class _StartEvent(threading.Event):
 
 
 class OwnThread(threading.Thread):
-    """A thread of this package: it may call when others may not any more, and ends before the interpreter does."""
+    """A thread of this package. It may call the package during the exit, and is stopped and joined by it."""
 
     def __init__(
         self, work: Callable[[], object], name: str | None = None, *, stop: Callable[[], object], daemon: bool = True
     ) -> None:
-        """
+        """Creates the thread; `start` runs it.
+
         Args:
-            work: what it does.
-            name: of the thread.
-            stop: asks `work` to return soon. Called at the exit.
-            daemon: False: the interpreter waits for it before it ends, as long as it takes.
+            work: the function that the thread runs.
+            name: the name of the thread.
+            stop: a function that makes `work` return soon; called at the exit.
+            daemon: whether the exit may stop the thread; False: the interpreter first waits until `work` returns.
         """
         super().__init__(name=name, daemon=daemon)
         self._work = work
@@ -164,12 +168,12 @@ class OwnThread(threading.Thread):
         _own.add(self)
 
     def start(self) -> None:
-        """Starts the thread, and returns when it works.
+        """Starts the thread, and returns when it runs.
 
-        `threading.Thread.start` waits forever for a thread that has ended for want of memory before it could begin.
+        `threading.Thread.start` would wait forever for a thread that ended because it had no memory to start.
 
         Raises:
-            MemoryError, RuntimeError: no thread can be started; nothing of this one is left.
+            MemoryError, RuntimeError: the thread cannot be started.
         """
         entry = functools.partial(super()._bootstrap)  # type: ignore[misc]
         self._bootstrap = entry
@@ -200,7 +204,7 @@ class OwnThread(threading.Thread):
 
 
 def _end() -> None:
-    """At the exit, when all threads that are no daemons have ended."""
+    """Blocks other threads' calls, and ends the package's threads. Runs at exit, after all non-daemon threads ended."""
     _ending_in.append(_thread.get_ident())
     since = time.monotonic()
     while _awaited(since):
@@ -218,6 +222,7 @@ def _awaited(since: float) -> bool:
     return any(each.awaited(since) for each in others)
 
 
-# The last that is registered runs first. Finalizers take torch's operators away; the first one registers them all.
+# Exit functions run in reverse order of registration. All weakref finalizers run in one exit function, registered with
+# the first finalizer, and some of them unregister torch's operators: creating one here makes `_end` run before them.
 weakref.finalize(OwnThread, int).detach()
 atexit.register(_end)

@@ -1,4 +1,4 @@
-"""Keeps a forked process from files and locks that it shares with its parent, or that threads of the parent held."""
+"""Keeps forked processes from using files and locks that they share with their parent process."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 Lock: TypeAlias = Any
-"""A lock of `threading`, or `RaisingStub` in its place."""
+"""A lock of `threading`, or a `RaisingStub` in its place."""
 
 
 class ForkAware(Protocol):
-    """An object that has to know when it is in another process than the one that made it."""
+    """An object with a method that is called in each forked process."""
 
     def after_fork(self, parent: int) -> None:
-        """Called in the new process, before anything else runs there. `parent`: the process that it was forked from."""
+        """Adapts the object to a forked process, before other code runs there. `parent` is the parent's process id."""
 
 
 class RaisingStub:
-    """Stands for a lock or another object that this process must not use: using it raises, and says why."""
+    """The stand-in for a lock or another object that a forked process must not use: any use raises RuntimeError."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -37,7 +37,7 @@ class RaisingStub:
         raise RuntimeError(self.message)
 
     def _is_owned(self) -> bool:
-        return True  # a finalizer that would tidy up does not: there is nothing to tidy
+        return True  # a finalizer skips its clean-up while the lock is owned: here there is nothing to clean up
 
 
 _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
@@ -45,12 +45,12 @@ _process = os.getpid()
 
 
 def notify_of_forks(aware: ForkAware) -> None:
-    """`aware.after_fork` will be called in every process that is forked from this one, while `aware` lives."""
+    """Registers `aware`, by a weak reference: its `after_fork` is called in every process forked from this one."""
     _fork_aware.add(aware)
 
 
 def is_unlocked(lock: Lock) -> bool:
-    """Whether no other thread holds `lock`."""
+    """Returns whether no other thread holds `lock`."""
     if not lock.acquire(blocking=False):
         return False
     lock.release()
@@ -61,10 +61,11 @@ _descriptors: set[int] = set()
 
 
 def close_in_children(descriptor: int) -> Callable[[], None]:
-    """Keeps the open file `descriptor`, and the lock on it, from forked processes.
+    """Registers an open, locked file to be closed in forked processes, so that its lock stays with this process.
 
     Returns:
-        Unlocks and closes it; does nothing in a forked process, where the number may be another file's.
+        A function that unlocks and closes the file. It does nothing in a forked process, where the descriptor's number
+        may belong to another file.
     """
     _descriptors.add(descriptor)
     process = os.getpid()
@@ -72,7 +73,7 @@ def close_in_children(descriptor: int) -> Callable[[], None]:
     def close() -> None:
         if os.getpid() == process:
             _descriptors.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked just now may not have closed it yet
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicitly: a new child may not have closed its copy yet
             os.close(descriptor)
 
     return close

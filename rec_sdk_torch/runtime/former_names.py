@@ -1,4 +1,4 @@
-"""Public names that have changed: the former ones work for one version, with a warning that says the new one."""
+"""Aliases of renamed public names. A former name works for one more version, with a warning that has the new name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from .warn import DeprecatedWarning, warn
 
 CLASSES = {"TableLife": "TableLifecycle"}
-"""New name of each public class that had another one."""
+"""The present name of each renamed public class, by its former name."""
 
 Class = TypeVar("Class", bound=type)
 
 
 def current_name(package: str, name: str) -> str:
-    """Returns the name that `name` of a package has now, and warns if it has changed."""
+    """Returns the present name for `name`, and warns if `name` is a former one."""
     if name not in CLASSES:
         return name
     warn(f"{package}.{name} is now named {CLASSES[name]}", DeprecatedWarning)
@@ -23,7 +23,7 @@ def current_name(package: str, name: str) -> str:
 
 
 def accepts_former_name(former: str, field: str) -> Callable[[Class], Class]:
-    """Returns a decorator of a dataclass whose field `field` had the name `former`: both can be given and read."""
+    """Returns a dataclass decorator that accepts `former`, the former name of `field`, as argument and attribute."""
 
     def decorate(cls: Class) -> Class:
         make = vars(cls)["__init__"]
@@ -36,7 +36,7 @@ def accepts_former_name(former: str, field: str) -> Callable[[Class], Class]:
             make(self, *values, **fields)
 
         def read(self: Any) -> Any:
-            """The field by its former name."""
+            """Returns the field under its former name, with a warning."""
             warn(f"{cls.__name__}.{former} is now named {field}", DeprecatedWarning)
             return getattr(self, field)
 

@@ -1,4 +1,4 @@
-"""Process groups of the same ranks as a model's, which exchange tensors in host memory, each for one use."""
+"""Gloo process groups with the ranks of a model's group, for exchanges of host tensors: one for each use."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGrou
 
 
 def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
-    """Returns the gloo group with the ranks and the timeout of `group` for a `use` (collective).
+    """Returns the gloo group for `use` with the ranks and the timeout of `group`; creates it at the first call.
+
+    The first call is collective: every rank of `group` must make it.
 
     Args:
-        group: of the model.
-        use: for which there is one such group.
+        group: the model's process group.
+        use: a name of the exchanges, such as "ids". Each name has a group of its own.
 
     Raises:
-        RuntimeError: a rank has ended, or does not come within the timeout.
+        RuntimeError: a rank has ended, or does not make the call within the timeout.
     """
     made = _groups.setdefault(group, {})
     if use not in made:
         ranks, timeout = dist.get_process_group_ranks(group), timeout_of(group)
-        # Where only some ranks call it, torch names a group by the number of groups that each of them has.
+        # Local synchronization only if some ranks do not make this call: torch then names the group by how many groups
+        # the rank has, which may differ between ranks.
         with exchanging(f"addresses for {use}", group):
             made[use] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not spans_world(group))
     return made[use]
@@ -34,10 +37,10 @@ def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def exchanging(what: str, group: dist.ProcessGroup) -> Iterator[None]:
-    """Surrounds collectives of `group`; `what` names the exchange in the error.
+    """Returns a context around collectives of `group`, whose errors then name the ranks and the exchange `what`.
 
     Raises:
-        RuntimeError: the exchange fails, since another rank has ended or does not come.
+        RuntimeError: the exchange fails, because another rank has ended or does not take part.
     """
     try:
         yield
@@ -46,7 +49,7 @@ def exchanging(what: str, group: dist.ProcessGroup) -> Iterator[None]:
 
 
 def lost_rank(what: str, rank: int, world_size: int, error: RuntimeError) -> RuntimeError:
-    """Returns the error of `rank` whose exchange of `what` has failed with torch's `error`."""
+    """Returns the error to raise on `rank` when its exchange of `what` fails with torch's `error`."""
     return RuntimeError(
         f"rank {rank} of {world_size} could not exchange {what}: another rank has ended, has raised an error, or has "
         f"not come within the process group's timeout: {error}"
@@ -54,17 +57,17 @@ def lost_rank(what: str, rank: int, world_size: int, error: RuntimeError) -> Run
 
 
 def spans_world(group: dist.ProcessGroup) -> bool:
-    """Whether all ranks are in `group`."""
+    """Returns whether `group` has all ranks."""
     return dist.get_world_size(group) == dist.get_world_size()
 
 
 def reaches_host(group: dist.ProcessGroup) -> bool:
-    """Whether `group` exchanges tensors in host memory."""
+    """Returns whether `group` can exchange tensors in host memory."""
     return torch.device("cpu") in group._device_types
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """How long a rank of `group` waits for another; None: it does not say."""
+    """Returns how long a rank of `group` waits for another rank; None if the backend does not expose it."""
     backend = group._get_backend(group._device_types[0])
     timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
     return timeout

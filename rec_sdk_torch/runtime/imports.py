@@ -1,4 +1,4 @@
-"""Runs functions once a module of another package is imported, by any code and at any time."""
+"""Import hooks: run a function as soon as a module of another package is imported, by whatever code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Action = Callable[[Any], None]
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls `action` with the module `name`: now if it is imported, else right after it will be. Imports nothing."""
+    """Calls `action` with the module `name`: now if it is imported already, else right after its import."""
     if name in sys.modules:
         action(sys.modules[name])
     elif not any(isinstance(finder, _ImportHook) and finder.name == name for finder in sys.meta_path):
@@ -22,7 +22,7 @@ def after_import(name: str, action: Action) -> None:
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; lets `action` run after the real loader of the module `name`."""
+    """A finder that lets other finders load the module `name`, and then calls the action."""
 
     def __init__(self, name: str, action: Action) -> None:
         self.name, self._action = name, action

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when first used: those its stub imports, as `lazy_loader.attach_stub` does."""
+"""Lazy packages: the names that a package's stub imports are loaded at their first use, as by `lazy_loader`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TORCHREC = {"torchrec", "fbgemm_gpu"}
 
 
 _HIDDEN_FROM_DIR = {"compat"}
-"""Packages that change others when they are imported: `dir()` leaves them out, so that no tool imports all it finds."""
+"""Packages that modify others when they are imported. `dir()` omits them, since tools import what `dir()` lists."""
 
 
 def _exports(stub: Path) -> dict[str, str]:
-    """The module, relative to the package, of each name that the stub imports; "." where the name is a module."""
+    """Returns the module, relative to the package, of each name that the stub imports; "." if the name is a module."""
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
     return {alias.name: f"{'.' * node.level}{node.module or ''}" for node in imports for alias in node.names}
 
@@ -41,7 +41,7 @@ def _load(package: str, module: str, name: str) -> Any:
 
 
 def torch_npu_problem(error: Exception) -> str | None:
-    """Says why torch could not be imported and what to do, where torch_npu was the cause; None for another error."""
+    """Describes why torch_npu keeps torch from being imported, and what to do; returns None for any other error."""
     if not isinstance(error, RuntimeError) or "torch_npu" not in str(
         error
     ):  # torch loads it when it is imported itself
@@ -55,10 +55,10 @@ def torch_npu_problem(error: Exception) -> str | None:
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
+    """Returns `__getattr__`, `__dir__` and `__all__` of the package whose `__init__.py` is `file`.
 
-    The names come from the stub beside it, so that they are listed once, for Python and for type checkers. Modules
-    among them are attributes, and not in `__all__`: `import *` imports none of them.
+    The names come from the stub beside `file`, so that Python and type checkers share one list. Modules in the stub are
+    attributes of the package, but not in `__all__`, so that `import *` does not load them.
     """
     exports = _exports(Path(file).with_suffix(".pyi"))
     namespace = sys.modules[package].__dict__

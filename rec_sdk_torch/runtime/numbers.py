@@ -1,4 +1,4 @@
-"""Numbers that users give as options."""
+"""Checks and conversions of numbers that users pass as options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 def as_int(value: Any) -> int | None:
-    """`value` as an int if it is an integer of any library; None for everything else, bools too."""
+    """Returns an integer of any library as an int; None for everything else, including bools."""
     if isinstance(value, bool):
         return None
     try:
@@ -22,7 +22,7 @@ def as_int(value: Any) -> int | None:
 
 
 def as_float(value: Any) -> float:
-    """Returns a number as a float, which is infinite for an int that no float can hold."""
+    """Returns a number as a float; infinity for an int beyond the range of floats."""
     try:
         return float(value)
     except OverflowError:
@@ -30,7 +30,10 @@ def as_float(value: Any) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a number that a float can hold, or a tensor or an array of one: no bool, no text."""
+    """Returns whether `value` is a number in the range of floats, or a tensor or array with one such element.
+
+    Bools and text are not numbers.
+    """
     if isinstance(value, (bool, str, bytes)):
         return False
     try:
@@ -41,7 +44,7 @@ def is_number(value: Any) -> bool:
 
 
 def int_field(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
-    """Returns the metadata of a dataclass's field that is an int from `least` to `most`."""
+    """Returns the metadata of a dataclass field that must be an int from `least` to `most`; see `check_fields`."""
 
     def check(value: object) -> int:
         number = as_int(value)
@@ -55,7 +58,7 @@ def int_field(least: int, most: int = 2**63 - 1) -> dict[str, Any]:
 
 
 def float_field(least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> dict[str, Any]:
-    """Returns the metadata of a field that is a finite float from `least` to `most`, and more than `above`."""
+    """Returns the metadata of a dataclass field that must be finite, from `least` to `most`, and above `above`."""
 
     def check(value: Any) -> float:
         if not is_number(value) and as_int(value) is None:
@@ -75,18 +78,18 @@ def _flag(value: object) -> bool:
 
 
 BOOL_FIELD = {"check": _flag}
-"""The metadata of a field that is a bool."""
+"""The metadata of a dataclass field that must be a bool."""
 
 
 def check_fields(options: Any, *, optional: bool = False) -> None:
-    """Checks the fields of a dataclass by their metadata, and stores Python's numbers in them.
+    """Checks the fields of a dataclass by their metadata, and converts their values to Python's int, float and bool.
 
     Args:
-        options: the dataclass.
+        options: an instance of the dataclass; it may be frozen.
         optional: whether a field may be None.
 
     Raises:
-        TypeError, ValueError: a field of another type or out of its range; the message names class and field.
+        TypeError, ValueError: a field has another type or is out of range; the message names class and field.
     """
     for each in fields(options):
         value = getattr(options, each.name)
@@ -100,10 +103,16 @@ def check_fields(options: Any, *, optional: bool = False) -> None:
 def cast_in_range(
     name: str, values: npt.NDArray[Any], dtype: type[np.signedinteger[Any]], least: int | None
 ) -> npt.NDArray[Any]:
-    """Returns `values` as `dtype`; with `least` None, negative ones are -1.
+    """Converts integers to `dtype` after a check of their range.
+
+    Args:
+        name: the name of the values in the error message.
+        values: integers of any shape.
+        dtype: a signed integer type.
+        least: the least allowed value; None: all values are allowed, and negative ones become -1.
 
     Raises:
-        ValueError: one that is less, or more than `dtype` has.
+        ValueError: a value is less than `least`, or more than `dtype` can represent.
     """
     most = int(np.iinfo(dtype).max)
     if values.size:

@@ -1,4 +1,4 @@
-"""Functions that this package puts in place of those of other packages, which other libraries may replace too."""
+"""Recognizes the functions with which this package replaces functions of other packages, also behind wrappers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ours: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-"""Known by identity: `functools.wraps` of another library copies attributes and `__wrapped__`."""
+"""By identity and not by an attribute, since `functools.wraps` in another library copies attributes."""
 
 _MOST_SEARCHED = 1000
 
 
 def mark(function: F) -> F:
-    """Notes that `function` is this package's, and returns it."""
+    """Marks `function` as this package's, and returns it."""
     _ours.add(function)
     return function
 
 
 def is_ours(function: Any) -> bool:
-    """Whether `function` itself was marked; a wrapper around a marked one was not."""
+    """Returns whether `function` itself was marked; False for another library's wrapper around it."""
     return isinstance(function, types.FunctionType) and function in _ours
 
 
 def callees(function: Any) -> Iterator[Any]:
-    """Yields `function` and, breadth first, what it may call.
+    """Yields `function` and the objects that it may call, breadth first.
 
     The search follows wrapped functions, closures, defaults, globals that the code names, and attributes of objects. It
     ends after 1,000 objects.
@@ -46,7 +46,7 @@ def callees(function: Any) -> Iterator[Any]:
 
 
 def _references(value: Any) -> list[Any]:
-    """Returns what a function, a method or a callable object refers to; nothing for a class or a module."""
+    """Returns the objects that a function, a method or a callable object refers to; none for a class or a module."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
@@ -63,12 +63,12 @@ def _references(value: Any) -> list[Any]:
 def _globals_of(function: types.FunctionType) -> list[Any]:
     """Returns the globals that the code of `function` names, and attributes of modules among them that it names."""
     names = function.__code__.co_names
-    found = [function.__globals__[name] for name in names if name in function.__globals__]
-    for each in found:  # which grows by the modules in modules
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    for each in values:  # grows during the loop, so that modules inside modules are searched too
         if isinstance(each, types.ModuleType):
             own = vars(each)
-            found += [own[name] for name in names if name in own and not any(own[name] is other for other in found)]
-    return found
+            values += [own[name] for name in names if name in own and not any(own[name] is other for other in values)]
+    return values
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -1,4 +1,4 @@
-"""Notes which tensors of state dicts have one rank's rows, and refuses them where torch takes them for all ranks'."""
+"""Marks tensors of state dicts that hold one rank's rows, and rejects them where torch saves them for all ranks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 _ranks: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By storage of a tensor: the rank whose rows it has, and the number of ranks."""
+"""For the storage of each marked tensor: the rank whose rows it holds, and the number of ranks."""
 
 
 def mark_rank_rows(tensors: Iterable[torch.Tensor], rank: int, world_size: int) -> None:
-    """Notes that `tensors` of a state dict, and their views, have the rows of `rank` alone."""
+    """Marks `tensors` of a state dict, and all their views, as holding the rows of `rank` only."""
     for tensor in tensors:
         _ranks[tensor.untyped_storage()] = rank, world_size
 
 
 def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
-    """Checks that keys of tensors with one rank's rows name it: torch saves one tensor for a key that all ranks have.
+    """Checks that the key of each tensor with one rank's rows contains the rank.
+
+    torch.distributed.checkpoint saves only one rank's tensor for a key that all ranks have.
 
     Raises:
-        ValueError: a key does not.
+        ValueError: a key does not contain the rank, as `rank0` does for rank 0.
     """
     wrong = []
     for path, tensor in _tensors(state_dict, ()):
@@ -40,7 +42,7 @@ def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
 
 
 def _tensors(value: Any, path: Sequence[str]) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
-    """Yields the plain tensors in nested dicts and lists, and the keys that lead to each."""
+    """Yields each plain tensor in nested dicts and lists, after the path of keys that leads to it."""
     if type(value) is torch.Tensor and value.layout == torch.strided:
         yield path, value
     elif isinstance(value, (Mapping, list, tuple)):

@@ -1,12 +1,12 @@
-"""Every environment variable the package reads, in one place.
+"""All environment variables that the package reads.
 
 EMBCACHE_SIZE_ON_DEVICE_MEM, default 16GiB
-    Device memory a collection may use for its cache when no `cache=` is given: bytes, or a number with a
-    unit (`512MiB`, `2GB`).
+    The device memory that a collection may use for its cache if `cache=` is not set: bytes, or a number with a unit
+    (`512MiB`, `2GB`).
 
 EMBCACHE_DIRECT_SWAP, default 0
-    1: on CUDA, the kernels of a swap read and write page-locked host memory themselves, instead of copies through
-    staging on the device. Which is faster is for `python -m benchmarks.cuda` to say.
+    1: on CUDA, the kernels of a swap access page-locked host memory directly. 0: rows are copied through staging
+    buffers on the device. `python -m benchmarks.cuda` measures which is faster.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _UNITS = {
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Bytes meant by `text`, such as `"2GiB"`, `"512 MB"` or `"17179869184"`.
+    """Parses a size such as `"2GiB"`, `"512 MB"` or `"17179869184"`; returns bytes.
 
     Raises:
-        ValueError: not a positive number below 2^63 with a known unit; the message names `name`.
+        ValueError: `text` is not a positive number below 2^63 with a known unit; the message begins with `name`.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match.group(2).upper()) if match else None
@@ -45,10 +45,10 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def parse_switch(text: str, name: str) -> bool:
-    """`"0"` or `"1"`.
+    """Parses `"0"` or `"1"` as a bool.
 
     Raises:
-        ValueError: anything else; the message names `name`.
+        ValueError: `text` is neither; the message begins with `name`.
     """
     if text not in ("0", "1"):
         raise ValueError(f"{name}: expected 0 or 1, got {text!r}")
@@ -57,17 +57,17 @@ def parse_switch(text: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that the environment asks for; see the module's table."""
+    """The values of the environment variables that this module documents."""
 
     embcache_size_on_device_mem: int
     embcache_direct_swap: bool
 
 
 def read_settings() -> Settings:
-    """The settings in force now.
+    """Reads the settings from the environment.
 
     Raises:
-        ValueError: a variable holds something that cannot be read; the message names it.
+        ValueError: a variable has an invalid value; the message names the variable.
     """
     name = "EMBCACHE_SIZE_ON_DEVICE_MEM"
     return Settings(

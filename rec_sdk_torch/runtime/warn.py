@@ -1,4 +1,4 @@
-"""Warnings: their categories, by which they can be silenced or raised, and the line of the user's code they name."""
+"""Warning categories of the package, and `warn`, which attributes a warning to the user's line."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import warnings
 
 
 class RecSdkWarning(UserWarning):
-    """Every warning of this package is one. `warnings.filterwarnings("ignore", category=...)` silences a category."""
+    """The base of this package's warnings. `warnings.filterwarnings("ignore", category=...)` silences a category."""
 
 
 class InputWarning(RecSdkWarning):
-    """Something in a batch or a call could not be used as it was given: ids, timestamps, offsets, names of tables."""
+    """A warning about input that was corrected or ignored: ids, timestamps, offsets, names of tables."""
 
 
 class TrainingWarning(RecSdkWarning):
-    """A training step did something to rows that may not be meant: gradients not finite, not clipped, rows evicted."""
+    """A warning about a training step that may not be intended: gradients not finite, not clipped, rows evicted."""
 
 
 class PerformanceWarning(RecSdkWarning):
-    """Results are right, and take longer than they have to: a small cache, plans in vain, no kernel for a device."""
+    """A warning about avoidable slowness: a small cache, unused prefetched plans, a device without kernels."""
 
 
 class SaveWarning(RecSdkWarning):
-    """A save, a state dict or a dump is loaded in part, or a reader of saves cannot follow."""
+    """A warning about a save, state dict or dump that is loaded in part, or a reader that cannot follow new saves."""
 
 
 class ConfigurationWarning(RecSdkWarning):
-    """An option, a device or an installed package is legal and probably not meant."""
+    """A warning about an option, a device or an installed package that is valid but probably not intended."""
 
 
 class DeprecatedWarning(RecSdkWarning, FutureWarning):
-    """A spelling that a later version will not accept; the message has the new one."""
+    """A warning about a name or an option that a later version will not accept; the message has the new one."""
 
 
 class MonitoringWarning(RecSdkWarning):
-    """Something that watches the training failed, and the training goes on."""
+    """A warning that monitoring of the training, such as a log, failed; the training continues."""
 
 
 def warn(message: str, category: type[RecSdkWarning]) -> None:
-    """Warns at the innermost line that is neither ours nor torch's nor TorchRec's."""
+    """Issues a warning at the innermost line outside of this package, torch and TorchRec."""
     packages = [sys.modules[name] for name in ("rec_sdk_torch", "torch", "torchrec") if name in sys.modules]
     inside = tuple(os.path.join(os.path.dirname(str(package.__file__)), "") for package in packages)
     frame, level = sys._getframe(1), 2

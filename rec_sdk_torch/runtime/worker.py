@@ -1,4 +1,4 @@
-"""A thread that runs jobs one after the other."""
+"""Worker threads: `Worker` runs jobs in order in one thread, `Pool` returns futures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 _RETRY = 0.01
-"""Seconds until memory that was not there may be."""
+"""Seconds between two attempts to allocate memory that ran out."""
 
 
 def _work(jobs: SimpleQueue[Job | None]) -> None:
@@ -31,10 +31,10 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
         try:
             job()
         except Exception as error:
-            if isinstance(job, _Task):  # there was no memory to run it, or for its result
+            if isinstance(job, _Task):  # no memory to run the call or to store its result
                 job.fail(error)
-        del job  # and what it holds
-    jobs.put(None)  # for another thread, which an interrupt in `run` may have left
+        del job  # else the job, and what it references, would live until the next one
+    jobs.put(None)  # ends a second thread, which an interrupt in `run` may have started
 
 
 def _stop(jobs: SimpleQueue[Job | None], threads: list[threading.Thread]) -> None:
@@ -45,10 +45,10 @@ def _stop(jobs: SimpleQueue[Job | None], threads: list[threading.Thread]) -> Non
 
 
 class Worker:
-    """Runs jobs in a thread of its own, which ends with this object, and before the interpreter does.
+    """A thread that runs jobs in order. It ends when this object is deleted, and before the interpreter exits.
 
-    A KeyboardInterrupt in a call leaves it usable; one in `ThreadPoolExecutor.submit` may hold that one's locks for
-    ever. An error that a job raises is dropped. While the interpreter ends, a job runs in the thread that gives it.
+    A KeyboardInterrupt in a method leaves the worker usable; in `ThreadPoolExecutor.submit`, it may leave a lock held
+    forever. Errors of jobs are discarded. While the interpreter exits, `run` runs the job in the calling thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,15 +56,15 @@ class Worker:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._finalizer = weakref.finalize(self, _stop, self._jobs, self._threads)
-        self._finalizer.atexit = False  # `OwnThread` sees to that
+        self._finalizer.atexit = False  # `OwnThread` ends the thread at exit
 
     def run(self, job: Job) -> None:
-        """Runs `job` after those before it."""
+        """Queues `job`, which runs after all earlier jobs."""
         if ending():
             with contextlib.suppress(Exception):
                 job()
             return
-        if not any(thread.is_alive() for thread in self._threads):  # a forked process has none
+        if not any(thread.is_alive() for thread in self._threads):  # at the first job, and in a forked process
             work = functools.partial(_work, self._jobs)
             thread = OwnThread(work, self._name, stop=functools.partial(self._jobs.put, None))
             self._threads[:] = [thread]
@@ -72,22 +72,22 @@ class Worker:
         self._jobs.put(job)
 
     def wait(self) -> None:
-        """Waits until the jobs that were given so far have run."""
+        """Blocks until all jobs queued so far have run."""
         done = _thread.allocate_lock()
         done.acquire()
         self.run(done.release)
         done.acquire()
 
     def end(self) -> None:
-        """Returns when the jobs that were given have run and the thread has ended. No more may be given."""
+        """Ends the thread after all queued jobs have run, and joins it. No more jobs may be queued."""
         self._finalizer()
 
 
 class Pool:
-    """Runs calls in threads of its own, in the order in which they were given where it has one thread.
+    """A thread pool. With one thread, calls run in the order of their submission.
 
-    `ThreadPoolExecutor` takes no call once the main thread has ended, when a save still runs in another thread, or an
-    `atexit` function saves.
+    Unlike `ThreadPoolExecutor`, it accepts calls after the main thread has ended, when a save may still run in another
+    thread or in an `atexit` function.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
@@ -97,18 +97,18 @@ class Pool:
     def submit(
         self, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
     ) -> Future[_Result]:
-        """Calls it in a thread. `Future.cancel` keeps a call from it that has not begun."""
+        """Calls `function` in a thread; returns its future, whose `cancel` works until the call starts."""
         future: Future[_Result] = Future()
         next(self._next_worker).run(_Task(future, functools.partial(function, *args, **kwargs)))
         return future
 
     def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Results in the order of `items`, whose calls have all been given."""
+        """Submits a call for every item; returns an iterator of the results in the order of `items`."""
         futures = [self.submit(function, item) for item in items]
         return (future.result() for future in futures)
 
     def end(self) -> None:
-        """As `Worker.end`."""
+        """Ends all threads after their queued calls have run, and joins them."""
         for worker in self._workers:
             worker.end()
 
@@ -120,7 +120,7 @@ class Pool:
 
 
 class _Task(Generic[_Result]):
-    """A job that gives the result of a call, or its error, to a future."""
+    """A job that makes a call, and stores its result or error in a future."""
 
     def __init__(self, future: Future[_Result], call: Callable[[], _Result]) -> None:
         self._future = future
@@ -137,7 +137,7 @@ class _Task(Generic[_Result]):
             self._future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Gives `error` to the future, unless that has a result: no thread may wait for it forever."""
+        """Stores `error` in the future unless it is done, retrying without memory: else a thread would wait forever."""
         while True:
             try:
                 self._future.set_exception(error)
