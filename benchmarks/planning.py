@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, begin
+from rec_sdk_torch._engine import Engine, Initializer, TableSpec, available_memory, start_plans
 from rec_sdk_torch.rules import Age, Count, Idle, Norm, Probability, Rows, Score, Share, ShowClick, Sketch
 from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
@@ -77,10 +77,10 @@ class Planner:
             self._records = np.zeros((max(leaving, coming), self.engine.record_bytes), np.uint8)
         if coming:
             self.engine.read_in(plan, self._records[:coming])
-        begin([plan])
+        start_plans([plan])
         self.engine.applied(plan)
         if leaving:
-            self.engine.land(plan, self._records[:leaving])
+            self.engine.complete_write_back(plan, self._records[:leaving])
         return spent + seconds_of(plan.release, self._clock)
 
     def turns(self, batches: Iterator[Int64Array]) -> Callable[[], float]:

@@ -83,7 +83,7 @@ def call_counter() -> Iterator[CallCounter]:
         for owner, names in (
             *((each, vars(each)) for each in (_engine.Engine, _engine.Tables, _engine.Saves, _engine.Lifecycle)),
             (_engine.Plan, ["release"]),
-            (_engine, ["begin", "pass_plans"]),
+            (_engine, ["start_plans", "apply_without_swap"]),
         ):
             for name in list(names):
                 if not name.startswith("_") and callable(getattr(owner, name)):

@@ -74,10 +74,10 @@ def swap(e: Any, cache: np.ndarray, p: Any, sums: np.ndarray | None = None) -> N
     leaving = np.ascontiguousarray(cache[p.swap_out_slots])
     rows = np.empty((len(p.swap_in_slots), e.record_bytes), np.uint8)
     e.read_in(p.host, rows)
-    _engine.begin([p.host])
+    _engine.start_plans([p.host])
     cache[p.swap_in_slots] = rows
     e.applied(p.host)
-    e.land(p.host, leaving, sums)
+    e.complete_write_back(p.host, leaving, sums)
 
 
 def apply(e: Any, p: Any) -> Any:

@@ -45,7 +45,7 @@ def test_cpp_units(pytestconfig: pytest.Config, address_tree: Tree, unit: str) -
 
 
 def test_no_data_races(pytestconfig: pytest.Config) -> None:
-    tests = "planner;plan_order;host_store;lifecycle;stress"
+    tests = "planner;plan_order;host_store;plan_lifecycle;stress"
     options = ["-DREC_SDK_SANITIZE=thread", f"-DREC_SDK_ENGINE_TESTS={tests}"]
     tree = Tree("engine-thread", TESTS / "engine", options)
     tree.build()
@@ -307,9 +307,9 @@ def test_sizes_that_would_overflow() -> None:
     sums = np.empty((1, 2 * DIM), np.float32)
     for begin, end in ((-(2**63), 1), (-1, 0), (3, 2)):
         with pytest.raises(IndexError, match="begin <= end"):
-            e.read_away(begin, end, records(e, 1), sums)
+            e.read_spilled(begin, end, records(e, 1), sums)
     with pytest.raises(IndexError, match="not within"):
-        e.read_away(0, 1, records(e, 1), sums)
+        e.read_spilled(0, 1, records(e, 1), sums)
     for row in (2**63 - 1, -(2**63), 1):
         with pytest.raises(IndexError, match=f"'a': row {row} is not one of its rows"):
             e.tables.read_rows(0, np.array([1]), np.array([row]), records(e, 1))
@@ -345,15 +345,15 @@ def test_pending_gradients_follow_their_rows() -> None:
     assert p.window_out_slots.tolist() == p.swap_out_slots.tolist() == [0]
     assert p.window_in == p.window_in_slots.size == 0
     with pytest.raises(ValueError, match="sums that leave"):
-        e.land(p.host, records(e, 1))
+        e.complete_write_back(p.host, records(e, 1))
     sums = np.arange(2 * DIM, dtype=np.float32)[None]
     swap(e, cache, p, sums)
     p.release()
     assert [part.tolist() for part in e.window_rows()] == [[1], [0, 1], [0], [0, 1]]
     away_records, away_sums = records(e, 1), np.zeros_like(sums)
-    e.read_away(0, 1, away_records, away_sums)
+    e.read_spilled(0, 1, away_records, away_sums)
     assert (away_sums == sums).all()
-    e.write_away(0, 1, away_records + 1)
+    e.write_spilled(0, 1, away_records + 1)
     p = plan(e, [[1]])
     assert p.window_in_slots.tolist() == p.swap_in_slots.tolist()
     back = np.zeros_like(sums)
@@ -391,7 +391,7 @@ def test_candidates_that_come_in_the_order_of_a_map() -> None:
     source = engine(table("s", slots=20000))
     source.tables.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
     order = source.saves.scan_ids(0, 0, 6000)[0][:400]
-    e = engine(table("t", slots=1000, lifecycle=_engine.Life(rules=[("count", {"threshold": 2})]), columns=["count"]))
+    e = engine(table("t", slots=1000, lifecycle=_engine.Rules(rules=[("count", {"threshold": 2})]), columns=["count"]))
     others = np.arange(3000)
     e.lifecycle.set_candidates(0, others, {"count": np.full(3000, 1)})
     e.lifecycle.set_candidates(0, others[:0], {})
@@ -404,8 +404,8 @@ def test_candidates_that_come_in_the_order_of_a_map() -> None:
 
 def test_an_unknown_rule_or_number_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match=r"'no_such' is not known; there is .*'count'.*'rows'"):
-        _engine.Life(rules=[("age", {"seconds": 3}), ("no_such", {})])
+        _engine.Rules(rules=[("age", {"seconds": 3}), ("no_such", {})])
     with pytest.raises(ValueError, match="rule 'idle': the number 'no_such' is not known; there is 'batches'"):
-        _engine.Life(rules=[("idle", {"batches": 3, "no_such": 3})])
+        _engine.Rules(rules=[("idle", {"batches": 3, "no_such": 3})])
     with pytest.raises(ValueError, match="rule 'idle': 'batches' must be a whole number, 1 or more"):
-        _engine.Life(rules=[("idle", {"batches": 2.5})])
+        _engine.Rules(rules=[("idle", {"batches": 2.5})])

@@ -28,7 +28,7 @@ def test_plans_from_several_threads() -> None:
                 assert len(set(ids)) == p.unique_slots.size == np.unique(p.slots).size
                 with launch:
                     for host in e.unapplied(p.host):
-                        _engine.begin([host])
+                        _engine.start_plans([host])
                         e.applied(host)
                 p.release()
         except BaseException as error:  # reported by the main thread
@@ -52,44 +52,44 @@ def test_whole_tables_wait_for_plans_and_rows() -> None:
     def refused(reason: str) -> None:
         calls = (
             lambda: e.tables.rows(0),
-            lambda: e.saves.kept_ids(0),
+            lambda: e.saves.ids_with_records(0),
             lambda: e.saves.changed_ids(0, 0),
             lambda: e.tables.read_rows(0, one, one, records(e, 1)),
             lambda: e.tables.write_rows(0, one, one, records(e, 1)),
             lambda: e.tables.reserve_rows(0, one),
             lambda: e.tables.find_rows(0, one),
-            lambda: e.saves.others(0, one),
+            lambda: e.saves.unlisted_ids(0, one),
             lambda: e.tables.insert(0, one),
             lambda: e.tables.remove(0, one),
             lambda: e.tables.clear(0),
             e.window_rows,
-            lambda: e.read_away(0, 0, records(e, 0), np.empty((0, 2 * DIM), np.float32)),
-            lambda: e.write_away(0, 0, records(e, 0)),
+            lambda: e.read_spilled(0, 0, records(e, 0), np.empty((0, 2 * DIM), np.float32)),
+            lambda: e.write_spilled(0, 0, records(e, 0)),
             e.close_window,
         )
         for call in calls:
             with pytest.raises(RuntimeError, match=reason):
                 call()
 
-    refused("1 plans are not applied, rows of 1 plans have not landed")
-    _engine.begin([p.host])
-    refused("1 plans are not applied, rows of 1 plans have not landed")
+    refused("1 plans are not applied, the write-backs of 1 plans are pending")
+    _engine.start_plans([p.host])
+    refused("1 plans are not applied, the write-backs of 1 plans are pending")
     e.applied(p.host)
-    refused("0 plans are not applied, rows of 1 plans have not landed")
+    refused("0 plans are not applied, the write-backs of 1 plans are pending")
     back = plan(e, [[2]])
     p.release()
     assert back.sources == []
     e.cancel(back.host)
     back = plan(e, [[1]])
     assert back.sources == [p.serial]
-    with pytest.raises(RuntimeError, match=f"land plan {p.serial} first"):
+    with pytest.raises(RuntimeError, match=f"complete the write-back of plan {p.serial} first"):
         e.read_in(back.host, records(e, 1))
     e.cancel(back.host)
-    assert not p.landed
-    e.land(p.host, records(e, 1))
-    assert p.landed
+    assert not p.written_back
+    e.complete_write_back(p.host, records(e, 1))
+    assert p.written_back
     ids = e.tables.rows(0)[0].tolist()
-    assert ids == e.saves.kept_ids(0).tolist() == e.saves.changed_ids(0, 0)[0].tolist() == [1, 2]
+    assert ids == e.saves.ids_with_records(0).tolist() == e.saves.changed_ids(0, 0)[0].tolist() == [1, 2]
 
 
 def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
@@ -98,7 +98,7 @@ def test_a_plan_that_is_being_applied_may_be_dropped() -> None:
     hosts = e.unapplied()
     del p
     gc.collect()
-    _engine.begin(hosts)
+    _engine.start_plans(hosts)
     e.applied(hosts[0])
     assert e.tables.rows(0)[0].tolist() == [1]
     p = plan(e, [[2]])

@@ -19,7 +19,7 @@ constexpr int kGlance = 100;
 constexpr uint64_t kMostAtOnce = 2;  // tasks that run at a call, if the order is random
 
 // Random orders are drawn with this, and it shows that the program goes on.
-class Course {
+class RandomOrder {
  public:
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> watched{false};
@@ -35,13 +35,13 @@ class Course {
   std::mt19937_64 random_{settings().streams.seed};
 };
 
-std::atomic<Course*> made{nullptr};
+std::atomic<RandomOrder*> made{nullptr};
 
 // Never destroyed: streams still run while the process ends.
-Course& course() {
+RandomOrder& random_order() {
   if (made == nullptr) {
-    auto* own = new Course;
-    Course* none = nullptr;
+    auto* own = new RandomOrder;
+    RandomOrder* none = nullptr;
     if (!made.compare_exchange_strong(none, own)) {
       delete own;
     }
@@ -49,11 +49,11 @@ Course& course() {
   return *made;
 }
 
-// The threads of the parent are not there, and one may have held the lock. Its Course is kept, so that leak
-// checkers do not take it for lost.
-Course* of_parent = nullptr;
+// The threads of the parent are not there, and one may have held the lock. Its RandomOrder is kept, so that
+// leak checkers do not take it for lost.
+RandomOrder* parent_order = nullptr;
 [[maybe_unused]] const int registered_fork_handler =
-    pthread_atfork(nullptr, nullptr, [] { of_parent = made.exchange(nullptr); });
+    pthread_atfork(nullptr, nullptr, [] { parent_order = made.exchange(nullptr); });
 
 // The point to run towards first: what the next task on the way to `point` waits for, if it does.
 Point origin(Point point) {
@@ -79,7 +79,7 @@ void glance_towards(const Point& point) {
 
 // Some tasks that could run on a device now.
 void run_some() {
-  for (uint64_t left = course().roll(kMostAtOnce + 1); left > 0; --left) {
+  for (uint64_t left = random_order().roll(kMostAtOnce + 1); left > 0; --left) {
     std::vector<Point> ready;
     for (Point& end : ends_of_streams(-1)) {
       const Stream::Next next = end.stream->next();
@@ -90,14 +90,14 @@ void run_some() {
     if (ready.empty()) {
       return;
     }
-    glance_towards(ready[course().roll(ready.size())]);
+    glance_towards(ready[random_order().roll(ready.size())]);
   }
 }
 
 // The point, not yet reached, whose stream is to run next.
 const Point& choose(const std::vector<Point>& points) {
   if (settings().streams.order == StreamOrder::kRandom) {
-    return points[course().roll(points.size())];
+    return points[random_order().roll(points.size())];
   }
   return *std::max_element(points.begin(), points.end(), [](const Point& a, const Point& b) {
     return a.stream->next().number < b.stream->next().number;
@@ -117,7 +117,7 @@ void watch() {
   uint64_t last = UINT64_MAX;
   for (;;) {
     std::this_thread::sleep_for(kIdle);
-    const uint64_t now = course().calls + tasks_done();
+    const uint64_t now = random_order().calls + tasks_done();
     if (now == last) {
       for (const Point& end : ends_of_streams(-1)) {
         end.stream->release();
@@ -135,7 +135,7 @@ void on_call() {
   if (runs_freely()) {
     return;
   }
-  ++course().calls;
+  ++random_order().calls;
   if (settings().streams.order == StreamOrder::kRandom) {
     run_some();
   }
@@ -147,7 +147,7 @@ Point put(const std::shared_ptr<Stream>& stream, Task task) {
   if (runs_freely()) {
     return point;
   }
-  if (!course().watched.exchange(true)) {
+  if (!random_order().watched.exchange(true)) {
     std::thread(watch).detach();
   }
   if (!stream->reached(point.position - std::min(point.position, kDepth))) {

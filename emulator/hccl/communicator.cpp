@@ -113,9 +113,9 @@ struct Communicator::Receiving {
 };
 
 // While no byte moves: yields, then sleeps; looks for reasons to give up.
-class Communicator::Waiting {
+class Communicator::ProgressWait {
  public:
-  Waiting(Communicator& communicator, const std::vector<Sending>& out, const std::vector<Receiving>& in)
+  ProgressWait(Communicator& communicator, const std::vector<Sending>& out, const std::vector<Receiving>& in)
       : communicator_(communicator), out_(out), in_(in) {}
 
   void progress() {
@@ -209,7 +209,7 @@ void Communicator::exchange(const Operation& operation, std::vector<Outgoing> ou
 
 void Communicator::exchange_all(std::vector<Sending>& out, std::vector<Receiving>& in) {
   const uint64_t capacity = segment_.ring_capacity();
-  Waiting waiting(*this, out, in);
+  ProgressWait wait(*this, out, in);
   std::vector<bool> blocked(ranks_);
   for (bool all_done = false; !all_done;) {
     all_done = true;
@@ -234,9 +234,9 @@ void Communicator::exchange_all(std::vector<Sending>& out, std::vector<Receiving
       all_done &= message.done();
     }
     if (moved) {
-      waiting.progress();
+      wait.progress();
     } else if (!all_done) {
-      waiting.step();
+      wait.step();
     }
   }
 }

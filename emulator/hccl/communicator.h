@@ -61,7 +61,7 @@ class Communicator {
  private:
   struct Sending;
   struct Receiving;
-  class Waiting;
+  class ProgressWait;
 
   void exchange_all(std::vector<Sending>& out, std::vector<Receiving>& in);
   std::string where(const Operation& operation) const;

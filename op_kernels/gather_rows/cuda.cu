@@ -5,7 +5,7 @@ namespace rec_sdk {
 namespace cuda {
 
 cudaError_t gather_rows(const CopyRows& a, cudaStream_t stream) {
-  return launch_moves(OneWay<true>(a), stream);
+  return launch_moves(GatherOrScatter<true>(a), stream);
 }
 
 }  // namespace cuda

@@ -5,7 +5,7 @@ namespace rec_sdk {
 namespace cuda {
 
 cudaError_t scatter_rows(const CopyRows& a, cudaStream_t stream) {
-  return launch_moves(OneWay<false>(a), stream);
+  return launch_moves(GatherOrScatter<false>(a), stream);
 }
 
 }  // namespace cuda

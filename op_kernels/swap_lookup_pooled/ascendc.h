@@ -1,6 +1,6 @@
 #pragma once
 
-#include "op_kernels/common/ascendc/arrivals.h"
+#include "op_kernels/common/ascendc/staged_rows.h"
 #include "op_kernels/lookup_pooled/ascendc.h"
 
 namespace rec_sdk {
@@ -10,7 +10,7 @@ __aicore__ inline void swap_lookup_pooled(const SwapLookupPooled& a) {
   bring_in(a.swap);
   LookupPooled lookup = a.lookup;
   lookup.slots = a.origins;
-  if (lookup.bags.count > 0) lookup_pooled_in(with_arrivals(lookup.weights, a.swap), lookup);
+  if (lookup.bags.count > 0) lookup_pooled_in(with_staging(lookup.weights, a.swap), lookup);
 }
 
 }  // namespace ascendc

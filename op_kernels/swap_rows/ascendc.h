@@ -56,9 +56,9 @@ class RowSwapper {
     LocalTensor<uint8_t> tile = tiles_.AllocTensor<uint8_t>();
     const Leaving leaving = parts_.whole() ? load_leaving(first, units, tile) : load_part(first, tile);
     if (parts_.whole()) {
-      load_rows(coming(tile), a_.rows + first * a_.bytes, units, a_.bytes, a_.bytes, pitch_);
+      load_rows(incoming(tile), a_.rows + first * a_.bytes, units, a_.bytes, a_.bytes, pitch_);
     } else {
-      load(coming(tile), a_.rows + in_row(parts_.row(first), first), parts_.size(first));
+      load(incoming(tile), a_.rows + in_row(parts_.row(first), first), parts_.size(first));
     }
     tiles_.EnQue(tile);
     return leaving;
@@ -72,11 +72,11 @@ class RowSwapper {
                    a_.bytes, pitch_);
       }
       const RowCopies<uint8_t, Direction::kToTable> copies(cache(), a_.bytes, pitch_);
-      taken_slots_.move(copies, first, units, coming(tile), pitch_);
+      taken_slots_.move(copies, first, units, incoming(tile), pitch_);
     } else {
       const int64_t size = parts_.size(first);
       if (leaving.count > 0) store(a_.leaving + in_row(leaving.end - 1, first), tile, size);
-      store(a_.cache + in_row(taken_slots_.stream.at(parts_.row(first)), first), coming(tile), size);
+      store(a_.cache + in_row(taken_slots_.stream.at(parts_.row(first)), first), incoming(tile), size);
     }
     tiles_.FreeTensor(tile);
   }
@@ -121,7 +121,7 @@ class RowSwapper {
   __aicore__ inline int64_t in_row(int64_t row, int64_t unit) const {
     return row * a_.bytes + parts_.offset(unit);
   }
-  __aicore__ inline LocalTensor<uint8_t> coming(const LocalTensor<uint8_t>& tile) const {
+  __aicore__ inline LocalTensor<uint8_t> incoming(const LocalTensor<uint8_t>& tile) const {
     return tile[static_cast<uint32_t>(units_of_tile_ * pitch_)];
   }
 

@@ -6,8 +6,8 @@ namespace cuda {
 namespace {
 
 // One thread reads a word of a slot and writes it.
-struct BothWays : SwapRows {
-  explicit BothWays(const SwapRows& a) : SwapRows(a) {}
+struct RowExchange : SwapRows {
+  explicit RowExchange(const SwapRows& a) : SwapRows(a) {}
 
   bool in_words_of(int size) const {
     return bytes % size == 0 && is_multiple(cache, size) && is_multiple(rows, size) &&
@@ -21,7 +21,7 @@ struct BothWays : SwapRows {
   template <int kBytes, int kRows>
   __device__ __forceinline__ void move(int64_t first, int64_t column) const {
     using Part = Word<kBytes>;
-    const uint8_t* const coming = rows + first * bytes + column;
+    const uint8_t* const incoming = rows + first * bytes + column;
     Part* cached[kRows];
     int32_t place[kRows];
     Part left[kRows], came[kRows];
@@ -33,7 +33,7 @@ struct BothWays : SwapRows {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       left[u] = *cached[u];  // of a free slot too: cheaper than a branch before the other loads
-      came[u] = __ldcs(reinterpret_cast<const Part*>(coming + u * bytes));
+      came[u] = __ldcs(reinterpret_cast<const Part*>(incoming + u * bytes));
     }
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
@@ -45,7 +45,7 @@ struct BothWays : SwapRows {
 
 }  // namespace
 
-cudaError_t swap_rows(const SwapRows& a, cudaStream_t stream) { return launch_moves(BothWays(a), stream); }
+cudaError_t swap_rows(const SwapRows& a, cudaStream_t stream) { return launch_moves(RowExchange(a), stream); }
 
 }  // namespace cuda
 }  // namespace rec_sdk

@@ -86,7 +86,7 @@ class Deduplication:
             tables.world_size,
             self._numbers,
         )
-        self.words = self._host.number_words
+        self.words = self._host.signal_words
         self.timestamped = np.flatnonzero([kinds & 4 for kinds in self._numbers])
         self.training_only = bool(self.words.any()) or self.replicas.any
 
@@ -109,7 +109,7 @@ class Deduplication:
         )
         if found.out_of_range:
             self._report_out_of_range(found.out_of_range)
-        sent_ids = SentIds(found.counts, found.ids, found.numbers)
+        sent_ids = SentIds(found.counts, found.ids, found.signals)
         if training and self.replicas.any:
             sent_ids = self._with_replicas(sent_ids)
         return UniqueBatch(batch, found, sent_ids)
@@ -147,7 +147,7 @@ class Deduplication:
             ids: int64 `[n]`.
             numbers: int32, what they took along.
         """
-        arrays = self._host.received(counts, ids.numpy(), numbers.numpy())
+        arrays = self._host.received_signals(counts, ids.numpy(), numbers.numpy())
         keys = None
         if len(self.timestamped):
             by_key = np.full(counts.shape, NEVER, np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from .._engine import ranks_of
+from .._engine import owner_ranks
 from ..tbe import Home, Int64Array, TableConfig
 
 
@@ -20,7 +20,7 @@ class Placement(abc.ABC):
 
     Attributes:
         share: of the table that is at home on this rank, 0 to 1.
-        home: which rank is home to an id, as the engine's `ranks_of` has it.
+        home: which rank is home to an id, as the engine's `owner_ranks` has it.
         name: what the ranks have to agree on.
         replicated: whether every rank is home to all ids, and `home` is this one.
     """
@@ -34,7 +34,7 @@ class Placement(abc.ABC):
 
     def owner(self, ids: Int64Array) -> Int64Array:
         """The rank of each id, int64 `[n]`."""
-        return ranks_of(ids, self.owner_rule, self._world_size)
+        return owner_ranks(ids, self.owner_rule, self._world_size)
 
     def owns(self, ids: Int64Array) -> npt.NDArray[np.bool_]:
         """Returns which of `ids` are at home on this rank, bool `[n]`."""

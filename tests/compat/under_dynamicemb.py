@@ -23,7 +23,7 @@ from dynamicemb.optimizer import EmbOptimType
 from dynamicemb.shard import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
 from torchrec import EmbeddingConfig
 
-from rec_sdk_torch._engine import ranks_of
+from rec_sdk_torch._engine import owner_ranks
 
 DEVICE = torch.device("cuda:0")
 """The NPU or the CPU: where there is no CUDA, that is what the name means."""
@@ -393,7 +393,7 @@ def test_a_module_of_several_ranks_loads_its_rows(
                 other.load(tmp_path)
             continue
         other.load(tmp_path)
-        homes = ranks_of(torch.tensor(ids).numpy(), home, 3).tolist()
+        homes = owner_ranks(torch.tensor(ids).numpy(), home, 3).tolist()
         assert ids_of(other) == {i for i, at in zip(ids, homes, strict=True) if at == rank}
 
 

@@ -10,7 +10,7 @@ def fold(a: int, b: int) -> int:
 
 
 def home_of(i: int, home: tuple[int, int], world_size: int) -> int:
-    """The rank of an id; `home` is what the engine's `ranks_of` takes."""
+    """The rank of an id; `home` is what the engine's `owner_ranks` takes."""
     rank, block = home
     if rank >= 0:
         return rank

@@ -238,7 +238,7 @@ def test_a_batch(ranks_of: Start) -> None:
     walk, rows_out = ranks_of(2).run(walk_of_rank, None)[0]
     assert rows_out >= ROWS, "rows leave in every batch"
     walk.check(calls=126, classes=24, cache=5, step=3)
-    once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
+    once = ("plan", "read_in", "apply_without_swap", "start_plans", "applied", "release", "complete_write_back")
     assert +walk.engine == Counter(once)
     assert walk.entries[ALL_TO_ALL] <= 6, "numbers of ids, ids, vote, rows, gradients"
     assert not walk.entries[TWO_LEVELS]

@@ -124,7 +124,7 @@ def test_what_ids_take_along(seed: int) -> None:
     host = Deduplicator([0] * 3, [(0, 0)] * 3, [0] * 3, tables, [], [], 2, kinds)
     wide = [bool(kind & 4) and tables.count(t) > 1 for t, kind in enumerate(kinds)]
     words = [(k & 1) + bool(k & 2) + 2 * bool(k & 4) + more for k, more in zip(kinds, wide, strict=True)]
-    assert host.number_words.tolist() == words
+    assert host.signal_words.tolist() == words
     seen: dict[tuple[int, int], list[tuple[int, int, int, int, int]]] = {}  # (table, id) -> (feature, rank, ...)
     found = []
     for rank in (0, 1):
@@ -144,13 +144,13 @@ def test_what_ids_take_along(seed: int) -> None:
         dated = [t for t in range(3) if kinds[t] & 4]
         assert found[-1].latest[dated].tolist() == [latest[t] for t in dated]
         without = host.run(ids, offsets, np.arange(5), size)
-        assert len(without.numbers) == 0, "nobody asked"
+        assert len(without.signals) == 0, "nobody asked"
         assert without.ids.tolist() == found[-1].ids.tolist()
     counts = np.stack([each.counts[0] for each in found])
     ids = np.concatenate([each.ids for each in found])
-    numbers = np.concatenate([each.numbers for each in found])
+    numbers = np.concatenate([each.signals for each in found])
     assert len(numbers) == int((counts * words).sum())
-    got = host.received(counts, ids, numbers)
+    got = host.received_signals(counts, ids, numbers)
     assert [one is None for one in got] == [not any(kind & bit for kind in kinds) for bit in (1, 2, 4)]
     shows, clicks, stamps = (np.zeros(len(ids), int) if one is None else one for one in got)
     owners = [(rank, table) for rank in (0, 1) for table in range(3) for _ in range(counts[rank, table])]
@@ -167,7 +167,7 @@ def test_what_ids_take_along(seed: int) -> None:
             assert stamps[place] == max(mine)[4]
     if ids.size:
         with pytest.raises(ValueError, match="the counts are those of"):
-            host.received(counts + 1, ids, numbers)
+            host.received_signals(counts + 1, ids, numbers)
 
 
 def dedup(**change: Any) -> Deduplicator:
@@ -177,14 +177,14 @@ def dedup(**change: Any) -> Deduplicator:
 
 
 def test_numbers_that_do_not_fit() -> None:
-    host = dedup(world_size=1, numbers=[6])
+    host = dedup(world_size=1, signals=[6])
     batch = np.zeros(2, np.int64), np.array([0, 2]), np.zeros(1, np.int64), 1
     with pytest.raises(ValueError, match="a table's ids take clicks along, the batch has none"):
-        host.run(*batch, numbers=True)
+        host.run(*batch, signals=True)
     with pytest.raises(ValueError, match="timestamps must have one entry per id, 2, got 3"):
-        host.run(*batch, numbers=True, clicks=np.zeros(2, np.int32), timestamps=np.zeros(3, np.int64))
+        host.run(*batch, signals=True, clicks=np.zeros(2, np.int32), timestamps=np.zeros(3, np.int64))
     with pytest.raises(ValueError, match=r"counts must have shape \[1, 1\]"):
-        host.received(np.zeros((2, 1), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
+        host.received_signals(np.zeros((2, 1), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -238,7 +238,7 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
         ({"feature_tables": [1]}, "features must be ordered by table"),
         ({"feature_columns": [0, 4]}, "one entry per feature, 1"),
         ({"world_size": 0}, "world_size must be at least 1"),
-        ({"numbers": [1, 2]}, "numbers must have one entry per table, 1"),
+        ({"signals": [1, 2]}, "signals must have one entry per table, 1"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:

@@ -40,12 +40,12 @@ class Loop {
       std::memcpy(&out[static_cast<size_t>(i) * bytes], &cache_[plan->swap_out_slots[i]], sizeof(float));
     }
     engine->read_in(plan, in.data());
-    Engine::begin({&plan});
+    Engine::start_plans({&plan});
     for (int64_t i = 0; i < plan->rows_in; ++i) {
       std::memcpy(&cache_[plan->swap_in_slots[i]], &in[static_cast<size_t>(i) * bytes], sizeof(float));
     }
     engine->applied(plan);
-    engine->land(plan, out.data(), nullptr);
+    engine->complete_write_back(plan, out.data(), nullptr);
     for (size_t i = 0; i < ids.size(); ++i) CHECK(cache_[plan->slots[i]] == weight(ids[i]));
     for (size_t i = 0; i < ids.size(); ++i) {
       model.weights[ids[i]] = cache_[plan->slots[i]] = static_cast<float>(++version_);

@@ -127,9 +127,9 @@ inline void swap_rows(Engine* engine, const Plan& plan) {
   std::vector<char> records(static_cast<size_t>(std::max(plan->rows_out, plan->rows_in) * layout.bytes));
   const std::vector<float> sums(static_cast<size_t>(plan->window_out * 2 * layout.dim));
   engine->read_in(plan, records.data());
-  Engine::begin({&plan});
+  Engine::start_plans({&plan});
   engine->applied(plan);
-  engine->land(plan, records.data(), sums.data());
+  engine->complete_write_back(plan, records.data(), sums.data());
 }
 
 class Model {

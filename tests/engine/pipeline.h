@@ -108,19 +108,20 @@ class Pipeline {
     CHECK(p.serial == made.serial);
     CHECK(handle->next() != nullptr);
     if (handles.size() > 1) CHECK(handles.back()->next() == nullptr);
-    if (handles.size() > 1) CHECK_THROWS(Engine::begin({handles.back().get()}), std::runtime_error);
+    if (handles.size() > 1) CHECK_THROWS(Engine::start_plans({handles.back().get()}), std::runtime_error);
     CHECK_THROWS(engine->applied(*handle), std::runtime_error);
     std::vector<char> in(static_cast<size_t>(p.rows_in * bytes()));
     land_sources(*handle, in.data());
     Leaving leaving = take_out(p);
     if (p.rows_out > 0) {
-      CHECK_THROWS(engine->land(*handle, leaving.records.data(), leaving.sums.data()), std::runtime_error);
+      CHECK_THROWS(engine->complete_write_back(*handle, leaving.records.data(), leaving.sums.data()),
+                   std::runtime_error);
     }
     engine->read_in(*handle, in.data());
     check_ahead(made, *handle, in);
     std::vector<float> sums_in(static_cast<size_t>(p.window_in) * kWidth);
     engine->read_sums(*handle, sums_in.data());
-    Engine::begin({handle.get()});
+    Engine::start_plans({handle.get()});
     CHECK_THROWS(engine->cancel(*handle), std::runtime_error);
     for (int64_t i = 0; i < p.rows_in; ++i) cache_[p.swap_in_slots[i]] = weight(&in[i * bytes()]);
     for (int64_t i = 0; i < p.window_out; ++i) sums_[p.window_out_slots[i]] = 0;
@@ -130,7 +131,7 @@ class Pipeline {
     if (early && p.rows_out > 0) land(*handle, leaving);
     engine->applied(*handle);
     CHECK_THROWS(engine->applied(*handle), std::runtime_error);
-    Engine::begin({handle.get()});  // passed over: it is applied
+    Engine::start_plans({handle.get()});  // passed over: it is applied
     for (size_t i = 0; i < made.lookups.size(); ++i) {
       CHECK(cache_[p.slots[i]] == expected(made.lookups[i]));
       const auto sum = sums.find(made.lookups[i]);
@@ -195,7 +196,8 @@ class Pipeline {
       CHECK((*handles[i])->serial == planned[i].serial);
     }
     CHECK(engine->window_open() == !sums.empty());
-    if (!planned.empty() || !departures_.empty()) CHECK_THROWS(engine->saves.kept_ids(0), std::runtime_error);
+    if (!planned.empty() || !departures_.empty())
+      CHECK_THROWS(engine->saves.ids_with_records(0), std::runtime_error);
   }
 
   // Whole tables: pipeline_tables.h.
@@ -422,9 +424,9 @@ class Pipeline {
   }
 
   void land(const Plan& plan, const Leaving& leaving) {
-    CHECK(plan.landed() == (departures_.count(plan->serial) == 0));
-    engine->land(plan, leaving.records.data(), leaving.sums.data());
-    CHECK(plan.landed());
+    CHECK(plan.written_back() == (departures_.count(plan->serial) == 0));
+    engine->complete_write_back(plan, leaving.records.data(), leaving.sums.data());
+    CHECK(plan.written_back());
     const std::set<Row>& rows = departures_[plan->serial];
     stored_.insert(rows.begin(), rows.end());
     departures_.erase(plan->serial);
@@ -458,7 +460,7 @@ class Pipeline {
     const int64_t count = static_cast<int64_t>(rows.size());
     std::vector<char> records(static_cast<size_t>(count * bytes()));
     std::vector<float> away(static_cast<size_t>(count) * kWidth);
-    engine->read_away(0, count, records.data(), away.data());
+    engine->read_spilled(0, count, records.data(), away.data());
     for (int32_t t = 0; t < kTables; ++t) {
       const auto [ids, slots, numbers] = engine->tables.rows(t);
       for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i) {
@@ -468,7 +470,7 @@ class Pipeline {
               &records[i * bytes()]);
       }
     }
-    engine->write_away(0, count, records.data());
+    engine->write_spilled(0, count, records.data());
   }
 
   std::vector<float> cache_, sums_;  // of each slot

@@ -27,7 +27,7 @@ inline void Pipeline::check_tables() {
       }
     }
     CHECK(t == 1 || ids.size() == static_cast<size_t>(std::count_if(known_.begin(), known_.end(), in<0>)));
-    CHECK(engine->saves.kept_ids(t) == kept);
+    CHECK(engine->saves.ids_with_records(t) == kept);
     check_versions(t, kept);
   }
   for_each_away([&](const Row& row, float sum, char*) { seen_sums[row] = sum; });

@@ -50,8 +50,8 @@ class Order {
   virtual int64_t key(uint32_t slot, const Slot& use) const = 0;
   virtual bool waits(const Slot&) const { return false; }
   virtual void begin_evictions(const Slots&, int64_t /*batch*/) {}
-  virtual void leave(uint32_t, const Slot&) {}
-  virtual void enter(uint32_t, const Slot&) {}
+  virtual void remove(uint32_t, const Slot&) {}
+  virtual void insert(uint32_t, const Slot&) {}
   virtual void touch(const std::vector<uint32_t>&, int64_t /*batch*/) {}
   virtual void warm(uint32_t, double /*heat*/) {}
 };
@@ -218,11 +218,11 @@ class Cache {
       const Slot use = slots_.at(slot);
       waiting_evicted += expected_future_.distance(use.row) >= 0;
       rows.push_back(static_cast<uint32_t>(use.row));
-      order_->leave(slot, use);
-      future_.leave(0, slot, use.row);
+      order_->remove(slot, use);
+      future_.remove(0, slot, use.row);
       slots_.erase(slot);
     }
-    policy_->leave(expected.data(), rows.data(), wanted);
+    policy_->remove(expected.data(), rows.data(), wanted);
     evicted += wanted;
   }
 
@@ -233,13 +233,13 @@ class Cache {
       if (slots_.count(slot) != 0 || find(row) != nullptr || random() % 4 == 0) continue;
       slots_[slot] = {row, batch_};
       uses_.touch(slot);
-      order_->enter(slot, slots_[slot]);
-      future_.enter(0, slot, row);
+      order_->insert(slot, slots_[slot]);
+      future_.insert(0, slot, row);
       came.push_back(slot);
       rows.push_back(static_cast<uint32_t>(row));
       used_.push_back(slot);
     }
-    policy_->enter(came.data(), rows.data(), static_cast<int64_t>(came.size()));
+    policy_->insert(came.data(), rows.data(), static_cast<int64_t>(came.size()));
   }
 
   // Rows come for no batch.
@@ -251,15 +251,15 @@ class Cache {
       if (slots_.count(slot) != 0 || find(row) != nullptr || random() % 2 == 0) continue;
       slots_[slot] = {row, batch_};
       uses_.touch(slot);
-      order_->enter(slot, slots_[slot]);
-      future_.enter(0, slot, row);
+      order_->insert(slot, slots_[slot]);
+      future_.insert(0, slot, row);
       came.push_back(slot);
       rows.push_back(static_cast<uint32_t>(row));
       heats.push_back(static_cast<float>(std::exp2(static_cast<double>(random() % 60) / 8 - 3)));
     }
     order_->begin_evictions(slots_, batch_);
     for (size_t i = 0; i < came.size(); ++i) order_->warm(came[i], heats[i]);
-    policy_->enter(came.data(), rows.data(), static_cast<int64_t>(came.size()));
+    policy_->insert(came.data(), rows.data(), static_cast<int64_t>(came.size()));
     policy_->warm(came.data(), heats.data(), static_cast<int64_t>(came.size()), uses_);
     warmed += static_cast<int64_t>(came.size());
   }
@@ -316,14 +316,14 @@ inline void frequent_rows_stay(const std::string& name) {
   uint32_t victim = 0, row = 4;
   uses.begin_batch(0);
   for (const uint32_t slot : slots) uses.touch(slot);
-  policy->enter(slots, rows, 4);
+  policy->insert(slots, rows, 4);
   policy->touch(slots, 4);
   const auto pass = [&] {
     uses.begin_batch(0);
     policy->evict(1, &uses, future, &victim);
     const uint32_t left = victim;
     uses.touch(left);
-    policy->enter(&left, &row, 1);
+    policy->insert(&left, &row, 1);
     policy->touch(&left, 1);
     ++row;
     return left;

@@ -140,7 +140,7 @@ inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
     if (!last || (*host)->rows_in > 0) stage_one(t, host, last);
     if (last) continue;
     t->then("begin, on the way", (*host)->serial, nullptr, [=] {
-      Engine::begin({host.get()});
+      Engine::start_plans({host.get()});
       changed({3, (*host)->serial});
     });
     finish_one(t, host);
@@ -240,7 +240,7 @@ inline void Protocol::land_now(uint64_t serial) {
   const auto left = leaving_.find(serial);
   if (!has(Bug::kLandsEarly)) device_.waited(left->second.event);
   device_.host_reads(*left->second.staging);
-  engine_->land(*left->second.host, left->second.staging->bytes.data(), nullptr);
+  engine_->complete_write_back(*left->second.host, left->second.staging->bytes.data(), nullptr);
   changed({5, serial, left->second.staging->content});
   leaving_.erase(left);
 }

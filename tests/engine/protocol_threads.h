@@ -106,7 +106,7 @@ inline void Protocol::run_batch(Thread* t, const MadePtr& made) {
   follow();
   stage(t, made);
   t->then("begin", serial, nullptr, [=] {
-    Engine::begin({made->host.get()});
+    Engine::start_plans({made->host.get()});
     changed({3, serial});
     const std::vector<int64_t>& ids = scenario_.batches[batch].ids;
     came_.insert(ids.begin(), ids.end());

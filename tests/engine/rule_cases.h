@@ -21,7 +21,7 @@ inline void refuses(const std::string& rule, const RuleNumbers::Values& numbers)
 }
 
 // Ids that the only rule of `rules` that evicts gives its reason.
-inline std::vector<int64_t> chosen(const Rules& rules, std::vector<Evictable> known, LifeClock clock = {}) {
+inline std::vector<int64_t> chosen(const Rules& rules, std::vector<Evictable> known, TableClock clock = {}) {
   CHECK(rules.evictions().size() == 1);
   const EvictionRule& rule = *rules.evictions()[0];
   rule.choose(clock, &known);
@@ -50,7 +50,7 @@ class AdmissionCase {
     std::vector<UnknownLookup> lookups;
     for (const int64_t id : ids) lookups.push_back({id, 0, static_cast<uint32_t>(lookups.size())});
     std::vector<uint32_t> local(ids.size());
-    LifeLog log;
+    LifecycleLog log;
     ++clock.batches;
     admission->count(batch, piece, clock, 0, &lookups, &log);
     lookups.resize(admission->accept(log, 77, &lookups, local.data()));
@@ -63,7 +63,7 @@ class AdmissionCase {
     }
     admission->admit(&log);
     counts.clear();
-    for (const LifeLog::Admitted& one : log.admitted) counts.push_back(one.values.count);
+    for (const LifecycleLog::Admitted& one : log.admitted) counts.push_back(one.values.count);
     if (dropped) {
       admission->undo(log);
       --clock.batches;
@@ -72,7 +72,7 @@ class AdmissionCase {
   }
 
   std::unique_ptr<Admission> admission;
-  LifeClock clock;
+  TableClock clock;
   std::vector<uint32_t> counts;  // of the ids that the last batch admitted
 
  private:

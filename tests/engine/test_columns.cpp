@@ -157,7 +157,7 @@ THREADED_TEST(numbers_of_batches) {
     }
   }
   CHECK(loop.engine->tables.row_count(0) > 50000);
-  const std::vector<int64_t> kept = loop.engine->saves.kept_ids(0);
+  const std::vector<int64_t> kept = loop.engine->saves.ids_with_records(0);
   for (const uint64_t since : {serial - 9, serial - 1, serial}) {
     std::set<int64_t> wanted;
     for (const auto& [id, known] : all) {

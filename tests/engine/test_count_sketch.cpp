@@ -184,12 +184,12 @@ TEST(plans_ahead_do_not_fill_it) {
   Loop loop(spec, 3);
   std::vector<std::unique_ptr<Plan>> plans;
   for (int64_t first : {0, 10}) plans.push_back(loop.plan({first, first + 1, first + 2}));
-  Engine::begin({plans[0].get()});
+  Engine::start_plans({plans[0].get()});
   loop.engine->applied(*plans[0]);
   plans[0]->release();
   CHECK(!loop.engine->lifecycle.evicts({0}));
   CHECK(loop.engine->lifecycle.end_step({0}) == 0 && loop.engine->lifecycle.clock(0).steps == 1);
-  Engine::begin({plans[1].get()});
+  Engine::start_plans({plans[1].get()});
   loop.engine->applied(*plans[1]);
   plans[1]->release();
   CHECK(loop.engine->lifecycle.evicts({0}) && counted(loop.engine->lifecycle.sketch(0)) == 6);

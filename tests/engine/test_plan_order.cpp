@@ -18,7 +18,7 @@ std::vector<char> records_of(const Engine& engine, int64_t rows) {
 }
 
 void apply_plan(Engine* engine, const Plan& plan) {
-  Engine::begin({&plan});
+  Engine::start_plans({&plan});
   engine->applied(plan);
 }
 
@@ -51,7 +51,7 @@ TEST(applied_beside_a_plan) {
   const std::vector<int32_t> late = engine->read_ahead(*third, in.data());
   CHECK(late.size() == 2);
   apply_plan(engine.get(), *second);
-  engine->land(*second, out.data(), nullptr);
+  engine->complete_write_back(*second, out.data(), nullptr);
 
   set_parallel_runner(stand_still, [] { return int64_t{2}; }, 0);
   std::unique_ptr<Plan> fourth;
@@ -90,7 +90,7 @@ TEST(ends_before_or_after_it_is_applied) {
     const auto engine = new_engine();
     const auto held = plan_of(engine.get(), {1, 2, 3});
     const auto later = plan_of(engine.get(), {1});
-    Engine::begin({held.get()});
+    Engine::start_plans({held.get()});
     if (released_first) held->release();
     CHECK(engine->in_flight() == 2);
     engine->applied(*held);
@@ -122,7 +122,7 @@ TEST(applied_beside_a_question) {
   const auto engine = new_engine();
   for (int round = 0; round < 500; ++round) {
     const auto asked = plan_of(engine.get(), {1}), later = plan_of(engine.get(), {1});
-    Engine::begin({asked.get()});
+    Engine::start_plans({asked.get()});
     std::thread trainer([&] { engine->applied(*asked); });
     for (bool applied = false; !applied;) {
       applied = (*asked)->state == PlanState::kApplied;

@@ -281,14 +281,14 @@ class Trainer {
     }
     CHECK(plan.sources.empty());  // every plan lands before the next is made
     engine->read_in(*handle, in.data());
-    Engine::begin({handle});
+    Engine::start_plans({handle});
     for (int64_t i = 0; i < plan.rows_in; ++i) {
       std::memcpy(&cache_[plan.swap_in_slots[i] * bytes_], &in[i * bytes_], static_cast<size_t>(bytes_));
     }
     engine->applied(*handle);
-    CHECK(handle->landed() == (plan.rows_out == 0));
-    engine->land(*handle, out.data(), nullptr);
-    CHECK(handle->landed());
+    CHECK(handle->written_back() == (plan.rows_out == 0));
+    engine->complete_write_back(*handle, out.data(), nullptr);
+    CHECK(handle->written_back());
   }
 
   void check_and_update_records(const ModelPlan& plan) {

@@ -51,7 +51,7 @@ class Frequency : public Order {
     return counts_.at(slot) * 64 - std::min<int64_t>(63, (batch_ - use.last_batch) / step);
   }
   void begin_evictions(const Slots&, int64_t batch) override { batch_ = batch; }
-  void enter(uint32_t slot, const Slot&) override { counts_[slot] = 0; }
+  void insert(uint32_t slot, const Slot&) override { counts_[slot] = 0; }
   void touch(const std::vector<uint32_t>& slots, int64_t) override {
     for (const uint32_t slot : slots) counts_[slot] = std::min<int64_t>(63, counts_[slot] + 1);
     last_size_ = std::max<int64_t>(1, static_cast<int64_t>(slots.size()));
@@ -84,10 +84,10 @@ class Score : public Order {
       scores_[slot] = clock() - std::min<int64_t>(127, batch - use.last_batch);
     }
   }
-  void leave(uint32_t slot, const Slot& use) override {
+  void remove(uint32_t slot, const Slot& use) override {
     if (counting_) ghosts_[place(use.row)] = scores_[slot];
   }
-  void enter(uint32_t slot, const Slot& use) override {
+  void insert(uint32_t slot, const Slot& use) override {
     const auto ghost = ghosts_.find(place(use.row));
     scores_[slot] = ghost == ghosts_.end() ? kNever : ghost->second;
   }

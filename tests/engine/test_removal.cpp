@@ -123,12 +123,12 @@ THREADED_TEST(index_tables) {
   CHECK_THROWS(loop.remove(left), std::runtime_error);  // cancelling the plan would bring it back
   loop.run(others, *plan);
   plan->release();
-  CHECK(loop.engine->saves.kept_ids(0).size() == 11);
+  CHECK(loop.engine->saves.ids_with_records(0).size() == 11);
   CHECK_THROWS(loop.remove({5, 40}), std::out_of_range);
   CHECK(loop.remove({1, 5, 5, 30}) == 2);
   loop.model.weights.erase(1);
   loop.model.weights.erase(5);
-  CHECK(loop.engine->saves.kept_ids(0).size() == 9);
+  CHECK(loop.engine->saves.ids_with_records(0).size() == 9);
   plan = loop.plan({5});
   CHECK((*plan)->rows_out == 0);  // the slot that became free
   loop.run({5}, *plan);

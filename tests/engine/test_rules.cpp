@@ -12,7 +12,7 @@ namespace {
 TEST(age_rule) {
   const Rules rules({{"age", {{"seconds", 10}}}});
   CHECK(rules.needs_timestamps() && rules.evicts_at_intervals() && !rules.has_bound());
-  LifeClock clock;
+  TableClock clock;
   clock.timestamp = 100;
   const std::vector<Evictable> known = {
       {1, 0, 89, 0}, {2, 0, 90, 0}, {3, 0, 200, 0}, {4, 0, INT64_MIN + 1, 0}, {5, 0, 100, 0}};
@@ -58,7 +58,7 @@ TEST(idle_rule) {
   const Rules both({{"idle", {{"batches", 3}}}, {"age", {{"seconds", 1}}}});
   CHECK(both.evictions()[0]->reason() == EvictReason::kAge);
   std::vector<Evictable> old = {{1, 0, 0, 3}};
-  LifeClock clock;
+  TableClock clock;
   clock.timestamp = 5;
   for (const EvictionRule* rule : both.evictions()) rule->choose(clock, &old);
   CHECK(old[0].reason == EvictReason::kAge);
@@ -115,7 +115,7 @@ TEST(rows_rule) {
 
 // Scores of rows: what a batch adds, and what is left of former ones.
 TEST(score_rule) {
-  LifeClock clock;
+  TableClock clock;
   clock.batches = 30;
   const Rules by_factor({{"score", {{"alpha", 2}, {"beta", 0.5}, {"decay", 0.75}}}});
   CHECK(by_factor.needs_clicks() &&

@@ -199,7 +199,7 @@ class Embedding {
       std::memcpy(&leaving.records[i * bytes()], &cache_[p.swap_out_slots[i]], sizeof(float));
     }
     for (int64_t i = 0; i < p.window_out; ++i) leaving.sums[i * 2 * kDim] = sums_[p.window_out_slots[i]];
-    Engine::begin({handle.get()});
+    Engine::start_plans({handle.get()});
     for (int64_t i = 0; i < p.window_out; ++i) sums_[p.window_out_slots[i]] = 0;
     for (int64_t i = 0; i < p.window_in; ++i) sums_[p.window_in_slots[i]] = sums_in[i * 2 * kDim];
     for (int64_t i = 0; i < p.rows_in; ++i) cache_[p.swap_in_slots[i]] = weight(&in[i * bytes()]);
@@ -232,7 +232,8 @@ class Embedding {
     const std::lock_guard<std::mutex> landing(landing_);
     const auto leaving = leaving_.find(serial);
     if (leaving == leaving_.end()) return;
-    engine_->land(*leaving->second.plan, leaving->second.records.data(), leaving->second.sums.data());
+    engine_->complete_write_back(*leaving->second.plan, leaving->second.records.data(),
+                                 leaving->second.sums.data());
     leaving_.erase(leaving);
   }
   void land_one() {

@@ -94,7 +94,7 @@ TEST(rows_with_sums_elsewhere_stay) {
   const auto engine = with_rows("lru", true, 30);
   const int64_t row = 4;
   const std::vector<float> sums(2 * kDim);
-  engine->saves.put_away(0, {&row, 1}, sums.data());
+  engine->saves.put_spilled(0, {&row, 1}, sums.data());
   CHECK(warm(engine.get(), {4, 5}, {1, 1}) == 1);
 }
 

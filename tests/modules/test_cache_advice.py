@@ -50,10 +50,10 @@ def planned(batches: Sequence[Ids], slots: int, policy: str, ahead: int, warm: i
         records = np.zeros((max(plan.rows_in, plan.rows_out), engine.record_bytes), np.uint8)
         if plan.rows_in:
             engine.read_in(plan, records[: plan.rows_in])
-        _engine.begin([plan])
+        _engine.start_plans([plan])
         engine.applied(plan)
         if plan.rows_out:
-            engine.land(plan, records[: plan.rows_out])
+            engine.complete_write_back(plan, records[: plan.rows_out])
         plan.release()
     stats = engine.tables.stats()
     return [stats[name] for name in COUNTS]

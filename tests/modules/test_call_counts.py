@@ -59,7 +59,7 @@ def test_calls_of_a_batch_that_swaps(calls: CallCounter, device: torch.device) -
     calls.count(lambda: train_step(tables, next_one))
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
     calls.check(calls=62, classes=13, cache=5, step=3)
-    once = ("plan", "read_in", "pass_plans", "begin", "applied", "release", "land")
+    once = ("plan", "read_in", "apply_without_swap", "start_plans", "applied", "release", "complete_write_back")
     assert +calls.engine == Counter(once)
 
 
@@ -70,7 +70,7 @@ def test_calls_of_a_batch_whose_rows_are_cached(calls: CallCounter, device: torc
     next_one = batch(0)
     calls.count(lambda: train_step(tables, next_one))
     calls.check(calls=45, classes=13, cache=3, step=3)
-    assert +calls.engine == Counter(("plan", "pass_plans", "release"))
+    assert +calls.engine == Counter(("plan", "apply_without_swap", "release"))
 
 
 def test_calls_of_a_prefetched_batch(calls: CallCounter, device: torch.device) -> None:
@@ -91,7 +91,7 @@ def test_calls_of_a_prefetched_batch(calls: CallCounter, device: torch.device) -
     assert tables.cache_stats()["depth_reached"] >= 2
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
     calls.check(calls=88, classes=16, cache=7, step=3)
-    once = ("plan", "read_ahead", "begin", "applied", "release", "land")
+    once = ("plan", "read_ahead", "start_plans", "applied", "release", "complete_write_back")
     assert {name: calls.engine[name] for name in once} == Counter(once)
 
 

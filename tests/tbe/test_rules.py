@@ -35,7 +35,7 @@ EVERY = (
 def test_every_rule_is_tested_here_and_documented() -> None:
     named = {each for each in vars(rules).values() if isinstance(each, type) and issubclass(each, Rule)}
     assert {type(rule) for lifecycle in EVERY for rule in lifecycle.rules} == named
-    assert {lifecycle.to_engine(16).__class__.__name__ for lifecycle in EVERY} == {"Life"}, (
+    assert {lifecycle.to_engine(16).__class__.__name__ for lifecycle in EVERY} == {"Rules"}, (
         "the engine knows each of them"
     )
     page = (Path(__file__).resolve().parents[2] / "docs/api/tbe.md").read_text()

@@ -123,7 +123,7 @@ def test_a_plan_dropped_after_its_start_loses_nothing(device: torch.device) -> N
     ids = Batch.from_tensors(torch.tensor([3]), torch.tensor([0, 1]), 1, np.zeros(1, np.int64))
     plan = group.plan(ids)
     group.stage(plan)
-    _engine.begin([plan.host])
+    _engine.start_plans([plan.host])
     group.swap.drop(plan)
     assert read(embedding, 1, 2, 3) == [-1.0, -1.0, 0.0]
 
@@ -170,7 +170,7 @@ def test_an_interrupted_write_back_is_repeated(device: torch.device, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_engine.Engine, "land", interrupted)
+        patch.setattr(_engine.Engine, "complete_write_back", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step(embedding, 1, 2)
     assert step(embedding, 1, 2) == [-1.0, -1.0]

@@ -26,7 +26,7 @@ void on_current_stream(const char* op, const Tensor& on, const Launch& launch) {
   throw std::runtime_error(std::string("rec_sdk::") + op + ": CUDA kernel: " + cudaGetErrorString(error));
 }
 
-struct OnCuda : InTwoLaunches<OnCuda> {
+struct OnCuda : SeparateLaunches<OnCuda> {
 #define REC_SDK_ON_CUDA(name, Arguments) \
   static void name(const Tensor& on, const Arguments& a) { launch(#name, on, cuda::name, a); }
   REC_SDK_OPERATORS(REC_SDK_ON_CUDA)

@@ -3,7 +3,7 @@
 //
 // A backend is a class with static functions that launch on the current stream of the device of `on`:
 //   name(on, arguments)                for each of REC_SDK_OPERATORS (op_kernels/common/operators.h) and of
-//                                      REC_SDK_JOINED_OPERATORS, for which InTwoLaunches makes one
+//                                      REC_SDK_JOINED_OPERATORS, for which SeparateLaunches makes one
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
 // with a workspace of
 //   segments_workspace(segments)       bytes of device memory
@@ -23,7 +23,7 @@ namespace rec_sdk {
 
 // For a backend without kernels of the joined operators: those of the two, one after the other.
 template <class Backend>
-struct InTwoLaunches {
+struct SeparateLaunches {
   static void swap_lookup_sequence(const Tensor& on, const SwapLookupSequence& a) {
     bring_in(on, a.swap);
     if (a.lookup.count > 0) Backend::lookup_sequence(on, a.lookup);

@@ -19,13 +19,13 @@ struct TableRows {
 };
 
 // A table, behind whose slots the rows of a packed array are numbered on.
-class TableAndArrivals {
+class TableAndStaging {
  public:
-  TableAndArrivals() = default;
-  __aicore__ inline TableAndArrivals(const TableRows& table, int64_t slots, const uint8_t* arrivals)
+  TableAndStaging() = default;
+  __aicore__ inline TableAndStaging(const TableRows& table, int64_t slots, const uint8_t* staging)
       : pitch(table.pitch),
         table_(reinterpret_cast<uint64_t>(table.data)),
-        behind_(reinterpret_cast<uint64_t>(arrivals) - static_cast<uint64_t>(slots * table.pitch)),
+        behind_(reinterpret_cast<uint64_t>(staging) - static_cast<uint64_t>(slots * table.pitch)),
         slots_(static_cast<uint32_t>(slots)) {}
 
   __aicore__ inline const uint8_t* at(uint32_t slot) const {

@@ -23,16 +23,16 @@ struct StoredBits<float> {
 };
 
 // The weights of a cache, and behind its slots those of rows that come, records like the cache's.
-struct ArrivingWeights : Weights {
-  const uint8_t* arrivals;
+struct StagedWeights : Weights {
+  const uint8_t* staging;
 };
 
 // The rows from so many bytes on.
 __aicore__ inline TableRows table_of(const Weights& weights, int64_t begin) {
   return {weights.data + begin, weights.stride_bytes};
 }
-__aicore__ inline TableAndArrivals table_of(const ArrivingWeights& weights, int64_t begin) {
-  return {table_of(static_cast<const Weights&>(weights), begin), weights.rows, weights.arrivals + begin};
+__aicore__ inline TableAndStaging table_of(const StagedWeights& weights, int64_t begin) {
+  return {table_of(static_cast<const Weights&>(weights), begin), weights.rows, weights.staging + begin};
 }
 
 template <class Source>

@@ -310,7 +310,7 @@ class UpdateTiles {
     for (const RowLookups* row = others_.rows; row != others_.end; ++row) {
       const auto after_second = static_cast<uint32_t>(row->end - row->begin - 2);
       if (after_second >= minimum<uint32_t>(further.left, kSumBlock - 1)) {
-        set_aside(step, *row);
+        defer_sum(step, *row);
         continue;
       }
       further.left -= after_second + 1;
@@ -330,7 +330,7 @@ class UpdateTiles {
   }
 
   // A row that has no gradient, or a sum of its own.
-  __aicore__ inline void set_aside(const Step& step, const RowLookups& row) {
+  __aicore__ inline void defer_sum(const Step& step, const RowLookups& row) {
     TileRows& rows = tile_rows_[step.set];
     const int64_t r = row.place / plan_.pitch;
     if (row.begin == row.end) {

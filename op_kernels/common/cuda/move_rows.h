@@ -76,8 +76,8 @@ cudaError_t launch_moves(const Moves& moves, cudaStream_t stream) {
 
 // gather_rows and scatter_rows, which differ in their direction only.
 template <bool kGather>
-struct OneWay : CopyRows {
-  explicit OneWay(const CopyRows& a) : CopyRows(a) {}
+struct GatherOrScatter : CopyRows {
+  explicit GatherOrScatter(const CopyRows& a) : CopyRows(a) {}
 
   bool in_words_of(int size) const {
     return bytes % size == 0 && is_multiple(cache, size) && is_multiple(rows, size);

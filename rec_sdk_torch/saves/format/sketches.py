@@ -19,7 +19,7 @@ NUMBERS = ("home", "block", "ranks", "rank", "width", "depth", "cell_bytes", "co
 """Names of the int64 numbers before the cells."""
 _HEADER = 8 * len(NUMBERS)
 _MIN_HOME = -3
-"""Homes below 0 are rules, as the engine's `ranks_of` has them; this one alone has a block."""
+"""Homes below 0 are rules, as the engine's `owner_ranks` has them; this one alone has a block."""
 _MAX_COUNTED = 2**53
 
 

@@ -135,13 +135,15 @@ class AccumulationBuffer:
         count = end - begin
         records = self._transfers.staging(count, record_bytes)
         sums = self._transfers.staging(count, self.sums.shape[1], torch.float32)
-        self._engine.read_away(begin, end, records.numpy(), sums.numpy())
+        self._engine.read_spilled(begin, end, records.numpy(), sums.numpy())
         (cache,), (device_sums,) = self._transfers.upload(records).wait(), self._transfers.upload(sums).wait()
         table_offsets = (np.clip(tables, begin, end) - begin).astype(np.int32)
         slots, segments = np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32)
         arrays = self._transfers.to_device(slots, table_offsets, segments)
         update(begin, run_now, cache, device_sums, arrays[0], self._upload_ids(ids), *arrays[1:])
-        journal.run((self, begin), self._engine.write_away, begin, end, self._transfers.download(cache).wait().numpy())
+        journal.run(
+            (self, begin), self._engine.write_spilled, begin, end, self._transfers.download(cache).wait().numpy()
+        )
 
     def drop(self) -> None:
         """Discards the accumulated gradients. All plans must be applied and all write-backs complete."""

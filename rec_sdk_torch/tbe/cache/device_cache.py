@@ -261,7 +261,7 @@ class Group:
         if self._may_warn:
             warn_of_bounds(plan.host.bounds_warnings)
         if self._dated:
-            warn_of_timestamps(plan.host.set_aside)
+            warn_of_timestamps(plan.host.rejected_timestamps)
 
     def warn_of_evictions(self) -> None:
         """Warns of tables that lost more than half of their rows at once, and of large buffers of evicted rows."""

@@ -32,7 +32,7 @@ def end_step(group: Group, journal: UpdateJournal) -> None:
     if pending and group.engine.lifecycle.evicts(group.intervals):
         group.swap.settle()
         for table in group.snapshots.keys() | group.evicted.keys():
-            calls += _prepare_eviction(group, table, *group.engine.lifecycle.leaving_ids(table, group.intervals))
+            calls += _prepare_eviction(group, table, *group.engine.lifecycle.evictable_ids(table, group.intervals))
     # All calls are one call of C: an interrupt cannot separate the eviction from keeping its rows.
     journal.run((group, "end"), list, starmap(operator.call, calls))
 
@@ -44,7 +44,7 @@ def evict(group: Group, table: int) -> int:
         mark_small_rows(group, [table])
     calls: list[Call] = [(group.engine.lifecycle.evict, table)]
     if table in group.snapshots or table in group.evicted:
-        calls += _prepare_eviction(group, table, *group.engine.lifecycle.leaving_ids(table))
+        calls += _prepare_eviction(group, table, *group.engine.lifecycle.evictable_ids(table))
     return _run_calls(calls)
 
 

@@ -201,7 +201,7 @@ class Swap:
         """May be done again from the start if it was interrupted: rows that were swapped are not swapped again."""
         staged = self._staged_of(host)
         self._stage_misses(host, staged)
-        _engine.begin([host])
+        _engine.start_plans([host])
         self._finish(host, staged)
 
     def _staged_of(self, host: _engine.Plan) -> StagedPlan:
@@ -337,7 +337,7 @@ class Swap:
             records = copies.records
             rows = records.tensor if records.event is None else records.wait()
             sums = None if copies.sums is None else copies.sums.wait().numpy()
-            self.engine.land(host, rows.numpy(), sums)
+            self.engine.complete_write_back(host, rows.numpy(), sums)
             self._write_backs.pop(serial, None)
 
     def settle(self) -> None:

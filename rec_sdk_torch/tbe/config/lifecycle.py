@@ -139,13 +139,13 @@ class TableLifecycle:
         eviction, bound = ([each.part(divide) for each in _as_list(several)] for several in (self.eviction, self.bound))
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 
-    def to_engine(self, record_bytes: int) -> _engine.Life:
+    def to_engine(self, record_bytes: int) -> _engine.Rules:
         """The rules as the engine takes them: of several with one name, as two bounds, the smaller number counts."""
         rules: dict[str, dict[str, float]] = {}
         for name, numbers in (rule.numbers(record_bytes) for rule in self.rules):
             former = rules.get(name, numbers)
             rules[name] = {each: min(number, former[each]) for each, number in numbers.items()}
-        return _engine.Life(rules=list(rules.items()))
+        return _engine.Rules(rules=list(rules.items()))
 
 
 def _as_list(value: object) -> list[Any]:

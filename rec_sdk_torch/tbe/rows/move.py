@@ -18,7 +18,7 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
             source.before_change(table)  # its rows are taken from the new group from now on
             target, place = places[member.config.name]
             same = source.layout == target.layout
-            ids = source.engine.saves.kept_ids(table)
+            ids = source.engine.saves.ids_with_records(table)
             for begin in range(0, len(ids), source.chunk):
                 chosen = ids[begin : begin + source.chunk]
                 records = read_records(source, table, chosen)

@@ -199,7 +199,7 @@ def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int)
         if layer.columns and len(ids):
             engine.lifecycle.write_columns(table, rows, columns_to_host(name, layer.columns))
     for ids, sums in source.window():
-        engine.saves.put_away(table, engine.tables.find_rows(table, ids)[0], sums.contiguous().numpy())
+        engine.saves.put_spilled(table, engine.tables.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.lifecycle is not None:
         if source.lifecycle.candidates is not None:
             waiting, columns = source.lifecycle.candidates

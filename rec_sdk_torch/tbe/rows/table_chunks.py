@@ -110,7 +110,7 @@ class SaveView(LifecycleView):
         for begin in range(first, end, rows):
             count = min(rows, end - begin)
             sums = np.empty((count, 2 * group.layout.dim), np.float32)
-            group.engine.read_away(begin, begin + count, np.empty((count, group.layout.bytes), np.uint8), sums)
+            group.engine.read_spilled(begin, begin + count, np.empty((count, group.layout.bytes), np.uint8), sums)
             offset = len(slots) + begin - first
             yield ids[offset : offset + count], torch.from_numpy(sums)
 

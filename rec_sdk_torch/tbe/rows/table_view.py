@@ -119,7 +119,7 @@ class TableView(SaveView):
             if since is not None:
                 ids, _ = group.engine.saves.changed_ids(table, since)
             else:
-                ids = group.engine.saves.kept_ids(table) if kept else group.engine.tables.rows(table)[0]
+                ids = group.engine.saves.ids_with_records(table) if kept else group.engine.tables.rows(table)[0]
         for begin in range(0, len(ids), group.chunk):
             yield self.read(torch.from_numpy(ids[begin : begin + group.chunk]), parts)
 
@@ -370,7 +370,7 @@ class _WriteTables:
                 rows, _ = group.engine.tables.insert(table, ids)
                 group.engine.tables.reserve_rows(table, rows)
                 if content.initial:
-                    others = group.engine.saves.others(table, ids)
+                    others = group.engine.saves.unlisted_ids(table, ids)
                     group.engine.tables.reserve_rows(table, group.engine.tables.find_rows(table, others)[0])
             self._preserved_rows = [_preserved_rows(content) for content in self._contents]
             self.started = True
@@ -435,7 +435,7 @@ def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
     """
     group, table = content.view.locate()
     ids = _ids_to_write(content)
-    if not content.whole or not len(group.engine.saves.others(table, ids)):
+    if not content.whole or not len(group.engine.saves.unlisted_ids(table, ids)):
         return None
     if group.engine.in_flight():
         raise RuntimeError(
@@ -467,7 +467,7 @@ def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
     if content.columns:
         given = columns_to_host(content.view.config.name, content.columns)
         group.engine.lifecycle.write_columns(table, group.engine.tables.find_rows(table, ids)[0], given)
-    others = group.engine.saves.others(table, ids) if content.initial else np.empty(0, np.int64)
+    others = group.engine.saves.unlisted_ids(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)
         write_parts(group, table, others, {content.view.part_indices([name])[name]: initial})

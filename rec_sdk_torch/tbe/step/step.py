@@ -120,7 +120,7 @@ class Step:
                 locks.complete()
             groups, plans, lengths = self._groups, self._plans, self._lengths
             engine_plans = list(map(_host_of, plans))
-            resident = _engine.pass_plans(engine_plans)  # without misses there are no copies to wait for
+            resident = _engine.apply_without_swap(engine_plans)  # without misses there are no copies to wait for
             if not resident:
                 self._stage_misses(engine_plans)
             for index, group in enumerate(groups):
@@ -141,7 +141,7 @@ class Step:
             for group, plan in zip(self._groups, self._plans, strict=True):
                 group.stage(plan)
         self._monitor.wait_ns += time.perf_counter_ns() - begin
-        _engine.begin(engine_plans)
+        _engine.start_plans(engine_plans)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
         """Copies the looked-up rows of `groups`, which are about to change: later reads need the present values."""

@@ -96,7 +96,7 @@ void bind_specs(py::module_& m) {
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
-                       const std::optional<Rules>& life, std::string store_path,
+                       const std::optional<Rules>& rules, std::string store_path,
                        std::optional<int> stored_dtype) {
              // Any Python int is a seed; torch's may be negative or use all 64 bits.
              const uint64_t bits = (seed.attr("__and__")(py::int_(UINT64_MAX))).cast<uint64_t>();
@@ -111,8 +111,8 @@ void bind_specs(py::module_& m) {
                  std::move(state_init),
                  parse_bounds_check(bounds_check),
                  parse_columns(columns),
-                 life && life->admission() != nullptr,
-                 life.value_or(Rules()),
+                 rules && rules->admission() != nullptr,
+                 rules.value_or(Rules()),
                  std::move(store_path),
                  stored_dtype ? std::optional(weight_type("stored_dtype", *stored_dtype)) : std::nullopt};
            }),
@@ -213,7 +213,7 @@ PYBIND11_MODULE(_engine, m) {
   bind_plan(m);
   bind_tables(m);
   bind_saves(m);
-  bind_life(m);
+  bind_lifecycle(m);
   EngineClass engine(
       m, "Engine",
       R"(The tables of one record layout, which share a device cache and a plan: the calls of a batch.
@@ -245,13 +245,13 @@ PYBIND11_MODULE(_engine, m) {
       .def_readonly("lifecycle", &Engine::lifecycle, "Admission and eviction of ids.")
       .def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; });
   bind_batches(engine);
-  m.def("begin", &Engine::begin,
+  m.def("start_plans", &Engine::start_plans,
         R"(The caches will be written to: the plans, of several engines, can only be completed from now on.
           All or none.
 
           RuntimeError unless each is the oldest of its engine that is not applied.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
-  m.def("pass_plans", &Engine::pass,
+  m.def("apply_without_swap", &Engine::apply_without_swap,
         R"(Begins the plans and says that they are applied, as far as they bring no row in and each is the
           oldest of its engine.
 

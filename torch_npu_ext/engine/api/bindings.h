@@ -218,7 +218,7 @@ void bind_rules(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_tables(py::module_& m);
 void bind_saves(py::module_& m);
-void bind_life(py::module_& m);
+void bind_lifecycle(py::module_& m);
 void bind_batches(EngineClass& engine);
 void bind_checksums(py::module_& m);
 void bind_unique(py::module_& m);

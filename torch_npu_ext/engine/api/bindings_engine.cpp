@@ -151,14 +151,14 @@ void bind_batches(EngineClass& engine) {
 
           RuntimeError before its sources have landed.)")
       .def(
-          "land",
+          "complete_write_back",
           [](Engine& e, const Plan& plan, Records records, std::optional<Sums> sums) {
             const char* in = records_in(records, e, plan->rows_out);
             if (plan->window_out > 0 && !sums)
               throw py::value_error("the plan has sums that leave: pass them");
             const float* in_sums = sums ? sums_of<false>(*sums, e, plan->window_out) : nullptr;
             const WithoutLock nogil;
-            e.land(plan, in, in_sums);
+            e.complete_write_back(plan, in, in_sums);
           },
           plan, records, py::arg("sums") = py::none(),
           R"(Stores the [O] records of the rows that the plan took out, and their [P] sums, needed when P > 0.
@@ -221,25 +221,26 @@ void bind_batches(EngineClass& engine) {
            R"(Rows with sums, by ascending table: slots [n] of resident ones, ascending, and slot_offsets [T +
           1]; rows [m] of those that left the cache, ascending within a table, and row_offsets [T + 1].)")
       .def(
-          "read_away",
+          "read_spilled",
           [](Engine& e, int64_t begin, int64_t end, Records records, Sums sums) {
-            if (begin < 0 || end < begin) throw py::index_error("read_away: begin <= end, both from 0 on");
+            if (begin < 0 || end < begin) throw py::index_error("read_spilled: begin <= end, both from 0 on");
             const int64_t rows = end - begin;
             char* out = records_out(records, e, rows);
             float* out_sums = sums_of<true>(sums, e, rows);
             const WithoutLock nogil;
-            e.read_away(begin, end, out, out_sums);
+            e.read_spilled(begin, end, out, out_sums);
           },
           py::arg("begin"), py::arg("end"), records, sums,
           R"(Fills records and sums of the begin-th to end-th of `rows` of window_rows. IndexError beyond
           them.)")
       .def(
-          "write_away",
+          "write_spilled",
           [](Engine& e, int64_t begin, int64_t end, Records records) {
-            if (begin < 0 || end < begin) throw py::index_error("write_away: begin <= end, both from 0 on");
+            if (begin < 0 || end < begin)
+              throw py::index_error("write_spilled: begin <= end, both from 0 on");
             const char* in = records_in(records, e, end - begin);
             const WithoutLock nogil;
-            e.write_away(begin, end, in);
+            e.write_spilled(begin, end, in);
           },
           py::arg("begin"), py::arg("end"), records,
           R"(Stores the records of the begin-th to end-th of `rows` of window_rows. IndexError beyond them.)")

@@ -5,7 +5,7 @@
 
 namespace rec_sdk {
 
-static auto to_python(LeavingIds leaving) {
+static auto to_python(EvictableIds leaving) {
   return std::make_pair(to_python(std::move(leaving.ids)), to_python(std::move(leaving.reasons)));
 }
 
@@ -51,7 +51,7 @@ ColumnSet of_candidates(const Rules& rules) {
 void bind_rules(py::module_& m) {
   using Number = py::typing::Union<py::int_, py::float_>;
   py::class_<Rules>(
-      m, "Life",
+      m, "Rules",
       "The rules by which an id of a hash table gets a row and loses it; docs/admission_eviction.md.")
       .def(py::init([](const std::vector<std::pair<std::string, std::map<std::string, Number>>>& rules) {
              std::vector<std::pair<std::string, RuleNumbers::Values>> given;
@@ -73,11 +73,11 @@ void bind_rules(py::module_& m) {
   m.def("rules", &rule_names, "Names of the rules of a table.");
 }
 
-void bind_life(py::module_& m) {
+void bind_lifecycle(py::module_& m) {
   const py::arg table("table"), ids("ids"), rows("rows"), columns("columns"), intervals("intervals");
   py::class_<Lifecycle>(
       m, "Lifecycle",
-      R"(Admission and eviction of ids, and what a table counts of them. `leaving_ids`, `evict`, `candidates`,
+      R"(Admission and eviction of ids, and what a table counts of them. `evictable_ids`, `evict`, `candidates`,
           sketches and calls that write need all plans applied and all rows landed, else RuntimeError.)")
       .def("freeze", unlocked(&Lifecycle::freeze), py::arg("frozen"),
            R"(Says of each table whether it is frozen: the batches that are planned from now on do not train
@@ -92,10 +92,11 @@ void bind_life(py::module_& m) {
       .def("evict", unlocked(&Lifecycle::evict), table,
            "Takes out ids by the table's rules now. Rows in flight or in the window stay.")
       .def(
-          "leaving_ids",
+          "evictable_ids",
           [](Lifecycle& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
-            return run_unlocked(
-                [&] { return intervals ? e.leaving_ids(table, *intervals) : e.leaving_ids(table, true); });
+            return run_unlocked([&] {
+              return intervals ? e.evictable_ids(table, *intervals) : e.evictable_ids(table, true);
+            });
           },
           table, py::arg("intervals") = py::none(),
           R"(Ids [n] that evict would take out now, or end_step with these intervals, ascending, and by which
@@ -145,7 +146,7 @@ void bind_life(py::module_& m) {
       .def(
           "set_candidates",
           [](Lifecycle& e, int32_t table, Span<int64_t> ids, const Columns& columns) {
-            const LifeClock now = call_unlocked([&] { return e.clock(table); });
+            const TableClock now = call_unlocked([&] { return e.clock(table); });
             const Candidates::Values first = {0, static_cast<uint32_t>(now.batches), 0, now.timestamp};
             std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()), first);
             from_arrays(columns, call_unlocked([&] { return of_candidates(e.rules(table)); }), &values);
@@ -174,7 +175,7 @@ void bind_life(py::module_& m) {
       .def(
           "clock",
           [](Lifecycle& e, int32_t table) {
-            const LifeClock clock = call_unlocked([&] { return e.clock(table); });
+            const TableClock clock = call_unlocked([&] { return e.clock(table); });
             return std::make_tuple(clock.batches, clock.steps, clock.timestamp);
           },
           table, "(batches planned, steps ended, latest timestamp).")

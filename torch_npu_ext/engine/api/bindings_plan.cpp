@@ -153,7 +153,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("window_out", field(&PlanBuffers::window_out), "P.")
       .def_property_readonly("window_in", field(&PlanBuffers::window_in), "Q.")
       .def_property_readonly(
-          "begun",
+          "started",
           [](const Plan& p) {
             const PlanState state = p->state;
             return state == PlanState::kApplying || state == PlanState::kApplied;
@@ -165,10 +165,11 @@ void bind_plan(py::module_& m) {
       .def_property_readonly(
           "bounds_warnings", &Plan::bounds_warnings,
           R"((table name, count, an example) of ids that were out of range, under "warning".)")
-      .def_property_readonly("set_aside", &Plan::set_aside,
+      .def_property_readonly("rejected_timestamps", &Plan::rejected_timestamps,
                              R"((table name, count, an id, its timestamp, the table's latest) of lookups with
           timestamps too far ahead.)")
-      .def_property_readonly("landed", py::cpp_function(&Plan::landed, py::call_guard<WithoutLock>()),
+      .def_property_readonly("written_back",
+                             py::cpp_function(&Plan::written_back, py::call_guard<WithoutLock>()),
                              "Whether no row that the plan took out is on its way to the store.")
       .def_property_readonly("released", &Plan::released)
       .def_property_readonly(

@@ -46,10 +46,10 @@ void bind_saves(py::module_& m) {
       m, "Saves",
       R"(Versions and changes of rows, loads, and snapshots. All plans must be applied and all rows landed,
           else RuntimeError, unless a call says otherwise.)")
-      .def("kept_ids", unlocked(&Saves::kept_ids), table,
+      .def("ids_with_records", unlocked(&Saves::ids_with_records), table,
            R"(Ids [n], by ascending row, of rows with more than their initial record: in the cache, or in the
           store.)")
-      .def("others", unlocked(&Saves::others), table, ids,
+      .def("unlisted_ids", unlocked(&Saves::unlisted_ids), table, ids,
            "Ids [n] that the table has beside these, by ascending row.")
       .def("version", unlocked(&Saves::version),
            R"(The present version: changes from now on are of a later one. Needs nothing applied or landed.)")
@@ -78,11 +78,11 @@ void bind_saves(py::module_& m) {
            R"(Ids [n] of the table's rows with sums: those of window_rows, resident ones first, in their
           order.)")
       .def(
-          "put_away",
+          "put_spilled",
           [](Saves& e, int32_t table, Span<int64_t> rows, Sums sums) {
             const float* in = sums_of<false>(sums, e, rows.size());
             const WithoutLock nogil;
-            e.put_away(table, rows, in);
+            e.put_spilled(table, rows, in);
           },
           table, rows, py::arg("sums"),
           R"(Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or those with

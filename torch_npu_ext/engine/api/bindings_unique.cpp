@@ -25,18 +25,18 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
                                                 const std::vector<int32_t>& feature_tables,
                                                 const std::vector<int64_t>& feature_columns,
                                                 const std::vector<bool>& feature_means, int64_t world_size,
-                                                const std::optional<std::vector<int32_t>>& numbers) {
+                                                const std::optional<std::vector<int32_t>>& signals) {
   if (homes.size() != num_embeddings.size() || groups.size() != num_embeddings.size()) {
     throw py::value_error("homes and groups must have one entry per table, " +
                           std::to_string(num_embeddings.size()));
   }
-  if (numbers && numbers->size() != num_embeddings.size()) {
-    throw py::value_error("numbers must have one entry per table, " + std::to_string(num_embeddings.size()));
+  if (signals && signals->size() != num_embeddings.size()) {
+    throw py::value_error("signals must have one entry per table, " + std::to_string(num_embeddings.size()));
   }
   std::vector<SharedTable> tables;
   int32_t count = 0;
   for (size_t t = 0; t < homes.size(); ++t) {
-    const int32_t kinds = numbers ? (*numbers)[t] : 0;
+    const int32_t kinds = signals ? (*signals)[t] : 0;
     tables.push_back({num_embeddings[t],
                       {homes[t].first, homes[t].second},
                       groups[t],
@@ -62,19 +62,19 @@ std::optional<py::array_t<T>> array_or_none(const std::vector<T>& values, bool t
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
-auto received(const Deduplicator& self, const Dense& counts, const Dense& ids, const Slots& numbers) {
+auto received_signals(const Deduplicator& self, const Dense& counts, const Dense& ids, const Slots& signals) {
   const SharedTables& shared = self.shared();
   const int64_t tables = static_cast<int64_t>(shared.tables.size());
   if (counts.ndim() != 2 || counts.shape(0) != shared.ranks || counts.shape(1) != tables) {
     throw py::value_error("counts must have shape [" + std::to_string(shared.ranks) + ", " +
                           std::to_string(tables) + "]");
   }
-  ReceivedNumbers read;
+  ReceivedSignals read;
   {
     const WithoutLock nogil;
-    read = read_numbers(shared, counts.data(), ids.data(), ids.size(), numbers.data(), numbers.size());
+    read = read_signals(shared, counts.data(), ids.data(), ids.size(), signals.data(), signals.size());
   }
-  const NumberKinds any = shared.any_numbers();
+  const SignalKinds any = shared.any_signals();
   return std::make_tuple(array_or_none(read.shows, any.shows), array_or_none(read.clicks, any.clicks),
                          array_or_none(read.timestamps, any.timestamp));
 }
@@ -83,24 +83,24 @@ const UniqueGroup& group_of(const UniqueBatch& batch, int64_t group) {
   return batch.groups.at(static_cast<size_t>(group));  // throws std::out_of_range
 }
 
-py::array_t<int64_t> ranks_of_ids(const Dense& ids, const std::pair<int32_t, int64_t>& home,
-                                  int64_t world_size) {
-  const Home own{home.first, home.second};
-  const std::string wrong = wrong_home(own, world_size);
+py::array_t<int64_t> owner_ranks_of_ids(const Dense& ids, const std::pair<int32_t, int64_t>& home,
+                                        int64_t world_size) {
+  const OwnerRule rule{home.first, home.second};
+  const std::string wrong = owner_rule_error(rule, world_size);
   if (!wrong.empty()) throw py::value_error(wrong);
   if (ids.ndim() != 1) throw py::value_error("ids must have one dimension");
   py::array_t<int64_t> result(ids.size());
   const int64_t* const given = ids.data();
   int64_t* const found = result.mutable_data();
   const WithoutLock nogil;
-  ranks_of(own, world_size, given, ids.size(), found);
+  owner_ranks(rule, world_size, given, ids.size(), found);
   return result;
 }
 
 }  // namespace
 
 void bind_unique(py::module_& m) {
-  m.def("ranks_of", &ranks_of_ids, py::arg("ids"), py::arg("home"), py::arg("world_size"),
+  m.def("owner_ranks", &owner_ranks_of_ids, py::arg("ids"), py::arg("home"), py::arg("world_size"),
         R"(The rank of world_size that is home to each of ids [n], of a table whose home is (rank of all ids,
           0), or (-1, 0): id mod world_size, by floor; (-2, 0): a hash of the id; (-3, block): id / block, and
           id mod world_size beyond the blocks. ValueError: no such home.)");
@@ -129,12 +129,12 @@ void bind_unique(py::module_& m) {
                              "[U] of each rank, and there of each table, in the order in which they came.")
       .def_property_readonly("repeats", list(&UniqueBatch::repeats), "[U] lookups of each of `ids`.")
       .def_property_readonly(
-          "numbers", list(&UniqueBatch::numbers),
-          R"(Words that each of `ids` takes along, in their order, as its table asked for. For `received`.)")
+          "signals", list(&UniqueBatch::signals),
+          R"(Words that each of `ids` takes along, in their order, as its table asked for. For `received_signals`.)")
       .def_property_readonly(
           "latest", list(&UniqueBatch::latest),
           R"([T] the latest timestamp of each table in the batch, -2**63 where there is none, or with
-          `numbers` off.)")
+          `signals` off.)")
       .def_property_readonly("counts", table(&UniqueBatch::counts), "[W, T] ids.")
       .def_property_readonly("lookups", table(&UniqueBatch::lookups), "[W, T] lookups of them.")
       .def_property_readonly(
@@ -193,50 +193,51 @@ void bind_unique(py::module_& m) {
           threads.)")
       .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
            py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
-           py::arg("world_size"), py::arg("numbers") = py::none(),
+           py::arg("world_size"), py::arg("signals") = py::none(),
            R"(num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table; the
-          home of ids, as in `ranks_of`; whose rows are received in one tensor.
+          home of ids, as in `owner_ranks`; whose rows are received in one tensor.
 
           feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two are
           empty for sequences.
 
-          numbers: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks, 4
+          signals: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks, 4
           for its last timestamp. None: nothing.)")
       .def_property_readonly(
-          "number_words",
+          "signal_words",
           [](const Deduplicator& self) {
             std::vector<int64_t> words;
             for (const SharedTable& table : self.shared().tables) {
-              words.push_back(table.numbers.words());
+              words.push_back(table.signals.words());
             }
             return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
-          "[T] int32 words of `UniqueBatch.numbers` that each id of a table takes.")
-      .def("received", &received, py::arg("counts"), py::arg("ids"), py::arg("numbers").noconvert(),
+          "[T] int32 words of `UniqueBatch.signals` that each id of a table takes.")
+      .def("received_signals", &received_signals, py::arg("counts"), py::arg("ids"),
+           py::arg("signals").noconvert(),
            R"(shows, clicks and timestamps [n] of the ids [n] of all ranks, rank by rank and there table by
-          table, from the `numbers` that they took along; None for what no table asks for. counts: [W, T] ids.
+          table, from the `signals` that they took along; None for what no table asks for. counts: [W, T] ids.
 
           An id that several ranks have has the same timestamp everywhere: that of its last lookup in the
           batch of all ranks, by feature, then rank. ValueError: sizes that do not fit.)")
       .def(
           "run",
           [](Deduplicator& self, const Ints& values, const Ints& offsets, const Ints& feature_keys,
-             int64_t batch_size, bool weighted, bool segments, bool numbers,
+             int64_t batch_size, bool weighted, bool segments, bool with_signals,
              const std::optional<Slots>& clicks, const std::optional<Dense>& timestamps) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
-            if (numbers) {
-              const NumberKinds any = self.shared().any_numbers();
+            if (with_signals) {
+              const SignalKinds any = self.shared().any_signals();
               batch.input.clicks = wanted(any.clicks, clicks, "clicks", batch);
               batch.input.timestamps = wanted(any.timestamp, timestamps, "timestamps", batch);
             }
             const WithoutLock nogil;
-            return self.run(batch.input, segments, numbers);
+            return self.run(batch.input, segments, with_signals);
           },
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
-          py::arg("weighted") = false, py::arg("segments") = true, py::arg("numbers") = false,
+          py::arg("weighted") = false, py::arg("segments") = true, py::arg("signals") = false,
           py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none(),
-          R"(As for `Engine.plan`. Without `segments`, those are made when they are asked for. numbers: the
+          R"(As for `Engine.plan`. Without `segments`, those are made when they are asked for. signals: the
           ids take along what their tables ask for. ValueError: a table wants clicks or timestamps, and there
           are none.)");
 }

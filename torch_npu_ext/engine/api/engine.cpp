@@ -10,9 +10,9 @@ void Plan::release() noexcept {
   if (!released_.exchange(true)) shared_->order.end_later(buffers_);
 }
 
-bool Plan::landed() const {
+bool Plan::written_back() const {
   const auto guard = shared_->lock();
-  return shared_->group.transit.find(buffers_->serial) != buffers_;
+  return shared_->group.write_backs.find(buffers_->serial) != buffers_;
 }
 
 std::unique_ptr<Plan> Plan::next() const {
@@ -31,13 +31,13 @@ Tables::BoundsWarnings Plan::bounds_warnings() const {
   return warnings;
 }
 
-std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> Plan::set_aside() const {
+std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> Plan::rejected_timestamps() const {
   std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> found;
-  for (size_t t = 0; t < buffers_->life.size(); ++t) {
-    const LifeLog& log = buffers_->life[t];
-    if (log.set_aside == 0) continue;
+  for (size_t t = 0; t < buffers_->lifecycle_logs.size(); ++t) {
+    const LifecycleLog& log = buffers_->lifecycle_logs[t];
+    if (log.rejected == 0) continue;
     const auto [id, timestamp] = log.example;
-    found.emplace_back(shared_->group.tables[t].spec().name, log.set_aside, id, timestamp, log.latest);
+    found.emplace_back(shared_->group.tables[t].spec().name, log.rejected, id, timestamp, log.latest);
   }
   return found;
 }
@@ -109,16 +109,16 @@ std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
   return plans;
 }
 
-void Engine::begin(const std::vector<const Plan*>& plans) {
+void Engine::start_plans(const std::vector<const Plan*>& plans) {
   for (const Plan* plan : plans) plan->shared()->order.check_next(**plan);
   for (const Plan* plan : plans) plan->shared()->order.begin(plan->buffers().get());
 }
 
-bool Engine::pass(const std::vector<const Plan*>& plans) {
+bool Engine::apply_without_swap(const std::vector<const Plan*>& plans) {
   for (const Plan* plan : plans) {
     if ((*plan)->rows_in > 0 || !plan->shared()->order.is_next_planned(**plan)) return false;
   }
-  begin(plans);
+  start_plans(plans);
   for (const Plan* plan : plans) plan->shared()->order.applied(plan->buffers().get());
   return true;
 }
@@ -149,7 +149,7 @@ std::vector<int64_t> Engine::bag_ranges(const BatchInput& input, int64_t max_loo
 
 InitialRows Engine::read(const ReadPlan& plan, char* records) {
   const auto guard = lock();
-  check_landed(plan.sources);
+  check_written_back(plan.sources);
   InitialRows initial;
   Reader::read(group_, plan, records, &initial);
   return initial;

@@ -43,10 +43,10 @@ class Plan {
     ++buffers_->kept;
   }
   bool released() const { return released_; }
-  bool landed() const;
+  bool written_back() const;
   std::unique_ptr<Plan> next() const;  // null unless the plan is the oldest
   Tables::BoundsWarnings bounds_warnings() const;
-  std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> set_aside() const;
+  std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> rejected_timestamps() const;
   const std::shared_ptr<LockedGroup>& shared() const { return shared_; }
   const std::shared_ptr<PlanBuffers>& buffers() const { return buffers_; }
   const PlanBuffers& operator*() const { return *buffers_; }
@@ -98,9 +98,9 @@ class Engine : public GroupAccess {
 
   void cancel(const Plan& plan);
   std::vector<std::unique_ptr<Plan>> unapplied(const Plan* upto);
-  static void begin(const std::vector<const Plan*>& plans);
+  static void start_plans(const std::vector<const Plan*>& plans);
   void applied(const Plan& plan);
-  static bool pass(const std::vector<const Plan*>& plans);
+  static bool apply_without_swap(const std::vector<const Plan*>& plans);
   int64_t in_flight();
 
   // Copies, outside the lock.
@@ -108,7 +108,7 @@ class Engine : public GroupAccess {
   std::vector<int32_t> read_ahead(const Plan& plan, char* records);
   void read_late(const Plan& plan, Span<int32_t> places, char* records);
   void read_sums(const Plan& plan, float* sums);
-  void land(const Plan& plan, const char* records, const float* sums);
+  void complete_write_back(const Plan& plan, const char* records, const float* sums);
 
   void mark(const Plan& plan);
   void mark(const Plan& plan, Span<int32_t> slots);
@@ -119,15 +119,15 @@ class Engine : public GroupAccess {
     std::vector<int32_t> row_offsets;          // [T + 1]
   };
   WindowRows window_rows();
-  void read_away(int64_t begin, int64_t end, char* records, float* sums);
-  void write_away(int64_t begin, int64_t end, const char* records);
+  void read_spilled(int64_t begin, int64_t end, char* records, float* sums);
+  void write_spilled(int64_t begin, int64_t end, const char* records);
   void close_window();
 
  private:
   explicit Engine(const std::shared_ptr<LockedGroup>& shared)
       : GroupAccess(shared), tables(shared), saves(shared), lifecycle(shared) {}
   void check_own(const Plan& plan) const;
-  void check_landed(const std::vector<uint64_t>& sources) const;
+  void check_written_back(const std::vector<uint64_t>& sources) const;
   void copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const;
 
   Planner planner_;

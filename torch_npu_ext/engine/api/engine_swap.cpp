@@ -63,11 +63,12 @@ void will_need(const Group& group, const std::vector<RowRange>& pieces, const ui
 
 }  // namespace
 
-void Engine::check_landed(const std::vector<uint64_t>& sources) const {
+void Engine::check_written_back(const std::vector<uint64_t>& sources) const {
   for (const uint64_t serial : sources) {
-    if (group_.transit.find(serial) == nullptr) continue;
-    throw std::runtime_error("rows that are wanted are on their way to the store: land plan " +
-                             std::to_string(serial) + " first");
+    if (group_.write_backs.find(serial) == nullptr) continue;
+    throw std::runtime_error(
+        "the batch needs rows whose write-back is pending: complete the write-back of plan " +
+        std::to_string(serial) + " first");
   }
 }
 
@@ -89,7 +90,7 @@ void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char
 InitialRows Engine::read_in(const Plan& plan, char* records, bool initial) {
   check_own(plan);
   auto guard = lock();
-  check_landed(plan->sources);
+  check_written_back(plan->sources);
   const std::shared_lock<std::shared_mutex> reading(records_mutex_);
   guard.unlock();
   const std::vector<RowRange> pieces = split_rows(plan->in_offsets);
@@ -111,7 +112,7 @@ std::vector<int32_t> Engine::read_ahead(const Plan& plan, char* records) {
   if (plan->state != PlanState::kPlanned) {
     throw std::runtime_error("rows are read ahead before their plan begins or is cancelled");
   }
-  std::vector<int32_t> late = group_.transit.late_rows(*plan);
+  std::vector<int32_t> late = group_.write_backs.late_rows(*plan);
   const std::shared_lock<std::shared_mutex> reading(records_mutex_);
   guard.unlock();
   copy_in(plan, without(split_rows(plan->in_offsets), late), records);
@@ -120,7 +121,7 @@ std::vector<int32_t> Engine::read_ahead(const Plan& plan, char* records) {
 
 void Engine::read_late(const Plan& plan, Span<int32_t> places, char* records) {
   check_own(plan);
-  check_landed(plan->sources);
+  check_written_back(plan->sources);
   std::vector<RowRange> pieces;
   int32_t table = 0;
   for (int32_t i = 0; i < static_cast<int32_t>(places.size()); ++i) {
@@ -140,17 +141,17 @@ void Engine::read_sums(const Plan& plan, float* sums) {
   if (plan->state == PlanState::kApplied || plan->state == PlanState::kCancelled) {
     throw std::runtime_error("the sums of a plan are read before it is applied");
   }
-  check_landed(plan->sources);
+  check_written_back(plan->sources);
   group_.window.read(*plan, sums);
 }
 
 // The rows are in transit until their records are whole, so nothing reads them meanwhile.
-void Engine::land(const Plan& plan, const char* records, const float* sums) {
+void Engine::complete_write_back(const Plan& plan, const char* records, const float* sums) {
   check_own(plan);
   auto guard = lock();
-  if (group_.transit.find(plan->serial) != plan.buffers()) return;  // landed before, or nothing left
+  if (group_.write_backs.find(plan->serial) != plan.buffers()) return;  // landed before, or nothing left
   if (plan->state != PlanState::kApplied && plan->state != PlanState::kApplying) {
-    throw std::runtime_error("rows land after their plan has begun");
+    throw std::runtime_error("a write-back must be completed after its plan was started");
   }
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
   const std::vector<RowRange> pieces = split_rows(plan->out_offsets);
@@ -183,7 +184,7 @@ void Engine::land(const Plan& plan, const char* records, const float* sums) {
     });
   }
   guard.lock();
-  group_.transit.remove(*plan);
+  group_.write_backs.remove(*plan);
 }
 
 }  // namespace rec_sdk

@@ -36,7 +36,7 @@ Engine::WindowRows Engine::window_rows() {
     const auto end = std::lower_bound(slots.begin(), slots.end(), table.end_slot());
     found.slot_offsets.push_back(static_cast<int32_t>(end - slots.begin()));
   }
-  for (const AwaySums::Away& away : group_.window.away()) {
+  for (const SpilledSums::Spilled& away : group_.window.spilled()) {
     found.rows.push_back(away.row());
     ++found.row_offsets[away.table() + 1];
   }
@@ -46,7 +46,7 @@ Engine::WindowRows Engine::window_rows() {
 
 namespace {
 
-void check_away(int64_t begin, int64_t end, const std::vector<AwaySums::Away>& away) {
+void check_away(int64_t begin, int64_t end, const std::vector<SpilledSums::Spilled>& away) {
   const int64_t size = static_cast<int64_t>(away.size());
   if (begin >= 0 && begin <= end && end <= size) return;
   throw std::out_of_range("rows [" + std::to_string(begin) + ", " + std::to_string(end) +
@@ -55,9 +55,9 @@ void check_away(int64_t begin, int64_t end, const std::vector<AwaySums::Away>& a
 
 }  // namespace
 
-void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
+void Engine::read_spilled(int64_t begin, int64_t end, char* records, float* sums) {
   const auto guard = lock_settled("reading the window's rows");
-  const std::vector<AwaySums::Away>& away = group_.window.away();
+  const std::vector<SpilledSums::Spilled>& away = group_.window.spilled();
   check_away(begin, end, away);
   const int64_t width = 2 * group_.layout.dim;
   for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes, sums += width) {
@@ -66,9 +66,9 @@ void Engine::read_away(int64_t begin, int64_t end, char* records, float* sums) {
   }
 }
 
-void Engine::write_away(int64_t begin, int64_t end, const char* records) {
+void Engine::write_spilled(int64_t begin, int64_t end, const char* records) {
   const auto guard = lock_settled("writing the window's rows");
-  const std::vector<AwaySums::Away>& away = group_.window.away();
+  const std::vector<SpilledSums::Spilled>& away = group_.window.spilled();
   check_away(begin, end, away);
   for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes) {
     group_.tables[away[i].table()].store.write(away[i].row(), records);
@@ -89,7 +89,7 @@ void Engine::close_window() {
       table.changes.add(id, table.columns.exchange_version(row, newest));
     }
   }
-  for (const AwaySums::Away& away : group_.window.away()) {
+  for (const SpilledSums::Spilled& away : group_.window.spilled()) {
     Table& table = group_.tables[away.table()];
     if (!table.columns.has(Column::kVersion)) continue;
     const uint64_t before = table.columns.exchange_version(away.row(), newest);

@@ -23,7 +23,7 @@ void Lifecycle::freeze(const std::vector<bool>& frozen) {
   for (int32_t t = 0; t < table_count(); ++t) group_.tables[t].frozen = frozen[static_cast<size_t>(t)];
 }
 
-bool Lifecycle::has_leaving(int32_t t, int64_t interval) const {
+bool Lifecycle::has_evictable(int32_t t, int64_t interval) const {
   return !group_.tables[t].frozen && (interval_ends(group_.tables[t], interval) || beyond_bound(t));
 }
 
@@ -35,7 +35,7 @@ bool Lifecycle::beyond_bound(int32_t t) const {
   int64_t count = table.rows(), candidates = table.admission->candidates.size();
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
     if (plan->state != PlanState::kPlanned) return;
-    candidates -= plan->life[t].candidates_added;
+    candidates -= plan->lifecycle_logs[t].candidates_added;
     for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) count -= plan->swap_in_added[i];
   });
   const auto due = [&](const EvictionRule* rule) { return rule->due(count, candidates); };
@@ -48,7 +48,7 @@ bool Lifecycle::halves(int32_t t) const {
   if (table.frozen || !table.admission->halves(0)) return false;
   int64_t planned = 0;
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) {
-    if (plan->state == PlanState::kPlanned) planned += plan->life[t].sketched;
+    if (plan->state == PlanState::kPlanned) planned += plan->lifecycle_logs[t].sketched;
   });
   return table.admission->halves(planned);
 }
@@ -57,7 +57,7 @@ bool Lifecycle::evicts(const std::vector<int64_t>& intervals) {
   const auto guard = lock();
   check_one_each("intervals", intervals, table_count());
   for (int32_t t = 0; t < table_count(); ++t) {
-    if (has_leaving(t, intervals[t]) || halves(t)) return true;
+    if (has_evictable(t, intervals[t]) || halves(t)) return true;
   }
   return false;
 }
@@ -77,7 +77,7 @@ int64_t Lifecycle::end_step(const std::vector<int64_t>& intervals) {
   int64_t evicted = 0;
   for (int32_t t = 0; t < table_count(); ++t) {
     const bool ends = interval_ends(group_.tables[t], intervals[t]);
-    if (has_leaving(t, intervals[t])) evicted += evict_ids(&group_, t, ends);
+    if (has_evictable(t, intervals[t])) evicted += evict_ids(&group_, t, ends);
     if (halves(t)) group_.tables[t].admission->halve();
   }
   end_step_clocks();
@@ -123,21 +123,21 @@ Lifecycle::LargeEvictions Lifecycle::take_large_evictions() {
   return found;
 }
 
-LeavingIds Lifecycle::leaving_ids(int32_t t, bool at_interval) {
+EvictableIds Lifecycle::evictable_ids(int32_t t, bool at_interval) {
   const auto guard = lock_settled("choosing ids to evict");
   table(t);  // checked
-  return evictable_ids(&group_, t, at_interval);
+  return rec_sdk::evictable_ids(&group_, t, at_interval);
 }
 
-LeavingIds Lifecycle::leaving_ids(int32_t t, const std::vector<int64_t>& intervals) {
+EvictableIds Lifecycle::evictable_ids(int32_t t, const std::vector<int64_t>& intervals) {
   bool ends = false;
   {
     const auto guard = lock();
     const int64_t interval = intervals.at(static_cast<size_t>(t));
     ends = interval_ends(table(t), interval);
-    if (!has_leaving(t, interval)) return {};
+    if (!has_evictable(t, interval)) return {};
   }
-  return leaving_ids(t, ends);
+  return evictable_ids(t, ends);
 }
 
 ColumnSet Lifecycle::columns(int32_t t) {
@@ -205,12 +205,12 @@ void Lifecycle::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& s
   throw std::invalid_argument("table '" + target.spec().name + "' counts in no sketch");
 }
 
-LifeClock Lifecycle::clock(int32_t t) {
+TableClock Lifecycle::clock(int32_t t) {
   const auto guard = lock();
   return table(t).clock;
 }
 
-void Lifecycle::set_clock(int32_t t, const LifeClock& clock) {
+void Lifecycle::set_clock(int32_t t, const TableClock& clock) {
   const auto guard = lock_settled("setting a clock");
   table(t).clock = clock;
 }

@@ -19,8 +19,8 @@ class Lifecycle : public GroupAccess {
   bool evicts(const std::vector<int64_t>& intervals);
   int64_t end_step(const std::vector<int64_t>& intervals);
   int64_t evict(int32_t table);
-  LeavingIds leaving_ids(int32_t table, bool at_interval);
-  LeavingIds leaving_ids(int32_t table, const std::vector<int64_t>& intervals);
+  EvictableIds evictable_ids(int32_t table, bool at_interval);
+  EvictableIds evictable_ids(int32_t table, const std::vector<int64_t>& intervals);
   std::vector<int32_t> measured_tables(const std::vector<int64_t>& intervals);
   void mark_small(int32_t table, Span<int64_t> rows);
   using LargeEvictions = std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>>;
@@ -30,18 +30,18 @@ class Lifecycle : public GroupAccess {
   ColumnSet columns(int32_t table);
   std::vector<RowColumnValues> read_columns(int32_t table, Span<int64_t> rows);
   void write_columns(int32_t table, Span<int64_t> rows, const std::vector<RowColumnValues>& values);
-  using Candidate = LifeLog::Counted;
+  using Candidate = LifecycleLog::Counted;
   std::vector<Candidate> candidates(int32_t table);
   void set_candidates(int32_t table, const std::vector<Candidate>& candidates);
   std::vector<uint8_t> sketch(int32_t table);
   void set_sketch(int32_t table, const std::vector<std::vector<uint8_t>>& states);
-  LifeClock clock(int32_t table);
-  void set_clock(int32_t table, const LifeClock& clock);
+  TableClock clock(int32_t table);
+  void set_clock(int32_t table, const TableClock& clock);
 
  private:
   bool beyond_bound(int32_t table) const;
   bool halves(int32_t table) const;
-  bool has_leaving(int32_t table, int64_t interval) const;
+  bool has_evictable(int32_t table, int64_t interval) const;
   void end_step_clocks();
 };
 

@@ -15,10 +15,10 @@ std::unique_lock<std::mutex> LockedGroup::lock() {
 
 std::unique_lock<std::mutex> LockedGroup::lock_settled(const char* what) {
   std::unique_lock<std::mutex> guard = lock();
-  if (!order.empty() || !group.transit.empty()) {
-    throw std::runtime_error(
-        std::string(what) + " needs all plans applied and all rows landed: " + std::to_string(order.size()) +
-        " plans are not applied, rows of " + std::to_string(group.transit.size()) + " plans have not landed");
+  if (!order.empty() || !group.write_backs.empty()) {
+    throw std::runtime_error(std::string(what) + " needs all plans applied and all write-backs complete: " +
+                             std::to_string(order.size()) + " plans are not applied, the write-backs of " +
+                             std::to_string(group.write_backs.size()) + " plans are pending");
   }
   return guard;
 }

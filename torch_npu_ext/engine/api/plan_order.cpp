@@ -14,7 +14,7 @@ void PlanOrder::check_next(const PlanBuffers& plan) {
 void PlanOrder::applied(PlanBuffers* plan) {
   const Guard guard(mutex_);
   if (!is_next(*plan) || plan->state != PlanState::kApplying) {
-    throw std::runtime_error("the plan has not begun to be applied");
+    throw std::runtime_error("the plan was not started");
   }
   plan->state = PlanState::kApplied;
   ++applied_;

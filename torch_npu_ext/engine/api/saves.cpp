@@ -44,14 +44,14 @@ std::vector<int64_t> ids_by_row(const Table& table, const std::vector<int64_t>& 
 
 }  // namespace
 
-std::vector<int64_t> Saves::kept_ids(int32_t t) {
+std::vector<int64_t> Saves::ids_with_records(int32_t t) {
   const auto guard = lock_settled("listing a table");
   const Table& source = table(t);
   return ids_by_row(
       source, [&](int64_t, uint32_t row, uint32_t slot) { return slot != kNoSlot || source.store.has(row); });
 }
 
-std::vector<int64_t> Saves::others(int32_t t, Span<int64_t> ids) {
+std::vector<int64_t> Saves::unlisted_ids(int32_t t, Span<int64_t> ids) {
   const auto guard = lock_settled("listing a table");
   const Table& source = table(t);
   IdMap given(ids.size());
@@ -183,7 +183,7 @@ std::vector<int64_t> Saves::window_ids(int32_t t) {
   return ids;
 }
 
-void Saves::put_away(int32_t t, Span<int64_t> rows, const float* sums) {
+void Saves::put_spilled(int32_t t, Span<int64_t> rows, const float* sums) {
   const auto guard = lock_settled("setting the window");
   const Table& target = table(t);
   for (const int64_t row : rows) {
@@ -194,7 +194,7 @@ void Saves::put_away(int32_t t, Span<int64_t> rows, const float* sums) {
     throw std::out_of_range("table '" + target.spec().name + "': row " + std::to_string(row) +
                             " has no record outside the cache, or has sums already");
   }
-  group_.window.put_away(t, rows.data(), rows.size(), sums);
+  group_.window.put_spilled(t, rows.data(), rows.size(), sums);
 }
 
 }  // namespace rec_sdk

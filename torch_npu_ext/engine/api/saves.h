@@ -31,8 +31,8 @@ class Saves : public GroupAccess {
  public:
   explicit Saves(const std::shared_ptr<LockedGroup>& shared) : GroupAccess(shared), tables_(shared) {}
 
-  std::vector<int64_t> kept_ids(int32_t table);
-  std::vector<int64_t> others(int32_t table, Span<int64_t> ids);
+  std::vector<int64_t> ids_with_records(int32_t table);
+  std::vector<int64_t> unlisted_ids(int32_t table, Span<int64_t> ids);
   uint64_t version();
   uint64_t next_version();
   std::pair<std::vector<int64_t>, int64_t> changed_ids(int32_t table, uint64_t since);
@@ -49,7 +49,7 @@ class Saves : public GroupAccess {
   std::vector<int64_t> load_rows(int32_t table, Span<int64_t> ids, const std::vector<RecordPart>& parts,
                                  bool whole);
   std::vector<int64_t> window_ids(int32_t table);
-  void put_away(int32_t table, Span<int64_t> rows, const float* sums);
+  void put_spilled(int32_t table, Span<int64_t> rows, const float* sums);
 
   int64_t open_snapshot(int32_t table);
   int64_t open_snapshot(int32_t table, Span<int64_t> ids);

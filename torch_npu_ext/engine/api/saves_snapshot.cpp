@@ -127,13 +127,13 @@ void Saves::for_each_moving_row(int32_t t, const Visit& visit) const {
     all(plan->in_offsets, plan->swap_in_rows);
     all(plan->out_offsets, plan->swap_out_rows);
   });
-  group_.transit.for_each([&all](const PlanBuffers& plan) { all(plan.out_offsets, plan.swap_out_rows); });
+  group_.write_backs.for_each([&all](const PlanBuffers& plan) { all(plan.out_offsets, plan.swap_out_rows); });
 }
 
 void Saves::mark_moving(int32_t t, Snapshot* snapshot) const {
   std::vector<uint64_t> plans;  // a plan has the same rows as long as it is in one of these
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) { plans.push_back(plan->serial << 1); });
-  group_.transit.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
+  group_.write_backs.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
   snapshot->set_moving(std::move(plans), [&](const auto& mark) { for_each_moving_row(t, mark); });
 }
 

@@ -110,10 +110,10 @@ void Tables::warm(int32_t t, Span<int64_t> ids, Span<int32_t> slots, Span<float>
     group_.slot_ids[slot] = ids[i];
     group_.uses.touch(slot);
   }
-  target.policy->enter(taken.data(), rows.data(), count);
+  target.policy->insert(taken.data(), rows.data(), count);
   if (!target.never_evicts()) target.policy->warm(taken.data(), heats.data(), count, group_.uses);
   if (group_.future.any()) {
-    for (int64_t i = 0; i < count; ++i) group_.future.enter(t, slots[i], ids[i]);
+    for (int64_t i = 0; i < count; ++i) group_.future.insert(t, slots[i], ids[i]);
   }
   group_.stats[t].warmed_rows += count;
 }

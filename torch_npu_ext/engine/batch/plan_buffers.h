@@ -14,7 +14,7 @@
 #include "torch_npu_ext/engine/batch/hot_segments.h"
 #include "torch_npu_ext/engine/directory/candidates.h"
 #include "torch_npu_ext/engine/directory/count_sketch.h"
-#include "torch_npu_ext/engine/directory/life_clock.h"
+#include "torch_npu_ext/engine/directory/table_clock.h"
 
 namespace rec_sdk {
 
@@ -29,7 +29,7 @@ struct BoundsError {
 enum class PlanState { kPlanned, kApplying, kApplied, kCancelled };
 
 // A plan's changes of the life of a table's ids, to be undone when it is cancelled.
-struct LifeLog {
+struct LifecycleLog {
   struct Counted {
     int64_t id;
     Candidates::Values values;
@@ -51,10 +51,10 @@ struct LifeLog {
 
   // Timestamps of lookups later than `most` are set aside. How many, an id with its own, and the table's
   // then.
-  int64_t most = std::numeric_limits<int64_t>::max(), set_aside = 0, latest = 0;
+  int64_t most = std::numeric_limits<int64_t>::max(), rejected = 0, latest = 0;
   std::pair<int64_t, int64_t> example;
 
-  int64_t believed(int64_t timestamp, const LifeClock& clock) const {
+  int64_t accepted(int64_t timestamp, const TableClock& clock) const {
     return timestamp <= most ? timestamp : clock.timestamp;
   }
 
@@ -63,7 +63,7 @@ struct LifeLog {
     admitted.clear();
     sketch.clear();
     sketched = 0;
-    default_lookups = candidates_added = set_aside = 0;
+    default_lookups = candidates_added = rejected = 0;
     most = std::numeric_limits<int64_t>::max();
   }
 };
@@ -149,7 +149,7 @@ struct PlanBuffers {
   std::vector<Late> late;         // ascending
   std::vector<BoundsError> bounds_errors;              // counted when the plan is applied
   std::vector<int64_t> table_lookups, table_new_rows;  // [T]
-  std::vector<LifeLog> life;                           // [T]
+  std::vector<LifecycleLog> lifecycle_logs;            // [T]
   uint64_t window_epoch = 0;
   uint32_t epoch = 0;   // of the batch, in SlotUses
   uint64_t serial = 0;  // the same, without batches that failed

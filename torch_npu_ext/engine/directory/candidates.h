@@ -11,7 +11,7 @@ namespace rec_sdk {
 
 class Candidates {
  public:
-  // count: lookups, at least 1. last_use: the low bits of LifeClock::batches. The last two are 0 where they
+  // count: lookups, at least 1. last_use: the low bits of TableClock::batches. The last two are 0 where they
   // are not kept.
   struct Values {
     uint32_t count = 0, last_use = 0, clicks = 0;

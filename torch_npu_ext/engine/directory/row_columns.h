@@ -15,7 +15,7 @@ namespace rec_sdk {
 
 enum class Column : int {
   kCount = 0,      // uint32: lookups by training batches; stays at 2^32 - 1
-  kLastUse = 1,    // uint32: LifeClock::batches of the last batch that looked the row up, its low 32 bits
+  kLastUse = 1,    // uint32: TableClock::batches of the last batch that looked the row up, its low 32 bits
   kVersion = 2,    // uint64: serial of the last change, at least
   kScore = 3,      // double: what the id is worth to a table that evicts by scores
   kClicks = 4,     // uint32: of those lookups; stays at 2^32 - 1

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "torch_npu_ext/engine/group/pending_write_backs.h"
 #include "torch_npu_ext/engine/group/table.h"
-#include "torch_npu_ext/engine/group/transit.h"
 #include "torch_npu_ext/engine/group/window.h"
 #include "torch_npu_ext/engine/policy/future_uses.h"
 #include "torch_npu_ext/engine/policy/slot_uses.h"
@@ -61,7 +61,7 @@ struct Group {
   SlotUses uses;
   FutureUses future;
   Window window;
-  Transit transit;
+  PendingWriteBacks write_backs;
   std::vector<Stats> stats;                  // [T]
   std::vector<BoundsError> bounds_warnings;  // one per table at most
   // [T] (rows that left, of so many) of the latest that took more than half of a table, and more than it was

@@ -116,7 +116,7 @@ class Table {
     }
   }
 
-  void send_away(int64_t id, uint32_t row) {  // a known id loses its slot
+  void clear_slot(int64_t id, uint32_t row) {  // a known id loses its slot
     if (spec_.hashed) {
       map().find(id, IdMap::hash(id)).set_row(row);
     } else {
@@ -178,7 +178,7 @@ class Table {
   ChangeLog changes;  // of a table that keeps versions
   std::unique_ptr<Admission> admission;
   std::vector<bool> small;  // rows whose weights are so small that they leave with the next eviction
-  LifeClock clock;
+  TableClock clock;
   bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
   std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment
 

@@ -6,16 +6,16 @@
 
 namespace rec_sdk {
 
-AwaySums::AwaySums(int64_t dim) : sums_(static_cast<size_t>(2 * dim) * sizeof(float)) {}
+SpilledSums::SpilledSums(int64_t dim) : sums_(static_cast<size_t>(2 * dim) * sizeof(float)) {}
 
-void AwaySums::reserve(int64_t extra) {
+void SpilledSums::reserve(int64_t extra) {
   places_.reserve(extra);
   sums_.extend(static_cast<size_t>(used_ + extra));
   const size_t places = static_cast<size_t>(used_ + extra);
   if (free_.capacity() < places) free_.reserve(2 * places);  // so that free() cannot fail
 }
 
-uint32_t AwaySums::put(int32_t table, uint32_t row) {
+uint32_t SpilledSums::put(int32_t table, uint32_t row) {
   uint32_t place = used_;
   if (free_.empty()) {
     ++used_;
@@ -30,7 +30,7 @@ uint32_t AwaySums::put(int32_t table, uint32_t row) {
   return place;
 }
 
-uint32_t AwaySums::take(int32_t table, uint32_t row) {
+uint32_t SpilledSums::take(int32_t table, uint32_t row) {
   const int64_t id = key(table, row);
   const uint64_t hash = IdMap::hash(id);
   const IdMap::Entry entry = places_.find(id, hash);
@@ -41,26 +41,26 @@ uint32_t AwaySums::take(int32_t table, uint32_t row) {
   return place;
 }
 
-void AwaySums::put_back(int32_t table, uint32_t row, uint32_t place) {
+void SpilledSums::put_back(int32_t table, uint32_t row, uint32_t place) {
   bool added = false;
   const int64_t id = key(table, row);
   places_.find_or_add(id, IdMap::hash(id), place, &added);  // into the room that take() left
   sorted_valid_ = false;
 }
 
-const std::vector<AwaySums::Away>& AwaySums::sorted() {
+const std::vector<SpilledSums::Spilled>& SpilledSums::sorted() {
   if (!sorted_valid_) {
     sorted_.clear();
     sorted_.reserve(static_cast<size_t>(places_.size()));
     places_.for_each([&](int64_t id, const IdMap::Entry& entry) { sorted_.push_back({id, entry.row()}); });
-    std::sort(sorted_.begin(), sorted_.end(), [](const Away& a, const Away& b) { return a.key < b.key; });
+    std::sort(sorted_.begin(), sorted_.end(), [](const Spilled& a, const Spilled& b) { return a.key < b.key; });
     sorted_valid_ = true;
   }
   return sorted_;
 }
 
-void AwaySums::drop_table(int32_t table) {
-  for (const Away& away : sorted()) {
+void SpilledSums::drop_table(int32_t table) {
+  for (const Spilled& away : sorted()) {
     if (away.table() != table) continue;
     places_.erase(away.key, IdMap::hash(away.key));
     free(away.place);
@@ -68,7 +68,7 @@ void AwaySums::drop_table(int32_t table) {
   sorted_valid_ = false;
 }
 
-void AwaySums::clear() {
+void SpilledSums::clear() {
   if (used_ == 0) return;
   places_.clear();
   free_.clear();
@@ -78,7 +78,7 @@ void AwaySums::clear() {
 }
 
 Window::Bound Window::bound(int64_t out, int64_t in) const {
-  return {std::min(out, resident_), std::min(in, away_.size())};
+  return {std::min(out, resident_), std::min(in, spilled_.size())};
 }
 
 void Window::reserve(const Bound& bound, PlanBuffers* plan) {
@@ -92,8 +92,8 @@ void Window::reserve(const Bound& bound, PlanBuffers* plan) {
   plan->pending_in_sums.reserve(static_cast<size_t>(bound.in));
   const size_t slots = slots_.size() + static_cast<size_t>(bound.in + bound.out);  // the latter for undo()
   if (slots > slots_.capacity()) slots_.reserve(2 * slots);
-  if (bound.out > 0) away_.reserve(bound.out);
-  plan->window_epoch = away_.epoch();
+  if (bound.out > 0) spilled_.reserve(bound.out);
+  plan->window_epoch = spilled_.epoch();
 }
 
 void Window::move(PlanBuffers* plan) noexcept {
@@ -104,11 +104,11 @@ void Window::move(PlanBuffers* plan) noexcept {
       clear(slot);
       plan->window_out_slots[plan->window_out++] = slot;
       plan->pending_out.push_back(i);
-      plan->pending_out_sums.push_back(away_.put(t, plan->swap_out_rows[i]));
+      plan->pending_out_sums.push_back(spilled_.put(t, plan->swap_out_rows[i]));
     }
     for (int32_t i = plan->in_offsets[t]; i < plan->in_offsets[t + 1]; ++i) {
-      const uint32_t place = away_.take(t, plan->swap_in_rows[i]);
-      if (place == AwaySums::kNone) continue;
+      const uint32_t place = spilled_.take(t, plan->swap_in_rows[i]);
+      if (place == SpilledSums::kNone) continue;
       mark(plan->swap_in_slots[i]);
       plan->window_in_slots[plan->window_in++] = plan->swap_in_slots[i];
       plan->pending_in.push_back(i);
@@ -118,43 +118,43 @@ void Window::move(PlanBuffers* plan) noexcept {
 }
 
 void Window::undo(PlanBuffers* plan) noexcept {
-  if (plan->window_epoch != away_.epoch()) return;
+  if (plan->window_epoch != spilled_.epoch()) return;
   int32_t t = 0;
   for (size_t k = 0; k < plan->pending_in.size(); ++k) {
     const int32_t m = plan->pending_in[k];
     while (m >= plan->in_offsets[t + 1]) ++t;
     clear(plan->swap_in_slots[m]);
-    away_.put_back(t, plan->swap_in_rows[m], plan->pending_in_sums[k]);
+    spilled_.put_back(t, plan->swap_in_rows[m], plan->pending_in_sums[k]);
   }
   t = 0;
   for (const int32_t o : plan->pending_out) {
     while (o >= plan->out_offsets[t + 1]) ++t;
-    away_.free(away_.take(t, plan->swap_out_rows[o]));
+    spilled_.free(spilled_.take(t, plan->swap_out_rows[o]));
     mark(plan->swap_out_slots[o]);
   }
 }
 
 void Window::finish(const PlanBuffers& plan) noexcept {
-  if (plan.window_epoch != away_.epoch()) return;
-  for (const uint32_t place : plan.pending_in_sums) away_.free(place);
+  if (plan.window_epoch != spilled_.epoch()) return;
+  for (const uint32_t place : plan.pending_in_sums) spilled_.free(place);
 }
 
 void Window::write(const PlanBuffers& plan, const float* sums) {
-  if (plan.window_epoch != away_.epoch()) return;  // closed since
+  if (plan.window_epoch != spilled_.epoch()) return;  // closed since
   const size_t bytes = static_cast<size_t>(2 * dim_) * sizeof(float);
   for (const uint32_t place : plan.pending_out_sums) {
-    std::memcpy(away_.data(place), sums, bytes);
+    std::memcpy(spilled_.data(place), sums, bytes);
     sums += 2 * dim_;
   }
 }
 
 void Window::read(const PlanBuffers& plan, float* sums) const {
-  if (plan.window_epoch != away_.epoch()) {
+  if (plan.window_epoch != spilled_.epoch()) {
     throw std::runtime_error("the window of this plan was closed before its sums were read");
   }
   const size_t bytes = static_cast<size_t>(2 * dim_) * sizeof(float);
   for (const uint32_t place : plan.pending_in_sums) {
-    std::memcpy(sums, away_.data(place), bytes);
+    std::memcpy(sums, spilled_.data(place), bytes);
     sums += 2 * dim_;
   }
 }
@@ -168,11 +168,11 @@ std::vector<int32_t> Window::resident_slots() const {
   return slots;
 }
 
-void Window::put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums) {
-  away_.reserve(count);
+void Window::put_spilled(int32_t table, const int64_t* rows, int64_t count, const float* sums) {
+  spilled_.reserve(count);
   for (int64_t i = 0; i < count; ++i, sums += 2 * dim_) {
-    const uint32_t place = away_.put(table, static_cast<uint32_t>(rows[i]));
-    std::memcpy(away_.data(place), sums, static_cast<size_t>(2 * dim_) * sizeof(float));
+    const uint32_t place = spilled_.put(table, static_cast<uint32_t>(rows[i]));
+    std::memcpy(spilled_.data(place), sums, static_cast<size_t>(2 * dim_) * sizeof(float));
   }
 }
 
@@ -181,7 +181,7 @@ void Window::drop_slots(int64_t begin, int64_t end) noexcept {
 }
 
 void Window::close() {
-  away_.clear();
+  spilled_.clear();
   for (const int32_t slot : slots_) clear(slot);
   slots_.clear();
 }

@@ -12,17 +12,17 @@
 namespace rec_sdk {
 
 // Sums of rows that are away: (table, row) -> sum and compensation.
-class AwaySums {
+class SpilledSums {
  public:
   static constexpr uint32_t kNone = 0xFFFFFFFFu;
-  struct Away {
+  struct Spilled {
     int64_t key;  // table << 32 | row: ordered by table, then row
     uint32_t place;
     int32_t table() const { return static_cast<int32_t>(key >> 32); }
     uint32_t row() const { return static_cast<uint32_t>(key); }
   };
 
-  explicit AwaySums(int64_t dim);
+  explicit SpilledSums(int64_t dim);
 
   void reserve(int64_t extra);                 // room for `extra` more rows: put() cannot fail then
   uint32_t put(int32_t table, uint32_t row);   // the row left; its sums go to data() of the returned place
@@ -34,7 +34,7 @@ class AwaySums {
   void free(uint32_t place) { free_.push_back(place); }
   float* data(uint32_t place) const { return static_cast<float*>(sums_.at(place)); }  // [2 * dim]
 
-  const std::vector<Away>& sorted();  // all rows away
+  const std::vector<Spilled>& sorted();  // all rows away
   void drop_table(int32_t table);
   void clear();
   int64_t size() const { return places_.size(); }
@@ -47,16 +47,16 @@ class AwaySums {
   ChunkedMemory sums_;
   std::vector<uint32_t> free_;
   uint32_t used_ = 0;  // places ever handed out
-  std::vector<Away> sorted_;
+  std::vector<Spilled> sorted_;
   bool sorted_valid_ = false;
   uint64_t epoch_ = 0;
 };
 
 class Window {
  public:
-  Window(int64_t dim, int64_t slots) : dim_(dim), flags_(static_cast<size_t>(slots)), away_(dim) {}
+  Window(int64_t dim, int64_t slots) : dim_(dim), flags_(static_cast<size_t>(slots)), spilled_(dim) {}
 
-  bool empty() const { return resident_ == 0 && away_.size() == 0; }
+  bool empty() const { return resident_ == 0 && spilled_.size() == 0; }
   void mark(int64_t slot) {
     if (flags_[slot] == 0) slots_.push_back(static_cast<int32_t>(slot));
     resident_ += flags_[slot] == 0;
@@ -79,14 +79,14 @@ class Window {
   void read(const PlanBuffers& plan, float* sums) const;
 
   std::vector<int32_t> resident_slots() const;  // ascending
-  const std::vector<AwaySums::Away>& away() { return away_.sorted(); }
-  const float* sums(uint32_t place) const { return away_.data(place); }
+  const std::vector<SpilledSums::Spilled>& spilled() { return spilled_.sorted(); }
+  const float* sums(uint32_t place) const { return spilled_.data(place); }
   // Rows that are away and have no sums get these, [count, 2 * dim]. Throws std::bad_alloc.
-  void put_away(int32_t table, const int64_t* rows, int64_t count, const float* sums);
+  void put_spilled(int32_t table, const int64_t* rows, int64_t count, const float* sums);
   void drop_slots(int64_t begin, int64_t end) noexcept;
-  void drop_table(int32_t table) { away_.drop_table(table); }
+  void drop_table(int32_t table) { spilled_.drop_table(table); }
   bool has(int32_t table, uint32_t row, int64_t slot) const {  // slot: -1 when it has none
-    return slot >= 0 ? flags_[slot] != 0 : away_.has(table, row);
+    return slot >= 0 ? flags_[slot] != 0 : spilled_.has(table, row);
   }
   void close();
 
@@ -100,7 +100,7 @@ class Window {
   HugeArray<uint8_t> flags_;    // [slots] the row has sums
   int64_t resident_ = 0;        // flags set
   std::vector<int32_t> slots_;  // all of those; some twice, some whose flag was taken back
-  AwaySums away_;
+  SpilledSums spilled_;
 };
 
 }  // namespace rec_sdk

@@ -73,7 +73,8 @@ void ColumnUpdates::reserve(Group* group, const Batch& batch, const std::vector<
     Table& table = group->tables[t];
     if (table.columns.empty()) continue;
     const int32_t count = plan->table_offsets[t + 1] - plan->table_offsets[t];
-    plan->life[t].columns.ensure(static_cast<size_t>(count) * table.columns.places().undone_bytes());
+    plan->lifecycle_logs[t].columns.ensure(static_cast<size_t>(count) *
+                                           table.columns.places().undone_bytes());
     if (table.columns.has(Column::kVersion)) {
       table.changes.reserve(count, table.row_bound(), group->uses.newest_version());
       any.add(Column::kVersion);
@@ -83,12 +84,12 @@ void ColumnUpdates::reserve(Group* group, const Batch& batch, const std::vector<
     }
   }
   const size_t numbers = static_cast<size_t>(batch.lookups);
-  facts_.has_shows = any.has(Column::kCount) && batch.shows != nullptr;
-  facts_.has_clicks = any.has(Column::kClicks) && batch.clicks != nullptr;
-  facts_.has_timestamps = any.has(Column::kTimestamp) && batch.timestamps != nullptr;
-  if (facts_.has_shows) facts_.shows.ensure(numbers);
-  if (facts_.has_clicks) facts_.clicks.ensure(numbers);
-  if (facts_.has_timestamps) facts_.timestamps.ensure(numbers);
+  signals_.has_shows = any.has(Column::kCount) && batch.shows != nullptr;
+  signals_.has_clicks = any.has(Column::kClicks) && batch.clicks != nullptr;
+  signals_.has_timestamps = any.has(Column::kTimestamp) && batch.timestamps != nullptr;
+  if (signals_.has_shows) signals_.shows.ensure(numbers);
+  if (signals_.has_clicks) signals_.clicks.ensure(numbers);
+  if (signals_.has_timestamps) signals_.timestamps.ensure(numbers);
   if (any.has(Column::kVersion)) changed_.ensure(static_cast<size_t>(plan->table_offsets.back()));
 }
 
@@ -97,17 +98,17 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   constexpr ColumnPlaces kPlaces(ColumnSet::of_bits(Columns::value));
   constexpr int32_t kBytes = kPlaces.bytes();
   const Table& table = group.tables[part->table];
-  LifeLog& log = plan->life[part->table];
+  LifecycleLog& log = plan->lifecycle_logs[part->table];
   // Copies: what is written could be these, for all that the compiler knows.
-  const LifeClock clock = table.clock;
+  const TableClock clock = table.clock;
   const ScoreRule* const score = table.spec().rules.score();
   const ChangeLog* const changes = &table.changes;
-  const bool has_shows = facts_.has_shows, has_clicks = facts_.has_clicks,
-             has_timestamps = facts_.has_timestamps, has_version = table.columns.has(Column::kVersion);
+  const bool has_shows = signals_.has_shows, has_clicks = signals_.has_clicks,
+             has_timestamps = signals_.has_timestamps, has_version = table.columns.has(Column::kVersion);
   const int64_t shift = part->shift;
-  const uint32_t* const shows = facts_.shows.data() + shift;
-  const uint32_t* const clicks = facts_.clicks.data() + shift;
-  const int64_t* const timestamps = facts_.timestamps.data() + shift;
+  const uint32_t* const shows = signals_.shows.data() + shift;
+  const uint32_t* const clicks = signals_.clicks.data() + shift;
+  const int64_t* const timestamps = signals_.timestamps.data() + shift;
   const int32_t* const segments = plan->segment_offsets;
   const uint64_t serial = plan->serial;
   const int64_t most = log.most;
@@ -168,7 +169,7 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
   const ColumnPlaces& places = table.columns.places();
   const bool whole = table.admission->counts_each();
   const ScoreRule* const score = table.spec().rules.score();
-  const std::vector<LifeLog::Admitted>& all = plan.life[t].admitted;
+  const std::vector<LifecycleLog::Admitted>& all = plan.lifecycle_logs[t].admitted;
   for (size_t i = 0; i < all.size(); ++i) {
     if (i + kPrefetchDistance < all.size()) prefetch(table.columns.record(all[i + kPrefetchDistance].row));
     const Candidates::Values& values = all[i].values;
@@ -230,7 +231,7 @@ void ColumnUpdates::undo(Group* group, const PlanBuffers& plan) noexcept {
     const Table& table = group->tables[t];
     const int32_t bytes = table.columns.places().undone_bytes(), begin = plan.table_offsets[t];
     if (bytes == 0) continue;
-    const char* const before = plan.life[t].columns.data();
+    const char* const before = plan.lifecycle_logs[t].columns.data();
     const auto put_back = [&](char* record, int32_t u) {
       std::memcpy(record, before + int64_t{u - begin} * bytes, static_cast<size_t>(bytes));
     };

@@ -20,7 +20,7 @@ struct RowRun {
 
 // Sums over the lookups of each unique row of a batch, by its number in the scan. An array that the batch
 // does not have, or no table asks for, is not written.
-struct RowFacts {
+struct RowSignals {
   bool has_shows = false, has_clicks = false, has_timestamps = false;
   HugeArray<uint32_t> shows;      // the sum; where there are none, the lookups of the row
   HugeArray<uint32_t> clicks;     // the sum
@@ -34,7 +34,7 @@ class ColumnUpdates {
   // columns. Throws std::bad_alloc
   void reserve(Group* group, const Batch& batch, const std::vector<RowRun>& runs, PlanBuffers* plan);
   // To be filled before touch(), if it asks for any.
-  RowFacts* facts() { return &facts_; }
+  RowSignals* signals() { return &signals_; }
   // Updates the rows of a training batch, after its plan was held: its serial is known. Without columns it
   // does nothing.
   void touch(Group* group, PlanBuffers* plan) noexcept;
@@ -50,7 +50,7 @@ class ColumnUpdates {
   void touch_admitted(Group* group, int32_t t, const PlanBuffers& plan) noexcept;
   void log_changes(Group* group, const Part& part, const PlanBuffers& plan) noexcept;
 
-  RowFacts facts_;
+  RowSignals signals_;
   std::vector<Part> parts_;
   HugeArray<int32_t> changed_;  // unique rows whose change the table's log wants
 };

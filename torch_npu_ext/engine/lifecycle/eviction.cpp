@@ -10,12 +10,12 @@ namespace rec_sdk {
 namespace {
 
 // It was loaded without one, or the clock was set back.
-bool begins_now(int64_t timestamp, const LifeClock& clock) {
-  return timestamp == LifeClock::kNever || timestamp > clock.timestamp;
+bool begins_now(int64_t timestamp, const TableClock& clock) {
+  return timestamp == TableClock::kNever || timestamp > clock.timestamp;
 }
 
-LeavingIds choose(const Table& table, bool at_interval, bool candidates, std::vector<Evictable>* known) {
-  LeavingIds result;
+EvictableIds choose(const Table& table, bool at_interval, bool candidates, std::vector<Evictable>* known) {
+  EvictableIds result;
   for (const EvictionRule* const rule : table.spec().rules.evictions()) {
     if (rule->at_intervals() && !at_interval) continue;
     if (candidates && !rule->evicts_candidates()) continue;
@@ -50,11 +50,11 @@ void begin_now(Group* group, int32_t t, const std::vector<std::pair<int64_t, uin
   }
 }
 
-LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
+EvictableIds choose_rows(Group* group, int32_t t, bool at_interval) {
   const Table& table = group->tables[t];
   const bool times = at_interval && table.spec().rules.needs_timestamps();
   const ScoreRule* const score = table.spec().rules.score();
-  const LifeClock& clock = table.clock;
+  const TableClock& clock = table.clock;
   group->uses.mark_held();
   std::vector<Evictable> known;
   known.reserve(static_cast<size_t>(table.rows()));
@@ -78,7 +78,7 @@ LeavingIds choose_rows(Group* group, int32_t t, bool at_interval) {
   return choose(table, at_interval, false, &known);
 }
 
-LeavingIds choose_candidates(Table* table, bool at_interval) {
+EvictableIds choose_candidates(Table* table, bool at_interval) {
   Admission& admission = *table->admission;
   const bool times = at_interval && table->spec().rules.needs_timestamps();
   std::vector<Evictable> known;
@@ -96,13 +96,13 @@ LeavingIds choose_candidates(Table* table, bool at_interval) {
 
 }  // namespace
 
-LeavingIds evictable_ids(Group* group, int32_t t, bool at_interval) {
+EvictableIds evictable_ids(Group* group, int32_t t, bool at_interval) {
   return choose_rows(group, t, at_interval);
 }
 
 int64_t evict_ids(Group* group, int32_t t, bool at_interval) {
   Table& table = group->tables[t];
-  const LeavingIds rows = choose_rows(group, t, at_interval);
+  const EvictableIds rows = choose_rows(group, t, at_interval);
   const std::vector<int64_t> candidates = choose_candidates(&table, at_interval).ids;
   const int64_t before = table.rows();
   const int64_t removed = remove_ids(group, t, rows.ids.data(), static_cast<int64_t>(rows.ids.size()));

@@ -9,7 +9,7 @@
 namespace rec_sdk {
 
 // By ascending id.
-struct LeavingIds {
+struct EvictableIds {
   std::vector<int64_t> ids;
   std::vector<uint8_t> reasons;  // EvictReason
   int64_t any_number = 0;        // of those, by rules that may evict every id
@@ -26,6 +26,6 @@ inline bool interval_ends(const Table& table, int64_t interval) {
 // plans must be applied and all rows landed. Throws std::bad_alloc, and then took out none.
 int64_t evict_ids(Group* group, int32_t table, bool at_interval);
 // The ids with rows that it would take out.
-LeavingIds evictable_ids(Group* group, int32_t table, bool at_interval);
+EvictableIds evictable_ids(Group* group, int32_t table, bool at_interval);
 
 }  // namespace rec_sdk

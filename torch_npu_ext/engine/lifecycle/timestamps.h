@@ -1,4 +1,4 @@
-// Which timestamps are believed. One in milliseconds among seconds would make all ids of a table old.
+// Which timestamps are accepted. One in milliseconds among seconds would make all ids of a table old.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline int64_t most_ahead_of(int64_t timestamp) {
   return timestamp > kMax - kMostAhead ? kMax : timestamp + kMostAhead;
 }
 
-// The latest that is believed without a clock, of timestamps that for_each(visit) visits: no more than ten
+// The latest that is accepted without a clock, of timestamps that for_each(visit) visits: no more than ten
 // years after the earliest of them for which that is at least half of them.
 template <class ForEach>
 int64_t most_at_first(const ForEach& for_each) {
@@ -30,15 +30,15 @@ int64_t most_at_first(const ForEach& for_each) {
   });
   for (;;) {
     const int64_t most = most_ahead_of(earliest);
-    int64_t believed = 0, next = kMax;
+    int64_t accepted = 0, next = kMax;
     for_each([&](int64_t timestamp) {
       if (timestamp <= most) {
-        ++believed;
+        ++accepted;
       } else {
         next = std::min(next, timestamp);
       }
     });
-    if (2 * believed >= count) return most;
+    if (2 * accepted >= count) return most;
     earliest = next;
   }
 }
@@ -46,7 +46,7 @@ int64_t most_at_first(const ForEach& for_each) {
 // The latest of those up to `most`, or kNever.
 template <class ForEach>
 int64_t latest_up_to(int64_t most, const ForEach& for_each) {
-  int64_t latest = LifeClock::kNever;
+  int64_t latest = TableClock::kNever;
   for_each([&](int64_t timestamp) {
     if (timestamp <= most) latest = std::max(latest, timestamp);
   });
@@ -54,7 +54,7 @@ int64_t latest_up_to(int64_t most, const ForEach& for_each) {
 }
 
 // A batch that is planned moves the clocks of tables that have one: each believes what is at most ten years
-// ahead of it. The log says what is not believed: LifeLog::believed().
+// ahead of it. The log says what is not accepted: LifecycleLog::accepted().
 void advance_timestamps(Group* group, const Batch& batch, PlanBuffers* plan) noexcept;
 
 }  // namespace rec_sdk

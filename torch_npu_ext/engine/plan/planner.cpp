@@ -7,7 +7,7 @@
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/base/parallel.h"
 #include "torch_npu_ext/engine/lifecycle/timestamps.h"
-#include "torch_npu_ext/engine/plan/row_facts.h"
+#include "torch_npu_ext/engine/plan/row_signals.h"
 #include "torch_npu_ext/engine/plan/segments.h"
 
 namespace rec_sdk {
@@ -53,11 +53,11 @@ void check_life(const Group& group, const Batch& batch) {
 
 // The clocks of all tables, with a batch that is planned now.
 void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
-  plan->life.resize(group->tables.size());
+  plan->lifecycle_logs.resize(group->tables.size());
   for (size_t t = 0; t < group->tables.size(); ++t) {
-    plan->life[t].clear();
-    plan->life[t].latest_before = group->tables[t].clock.timestamp;
-    plan->life[t].candidates_added = -group->tables[t].admission->candidates.size();
+    plan->lifecycle_logs[t].clear();
+    plan->lifecycle_logs[t].latest_before = group->tables[t].clock.timestamp;
+    plan->lifecycle_logs[t].candidates_added = -group->tables[t].admission->candidates.size();
   }
   for (Table& table : group->tables) table.clock.batches += !table.frozen;
   advance_timestamps(group, batch, plan);
@@ -67,7 +67,7 @@ void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
 void put_back_clocks(Group* group, const PlanBuffers& plan) noexcept {
   for (size_t t = 0; t < group->tables.size(); ++t) {
     group->tables[t].clock.batches -= !group->tables[t].frozen;
-    group->tables[t].clock.timestamp = plan.life[t].latest_before;
+    group->tables[t].clock.timestamp = plan.lifecycle_logs[t].latest_before;
   }
 }
 
@@ -176,8 +176,8 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   scan_.begin(group, batch_);
   advance_clocks(group, batch_, plan.get());
   try {
-    scan_.run(group, batch_, &plan->life);
-    for (int32_t t = 0; t < tables; ++t) check_room(group, t);
+    scan_.run(group, batch_, &plan->lifecycle_logs);
+    for (int32_t t = 0; t < tables; ++t) check_slots(group, t);
     reserve(input, group, plan.get(), std::move(arena));
   } catch (...) {
     scan_.rollback(group);
@@ -187,13 +187,13 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   group->future.forget(announced);
   commit(group, plan.get());
   group->uses.hold(plan.get());
-  if (plan->rows_out > 0) group->transit.depart(plan);
+  if (plan->rows_out > 0) group->write_backs.add(plan);
   column_updates_.touch(group, plan.get());
   count(group, *plan, 1);
 }
 
 // The rows that may not leave are those of batches in flight and those that this batch found.
-void Planner::check_room(Group* group, int32_t t) {
+void Planner::check_slots(Group* group, int32_t t) {
   const Table& table = group->tables[t];
   const int64_t uniques = scan_.unique_count(t);
   const int64_t slots = table.spec().slots;
@@ -247,10 +247,10 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
   plan->layout(exact, std::move(arena));
   group->window.reserve(moved, plan);
   plan->sources.clear();
-  if (exact.in > 0 || exact.out > 0) group->transit.prepare(exact.in > 0);
-  plan->sources.reserve(group->transit.size());
+  if (exact.in > 0 || exact.out > 0) group->write_backs.prepare(exact.in > 0);
+  plan->sources.reserve(group->write_backs.size());
   plan->late.clear();
-  if (!group->transit.empty()) plan->late.reserve(static_cast<size_t>(exact.in));
+  if (!group->write_backs.empty()) plan->late.reserve(static_cast<size_t>(exact.in));
   if (exact.out > 0) group->uses.prepare_held();
   list_runs(*group, scan_, *plan, &runs_);
   column_updates_.reserve(group, batch_, runs_, plan);
@@ -263,7 +263,7 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   if (plan->rows_in > 0) {
     for_each_part(tables, batch_.lookups,
                   [&](int64_t t) noexcept { swap_table(group, static_cast<int32_t>(t), plan); });
-    if (!group->transit.empty()) group->transit.find_sources(plan);
+    if (!group->write_backs.empty()) group->write_backs.find_sources(plan);
     count_new(*group, plan);
   }
   clear_hot_segments(plan->hot_segments, plan->lookups);
@@ -273,21 +273,21 @@ void Planner::commit(Group* group, PlanBuffers* plan) noexcept {
   plan->segment_offsets[plan->uniques] = static_cast<int32_t>(scan_.segment_lookups());
   plan->hot = collect_hot_segments(plan->hot_segments, plan->lookups);
   for (int32_t t = 0; t < tables; ++t) {
-    plan->life[t].default_lookups = scan_.default_lookups(t);
-    plan->life[t].candidates_added += group->tables[t].admission->candidates.size();
+    plan->lifecycle_logs[t].default_lookups = scan_.default_lookups(t);
+    plan->lifecycle_logs[t].candidates_added += group->tables[t].admission->candidates.size();
   }
   for (int32_t t = 0; t < tables; ++t) touch(group, t, *plan);
-  if (column_updates_.facts()->any()) {
+  if (column_updates_.signals()->any()) {
     for_each_part(scan_.share_count(), batch_.lookups, [&](int64_t s) noexcept {
-      write_row_facts(*group, batch_, s, scan_, column_updates_.facts());
+      sum_row_signals(*group, batch_, s, scan_, column_updates_.signals());
     });
   }
   if (!group->window.empty()) group->window.move(plan);
 }
 
 void Planner::swap_table(Group* group, int32_t t, PlanBuffers* plan) noexcept {
-  if (plan->out_offsets[t] < plan->out_offsets[t + 1]) evict(group, t, plan);
-  if (plan->in_offsets[t] < plan->in_offsets[t + 1]) bring_in(group, t, plan);
+  if (plan->out_offsets[t] < plan->out_offsets[t + 1]) swap_out(group, t, plan);
+  if (plan->in_offsets[t] < plan->in_offsets[t + 1]) swap_in(group, t, plan);
 }
 
 void Planner::touch(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
@@ -298,7 +298,7 @@ void Planner::touch(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
   table.policy->touch(slots + begin, plan.table_offsets[t + 1] - begin);
 }
 
-void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
+void Planner::swap_out(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
   const int32_t begin = plan->out_offsets[t], end = plan->out_offsets[t + 1];
   int32_t* const victims = plan->swap_out_slots;
@@ -308,14 +308,14 @@ void Planner::evict(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     if (i + kPrefetchDistance < end) table.prefetch_slot(group->slot_ids[victims[i + kPrefetchDistance]]);
     const int64_t id = group->slot_ids[victims[i]];
     const uint32_t row = table.row_in(static_cast<uint32_t>(victims[i]), id);
-    table.send_away(id, row);
+    table.clear_slot(id, row);
     plan->swap_out_rows[i] = row;
     plan->swap_out_ids[i] = id;
   }
-  leave(group, t, victims, plan->swap_out_rows, plan->swap_out_ids, begin, end);
+  remove_rows(group, t, victims, plan->swap_out_rows, plan->swap_out_ids, begin, end);
 }
 
-void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
+void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   Table& table = group->tables[t];
   const int32_t begin = plan->in_offsets[t], end = plan->in_offsets[t + 1], count = end - begin;
   const Miss* const misses = &scan_.misses[scan_.missing(t).begin];
@@ -346,32 +346,34 @@ void Planner::bring_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
     ids[i] = miss.id;
   }
   for (int32_t i = 0; i < count; ++i) added[i] = misses[i].added ? 1 : 0;
-  enter(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, begin, end);
+  insert_rows(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, begin, end);
 }
 
 // The policy and the announcements learn that rows [begin, end) of these go, or come back.
-void Planner::leave(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows, const int64_t* ids,
-                    int32_t begin, int32_t end) noexcept {
-  group->tables[t].policy->leave(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin, end - begin);
+void Planner::remove_rows(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows,
+                          const int64_t* ids, int32_t begin, int32_t end) noexcept {
+  group->tables[t].policy->remove(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin,
+                                  end - begin);
   if (!group->future.any()) return;
-  for (int32_t i = begin; i < end; ++i) group->future.leave(t, slots[i], ids[i]);
+  for (int32_t i = begin; i < end; ++i) group->future.remove(t, slots[i], ids[i]);
 }
 
-void Planner::enter(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows, const int64_t* ids,
-                    int32_t begin, int32_t end) noexcept {
-  group->tables[t].policy->enter(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin, end - begin);
+void Planner::insert_rows(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows,
+                          const int64_t* ids, int32_t begin, int32_t end) noexcept {
+  group->tables[t].policy->insert(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin,
+                                  end - begin);
   if (!group->future.any()) return;
-  for (int32_t i = begin; i < end; ++i) group->future.enter(t, slots[i], ids[i]);
+  for (int32_t i = begin; i < end; ++i) group->future.insert(t, slots[i], ids[i]);
 }
 
 void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
   group->uses.release(*plan);
-  group->transit.remove(*plan);
+  group->write_backs.remove(*plan);
   count(group, *plan, -1);
   ColumnUpdates::undo(group, *plan);
   for (size_t t = 0; t < group->tables.size(); ++t) {
     cancel_table(plan, group, static_cast<int32_t>(t));
-    group->tables[t].admission->undo(plan->life[t]);
+    group->tables[t].admission->undo(plan->lifecycle_logs[t]);
   }
   put_back_clocks(group, *plan);
   group->window.undo(plan);
@@ -392,15 +394,15 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   Table& table = group->tables[t];
   const int32_t in_begin = plan->in_offsets[t];
   const int32_t out_begin = plan->out_offsets[t];
-  leave(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, in_begin,
-        plan->in_offsets[t + 1]);
+  remove_rows(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, in_begin,
+              plan->in_offsets[t + 1]);
   for (int32_t m = plan->in_offsets[t + 1]; m-- > in_begin;) {
     const int64_t id = plan->swap_in_ids[m];
     if (plan->swap_in_added[m] != 0) {
       table.forget_row(plan->swap_in_rows[m]);
       table.directory().undo_add(id, plan->swap_in_rows[m], plan->rows_before[t]);
     } else {
-      table.send_away(id, plan->swap_in_rows[m]);
+      table.clear_slot(id, plan->swap_in_rows[m]);
     }
   }
   for (int32_t o = out_begin; o < plan->out_offsets[t + 1]; ++o) {
@@ -410,8 +412,8 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
     table.keep_row(static_cast<uint32_t>(slot), plan->swap_out_rows[o]);
     group->slot_ids[slot] = id;
   }
-  enter(group, t, plan->swap_out_slots, plan->swap_out_rows, plan->swap_out_ids, out_begin,
-        plan->out_offsets[t + 1]);
+  insert_rows(group, t, plan->swap_out_slots, plan->swap_out_rows, plan->swap_out_ids, out_begin,
+              plan->out_offsets[t + 1]);
   // The rows that came first took free slots, the others those of the rows that left.
   const int32_t left = plan->out_offsets[t + 1] - out_begin;
   for (int32_t m = plan->in_offsets[t + 1] - left; m-- > in_begin;) {
@@ -429,7 +431,7 @@ void Planner::count_new(const Group& group, PlanBuffers* plan) noexcept {
       if (plan->swap_in_added[i] != 0) {
         ++plan->table_new_rows[t];
       } else if (!store.has(row)) {
-        plan->table_new_rows[t] += plan->sources.empty() || group.transit.serial_of(t, row) == 0;
+        plan->table_new_rows[t] += plan->sources.empty() || group.write_backs.serial_of(t, row) == 0;
       }
     }
   }
@@ -449,8 +451,8 @@ void Planner::count(Group* group, const PlanBuffers& plan, int64_t sign) noexcep
     stats.bytes_in += sign * in * group->layout.bytes;
     stats.bytes_out += sign * out * group->layout.bytes;
     stats.new_rows += sign * plan.table_new_rows[t];
-    stats.admitted += sign * static_cast<int64_t>(plan.life[t].admitted.size());
-    stats.default_lookups += sign * plan.life[t].default_lookups;
+    stats.admitted += sign * static_cast<int64_t>(plan.lifecycle_logs[t].admitted.size());
+    stats.default_lookups += sign * plan.lifecycle_logs[t].default_lookups;
   }
 }
 

@@ -35,7 +35,7 @@ class Planner {
 
  private:
   // Fallible, in this order, for all tables before anything is committed.
-  void check_room(Group* group, int32_t table);
+  void check_slots(Group* group, int32_t table);
   void reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena);
 
   PlanShape shape(const Group& group) const;
@@ -44,13 +44,13 @@ class Planner {
   // Infallible.
   void commit(Group* group, PlanBuffers* plan) noexcept;
   void swap_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
-  static void evict(Group* group, int32_t table, PlanBuffers* plan) noexcept;
-  void bring_in(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  static void swap_out(Group* group, int32_t table, PlanBuffers* plan) noexcept;
+  void swap_in(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   static void touch(Group* group, int32_t table, const PlanBuffers& plan) noexcept;
-  static void leave(Group* group, int32_t table, const int32_t* slots, const uint32_t* rows,
-                    const int64_t* ids, int32_t begin, int32_t end) noexcept;
-  static void enter(Group* group, int32_t table, const int32_t* slots, const uint32_t* rows,
-                    const int64_t* ids, int32_t begin, int32_t end) noexcept;
+  static void remove_rows(Group* group, int32_t table, const int32_t* slots, const uint32_t* rows,
+                          const int64_t* ids, int32_t begin, int32_t end) noexcept;
+  static void insert_rows(Group* group, int32_t table, const int32_t* slots, const uint32_t* rows,
+                          const int64_t* ids, int32_t begin, int32_t end) noexcept;
   static void cancel_table(PlanBuffers* plan, Group* group, int32_t table) noexcept;
   static void count_new(const Group& group, PlanBuffers* plan) noexcept;
   static void count(Group* group, const PlanBuffers& plan, int64_t sign) noexcept;

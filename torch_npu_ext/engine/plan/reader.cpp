@@ -44,7 +44,7 @@ void Reader::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, G
   found_.ensure(static_cast<size_t>(batch_.lookups));
   probe(group, plan);
   if (!plan->all_resident) {
-    group->transit.prepare(true);
+    group->write_backs.prepare(true);
     compact(*group, plan);
   }
   for (const BoundsError& error : bounds_errors_) {
@@ -98,7 +98,7 @@ void Reader::compact(const Group& group, ReadPlan* plan) {
     const uint32_t place = host_places.find_or_add(row.id, IdMap::hash(row.id), next, &added).row();
     if (added) {
       plan->host_rows.push_back(row);
-      if (row.known) add_source(&plan->sources, group.transit.serial_of(row.table, row.row));
+      if (row.known) add_source(&plan->sources, group.write_backs.serial_of(row.table, row.row));
     }
     plan->index[i] = -1 - static_cast<int32_t>(place);  // the number of resident rows is not known yet
   }

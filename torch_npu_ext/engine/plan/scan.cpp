@@ -123,8 +123,8 @@ void Scan::begin(Group* group, const Batch& batch) {
   }
 }
 
-void Scan::run(Group* group, const Batch& batch, std::vector<LifeLog>* life) {
-  for (size_t t = 0; t < tables_.size(); ++t) tables_[t].life = &(*life)[t];
+void Scan::run(Group* group, const Batch& batch, std::vector<LifecycleLog>* logs) {
+  for (size_t t = 0; t < tables_.size(); ++t) tables_[t].log = &(*logs)[t];
   locate_small(group, batch);
   locate_lookups(group, batch);
   for_each_part(static_cast<int64_t>(tables_.size()), batch.lookups, [&](int64_t t) noexcept {
@@ -239,11 +239,11 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   with_directory(group, t, [&](auto directory) {
     if (table.admits) {
       count_unknown(group, t, batch);
-      answer_unknown(&directory, t, &group->tables[t]);
+      resolve_unknown(&directory, t, &group->tables[t]);
       return;
     }
-    if (table.located()) return answer_missed(&directory, t, batch);
-    if (table.small) return answer_small(&directory, t, batch);
+    if (table.located()) return resolve_missed(&directory, t, batch);
+    if (table.small) return resolve_small(&directory, t, batch);
     for (size_t p = table.first_piece; p < table.end_piece; ++p) {
       const Batch::Piece& piece = batch.pieces[p];
       with_ids(batch, piece, [&](const auto* ids) {
@@ -259,7 +259,7 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
 
 // Gives the rows whose keys locate() did not find theirs.
 template <class Directory>
-void Scan::answer_missed(Directory* directory, int32_t t, const Batch& batch) {
+void Scan::resolve_missed(Directory* directory, int32_t t, const Batch& batch) {
   for (size_t p = tables_[t].first_part; p < tables_[t].end_part; ++p) {
     const Part& part = parts_[p];
     const uint32_t* const missed = missed_.data() + part.begin;
@@ -275,7 +275,7 @@ void Scan::answer_missed(Directory* directory, int32_t t, const Batch& batch) {
 
 // The same of what locate_small() did not find.
 template <class Directory>
-void Scan::answer_small(Directory* directory, int32_t t, const Batch& batch) {
+void Scan::resolve_small(Directory* directory, int32_t t, const Batch& batch) {
   for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
     const Batch::Piece& piece = batch.pieces[p];
     with_ids(batch, piece, [&](const auto* ids) {
@@ -308,16 +308,16 @@ void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
       }
     });
     const Table& table = group->tables[t];
-    table.admission->count(batch, *part.piece, table.clock, first, &unknown, tables_[t].life);
+    table.admission->count(batch, *part.piece, table.clock, first, &unknown, tables_[t].log);
   }
 }
 
 template <class Directory>
-void Scan::answer_unknown(Directory* directory, int32_t t, Table* table) {
+void Scan::resolve_unknown(Directory* directory, int32_t t, Table* table) {
   constexpr size_t kDistance = 16;  // of prefetches
   std::vector<UnknownLookup>& unknown = unknown_[t];
-  LifeLog* const life = tables_[t].life;
-  const size_t accepted = table->admission->accept(*life, table->default_slot(), &unknown, local.data());
+  LifecycleLog* const log = tables_[t].log;
+  const size_t accepted = table->admission->accept(*log, table->default_slot(), &unknown, local.data());
   for (size_t i = 0; i < accepted; ++i) {
     if (i + kDistance < accepted) table->map().prefetch(IdMap::hash(unknown[i + kDistance].id));
     const UnknownLookup& one = unknown[i];
@@ -325,9 +325,9 @@ void Scan::answer_unknown(Directory* directory, int32_t t, Table* table) {
     bool added = false;
     local[one.lookup] = directory->key(one.id, &added);
     if (!added) continue;
-    life->admitted.push_back({one.id, misses[static_cast<size_t>(missing(t).end - 1)].row, one.place, {}});
+    log->admitted.push_back({one.id, misses[static_cast<size_t>(missing(t).end - 1)].row, one.place, {}});
   }
-  table->admission->admit(life);
+  table->admission->admit(log);
 }
 
 int64_t Scan::default_lookups(int32_t t) const {
@@ -480,10 +480,10 @@ void Scan::rollback(Group* group) noexcept {
       if (misses[m].added) {
         table.directory().undo_add(misses[m].id, misses[m].row, tables_[t].bound_before);
       } else {
-        table.send_away(misses[m].id, misses[m].row);
+        table.clear_slot(misses[m].id, misses[m].row);
       }
     }
-    table.admission->undo(*tables_[t].life);
+    table.admission->undo(*tables_[t].log);
   }
 }
 

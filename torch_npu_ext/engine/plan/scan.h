@@ -56,8 +56,8 @@ struct alignas(64) Share {  // a cache line: threads write side by side
 class Scan {
  public:
   void begin(Group* group, const Batch& batch);  // the current batch of group->uses; throws
-  // All tables; throws, and leaves what it did to rollback(). `life` is of each table.
-  void run(Group* group, const Batch& batch, std::vector<LifeLog>* life);
+  // All tables; throws, and leaves what it did to rollback(). `logs` has one entry per table.
+  void run(Group* group, const Batch& batch, std::vector<LifecycleLog>* logs);
   void rollback(Group* group) noexcept;  // entries as they were before begin()
 
   int64_t unique_count(int32_t t) const { return last_share(t).uniques_before + last_share(t).rows_found(); }
@@ -95,7 +95,7 @@ class Scan {
     std::exception_ptr error;
     bool admits = false;  // not all ids
     bool small = false;   // see locate_small()
-    LifeLog* life = nullptr;
+    LifecycleLog* log = nullptr;
     bool divided() const { return end_share - first_share > 1; }
     // All lookups are searched before the first is answered.
     bool located() const { return divided() || admits; }
@@ -120,11 +120,11 @@ class Scan {
   void list_parts(const Batch& batch);
   void count_unknown(Group* group, int32_t t, const Batch& batch);
   template <class Directory>
-  void answer_missed(Directory* directory, int32_t t, const Batch& batch);
+  void resolve_missed(Directory* directory, int32_t t, const Batch& batch);
   template <class Directory>
-  void answer_small(Directory* directory, int32_t t, const Batch& batch);
+  void resolve_small(Directory* directory, int32_t t, const Batch& batch);
   template <class Directory>
-  void answer_unknown(Directory* directory, int32_t t, Table* table);
+  void resolve_unknown(Directory* directory, int32_t t, Table* table);
   template <class Directory, class Id>
   void scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share);
   void number_divided();

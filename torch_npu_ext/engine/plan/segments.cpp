@@ -156,10 +156,10 @@ void write_segments(const Group& group, const Batch& batch, int64_t s, Scan* sca
 void write_origins(Group* group, PlanBuffers* plan) noexcept {
   constexpr int64_t kPiece = 16384;
   int32_t* const of_slot = group->origin_of_slot.data();
-  const int32_t* const coming = plan->swap_in_slots;
+  const int32_t* const in_slots = plan->swap_in_slots;
   for (int64_t i = 0; i < plan->rows_in; ++i) {
-    if (i + kPrefetchDistance < plan->rows_in) prefetch(&of_slot[coming[i + kPrefetchDistance]]);
-    of_slot[coming[i]] = static_cast<int32_t>(group->slots + i);
+    if (i + kPrefetchDistance < plan->rows_in) prefetch(&of_slot[in_slots[i + kPrefetchDistance]]);
+    of_slot[in_slots[i]] = static_cast<int32_t>(group->slots + i);
   }
   run_pieces((plan->lookups + kPiece - 1) / kPiece, [&](int64_t piece) noexcept {
     const int64_t end = std::min(plan->lookups, (piece + 1) * kPiece);
@@ -168,7 +168,7 @@ void write_origins(Group* group, PlanBuffers* plan) noexcept {
       plan->origins[j] = of_slot[plan->slots[j]];
     }
   });
-  for (int64_t i = 0; i < plan->rows_in; ++i) of_slot[coming[i]] = coming[i];
+  for (int64_t i = 0; i < plan->rows_in; ++i) of_slot[in_slots[i]] = in_slots[i];
 }
 
 }  // namespace rec_sdk

@@ -28,7 +28,7 @@ SharedTables::SharedTables(std::vector<SharedTable> tables_, std::vector<Feature
   if (ranks < 1) throw std::invalid_argument("world_size must be at least 1, got " + std::to_string(ranks));
   for (size_t t = 0; t < tables.size(); ++t) {
     const SharedTable& table = tables[t];
-    const std::string wrong = wrong_home(table.home, ranks);
+    const std::string wrong = owner_rule_error(table.owner, ranks);
     if (!wrong.empty()) throw std::invalid_argument("table " + std::to_string(t) + ": " + wrong);
     if (table.group < 0 || table.group >= groups || table.num_embeddings < 0) {
       throw std::invalid_argument("table " + std::to_string(t) + ": group " + std::to_string(table.group) +
@@ -46,16 +46,16 @@ SharedTables::SharedTables(std::vector<SharedTable> tables_, std::vector<Feature
     ++own[static_cast<size_t>(before)];
   }
   for (size_t t = 0; t < tables.size(); ++t) {
-    tables[t].numbers.feature = tables[t].numbers.timestamp && own[t] > 1;
+    tables[t].signals.feature = tables[t].signals.timestamp && own[t] > 1;
   }
 }
 
-NumberKinds SharedTables::any_numbers() const {
-  NumberKinds any;
+SignalKinds SharedTables::any_signals() const {
+  SignalKinds any;
   for (const SharedTable& table : tables) {
-    any.shows |= table.numbers.shows;
-    any.clicks |= table.numbers.clicks;
-    any.timestamp |= table.numbers.timestamp;
+    any.shows |= table.signals.shows;
+    any.clicks |= table.signals.clicks;
+    any.timestamp |= table.signals.timestamp;
   }
   return any;
 }
@@ -70,17 +70,17 @@ WordArena::Field WordArena::add(int64_t count, int64_t words_each) {
 Deduplicator::Deduplicator(std::shared_ptr<const SharedTables> shared)
     : shared_(std::move(shared)), tables_(shared_->tables.size()) {}
 
-std::unique_ptr<UniqueBatch> Deduplicator::run(const BatchInput& input, bool segments, bool numbers) {
+std::unique_ptr<UniqueBatch> Deduplicator::run(const BatchInput& input, bool segments, bool with_signals) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  numbers_ = numbers;
+  with_signals_ = with_signals;
   auto result = std::make_unique<UniqueBatch>();
   result->shared = shared_;
   lay_out(input, result.get());
   const int64_t tables = static_cast<int64_t>(tables_.size());
   for_each_part(tables, batch_.lookups, [&](int64_t t) noexcept {
     number(static_cast<int32_t>(t));
-    if (numbers_) find_numbers(static_cast<int32_t>(t));
-    find_homes(static_cast<int32_t>(t), result.get());
+    if (with_signals_) find_signals(static_cast<int32_t>(t));
+    find_owners(static_cast<int32_t>(t), result.get());
   });
   for (int64_t t = 0; t < tables; ++t) {
     const TableRun& run = tables_[t];
@@ -104,7 +104,7 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
   }
   local_.ensure(static_cast<size_t>(batch_.lookups));
   rows_.ensure(static_cast<size_t>(batch_.lookups));
-  if (numbers_) found_.ensure(static_cast<size_t>(batch_.lookups));
+  if (with_signals_) signals_.ensure(static_cast<size_t>(batch_.lookups));
   result->latest.resize(tables_.size());
   result->batch_size = input.batch_size;
   result->weighted = input.weighted;
@@ -122,7 +122,7 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
     run.first = piece < batch_.pieces.size() ? batch_.pieces[piece].begin : batch_.lookups;
     run.first_in_group = group.first_lookup.back();
     run.count = run.rows = run.wrong = 0;
-    run.latest = LifeClock::kNever;
+    run.latest = TableClock::kNever;
     run.next.resize(static_cast<size_t>(shared_->ranks));
     run.first_piece = piece;
     for (; f < shared_->features.size() && shared_->features[f].table == static_cast<int32_t>(t); ++f) {
@@ -206,10 +206,10 @@ void Deduplicator::number(int32_t t) noexcept {
   }
 }
 
-void Deduplicator::find_homes(int32_t t, UniqueBatch* result) noexcept {
+void Deduplicator::find_owners(int32_t t, UniqueBatch* result) noexcept {
   const size_t tables = tables_.size();
   Row* const rows = rows_.data() + tables_[t].first;
-  with_home(shared_->tables[t].home, shared_->ranks, [&](const auto& rank_of) {
+  with_owner_rule(shared_->tables[t].owner, shared_->ranks, [&](const auto& rank_of) {
     for (int64_t r = 0; r < tables_[t].rows; ++r) {
       const int64_t rank = rank_of(rows[r].id);
       rows[r].slot = static_cast<uint32_t>(rank);
@@ -220,17 +220,17 @@ void Deduplicator::find_homes(int32_t t, UniqueBatch* result) noexcept {
 }
 
 // Shows are counted with the rows.
-void Deduplicator::find_numbers(int32_t t) noexcept {
+void Deduplicator::find_signals(int32_t t) noexcept {
   TableRun& run = tables_[t];
-  const NumberKinds kinds = shared_->tables[t].numbers;
+  const SignalKinds kinds = shared_->tables[t].signals;
   if (!kinds.clicks && !kinds.timestamp) return;
-  IdNumbers* const found = found_.data() + run.first;
-  std::fill(found, found + run.rows, IdNumbers());
+  IdSignals* const found = signals_.data() + run.first;
+  std::fill(found, found + run.rows, IdSignals());
   int64_t earliest = std::numeric_limits<int64_t>::max();
   for (size_t p = run.first_piece; p < run.end_piece; ++p) {
     const Batch::Piece& piece = batch_.pieces[p];
     for (int64_t i = piece.begin; i < piece.end; ++i) {
-      IdNumbers& one = found[local_[i]];
+      IdSignals& one = found[local_[i]];
       const int64_t source = piece.source + i - piece.begin;
       if (kinds.clicks) one.clicks = saturated_sum(one.clicks, batch_.clicks_of(source));
       if (!kinds.timestamp) continue;
@@ -260,13 +260,13 @@ void Deduplicator::find_starts(UniqueBatch* result) {
       int64_t& slots = result->groups[shared_->tables[t].group].rows;
       tables_[t].next[rank] = {ids, slots, words};
       ids += count;
-      if (numbers_) words += count * shared_->tables[t].numbers.words();
+      if (with_signals_) words += count * shared_->tables[t].signals.words();
       slots += count;
     }
   }
   result->ids.resize(static_cast<size_t>(ids));
   result->repeats.resize(static_cast<size_t>(ids));
-  result->numbers.resize(static_cast<size_t>(words));
+  result->signals.resize(static_cast<size_t>(words));
   for (UniqueGroup& group : result->groups) {
     group.counts.reset(new uint32_t[static_cast<size_t>(group.rows) + 1]);
   }
@@ -275,14 +275,14 @@ void Deduplicator::find_starts(UniqueBatch* result) {
 void Deduplicator::place(int32_t t, UniqueBatch* result) noexcept {
   TableRun& run = tables_[t];
   const UniqueGroup& group = result->groups[shared_->tables[t].group];
-  const NumberKinds kinds = shared_->tables[t].numbers;
+  const SignalKinds kinds = shared_->tables[t].signals;
   Row* const rows = rows_.data() + run.first;
   for (int64_t r = 0; r < run.rows; ++r) {
     auto& [id_at, slot_at, word_at] = run.next[rows[r].slot];
-    if (numbers_ && kinds.words() > 0) {
-      IdNumbers one = kinds.clicks || kinds.timestamp ? found_.data()[run.first + r] : IdNumbers();
+    if (with_signals_ && kinds.words() > 0) {
+      IdSignals one = kinds.clicks || kinds.timestamp ? signals_.data()[run.first + r] : IdSignals();
       one.shows = rows[r].count;
-      word_at += write_numbers(kinds, one, result->numbers.data() + word_at);
+      word_at += write_signals(kinds, one, result->signals.data() + word_at);
     }
     result->ids[id_at] = rows[r].id;
     result->repeats[id_at++] = static_cast<int32_t>(rows[r].count);

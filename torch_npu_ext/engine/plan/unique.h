@@ -11,16 +11,16 @@
 #include "torch_npu_ext/engine/base/memory.h"
 #include "torch_npu_ext/engine/batch/batch.h"
 #include "torch_npu_ext/engine/group/group.h"
-#include "torch_npu_ext/engine/plan/home.h"
-#include "torch_npu_ext/engine/plan/seen_numbers.h"
+#include "torch_npu_ext/engine/plan/id_signals.h"
+#include "torch_npu_ext/engine/plan/owner_rank.h"
 
 namespace rec_sdk {
 
 struct SharedTable {
   int64_t num_embeddings;  // of an index table, whose ids are below; 0: a hash table
-  Home home;
+  OwnerRule owner;
   int32_t group;        // the rows of a group's tables are received in one tensor
-  NumberKinds numbers;  // what its ids take along
+  SignalKinds signals;  // what its ids take along
 };
 
 struct SharedTables {
@@ -32,7 +32,7 @@ struct SharedTables {
   int64_t groups, ranks;
   bool pooled;
 
-  NumberKinds any_numbers() const;  // that some table's ids take along
+  SignalKinds any_signals() const;  // that some table's ids take along
 };
 
 // Arrays side by side, so that one copy brings them to a device. In words of 32 bits; each begins at 8 bytes.
@@ -89,7 +89,7 @@ struct UniqueBatch {
   std::vector<int32_t> repeats;  // [U] lookups of each id
   std::vector<int64_t> counts;   // [W, T] distinct ids
   std::vector<int64_t> lookups;  // [W, T]
-  std::vector<int32_t> numbers;  // what each id takes along, in the order of `ids`
+  std::vector<int32_t> signals;  // what each id takes along, in the order of `ids`
   std::vector<int64_t> latest;   // [T] timestamp
   struct OutOfRange {
     int32_t table;
@@ -111,7 +111,7 @@ class Deduplicator {
 
   // Tables side by side; the result does not depend on the number of threads. Throws std::invalid_argument.
   // `numbers`: the ids take along what their tables ask for.
-  std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments, bool numbers = false);
+  std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments, bool with_signals = false);
 
   const SharedTables& shared() const { return *shared_; }
 
@@ -149,8 +149,8 @@ class Deduplicator {
   void number(int32_t t) noexcept;
   template <class Id>
   void number_piece(int32_t t, const Id* ids, int64_t count, uint32_t* local);
-  void find_homes(int32_t t, UniqueBatch* result) noexcept;
-  void find_numbers(int32_t t) noexcept;
+  void find_owners(int32_t t, UniqueBatch* result) noexcept;
+  void find_signals(int32_t t) noexcept;
   void find_starts(UniqueBatch* result);
   void place(int32_t t, UniqueBatch* result) noexcept;
 
@@ -161,8 +161,8 @@ class Deduplicator {
   std::vector<TableRun> tables_;
   HugeArray<uint32_t> local_;  // [N] the row of each lookup, counted within its table
   HugeArray<Row> rows_;        // [N] of each table, from its first lookup on
-  bool numbers_ = false;
-  HugeArray<IdNumbers> found_;  // [N] as the rows, with numbers
+  bool with_signals_ = false;
+  HugeArray<IdSignals> signals_;  // [N] as the rows, with numbers
 };
 
 }  // namespace rec_sdk

@@ -25,17 +25,17 @@ class CachePolicy {
                      uint32_t* victims /*[count]*/) noexcept = 0;
 
   // Rows that go from their slots, and rows that come to theirs; a batch that is cancelled calls these too.
-  virtual void leave(const uint32_t* /*slots, [count]*/, const uint32_t* /*rows, [count]*/,
-                     int64_t /*count*/) noexcept {}
-  virtual void enter(const uint32_t* /*slots, [count]*/, const uint32_t* /*rows, [count]*/,
-                     int64_t /*count*/) noexcept {}
+  virtual void remove(const uint32_t* /*slots, [count]*/, const uint32_t* /*rows, [count]*/,
+                      int64_t /*count*/) noexcept {}
+  virtual void insert(const uint32_t* /*slots, [count]*/, const uint32_t* /*rows, [count]*/,
+                      int64_t /*count*/) noexcept {}
 
   // The batch used these rows, the ones that it brought in included; each is named once. For a policy that
   // needs to know more than the last use.
   virtual void touch(const uint32_t* /*slots, [count]*/, int64_t /*count*/) noexcept {}
 
   // In how many batches a row was used, of which those of long ago count less; 0 from a policy that counts
-  // none. And rows with such heats, here or elsewhere, which enter() was told of for no batch: `uses` says
+  // none. And rows with such heats, here or elsewhere, which insert() was told of for no batch: `uses` says
   // that the latest batch used them.
   virtual float heat(uint32_t /*slot*/, const SlotUses& /*uses*/) const noexcept { return 0; }
   virtual void warm(const uint32_t* /*slots, [count]*/, const float* /*heats, [count]*/, int64_t /*count*/,

@@ -32,14 +32,14 @@ void FutureUses::forget(uint64_t ticket) noexcept {
   while (first_ < next_ && (live_ & bit(first_)) == 0) ++first_;
 }
 
-void FutureUses::leave(int32_t table, int64_t slot, int64_t id) noexcept {
+void FutureUses::remove(int32_t table, int64_t slot, int64_t id) noexcept {
   const uint32_t bits = std::exchange(bits_[slot], 0) & live_;
   if (bits == 0 || absent_[table].growth(1) > 0) return;
   bool added = false;
   absent_[table].find_or_add(id, IdMap::hash(id), bits, &added).set_row(bits);
 }
 
-void FutureUses::enter(int32_t table, int64_t slot, int64_t id) noexcept {
+void FutureUses::insert(int32_t table, int64_t slot, int64_t id) noexcept {
   bits_[slot] = 0;
   if (absent_[table].size() == 0) return;
   const IdMap::Entry entry = absent_[table].find(id, IdMap::hash(id));

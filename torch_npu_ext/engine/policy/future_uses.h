@@ -39,11 +39,11 @@ class FutureUses {
     return static_cast<uint32_t>(__builtin_ctz(bits >> turn | bits << (-turn & 31)));
   }
 
-  // Rows that go and come; callers leave these out while there is nothing announced. leave() needs
+  // Rows that go and come; callers leave these out while there is nothing announced. remove() needs
   // reserve(), without which it may forget the row's uses.
   void reserve(int32_t table, int64_t rows) { absent_[table].reserve(rows); }  // throws std::bad_alloc
-  void leave(int32_t table, int64_t slot, int64_t id) noexcept;
-  void enter(int32_t table, int64_t slot, int64_t id) noexcept;
+  void remove(int32_t table, int64_t slot, int64_t id) noexcept;
+  void insert(int32_t table, int64_t slot, int64_t id) noexcept;
 
  private:
   static uint32_t bit(uint64_t ticket) { return 1u << (ticket % 32); }

@@ -42,7 +42,7 @@ class LfuPolicy final : public CachePolicy {
         queue_(first_slot, slots) {}
 
   void evict(int64_t count, SlotUses* uses, const FutureUses& future, uint32_t* victims) noexcept override;
-  void enter(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
+  void insert(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
   void touch(const uint32_t* slots, int64_t count) noexcept override;
   float heat(uint32_t slot, const SlotUses&) const noexcept override { return counts_[slot - first_slot_]; }
   void warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses&) noexcept override;
@@ -63,7 +63,7 @@ void LfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t
   queue_.evict(count, uses, CountAndAge{uses->epoch(), counts_.data() - first_slot_, shift}, victims);
 }
 
-void LfuPolicy::enter(const uint32_t* slots, const uint32_t*, int64_t count) noexcept {
+void LfuPolicy::insert(const uint32_t* slots, const uint32_t*, int64_t count) noexcept {
   for (int64_t i = 0; i < count; ++i) counts_[slots[i] - first_slot_] = 0;
 }
 

@@ -64,14 +64,14 @@ void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
 }
 
 // Scores are bytes, which may alias anything: what is read in the loops below is copied first.
-void LrfuPolicy::leave(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
+void LrfuPolicy::remove(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
   if (!counting_) return;
   const Score* const of_slots = scores();
   const Ghosts of_rows = ghosts();
   for (int64_t i = 0; i < count; ++i) of_rows[rows[i]] = of_slots[slots[i]];
 }
 
-void LrfuPolicy::enter(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
+void LrfuPolicy::insert(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
   if (!counting_) return;
   Score* const of_slots = scores();
   const Ghosts of_rows = ghosts();

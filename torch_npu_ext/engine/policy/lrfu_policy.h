@@ -24,8 +24,8 @@ class LrfuPolicy : public CachePolicy {
   LrfuPolicy(int64_t first_slot, int64_t slots);
 
   void evict(int64_t count, SlotUses* uses, const FutureUses& future, uint32_t* victims) noexcept override;
-  void leave(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
-  void enter(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
+  void remove(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
+  void insert(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept override;
   void touch(const uint32_t* slots, int64_t count) noexcept override;
   float heat(uint32_t slot, const SlotUses& uses) const noexcept override;
   void warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses& uses) noexcept override;

@@ -72,10 +72,10 @@ class SimulatedCache {
       left_[i] = row_of_[victims[i]];
       slot_of_[left_[i]] = kNoSlot;
     }
-    policy_->leave(victims, left_.data(), count);
+    policy_->remove(victims, left_.data(), count);
     if (!future_.any()) return;
     future_.reserve(kTable, count);
-    for (int64_t i = 0; i < count; ++i) future_.leave(kTable, victims[i], left_[i]);
+    for (int64_t i = 0; i < count; ++i) future_.remove(kTable, victims[i], left_[i]);
   }
 
   void bring_in() {
@@ -84,9 +84,9 @@ class SimulatedCache {
       row_of_[taken_[i]] = missing_[i];
       uses_.touch(taken_[i]);
     }
-    policy_->enter(taken_.data(), missing_.data(), static_cast<int64_t>(missing_.size()));
+    policy_->insert(taken_.data(), missing_.data(), static_cast<int64_t>(missing_.size()));
     if (!future_.any()) return;
-    for (size_t i = 0; i < missing_.size(); ++i) future_.enter(kTable, taken_[i], missing_[i]);
+    for (size_t i = 0; i < missing_.size(); ++i) future_.insert(kTable, taken_[i], missing_[i]);
   }
 
   std::unique_ptr<CachePolicy> policy_;

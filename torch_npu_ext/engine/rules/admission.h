@@ -36,24 +36,24 @@ class Admission {
   // Counts lookups of a piece, those from `first` on, in order, and finds the places of all that are not
   // known: these are valid until admit(). Throws MemoryLimitError and std::bad_alloc; what it did is in the
   // log.
-  virtual void count(const Batch& /*batch*/, const Batch::Piece& /*piece*/, const LifeClock& /*clock*/,
-                     size_t /*first*/, std::vector<UnknownLookup>* /*lookups*/, LifeLog* /*log*/) {}
+  virtual void count(const Batch& /*batch*/, const Batch::Piece& /*piece*/, const TableClock& /*clock*/,
+                     size_t /*first*/, std::vector<UnknownLookup>* /*lookups*/, LifecycleLog* /*log*/) {}
   // Moves lookups of ids that have or get a row to the front, in order, and returns how many. Writes `slot`
   // into `local` for every lookup.
-  virtual size_t accept(const LifeLog& /*log*/, uint32_t /*slot*/, std::vector<UnknownLookup>* lookups,
+  virtual size_t accept(const LifecycleLog& /*log*/, uint32_t /*slot*/, std::vector<UnknownLookup>* lookups,
                         uint32_t* /*local*/) const noexcept {
     return lookups->size();
   }
   // The ids of log->admitted have rows now: fills what was counted of them, which are no candidates any more.
-  virtual void admit(LifeLog* /*log*/) noexcept {}
+  virtual void admit(LifecycleLog* /*log*/) noexcept {}
   // All is as before the batch.
-  virtual void undo(const LifeLog& /*log*/) noexcept {}
+  virtual void undo(const LifecycleLog& /*log*/) noexcept {}
 
   // Whether admit() says all that is known of an id, as it does where each has its own place.
   virtual bool counts_each() const { return false; }
   virtual double worth(const Candidates::Values& /*values*/) const { return 0; }
   // The candidates are these; false if it counts nothing.
-  virtual bool set_candidates(const std::vector<LifeLog::Counted>& /*wanted*/) { return false; }
+  virtual bool set_candidates(const std::vector<LifecycleLog::Counted>& /*wanted*/) { return false; }
   virtual int64_t bytes() const { return candidates.bytes(); }
   virtual void clear() { candidates.clear(); }
 

@@ -10,7 +10,7 @@ class Age final : public EvictionRule {
 
   ColumnSet columns() const override { return {Column::kTimestamp}; }
   EvictReason reason() const override { return EvictReason::kAge; }
-  void choose(const LifeClock& clock, std::vector<Evictable>* ids) const override {
+  void choose(const TableClock& clock, std::vector<Evictable>* ids) const override {
     choose_if(ids, [&](const Evictable& one) {
       const uint64_t age = static_cast<uint64_t>(clock.timestamp) - static_cast<uint64_t>(one.timestamp);
       return one.timestamp < clock.timestamp && age > static_cast<uint64_t>(seconds_);

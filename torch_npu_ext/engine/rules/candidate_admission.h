@@ -20,9 +20,9 @@ class CandidateAdmission final : public Admission {
         alpha_(alpha),
         beta_(beta) {}
 
-  void count(const Batch& batch, const Batch::Piece& piece, const LifeClock& clock_now, size_t first,
-             std::vector<UnknownLookup>* lookups, LifeLog* log) override {
-    const LifeClock clock = clock_now;
+  void count(const Batch& batch, const Batch::Piece& piece, const TableClock& clock_now, size_t first,
+             std::vector<UnknownLookup>* lookups, LifecycleLog* log) override {
+    const TableClock clock = clock_now;
     const uint32_t now = static_cast<uint32_t>(clock.batches);
     const int64_t shift = piece.source - piece.begin, moves = candidates.moves();
     UnknownLookup* const begin = lookups->data() + first;
@@ -49,7 +49,7 @@ class CandidateAdmission final : public Admission {
       if (values.count == 0 || values.last_use != now) log->candidates.push_back({id, values});
       values.count = saturated_sum(values.count, batch.shows_of(source));
       values.clicks = saturated_sum(values.clicks, batch.clicks_of(source));
-      if (batch.timestamps != nullptr) values.timestamp = log->believed(batch.timestamps[source], clock);
+      if (batch.timestamps != nullptr) values.timestamp = log->accepted(batch.timestamps[source], clock);
       values.last_use = now;
       candidates.set(place, values);
     };
@@ -59,7 +59,7 @@ class CandidateAdmission final : public Admission {
       if (!one.known()) one.place = candidates.find(one.id);
     }
   }
-  size_t accept(const LifeLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,
+  size_t accept(const LifecycleLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,
                 uint32_t* local) const noexcept override {
     const double threshold = threshold_, alpha = alpha_, beta = beta_;
     const auto ask = [&](const UnknownLookup& one) {
@@ -70,9 +70,9 @@ class CandidateAdmission final : public Admission {
       return alpha * values.count + beta * values.clicks >= threshold;
     });
   }
-  void admit(LifeLog* log) noexcept override {
-    std::vector<LifeLog::Admitted>& all = log->admitted;
-    for (LifeLog::Admitted& one : all) one.values = candidates.get(one.place);
+  void admit(LifecycleLog* log) noexcept override {
+    std::vector<LifecycleLog::Admitted>& all = log->admitted;
+    for (LifecycleLog::Admitted& one : all) one.values = candidates.get(one.place);
     for (size_t i = 0; i < all.size(); ++i) {
       if (i + kCountDistance < all.size()) {
         candidates.prefetch(candidates.home(all[i + kCountDistance].id));
@@ -80,7 +80,7 @@ class CandidateAdmission final : public Admission {
       candidates.erase(all[i].id);
     }
   }
-  void undo(const LifeLog& log) noexcept override {
+  void undo(const LifecycleLog& log) noexcept override {
     for (auto before = log.candidates.rbegin(); before != log.candidates.rend(); ++before) {
       if (before->values.count == 0) {
         candidates.erase(before->id);
@@ -93,12 +93,13 @@ class CandidateAdmission final : public Admission {
   double worth(const Candidates::Values& values) const override {
     return alpha_ * values.count + beta_ * values.clicks;
   }
-  bool set_candidates(const std::vector<LifeLog::Counted>& wanted) override {
+  bool set_candidates(const std::vector<LifecycleLog::Counted>& wanted) override {
     reserve(static_cast<int64_t>(wanted.size()));
     std::vector<int64_t> gone;
     candidates.for_each([&](int64_t id, const Candidates::Values&) { gone.push_back(id); });
     for (const int64_t id : gone) candidates.erase(id);
-    for (const LifeLog::Counted& one : wanted) candidates.set(candidates.find_or_add(one.id), one.values);
+    for (const LifecycleLog::Counted& one : wanted)
+      candidates.set(candidates.find_or_add(one.id), one.values);
     return true;
   }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "torch_npu_ext/engine/directory/life_clock.h"
+#include "torch_npu_ext/engine/directory/table_clock.h"
 #include "torch_npu_ext/engine/rules/rule.h"
 
 namespace rec_sdk {
@@ -29,7 +29,7 @@ class EvictionRule : public Rule {
  public:
   virtual EvictReason reason() const = 0;
   // Gives ids that leave the reason, where they have none.
-  virtual void choose(const LifeClock& clock, std::vector<Evictable>* ids) const = 0;
+  virtual void choose(const TableClock& clock, std::vector<Evictable>* ids) const = 0;
 
   // Whether it goes by intervals of steps; otherwise it evicts at the end of each step after which it is due.
   virtual bool at_intervals() const { return true; }

@@ -10,7 +10,7 @@ class Idle final : public EvictionRule {
 
   ColumnSet columns() const override { return {Column::kLastUse}; }
   EvictReason reason() const override { return EvictReason::kIdle; }
-  void choose(const LifeClock&, std::vector<Evictable>* ids) const override {
+  void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     choose_if(ids, [&](const Evictable& one) { return one.idle >= batches_; });
   }
 

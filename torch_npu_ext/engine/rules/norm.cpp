@@ -11,7 +11,7 @@ class Norm final : public EvictionRule {
   }
 
   EvictReason reason() const override { return EvictReason::kNorm; }
-  void choose(const LifeClock&, std::vector<Evictable>* ids) const override {
+  void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     choose_if(ids, [](const Evictable& one) { return one.small; });
   }
 };

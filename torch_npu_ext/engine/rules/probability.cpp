@@ -22,8 +22,8 @@ class CoinAdmission final : public Admission {
   }
 
   // The place of a lookup is 1 where the coin admits its id, or 0.
-  void count(const Batch&, const Batch::Piece&, const LifeClock& clock, size_t first,
-             std::vector<UnknownLookup>* lookups, LifeLog*) override {
+  void count(const Batch&, const Batch::Piece&, const TableClock& clock, size_t first,
+             std::vector<UnknownLookup>* lookups, LifecycleLog*) override {
     const uint64_t key = key_, batch = clock.batches;
     const double most = probability_ * kNumbers;
     for (size_t i = first; i < lookups->size(); ++i) {
@@ -35,7 +35,7 @@ class CoinAdmission final : public Admission {
       one.place = static_cast<double>(number) < most ? 1 : 0;  // both are exact
     }
   }
-  size_t accept(const LifeLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,
+  size_t accept(const LifecycleLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,
                 uint32_t* local) const noexcept override {
     return accept_if(
         slot, lookups, local, [](const UnknownLookup&) {},

@@ -17,7 +17,7 @@ class Rows final : public EvictionRule {
   bool due(int64_t rows, int64_t candidates) const override { return rows > most_ || candidates > most_; }
   bool takes_any_number() const override { return false; }
   // Among equal worths the id leaves that was idle for longer.
-  void choose(const LifeClock&, std::vector<Evictable>* ids) const override {
+  void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     std::vector<Evictable*> free;
     int64_t staying = 0;
     for (Evictable& one : *ids) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "torch_npu_ext/engine/directory/half_life.h"
-#include "torch_npu_ext/engine/directory/life_clock.h"
+#include "torch_npu_ext/engine/directory/table_clock.h"
 #include "torch_npu_ext/engine/rules/rule.h"
 
 namespace rec_sdk {
@@ -33,7 +33,7 @@ class ScoreRule final : public Rule {
   // left, and that of the batch, which is no difference of `total`: counts end at 2^32 - 1. Another one is
   // not decayed the first time.
   REC_SDK_ALWAYS_INLINE double after(const Before& before, const Counts& total, const Counts& of_batch,
-                                     const LifeClock& clock) const {
+                                     const TableClock& clock) const {
     if (decays_with_time_) {
       const double left = before.count == 0 ? 0 : now(before.score, clock.batches_since(before.last_use));
       return left + of(of_batch);

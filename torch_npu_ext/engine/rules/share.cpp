@@ -17,7 +17,7 @@ class Share final : public EvictionRule {
   bool evicts_candidates() const override { return false; }
   bool takes_any_number() const override { return false; }
   // Among equal scores the lower id leaves.
-  void choose(const LifeClock&, std::vector<Evictable>* ids) const override {
+  void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     std::vector<Evictable*> all;
     for (Evictable& one : *ids) all.push_back(&one);
     const int64_t count = static_cast<int64_t>(static_cast<double>(all.size()) * share_);

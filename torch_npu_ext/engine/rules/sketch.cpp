@@ -16,8 +16,8 @@ class SketchAdmission final : public Admission {
       : sketch_(shape), threshold_(threshold), alpha_(alpha), halve_after_(halve_after) {}
 
   // The place of a lookup is that of the first of its cells in the log.
-  void count(const Batch& batch, const Batch::Piece& piece, const LifeClock&, size_t first,
-             std::vector<UnknownLookup>* lookups, LifeLog* log) override {
+  void count(const Batch& batch, const Batch::Piece& piece, const TableClock&, size_t first,
+             std::vector<UnknownLookup>* lookups, LifecycleLog* log) override {
     const int64_t depth = sketch_.shape().depth, shift = piece.source - piece.begin;
     UnknownLookup* const begin = lookups->data() + first;
     UnknownLookup* const end = lookups->data() + lookups->size();
@@ -38,7 +38,7 @@ class SketchAdmission final : public Admission {
     };
     for_each_unknown(begin, end, prepare, add);
   }
-  size_t accept(const LifeLog& log, uint32_t slot, std::vector<UnknownLookup>* lookups,
+  size_t accept(const LifecycleLog& log, uint32_t slot, std::vector<UnknownLookup>* lookups,
                 uint32_t* local) const noexcept override {
     const uint64_t* const cells = log.sketch.cells.data();
     const double threshold = threshold_, alpha = alpha_;
@@ -47,17 +47,17 @@ class SketchAdmission final : public Admission {
       return alpha * sketch_.estimate(cells + one.place) >= threshold;
     });
   }
-  void admit(LifeLog* log) noexcept override {  // cells count others too
-    for (LifeLog::Admitted& one : log->admitted) {
+  void admit(LifecycleLog* log) noexcept override {  // cells count others too
+    for (LifecycleLog::Admitted& one : log->admitted) {
       one.values.count = sketch_.estimate(log->sketch.cells.data() + one.place);
     }
   }
-  void undo(const LifeLog& log) noexcept override { sketch_.undo(log.sketch, log.sketched); }
+  void undo(const LifecycleLog& log) noexcept override { sketch_.undo(log.sketch, log.sketched); }
 
-  bool set_candidates(const std::vector<LifeLog::Counted>& wanted) override {
+  bool set_candidates(const std::vector<LifecycleLog::Counted>& wanted) override {
     sketch_.clear();
     CountSketch::Log log;
-    for (const LifeLog::Counted& one : wanted) {
+    for (const LifecycleLog::Counted& one : wanted) {
       log.clear();
       sketch_.add(one.id, one.values.count, &log);
     }

@@ -19,10 +19,10 @@ __aicore__ inline void bring_in(const SwapRows& a) {
   }
 }
 
-__aicore__ inline ArrivingWeights with_arrivals(const Weights& weights, const SwapRows& a) {
-  ArrivingWeights all{};
+__aicore__ inline StagedWeights with_staging(const Weights& weights, const SwapRows& a) {
+  StagedWeights all{};
   static_cast<Weights&>(all) = weights;
-  all.arrivals = a.rows;
+  all.staging = a.rows;
   return all;
 }
 

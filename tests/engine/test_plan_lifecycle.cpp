@@ -89,12 +89,12 @@ class OneSlot {
   std::unique_ptr<Plan> plan(int64_t id) { return plan_of(engine.get(), {id}); }
   void apply(const Plan& plan) {
     engine->read_in(plan, record_);
-    Engine::begin({&plan});
+    Engine::start_plans({&plan});
     engine->applied(plan);
   }
   void land(const Plan& plan, float value) {
     std::memcpy(record_, &value, sizeof value);
-    engine->land(plan, record_, nullptr);
+    engine->complete_write_back(plan, record_, nullptr);
   }
   float read_in(const Plan& plan) {
     engine->read_in(plan, record_);
@@ -120,7 +120,7 @@ THREADED_TEST(rows_that_leave_twice) {
   auto out = one.plan(2);  // 1 leaves
   one.apply(*out);
   out->release();
-  CHECK((*out)->sources.empty() && !out->landed());
+  CHECK((*out)->sources.empty() && !out->written_back());
   auto back = one.plan(1);
   CHECK((*back)->sources == Sources{(*out)->serial});
   CHECK_THROWS(one.read_in(*back), std::runtime_error);
@@ -163,12 +163,12 @@ THREADED_TEST(cancelled_departures) {
   CHECK(one.read_in(*back) == 5);
   const uint64_t serial = (*back)->serial;
   one.engine->cancel(*back);
-  CHECK(back->landed());  // what was to leave stays
+  CHECK(back->written_back());  // what was to leave stays
   auto next = one.plan(3);
   CHECK((*next)->serial > serial && (*next)->sources.empty());
   CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // not begun
   one.land(*back, 9);                                    // nothing of it leaves
-  CHECK(!next->landed());
+  CHECK(!next->written_back());
 }
 
 // Two groups begin together, or neither.
@@ -176,11 +176,11 @@ THREADED_TEST(groups_together) {
   OneSlot a, b;
   auto first = a.plan(1), second = b.plan(1);
   auto later = b.plan(1);
-  CHECK_THROWS(Engine::begin({first.get(), later.get()}), std::runtime_error);
+  CHECK_THROWS(Engine::start_plans({first.get(), later.get()}), std::runtime_error);
   CHECK_THROWS(a.engine->applied(*first), std::runtime_error);
   a.engine->cancel(*first);  // it has not begun
   first = a.plan(1);
-  Engine::begin({first.get(), second.get()});
+  Engine::start_plans({first.get(), second.get()});
   CHECK_THROWS(a.engine->cancel(*first), std::runtime_error);
   CHECK_THROWS(b.engine->cancel(*second), std::runtime_error);
   CHECK_THROWS(a.engine->applied(*second), std::invalid_argument);
@@ -210,7 +210,7 @@ THREADED_TEST(tables_in_use_are_not_cleared) {
   CHECK_THROWS(one.engine->window_rows(), std::runtime_error);  // 1 is on its way
   char record[64] = {};
   const std::vector<float> sums(static_cast<size_t>(2 * one.engine->layout().dim));
-  one.engine->land(*plan, record, sums.data());
+  one.engine->complete_write_back(*plan, record, sums.data());
   CHECK(one.engine->window_rows().rows.size() == 1);
   CHECK_THROWS(one.engine->tables.clear(0), std::runtime_error);
   plan->release();
@@ -303,10 +303,10 @@ void arenas(bool pooled, bool mean, bool weighted, int features) {
       std::vector<char> records(
           static_cast<size_t>(((*plan)->rows_in + (*plan)->rows_out) * engine->layout().bytes));
       engine->read_in(*plan, records.data());
-      Engine::begin({plan.get()});
+      Engine::start_plans({plan.get()});
       engine->applied(*plan);
       CHECK(owners == 1);
-      engine->land(*plan, records.data(), nullptr);
+      engine->complete_write_back(*plan, records.data(), nullptr);
     }
     plan.reset();
     CHECK(engine->in_flight() == 0 && owners == 0);

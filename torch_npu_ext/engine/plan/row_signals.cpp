@@ -1,4 +1,4 @@
-#include "torch_npu_ext/engine/plan/row_facts.h"
+#include "torch_npu_ext/engine/plan/row_signals.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -77,18 +77,18 @@ void list_runs(const Group& group, const Scan& scan, const PlanBuffers& plan, st
   }
 }
 
-void write_row_facts(const Group& group, const Batch& batch, int64_t s, const Scan& scan,
-                     RowFacts* facts) noexcept {
+void sum_row_signals(const Group& group, const Batch& batch, int64_t s, const Scan& scan,
+                     RowSignals* signals) noexcept {
   const Share& share = scan.share(s);
   const RowColumns& columns = group.tables[share.table].columns;
-  if (facts->has_shows && columns.has(Column::kCount)) {
-    add_up(batch, share, scan, batch.shows, 1, facts->shows.data(), Batch::shows_in);
+  if (signals->has_shows && columns.has(Column::kCount)) {
+    add_up(batch, share, scan, batch.shows, 1, signals->shows.data(), Batch::shows_in);
   }
-  if (facts->has_clicks && columns.has(Column::kClicks)) {
-    add_up(batch, share, scan, batch.clicks, 0, facts->clicks.data(), Batch::clicks_in);
+  if (signals->has_clicks && columns.has(Column::kClicks)) {
+    add_up(batch, share, scan, batch.clicks, 0, signals->clicks.data(), Batch::clicks_in);
   }
-  if (facts->has_timestamps && columns.has(Column::kTimestamp)) {
-    int64_t* const timestamps = facts->timestamps.data();
+  if (signals->has_timestamps && columns.has(Column::kTimestamp)) {
+    int64_t* const timestamps = signals->timestamps.data();
     const int64_t* const given = batch.timestamps;
     for_each_lookup(batch, share, scan,
                     [&](int64_t source, uint32_t row) { timestamps[row] = given[source]; });

@@ -113,9 +113,9 @@ THREADED_TEST(rows_in_use_are_not_evicted) {
   train({3});
   CHECK(!loop.engine->lifecycle.evicts({5}) && loop.engine->lifecycle.evicts({1}));
   CHECK(loop.engine->lifecycle.end_step({1}) == 0);  // 1 was idle for two batches, and its update is to come
-  CHECK(loop.engine->lifecycle.leaving_ids(0, true).ids.empty());
+  CHECK(loop.engine->lifecycle.evictable_ids(0, true).ids.empty());
   held->release();
-  const LeavingIds leaving = loop.engine->lifecycle.leaving_ids(0, std::vector<int64_t>{2});
+  const EvictableIds leaving = loop.engine->lifecycle.evictable_ids(0, std::vector<int64_t>{2});
   CHECK(leaving.ids == std::vector<int64_t>{1});
   CHECK(leaving.reasons == std::vector<uint8_t>{static_cast<uint8_t>(EvictReason::kIdle)});
   loop.model.weights.erase(1);

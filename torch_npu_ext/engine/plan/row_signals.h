@@ -16,7 +16,7 @@ namespace rec_sdk {
 void list_runs(const Group& group, const Scan& scan, const PlanBuffers& plan, std::vector<RowRun>* runs);
 
 // Writes the sums of a share of the scan; those of its default row say nothing.
-void write_row_facts(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
-                     RowFacts* facts) noexcept;
+void sum_row_signals(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
+                     RowSignals* signals) noexcept;
 
 }  // namespace rec_sdk

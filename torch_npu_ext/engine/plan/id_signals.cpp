@@ -1,4 +1,4 @@
-#include "torch_npu_ext/engine/plan/seen_numbers.h"
+#include "torch_npu_ext/engine/plan/id_signals.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,15 +14,15 @@ namespace {
 
 constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();  // they travel, and are planned, as int32
 
-int64_t read_one(const NumberKinds& kinds, const int32_t* words, IdNumbers* numbers) {
+int64_t read_one(const SignalKinds& kinds, const int32_t* words, IdSignals* signals) {
   const int32_t* const begin = words;
-  if (kinds.shows) numbers->shows = static_cast<uint32_t>(*words++);
-  if (kinds.clicks) numbers->clicks = static_cast<uint32_t>(*words++);
+  if (kinds.shows) signals->shows = static_cast<uint32_t>(*words++);
+  if (kinds.clicks) signals->clicks = static_cast<uint32_t>(*words++);
   if (kinds.timestamp) {
-    std::memcpy(&numbers->timestamp, words, sizeof(int64_t));
+    std::memcpy(&signals->timestamp, words, sizeof(int64_t));
     words += 2;
   }
-  if (kinds.feature) numbers->feature = *words++;
+  if (kinds.feature) signals->feature = *words++;
   return words - begin;
 }
 
@@ -45,33 +45,33 @@ void keep_last(std::vector<Sight>* sights, std::vector<int64_t>* timestamps) {
 
 }  // namespace
 
-int64_t write_numbers(const NumberKinds& kinds, const IdNumbers& numbers, int32_t* words) noexcept {
+int64_t write_signals(const SignalKinds& kinds, const IdSignals& signals, int32_t* words) noexcept {
   int32_t* const begin = words;
-  if (kinds.shows) *words++ = static_cast<int32_t>(std::min(numbers.shows, kMost));
-  if (kinds.clicks) *words++ = static_cast<int32_t>(std::min(numbers.clicks, kMost));
+  if (kinds.shows) *words++ = static_cast<int32_t>(std::min(signals.shows, kMost));
+  if (kinds.clicks) *words++ = static_cast<int32_t>(std::min(signals.clicks, kMost));
   if (kinds.timestamp) {
-    std::memcpy(words, &numbers.timestamp, sizeof(int64_t));
+    std::memcpy(words, &signals.timestamp, sizeof(int64_t));
     words += 2;
   }
-  if (kinds.feature) *words++ = numbers.feature;
+  if (kinds.feature) *words++ = signals.feature;
   return words - begin;
 }
 
-ReceivedNumbers read_numbers(const SharedTables& shared, const int64_t* counts, const int64_t* ids,
+ReceivedSignals read_signals(const SharedTables& shared, const int64_t* counts, const int64_t* ids,
                              int64_t id_count, const int32_t* words, int64_t word_count) {
   const size_t tables = shared.tables.size();
   int64_t expected_ids = 0, expected_words = 0;
   for (size_t i = 0; i < static_cast<size_t>(shared.ranks) * tables; ++i) {
     expected_ids += counts[i];
-    expected_words += counts[i] * shared.tables[i % tables].numbers.words();
+    expected_words += counts[i] * shared.tables[i % tables].signals.words();
   }
   if (expected_ids != id_count || expected_words != word_count) {
     throw std::invalid_argument("the counts are those of " + std::to_string(expected_ids) + " ids and " +
                                 std::to_string(expected_words) + " words, got " + std::to_string(id_count) +
                                 " and " + std::to_string(word_count));
   }
-  const NumberKinds any = shared.any_numbers();
-  ReceivedNumbers result;
+  const SignalKinds any = shared.any_signals();
+  ReceivedSignals result;
   const size_t size = static_cast<size_t>(id_count);
   if (any.shows) result.shows.assign(size, 1);
   if (any.clicks) result.clicks.assign(size, 0);
@@ -79,9 +79,9 @@ ReceivedNumbers read_numbers(const SharedTables& shared, const int64_t* counts, 
   std::vector<std::vector<Sight>> sights(tables);
   int64_t place = 0;
   for (size_t i = 0; i < static_cast<size_t>(shared.ranks) * tables; ++i) {
-    const NumberKinds& kinds = shared.tables[i % tables].numbers;
+    const SignalKinds& kinds = shared.tables[i % tables].signals;
     for (const int64_t end = place + counts[i]; place < end; ++place) {
-      IdNumbers one;
+      IdSignals one;
       words += read_one(kinds, words, &one);
       const size_t at = static_cast<size_t>(place);
       if (kinds.shows) result.shows[at] = static_cast<int32_t>(one.shows);

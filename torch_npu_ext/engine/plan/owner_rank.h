@@ -13,15 +13,15 @@ constexpr int32_t kModulo = -1;      // id mod W, by floor
 constexpr int32_t kHash = -2;        // a hash of the id, for ids that have a stride
 constexpr int32_t kContinuous = -3;  // id / block, and id mod W beyond the blocks
 
-struct Home {
+struct OwnerRule {
   int32_t rank;       // of all ids, or one of the above
   int64_t block = 0;  // kContinuous: ids of a rank, at least 1
 };
 
 // "" or what is wrong with it among W ranks.
-std::string wrong_home(const Home& home, int64_t ranks);
+std::string owner_rule_error(const OwnerRule& rule, int64_t ranks);
 
-namespace home_detail {
+namespace owner_detail {
 
 REC_SDK_ALWAYS_INLINE int64_t modulo(int64_t id, int64_t ranks) {
   const int64_t rest = id % ranks;
@@ -35,29 +35,29 @@ REC_SDK_ALWAYS_INLINE int64_t hashed(int64_t id, int64_t ranks) {
       IdSeed::home(IdSeed::hash(id), 0xBF58476D1CE4E5B9ull, static_cast<uint64_t>(ranks)));
 }
 
-}  // namespace home_detail
+}  // namespace owner_detail
 
 // Calls use(rank_of), where rank_of(id) is the rank that is home to an id: so the rule is chosen once.
 template <class Use>
-void with_home(const Home& home, int64_t ranks, const Use& use) {
-  if (home.rank == kHash) {
-    use([ranks](int64_t id) { return home_detail::hashed(id, ranks); });
-  } else if (home.rank == kContinuous) {
-    const int64_t block = home.block;
+void with_owner_rule(const OwnerRule& rule, int64_t ranks, const Use& use) {
+  if (rule.rank == kHash) {
+    use([ranks](int64_t id) { return owner_detail::hashed(id, ranks); });
+  } else if (rule.rank == kContinuous) {
+    const int64_t block = rule.block;
     use([block, ranks](int64_t id) {
       const int64_t rank = id / block;
-      return id >= 0 && rank < ranks ? rank : home_detail::modulo(id, ranks);
+      return id >= 0 && rank < ranks ? rank : owner_detail::modulo(id, ranks);
     });
-  } else if (home.rank != kModulo) {
-    use([rank = int64_t{home.rank}](int64_t) { return rank; });
+  } else if (rule.rank != kModulo) {
+    use([rank = int64_t{rule.rank}](int64_t) { return rank; });
   } else if ((ranks & (ranks - 1)) == 0) {
     use([ranks](int64_t id) { return id & (ranks - 1); });  // two's complement: by floor
   } else {
-    use([ranks](int64_t id) { return home_detail::modulo(id, ranks); });
+    use([ranks](int64_t id) { return owner_detail::modulo(id, ranks); });
   }
 }
 
 // The rank of each of n ids.
-void ranks_of(const Home& home, int64_t ranks, const int64_t* ids, int64_t n, int64_t* result);
+void owner_ranks(const OwnerRule& rule, int64_t ranks, const int64_t* ids, int64_t n, int64_t* result);
 
 }  // namespace rec_sdk

@@ -7,7 +7,7 @@
 namespace rec_sdk {
 
 // The rules of a table go by these. Plans that are cancelled are not counted.
-struct LifeClock {
+struct TableClock {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
   uint64_t batches = 0;        // planned
   uint64_t steps = 0;          // trained
