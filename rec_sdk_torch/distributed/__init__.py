@@ -1,1 +1,1 @@
-"""Pipelines: what runs beside the training step."""
+"""Sharded collections, prefetching, training pipelines and cache logging."""

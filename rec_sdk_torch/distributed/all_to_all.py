@@ -1,4 +1,4 @@
-"""All-to-alls of one process group, whose messages and bytes are counted."""
+"""All-to-all exchanges of one process group, with counters of messages and bytes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ import torch.distributed as dist
 from ..tbe import Int64Array
 
 Relayed: TypeAlias = Int64Array | None
-"""The elements that this rank passes on, int64 `[L, W / L]`: of each rank of its machine for each machine."""
+"""Element counts that this rank forwards, int64 `[L, W / L]`: from each rank of its machine to each machine."""
 
 COUNTERS = ("messages", "bytes_within", "bytes_between")
 
 
 class Work(Protocol):
-    """An exchange on its way."""
+    """A running exchange, such as a `torch.distributed.Work`."""
 
     def wait(self) -> Any:
-        """Blocks until it has arrived."""
+        """Blocks until the exchange has completed."""
 
     def is_completed(self) -> bool:
-        """Returns whether it has arrived, or failed."""
+        """Returns whether the exchange has completed or failed."""
 
 
 class FlatAllToAll:
-    """Sends tensors from each rank to each other. All ranks have to call its methods in one order.
+    """Flat all-to-all exchanges: each rank sends directly to each other rank. All ranks must call its methods in one
+    order.
 
     Attributes:
-        group: the process group of all ranks.
+        group: the process group of all W ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], size: int = 1) -> None:
-        """
+        """Creates the exchanges of a process group.
+
         Args:
-            group: of W ranks.
-            stats: takes the counters of messages, and of bytes within machines and between them.
-            size: ranks of a machine.
+            group: process group of W ranks.
+            stats: dict whose counters of messages, bytes within a machine and bytes between machines are increased.
+            size: number of ranks on a machine.
         """
         self.group, self._stats = group, stats
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -48,7 +50,10 @@ class FlatAllToAll:
     def send(
         self, received: torch.Tensor, sent: torch.Tensor, of: list[int] | None = None, to: list[int] | None = None
     ) -> Work:
-        """Starts to send `to` elements to each rank, and to receive `of` from each; as many of each without them."""
+        """Starts to send `to[r]` elements to each rank r and to receive `of[r]` elements from it.
+
+        Without `to` and `of` every rank sends and receives equal shares of the tensors.
+        """
         lengths = [len(sent) // self._ranks] * self._ranks if to is None else to
         own, here = lengths[self._rank], sum(lengths[self._machine])
         width = sent.element_size() * math.prod(sent.shape[1:])
@@ -59,26 +64,34 @@ class FlatAllToAll:
         return work
 
     def exchange_counts(self, sent: torch.Tensor) -> tuple[Work, torch.Tensor, torch.Tensor | None]:
-        """Sends each rank its row of int64 `[W, n]`; (work, rows of all ranks, `[L, W / L, n]` that are passed on)."""
+        """Starts to send row r of `sent`, int64 `[W, n]`, to rank r.
+
+        Returns:
+            (the work; the rows of all ranks, `[W, n]`; the rows that this rank forwards, `[L, W / L, n]`, here None)
+        """
         received = torch.empty_like(sent)
         return self.send(received, sent), received, None
 
     def to_owners(
         self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
     ) -> tuple[Work, torch.Tensor]:
-        """Sends each rank `to` elements, rank by rank; (work, `of` elements of each rank)."""
+        """Starts to send ids or gradients to owner ranks: `to[r]` elements to each rank r, ordered by rank.
+
+        Returns:
+            (the work; `of[r]` elements from each rank r, ordered by rank)
+        """
         received = sent.new_empty((sum(of), *sent.shape[1:]))
         return self.send(received, sent, of, to), received
 
-    from_owners = to_owners  # by two levels, answers take the way back
+    from_owners = to_owners  # a hierarchical all-to-all uses the reverse route for rows
 
     def all_reduce_max(self, numbers: torch.Tensor) -> Work:
-        """Replaces each number by the greatest of all ranks."""
+        """Starts to replace each number by its maximum over all ranks."""
         work: Work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work
 
     def start_all_gather(self, own: torch.Tensor) -> tuple[torch.Tensor, Work]:
-        """Returns the tensors of all ranks, in one, and the work that brings them."""
+        """Returns the tensors of all ranks, `[W, ...]`, and the work that fills them."""
         every = own.new_empty((self._ranks, *own.shape))
         return every, dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True)
 

@@ -1,4 +1,4 @@
-"""Scalars of the cache for TensorBoard, or whatever takes scalars as it does."""
+"""Logging of cache metrics as scalars, to TensorBoard or another writer."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from ..runtime.warn import MonitoringWarning, warn
 from .prefetch import Collection, find_collections
 
 COLLECTION_COUNTERS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
-"""Counters of a collection that are written, per training forward."""
+"""Counters of a collection that are written, divided by the number of training forwards."""
 
 TABLE_COUNTERS = ("rows_in", "rows_out", "new_rows")
-"""Counters of a table that are written, per training forward."""
+"""Counters of a table that are written, divided by the number of training forwards."""
 
 
 NORMS = {"grad_norm": 2.0, "grad_norm_inf": float("inf")}
-"""Norms of gradients that are written, where updates count them."""
+"""Gradient norms that are written if updates count them, by scalar name."""
 
 
 class ScalarWriter(Protocol):
-    """The method of `torch.utils.tensorboard.SummaryWriter` that is used."""
+    """The interface of `torch.utils.tensorboard.SummaryWriter` that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
 class CacheLog:
-    """Writes scalars while a model trains; ends with `remove()`.
+    """Logger of cache metrics during training, until `remove()` is called.
 
-    An error of the writer, such as a full disk, does not end the training: it warns once, and later scalars are tried.
+    An error of the writer, such as a full disk, does not stop the training: it is reported once as a warning, and later
+    scalars are still written.
 
-    Per collection: the hit rate over distinct rows, bytes swapped, microseconds of planning and waiting per training
-    forward, the depth that prefetching reached, and bytes of memory. Per table: the hit rate, and rows in, out and new
-    per training forward. After `count_grad_norms()` of the collection there are for both `grad_norm` and
-    `grad_norm_inf` of the last update before the forward: in a sharded collection those of the rows of this rank, since
-    ranks that write at other times must not wait for each other; `grad_norm()` gives those of all. The host waits for
-    the device to read them.
+    Scalars per collection: hit rate over distinct rows, bytes swapped, microseconds of planning and waiting per
+    training forward, prefetch depth reached, bytes of memory. Scalars per table: hit rate, and rows fetched, spilled
+    and created per training forward. After `count_grad_norms()` of the collection, `grad_norm` and `grad_norm_inf` of
+    the last update before the forward are written for both, which makes the host wait for the device. In a sharded
+    collection they cover only the rows of this rank, because ranks may write at different times and must not wait for
+    each other; `grad_norm()` covers all ranks.
 
-    Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, with the collection's name in the module, or
-    `cache` for the module itself.
+    Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, where the collection has its name in the
+    module, or `cache` if it is the module itself.
 
     Example:
         >>> import torch
@@ -63,11 +64,13 @@ class CacheLog:
     """
 
     def __init__(self, writer: ScalarWriter, module: torch.nn.Module, every: int = 100) -> None:
-        """
+        """Starts to log.
+
         Args:
-            writer: as `torch.utils.tensorboard.SummaryWriter`.
-            module: a collection, or a model with some.
-            every: training forwards of a collection between two writes; they are the step of the scalars.
+            writer: object with the interface of `torch.utils.tensorboard.SummaryWriter`.
+            module: a collection, or a model that contains some.
+            every: number of training forwards of a collection between two writes. The count of forwards is the step of
+                the scalars.
 
         Raises:
             ValueError: `every` is less than 1; the module has no collection.
@@ -83,7 +86,7 @@ class CacheLog:
         ]
 
     def remove(self) -> None:
-        """Writes no more."""
+        """Stops logging."""
         for log in self._logs:
             log.hook.remove()
 
@@ -118,7 +121,7 @@ class _CollectionLog:
                     self._add(name, scalar, norm)
 
     def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
-        """Writes counts of the forwards since the last time; since the reset if the counters were reset meanwhile."""
+        """Writes counter increases since the last write, or since the counters were reset."""
         now = collection.cache_stats(table)
         before = self._before.get(table, {})
         if now["batches"] < before.get("batches", 0):
@@ -131,9 +134,9 @@ class _CollectionLog:
             self._add(table, name, (now[name] - before.get(name, 0)) / self._every)
 
     def _add(self, table: str | None, scalar: str, value: float) -> None:
-        place = self._name if table is None else f"{self._name}/{table}"
+        prefix = self._name if table is None else f"{self._name}/{table}"
         try:
-            self._writer.add_scalar(f"{place}/{scalar}", value, self._forwards)
+            self._writer.add_scalar(f"{prefix}/{scalar}", value, self._forwards)
         except Exception as error:
             if not self._warned:
                 self._warned = True

@@ -1,4 +1,4 @@
-"""The ranks that share tables: whether they are in step and alike, and errors of one rank that all raise."""
+"""The exchanges of the ranks that share tables, rank consistency checks, and errors that are raised on all ranks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from .hierarchical_all_to_all import HierarchicalAllToAll, HierarchicalGroups, h
 from .topology import LocalSize, RankLocation, machine_size
 
 COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "bytes_with_duplicates")
-"""The counters' names beside those of messages, see `ShardedCollection.exchange_stats`."""
+"""Names of the counters of `ShardedCollection.exchange_stats`, except the message counters."""
 
 
 @dataclass
 class GroupState:
-    """The exchanges of all collections of a process group, which come in one order on all ranks.
+    """State shared by all collections of a process group. Ranks must run their exchanges in one order.
 
     Attributes:
-        names: of the collections, by their numbers.
-        width: of a message with numbers of ids. All collections have one, or another order of them ended the process.
-        gradients: a checksum of the gradients that were exchanged, in their order.
+        names: names of the collections, by number.
+        width: width of the count messages. All collections have the same, because messages of different widths would
+            end the process if ranks called collections in different orders.
+        gradients: running checksum of the gradient exchanges, in their order.
     """
 
     names: list[str] = field(default_factory=list)
@@ -47,10 +48,10 @@ class StatusCheck(NamedTuple):
     """A running all-reduce of a flag and a checksum, from `Exchange.start_check` to `Exchange.finish_check`.
 
     Attributes:
-        activity: what this rank is at.
-        settings: settings that have to be the same on all ranks.
-        status: whether this rank says yes, a checksum of its place, the same negated; then the greatest of all ranks.
-        work: that brings it.
+        activity: description of what this rank does.
+        settings: settings that must be the same on all ranks; None for none.
+        status: int64 `[3]`: the flag, the checksum and the negated checksum; after the all-reduce their maxima.
+        work: the all-reduce.
     """
 
     activity: str
@@ -60,28 +61,30 @@ class StatusCheck(NamedTuple):
 
 
 class Exchange:
-    """The ranks that share the tables of a collection.
+    """The exchanges between the ranks that share the tables of a collection.
 
     Attributes:
-        rank, world_size: of the groups.
-        device: of rows.
-        ids_all_to_all: exchanges tensors in host memory.
-        rows_all_to_all: exchanges tensors on `device`.
-        hierarchical: groups whose exchanges have a second level; empty where there is one level.
-        stats: counters.
-        group_state: shared with the other collections of the process group.
-        number: of the collection among them.
-        batches: whose exchange has begun.
+        rank, world_size: this rank and the number of ranks.
+        device: the device of rows.
+        ids_all_to_all: exchanges of tensors in host memory.
+        rows_all_to_all: exchanges of tensors on `device`.
+        hierarchical: the groups of a hierarchical all-to-all; empty with a flat one.
+        stats: counters of this collection.
+        group_state: state shared with the other collections of the process group.
+        number: number of this collection in the process group.
+        batches: number of batches whose exchange has begun.
     """
 
     ids_all_to_all: FlatAllToAll | HierarchicalAllToAll
     rows_all_to_all: FlatAllToAll | HierarchicalAllToAll
 
     def __init__(self, ids: dist.ProcessGroup, rows: dist.ProcessGroup, device: torch.device) -> None:
-        """
+        """Creates the exchanges over two process groups of the same ranks.
+
         Args:
-            ids: exchanges tensors in host memory.
-            rows: exchanges tensors on `device`; of the same ranks.
+            ids: process group for tensors in host memory.
+            rows: process group for tensors on `device`.
+            device: the device of rows.
         """
         self.device = device
         self.rank, self.world_size = dist.get_rank(ids), dist.get_world_size(ids)
@@ -94,16 +97,16 @@ class Exchange:
 
     @property
     def ids(self) -> dist.ProcessGroup:
-        """The process group that exchanges tensors in host memory."""
+        """Process group for tensors in host memory."""
         return self.ids_all_to_all.group
 
     @property
     def rows(self) -> dist.ProcessGroup:
-        """The process group that exchanges tensors on `device`."""
+        """Process group for tensors on `device`."""
         return self.rows_all_to_all.group
 
     def after_fork(self, parent: int) -> None:
-        """Lets every exchange raise in a forked process, which has the sockets of the rank and none of its threads."""
+        """Makes every exchange raise in a forked process, which has the rank's sockets but none of its threads."""
         # Kept: the destructors of the parent's groups would wait for threads that a forked process does not have.
         self._parent_groups = self.ids_all_to_all, self.rows_all_to_all
         refusal = RaisingStub(
@@ -114,10 +117,10 @@ class Exchange:
             setattr(self, name, refusal)
 
     def set_local_size(self, local_size: LocalSize) -> None:
-        """Exchanges by two levels from now on, if there are several machines of several ranks. All must call it.
+        """Switches to hierarchical all-to-alls if there are several machines with several ranks each (collective).
 
         Raises:
-            ValueError: there is no such division, on all ranks.
+            ValueError: the ranks cannot be divided so; raised on all ranks.
         """
         if local_size is None:
             return
@@ -135,10 +138,10 @@ class Exchange:
         self.rows_all_to_all = HierarchicalAllToAll(rows, self.stats, row_groups, id_groups)
 
     def wait(self, what: str, *works: Work) -> None:
-        """Waits for exchanges with other ranks.
+        """Waits for exchanges with other ranks; `what` names them in error messages.
 
         Raises:
-            RuntimeError: an exchange fails, since a rank has died or does not come.
+            RuntimeError: an exchange failed because a rank has exited or did not take part in time.
         """
         try:
             for work in works:
@@ -147,18 +150,18 @@ class Exchange:
             raise self.lost(what, error) from error
 
     def lost(self, what: str, error: RuntimeError) -> RuntimeError:
-        """Returns the error of an exchange of `what` that has failed with torch's `error`."""
+        """Returns the error to raise when an exchange of `what` failed with torch's `error`."""
         return lost_rank(what, self.rank, self.world_size, error)
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """`value` of each rank, where `what` names it. All must call it."""
-        every: list[Any] = [None] * self.world_size
+        """Gathers `value` from every rank (collective). `what` names it in error messages."""
+        gathered: list[Any] = [None] * self.world_size
         with exchanging(what, self.ids):
-            dist.all_gather_object(every, value, group=self.ids)
-        return every
+            dist.all_gather_object(gathered, value, group=self.ids)
+        return gathered
 
     def gather_numbers(self, numbers: Sequence[float], what: str) -> list[list[float]]:
-        """Each rank's `numbers`, as many on all of them; `what` names them. All must call it."""
+        """Gathers `numbers` from every rank (collective); all ranks pass equally many. `what` names them in errors."""
         own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         with exchanging(what, self.ids):
             result: list[list[float]] = self.ids_all_to_all.all_gather(own).tolist()
@@ -167,8 +170,13 @@ class Exchange:
     def register(self, name: str, read_settings: Callable[[], RankSettings]) -> None:
         """Registers a collection and checks that its settings are the same on all ranks (collective).
 
+        Args:
+            name: name of the collection for error messages.
+            read_settings: returns the settings of this rank.
+
         Raises:
-            ValueError: it is not the same, or what `read_settings` raises on some rank: on all of them.
+            ValueError: the settings differ between ranks.
+            Exception: the error that `read_settings` raised on some rank; raised on all ranks.
         """
         settings, error = {}, None
         try:
@@ -176,17 +184,17 @@ class Exchange:
         except Exception as raised:
             error = raised
         names = self.group_state.names
-        every = self.gather((_packed(error), settings, len(names), name), "how tables are sharded")
-        self._raise_first([packed for packed, *_ in every], error)
-        differing = differences([settings for _, settings, *_ in every])
-        name = every[0][-1]
+        gathered = self.gather((_packed(error), settings, len(names), name), "how tables are sharded")
+        self._raise_first([packed for packed, *_ in gathered], error)
+        differing = differences([settings for _, settings, *_ in gathered])
+        name = gathered[0][-1]
         if differing:
             raise ValueError(f"{name} is not the same on all ranks, and has to be: {'; '.join(differing)}")
-        self.number = max(known for _, _, known, _ in every)
+        self.number = max(known for _, _, known, _ in gathered)
         names += [name] * (self.number + 1 - len(names))
 
     def describe_activity(self, number: int, batch: int, training: bool) -> str:
-        """Says in words which batch of which collection a rank is at."""
+        """Returns a description of the batch and the collection that a rank is at, for error messages."""
         names = self.group_state.names
         name = names[number] if 0 <= number < len(names) else "something else"
         return f"{'trains' if training else 'evaluates'} batch {batch} of {name}"
@@ -194,23 +202,23 @@ class Exchange:
     def start_check(
         self, flag: bool, activity: str, *values: object, settings: RankSettings | None = None
     ) -> StatusCheck:
-        """Starts to ask all ranks whether any says yes, and whether all are at the same place. All must call it.
+        """Starts a status check of all ranks (collective): is the flag of any set, and do all of them do the same?
 
         Args:
-            yes: of this rank.
-            activity: what it is at.
-            place: more that has to be the same on all ranks.
-            settings: settings that have to be.
+            flag: the flag of this rank.
+            activity: description of what this rank does; must be the same on all ranks.
+            values: further values that must be the same on all ranks.
+            settings: settings that must be the same on all ranks.
         """
         checksum = zlib.crc32(repr((activity, settings, *values)).encode())
         status = torch.tensor([int(flag), checksum, -checksum], device="cpu")
         return StatusCheck(activity, settings, status, self.ids_all_to_all.all_reduce_max(status))
 
     def finish_check(self, check: StatusCheck) -> bool:
-        """Returns whether any rank said yes.
+        """Returns whether `flag` was set on any rank.
 
         Raises:
-            RuntimeError, ValueError: ranks are not at the same place, or have other settings: on all of them.
+            RuntimeError, ValueError: ranks are at different places or have different settings; raised on all ranks.
         """
         self.wait(f"whether all go on (this rank {check.activity})", check.work)
         flag, greatest, least = check.status.tolist()
@@ -219,46 +227,46 @@ class Exchange:
         return bool(flag)
 
     def record_gradients(self, batch: int, dim: int) -> None:
-        """Notes that gradients of rows with `dim` elements are exchanged now; later votes compare these notes."""
+        """Adds an exchange of gradients with `dim` columns to the checksum that later status checks compare."""
         gradients = self.number, batch, dim
         self.group_state.gradients = zlib.crc32(repr(gradients).encode(), self.group_state.gradients)
 
     def any_failed(self, failed: bool) -> bool:
-        """Whether this or any other rank failed. All must call it."""
+        """Returns whether `failed` is true on any rank (collective)."""
         activity = f"looks at gradients of {self.group_state.names[self.number]}"
         return self.finish_check(self.start_check(failed, activity, self.group_state.gradients))
 
     def check_same(self, activity: str, settings: RankSettings) -> None:
-        """Sees to it that `settings` is the same on all ranks. All must call it.
+        """Checks that `settings` are the same on all ranks (collective).
 
         Raises:
-            ValueError: it is not.
+            ValueError: they differ.
         """
         self.finish_check(self.start_check(False, activity, settings=settings))
 
     def raise_difference(self, activity: str, settings: RankSettings | None) -> NoReturn:
-        """Raises an error that says in what the ranks differ. All must call it, and all have found that they differ.
+        """Raises an error that names what differs between ranks (collective). All of them have found that they differ.
 
         Args:
-            activity: what this rank is at.
-            settings: its settings.
+            activity: description of what this rank does.
+            settings: settings of this rank; None where gradient exchanges were compared.
         """
-        every = self.gather((activity, settings), "where they are")
-        self.group_state.gradients = 0  # they count alike again
-        if len({each for each, _ in every}) > 1:
-            raise self.out_of_step_error([each for each, _ in every])
+        gathered = self.gather((activity, settings), "where they are")
+        self.group_state.gradients = 0  # on all ranks, so that their checksums match again
+        if len({each for each, _ in gathered}) > 1:
+            raise self.out_of_step_error([each for each, _ in gathered])
         if settings is None:
             raise RuntimeError(
                 "ranks have exchanged gradients of different collections or batches, and updated rows with them: all "
                 "ranks have to call backward for the same collections in the same order. Start again from a save"
             )
-        differing = differences([own for _, own in every]) or ["they have changed since this batch was exchanged"]
+        differing = differences([own for _, own in gathered]) or ["they have changed since this batch was exchanged"]
         raise ValueError(
             f"each rank {activity}, but settings are not the same on all ranks, and have to be: {'; '.join(differing)}"
         )
 
     def out_of_step_error(self, activities: Sequence[str]) -> RuntimeError:
-        """The error where ranks are at different exchanges; `activity` is what each of them is at."""
+        """Returns the error for ranks at different exchanges; `activities` describes each rank's."""
         return RuntimeError(
             f"ranks are not in step: {by_rank(activities, '{ranks} {value}')}. All ranks have to call the same "
             "collections in the same order, with the same batches of a prefetch, all in training or all in evaluation "
@@ -266,12 +274,12 @@ class Exchange:
         )
 
     def raise_on_all_ranks(self, error: Exception | None) -> None:
-        """Raises the same error on all ranks: that of the first one that has one. All must call it."""
+        """Raises the error of the first rank that has one, on all ranks (collective)."""
         self._raise_first(self.gather(_packed(error), "errors"), error)
 
-    def _raise_first(self, every: list[bytes | None], error: Exception | None) -> None:
-        """The first of the errors of all ranks, if there is one; `error` is this rank's."""
-        for rank, packed in enumerate(every):
+    def _raise_first(self, packed_errors: list[bytes | None], error: Exception | None) -> None:
+        """Raises the first of the packed errors of all ranks, if there is one; `error` is this rank's own."""
+        for rank, packed in enumerate(packed_errors):
             if packed is not None:
                 raised: Exception = pickle.loads(packed)
                 raised.add_note(f"raised on rank {rank} of {self.world_size}, and so on all of them")

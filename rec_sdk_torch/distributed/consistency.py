@@ -1,4 +1,4 @@
-"""Compares what has to be the same on all ranks of a sharded collection, and names ranks that differ."""
+"""Checks that all ranks configured a sharded collection identically; the error names the ranks that differ."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from ..tbe import TableBatchedEmbedding, TableConfig, TableLifecycle, TableOptim
 from .placement import Placement
 
 RankSettings: TypeAlias = dict[str, dict[str, str]]
-"""The settings of a rank as text, by table ("" is their collection) and name."""
+"""Settings of a rank as text, by table name ("" for the collection) and setting name."""
 
 SHOWN = 5
-"""Differences that a message names, and ranks that have one value."""
+"""Maximum number of differences in a message, and of ranks listed for one value."""
 
 
 def collection_settings(
     collection: CachedCollection, placements: Sequence[Placement], path: str | None
 ) -> RankSettings:
-    """A collection that is to be sharded, by whose tables each rank lays out its rows and messages.
+    """Returns the settings of a collection that determine how each rank lays out its rows and messages.
 
-    `path`: in its model, where that is known.
+    Args:
+        collection: the collection that is being sharded.
+        placements: placement of each table.
+        path: module path of the collection in its model; None if unknown.
     """
     tables = collection.embedding.tables
-    whole = {
+    common = {
         "path": path,
         "class": type(collection).__name__,
         "tables": [table.name for table in tables],
         "is_weighted": collection.is_weighted(),
     }
-    settings = {"": _as_text(whole)}
+    settings = {"": _as_text(common)}
     for config, table, placement in zip(collection.configs, tables, placements, strict=True):
         own = {"features": feature_names(config), "sharding": placement.name}
         settings[table.name] = _as_text(own | _fields(table))
@@ -61,14 +64,15 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 class TrainingSettings:
-    """The settings of training that may change on the way: options of optimizers, steps, checks of gradients."""
+    """Settings that may change during training: options of optimizers, step counts, gradient checks."""
 
     def __init__(self, embedding: TableBatchedEmbedding, drawn: Mapping[str, str], draws: bool) -> None:
-        """
+        """Creates the settings of this rank's tables.
+
         Args:
             embedding: the rows of this rank.
-            drawn: checksums of rows that all ranks draw, by what they are.
-            draws: whether there are such rows, as soon as tables are built.
+            drawn: checksums of the rows that all ranks draw themselves, by description.
+            draws: whether the first use of the tables draws such rows.
         """
         self._embedding, self._drawn, self._draws = embedding, drawn, draws
         self._options: list[tuple[TableOptimizer, dict[str, Any]]] = []
@@ -76,15 +80,15 @@ class TrainingSettings:
         self._checksum = 0
 
     def checksum(self, training: bool) -> int:
-        """Returns a checksum of 32 bits, equal on ranks that have the same settings.
+        """Returns a 32-bit checksum of the settings, equal on ranks with the same settings.
 
         Args:
-            training: False leaves all but changes in the gradients of replicated tables out.
+            training: False includes only changes to the pending gradients of replicated tables.
         """
         layout, scaler, checksum = self._embedding.layout, self._embedding.guard.scaler, 0
         if training:
             if self._draws:
-                _ = layout.groups  # which are built, and rows drawn, at the first use
+                _ = layout.groups  # builds the tables and draws their rows
             scales = scaler is not None and scaler.is_enabled()
             version = layout.options, scales, get_gradient_division(), *self._drawn.items()
             changed = version != self._version
@@ -102,8 +106,8 @@ class TrainingSettings:
 
     def _windows(self) -> dict[str, int]:
         layout = self._embedding.layout
-        open_ones = sorted((length, count) for length, count in layout.windows.items() if count)
-        settings = {f"backward passes of the window of {length}": count for length, count in open_ones}
+        open_windows = sorted((length, count) for length, count in layout.windows.items() if count)
+        settings = {f"backward passes of the window of {length}": count for length, count in open_windows}
         if layout.pending_gradients.backward_passes:
             settings["backward passes that wait for step()"] = layout.pending_gradients.backward_passes
         return settings
@@ -112,7 +116,7 @@ class TrainingSettings:
         optimizers = self._embedding.optimizers
         distinct = {id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values()
         self._options = [(optimizer, dict(optimizer.options)) for optimizer in distinct]
-        # Options that are immutable have not changed where they are equal; others are read in every batch.
+        # Immutable options that compare equal have not changed; others, such as tensors, are read again in every batch.
         constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
         self._version = version if constant else None
         self._checksum = zlib.crc32(
@@ -133,7 +137,7 @@ class TrainingSettings:
         }
 
     def as_text(self) -> RankSettings:
-        """The settings."""
+        """Returns the settings as text, to find the ones that differ."""
         settings = {"": _as_text(self._collection_settings() | self._windows())}
         for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
             step = {} if optimizer is None else {"step": optimizer.step}
@@ -161,23 +165,28 @@ def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
 
 
 def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
-    """Names settings that are not the same on all ranks: those of the collection, or else those of its tables."""
-    found: list[str] = []
+    """Returns descriptions of settings that differ between ranks: the collection's or, if it has none, its tables'."""
+    result: list[str] = []
     for part in dict.fromkeys(part for settings in of_ranks for part in settings):
         own = [settings.get(part, {}) for settings in of_ranks]
         for setting in dict.fromkeys(setting for settings in own for setting in settings):
             values = [settings.get(setting, "None") for settings in own]
             if len(set(values)) > 1:
                 table = f"table {part!r}: " if part else ""
-                found.append(f"{table}{setting} is {by_rank(values, '{value} on {ranks}')}")
-        if found and not part:
+                result.append(f"{table}{setting} is {by_rank(values, '{value} on {ranks}')}")
+        if result and not part:
             break
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return found[:SHOWN] + more
+    more = [f"and {len(result) - SHOWN} more"] if len(result) > SHOWN else []
+    return result[:SHOWN] + more
 
 
 def by_rank(values: Sequence[str], form: str) -> str:
-    """Says which ranks have which value; `form` takes a `value` and its `ranks`."""
+    """Returns text that lists which ranks have which value.
+
+    Args:
+        values: the value of each rank.
+        form: format string with `{value}` and `{ranks}`.
+    """
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -1,4 +1,4 @@
-"""A rank's batch as the ranks see it: each id of a table once, in the order of the ranks it is sent to."""
+"""Deduplication of a rank's batch: each id of a table once, ordered by the rank that owns it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .replicas import Replicas
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """Tables of a collection, and where they live.
+    """The tables of a sharded collection, and their placements.
 
     Attributes:
-        configs: as they are without sharding.
-        placements: of each.
-        world_size: W.
-        bounds_check: what an id outside an index table does.
+        configs: configs of the whole tables.
+        placements: placement of each table.
+        world_size: W, the number of ranks.
+        bounds_check: handling of ids outside an index table.
     """
 
     configs: Sequence[TableConfig]
@@ -37,39 +37,46 @@ class ShardedTables:
 
     @functools.cached_property
     def groups(self) -> list[list[int]]:
-        """The tables, by index, whose rows travel in one tensor: they have one dim."""
+        """Indices of the tables, grouped by embedding dim; rows of a group are exchanged in one tensor."""
         groups: dict[int, list[int]] = {}
         for index, config in enumerate(self.configs):
             groups.setdefault(config.embedding_dim, []).append(index)
         return list(groups.values())
 
     def features(self, table: int) -> range:
-        """The features that look up a table."""
+        """Returns the features that look up a table."""
         begin = sum(config.num_features for config in self.configs[:table])
         return range(begin, begin + self.configs[table].num_features)
 
 
 class Deduplication:
-    """Removes duplicates from the batches of a collection, in the engine.
+    """The engine's deduplication of the batches of one collection.
 
     Attributes:
-        groups: as of `ShardedTables`.
-        row_bytes: int64 `[T]`, of a row of each table as it is sent.
-        words: int64 `[T]`, int32 words that an id of each table takes along.
-        timestamped: int64, tables whose ids leave by age.
-        replicas: tables that every rank has as a whole.
-        training_only: whether training batches tell ranks more of their ids than others do.
+        groups: see `ShardedTables`.
+        row_bytes: int64 `[T]`, bytes of an exchanged row of each table.
+        words: int64 `[T]`, number of int32 words of signals that are sent with each id.
+        timestamped: int64, indices of the tables that evict ids by age.
+        replicas: the replicated tables.
+        training_only: whether training batches send owner ranks something that other batches do not.
     """
 
     def __init__(self, tables: ShardedTables, columns: Sequence[int], pooled: bool, rank: int) -> None:
-        """`columns`: of each feature of the collection in the pooled output."""
+        """Creates the engine's deduplicator for a collection.
+
+        Args:
+            tables: the tables.
+            columns: first column of each feature in the pooled output.
+            pooled: whether outputs are pooled.
+            rank: this rank.
+        """
         self.tables = tables
         self.replicas = Replicas(tables.placements, rank)
         self.groups = tables.groups
         self.row_bytes = np.array([4 * config.embedding_dim for config in tables.configs])
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
         lifecycles = [config.lifecycle for config in tables.configs]
-        self._numbers = [  # what ids take along to their owners, in bits of the engine's Deduplicator
+        self._numbers = [  # signals that are sent with ids, as bits of the engine's Deduplicator
             0
             if lifecycle is None
             else lifecycle.counts_shows + 2 * lifecycle.needs_clicks + 4 * ("timestamp" in lifecycle.columns())
@@ -91,13 +98,15 @@ class Deduplication:
         self.training_only = bool(self.words.any()) or self.replicas.any
 
     def run(self, batch: Batch, training: bool) -> UniqueBatch:
-        """
+        """Finds the distinct ids of a batch.
+
         Args:
-            batch: of this rank.
-            training: also finds what ids take along, and sorts the lookups by row; the backward pass does otherwise.
+            batch: this rank's batch.
+            training: whether to collect id signals and to sort the lookups by row too. Without it, a backward pass
+                sorts.
 
         Raises:
-            IndexError: an index table has no such id, and its check is FATAL.
+            IndexError: an index table has no such id, and its bounds check is FATAL.
             ValueError: offsets that do not fit; a training batch without clicks or timestamps that a table needs.
         """
         arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
@@ -115,7 +124,7 @@ class Deduplication:
         return UniqueBatch(batch, found, sent_ids)
 
     def _with_replicas(self, sent_ids: SentIds) -> SentIds:
-        """The same with ids of replicated tables for every rank."""
+        """Returns the ids to send, where ids of replicated tables are repeated for every rank."""
         counts, tables = sent_ids.counts, range(len(self.tables.configs))
         ids = sent_ids.ids[self.replicas.expand(counts, tables)]
         numbers = sent_ids.numbers
@@ -139,13 +148,13 @@ class Deduplication:
     def received_signals(
         self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor
     ) -> IdSignals:
-        """The facts that all ranks told of the ids that they ask this one for.
+        """Unpacks the id signals that all ranks sent with their ids.
 
         Args:
-            counts: int64 `[W, T]`.
-            latest: int64 `[W, len(timestamped)]`, the latest timestamps on each rank.
-            ids: int64 `[n]`.
-            numbers: int32, what they took along.
+            counts: int64 `[W, T]`, number of ids of each rank and table.
+            latest: int64 `[W, len(timestamped)]`, latest timestamp on each rank.
+            ids: int64 `[n]`, the received ids.
+            numbers: int32, the received signals of these ids.
         """
         arrays = self._host.received_signals(counts, ids.numpy(), numbers.numpy())
         keys = None
@@ -157,7 +166,10 @@ class Deduplication:
         return IdSignals(shows, clicks, stamps, keys)
 
     def _report_out_of_range(self, found: Sequence[tuple[int, int, int]]) -> None:
-        """Says which ids are out of range: they read row 0 here, and only the rank that has them can tell."""
+        """Raises or warns for ids that are out of range; they are looked up as row 0.
+
+        Only the rank whose batch contains them can report them.
+        """
         texts = [
             f"table {self.tables.configs[table].name!r}: {count} ids are out of range (such as {example})"
             for table, count, example in found
@@ -172,12 +184,12 @@ class Deduplication:
 
 @dataclass(frozen=True)
 class SentIds:
-    """The ids that each rank is sent.
+    """The ids that are sent to each rank.
 
     Attributes:
-        counts: int64 `[W, T]`.
-        ids: int64, of each rank and there of each table.
-        numbers: int32, what they take along.
+        counts: int64 `[W, T]`, number of ids by owner rank and table.
+        ids: int64, ordered by owner rank, then by table.
+        numbers: int32, id signals that are sent with the ids.
     """
 
     counts: Int64Array
@@ -187,13 +199,13 @@ class SentIds:
 
 @dataclass(frozen=True)
 class UniqueBatch:
-    """The ids that a rank asks others for.
+    """A rank's batch and its distinct ids.
 
     Attributes:
-        batch: as it came.
-        host: the engine's: `ids` int64 `[U]` of each rank and there of each table, `repeats` int32 `[U]`, `counts`
-            int64 `[W, T]`, how many ids those are, `numbers` int32, what they take along.
-        sent_ids: those that are sent.
+        batch: the batch, not deduplicated.
+        host: the engine's result: `ids` int64 `[U]`, ordered by owner rank, then by table; `repeats` int32 `[U]`;
+            `counts` int64 `[W, T]`, the numbers of those ids; `numbers` int32, the id signals.
+        sent_ids: the ids that are sent, with repetitions for replicated tables.
     """
 
     batch: Batch
@@ -202,16 +214,16 @@ class UniqueBatch:
 
 
 class Segments:
-    """Lookups of the tables of one dim, on the device, as the operators read them.
+    """The lookups of all tables of one embedding dim, on the device, in the form that the operators read.
 
     Attributes:
-        features: by index, in the order of the lookups.
-        lookups: of each of them.
-        rows: received, U.
-        dim: of the rows.
-        slots: int32 `[n]`, the received row of each lookup, feature by feature.
-        source: int64 `[n]`, where each lookup is in the batch's values; None: they are all of them, in order.
-        offsets: int64 `[F * B + 1]` of the bags; pooled.
+        features: indices of the features, in the order of the lookups.
+        lookups: number of lookups of each feature.
+        rows: U, the number of received rows.
+        dim: D of the rows.
+        slots: int32 `[n]`, index of the received row of each lookup, ordered by feature.
+        source: int64 `[n]`, position of each lookup in the batch's values; None if they are all values in order.
+        offsets: int64 `[F * B + 1]`, offsets of the bags; None for sequences.
     """
 
     def __init__(self, unique: UniqueBatch, group: int, constants: GroupConstants, transfers: Transfers) -> None:
@@ -230,8 +242,9 @@ class Segments:
         return [None if field is None else words.narrow(0, *field) for field in fields]
 
     def by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Lookups sorted by the received rows: segment_offsets, grad_row, grad_source, grad_column, scale,
-        hot_segments.
+        """Returns the lookups sorted by received row, as arguments of the update operators.
+
+        They are segment_offsets, grad_row, grad_source (None), grad_column, scale and hot_segments.
         """
         borders, grad_row, grad_column, scale, positions, hot = self._arrays(*self._host.segments(self._group))
         scale = None if scale is None else scale.view(torch.float32)
@@ -244,12 +257,13 @@ class Segments:
 
 
 class GroupConstants:
-    """The part of a batch that is the same in every one, for the tables of one dim.
+    """Device tensors of the tables of one embedding dim that are the same for every batch.
 
     Attributes:
-        features: by index.
-        dim: of the rows.
-        columns, means: of each of the features, on the device.
+        features: indices of the features.
+        dim: D of the rows.
+        columns: first output column of each feature, int64.
+        means: whether each feature is pooled by the mean, bool.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shards TorchRec's FeatureProcessedEmbeddingBagCollection around collections of this package."""
+"""Sharder of TorchRec's FeatureProcessedEmbeddingBagCollection around collections of this package."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .sharder import TableSharder
 
 
 class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
-    """Divides the tables of the collection inside; the processors are trained as dense parameters are.
+    """Sharder of the collection inside; the feature processors are trained as dense parameters.
 
-    Around TorchRec's own collection it is TorchRec's sharder. A planner asks for sharding types and kernels of the
-    module whose parameters it has asked for last.
+    Around one of TorchRec's collections it behaves as TorchRec's sharder. Planners request sharding types and kernels
+    after the parameters of a module; the methods rely on that order.
     """
 
     def __init__(self, sharders: list[TableSharder]) -> None:
-        """`sharders`: of the collections that may be inside."""
+        """Creates a sharder; `sharders` shard the collections that may be inside."""
         super().__init__()
         self._sharders = {sharder.module_type: sharder for sharder in sharders}
         self._planned: TableSharder | None = None
 
     def shardable_parameters(self, module: FeatureProcessedEmbeddingBagCollection) -> dict[str, torch.nn.Parameter]:
-        """Returns the weights by table."""
+        """Returns the weight of each table, by table name."""
         self._planned = self._sharders.get(type(module._embedding_bag_collection))
         if self._planned is None:
             theirs: dict[str, torch.nn.Parameter] = super().shardable_parameters(module)
@@ -34,13 +34,13 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         return self._planned.shardable_parameters(module._embedding_bag_collection)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns the types of the sharder for the collection inside."""
+        """Returns the sharding types of the collection that `shardable_parameters` saw last."""
         sharder: Any = super() if self._planned is None else self._planned
         types: list[str] = sharder.sharding_types(compute_device_type)
         return types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Returns the kernels of the sharder for the collection inside."""
+        """Returns the compute kernels of the collection that `shardable_parameters` saw last."""
         sharder: Any = super() if self._planned is None else self._planned
         kernels: list[str] = sharder.compute_kernels(sharding_type, compute_device_type)
         return kernels
@@ -53,10 +53,9 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Puts the sharded collection into `module`, if that inside is of this package.
+        """Replaces the collection inside `module` by a sharded one, if it is of this package, and returns `module`.
 
-        Raises:
-            as the sharder of the collection inside.
+        Raises the errors of the sharder of the collection inside.
         """
         sharder = self._sharders.get(type(module._embedding_bag_collection))
         if sharder is None:

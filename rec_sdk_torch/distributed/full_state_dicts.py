@@ -15,12 +15,12 @@ from .collectives import Exchange
 from .gathering import as_bytes, rows_of_ranks
 
 _on_all_ranks: ContextVar[bool | None] = ContextVar("_on_all_ranks", default=None)
-"""Which ranks get whole tables in the state dict that is being made, all or rank 0; None: each gets its own rows."""
+"""Full state dicts that are being created: True on all ranks, False on rank 0; None if each rank has its own rows."""
 
 
 @contextlib.contextmanager
 def full_state_dicts(on_all_ranks: bool = True) -> Iterator[None]:
-    """Makes state dicts have whole tables, on all ranks or on rank 0, and lets loads take their rows from them."""
+    """Makes state dicts contain whole tables, on all ranks or only on rank 0, and loads expect whole tables."""
     token = _on_all_ranks.set(on_all_ranks)
     try:
         yield
@@ -29,20 +29,20 @@ def full_state_dicts(on_all_ranks: bool = True) -> Iterator[None]:
 
 
 def has_whole_tables() -> bool:
-    """Returns whether the state dict that is being made or loaded has whole tables."""
+    """Returns whether the state dict that is being created or loaded contains whole tables."""
     return _on_all_ranks.get() is not None
 
 
 def whole_table(
     table: str, ids: torch.Tensor, weight: torch.Tensor, exchange: Exchange
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ids and weights of all ranks in ascending order of ids, none on ranks that do not get them (collective).
+    """Returns ids and weights of all ranks in ascending order of ids, empty on ranks that do not get them (collective).
 
     Args:
-        table: its name.
-        ids: of this rank's rows.
-        weight: of this rank's rows, `[n, D]`.
-        exchange: with the ranks that have the other rows.
+        table: the table's name.
+        ids: ids of this rank's rows.
+        weight: weights of this rank's rows, `[n, D]`.
+        exchange: the exchanges with the ranks that have the other rows.
     """
     on_all_ranks = bool(_on_all_ranks.get())
     group = host_group(exchange.ids, "gathered state dicts")

@@ -1,4 +1,4 @@
-"""Gathers the rows that ranks have of sharded tables into one state dict, as TorchRec's `state_dict_gather`."""
+"""Gathering of the rows of sharded tables into one state dict, an extension of TorchRec's `state_dict_gather`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from ..runtime.host_groups import exchanging, host_group
 from ..runtime.warn import SaveWarning, warn
 
 Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
+"""Function that gathers the keys without ids."""
 
 
 def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
-    """Fills `dst` on rank 0 with what all ranks have in `src`; all ranks of the process group call it together.
+    """Fills `dst` on rank 0 with the rows that all ranks have in `src` (collective).
 
-    Row i of a weight `[n, D]` in `dst` is that of the id i in the sharded table. Ids of a hash table that no rank has
-    get zeros, with a warning. Other keys are TorchRec's to gather.
+    Row i of a weight `[n, D]` in `dst` is the row of id i in the sharded table. Ids of a hash table that no rank has
+    get zeros, with a warning. Keys without ids are gathered by TorchRec.
 
     Args:
-        src: the state dict of this rank: of a sharded model, or what TorchRec's `state_dict_to_device` made of it.
-        dst: the state dict of a model of TorchRec's or torch's, which is not sharded. On other ranks than 0 its
-            tensors may be on the meta device.
+        src: state dict of this rank, of a sharded model or converted by TorchRec's `state_dict_to_device`.
+        dst: state dict of an unsharded model of TorchRec's or torch's modules. On ranks other than 0 its tensors may be
+            on the meta device.
 
     Raises:
-        ValueError: ids that are no rows of the weight, a weight of another shape, or tables of this package in `dst`.
-            All ranks raise it, and nothing was written.
+        ValueError: ids without a row in the weight, a weight of another shape, or tables of this package in `dst`. All
+            ranks raise it, and nothing was written.
 
     Example:
         >>> import torch
@@ -45,7 +46,7 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
 
 
 def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
-    """`state_dict_gather`, with `rest` for what has no ids."""
+    """Gathers keys as `state_dict_gather`; `rest` gathers the keys without ids."""
     own = {key for key in dst if f"{key.removesuffix('.weight')}.ids" in src and key.endswith(".weight")}
     own |= {key for key in dst if key.endswith(".ids") and f"{key.removesuffix('.ids')}.weight" in src}
     world = dist.group.WORLD if own and dist.is_initialized() else None
@@ -69,7 +70,7 @@ def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
 
 
 def _problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> str:
-    """Says what of this rank's rows has no place in the target; "" where all have."""
+    """Returns why rows of this rank do not fit into the target; "" if all of them fit."""
     if key.endswith(".ids"):
         return "the target has tables of this package, whose rows a Saver brings over: Saver().save, then load there"
     if target.dim() != 2 or target.shape[1] != weight.shape[1]:
@@ -106,13 +107,13 @@ def _gather_rows(
 def rows_of_ranks(
     ids: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields ids and weights of each rank on rank 0; sends this rank's there and yields nothing on others (collective).
+    """Yields ids and weights of each rank on rank 0; other ranks send theirs and yield nothing (collective).
 
     Args:
-        ids: of this rank's rows.
-        weight: of this rank's rows, `[n, D]`.
-        counts: rows of each rank.
-        group: of the ranks, for tensors in host memory; None: there is one.
+        ids: ids of this rank's rows.
+        weight: weights of this rank's rows, `[n, D]`.
+        counts: number of rows of each rank.
+        group: process group for tensors in host memory; None for a single process.
     """
     if group is not None and dist.get_rank(group) > 0:
         if len(ids):
@@ -130,5 +131,5 @@ def rows_of_ranks(
 
 
 def as_bytes(part: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor as gloo takes it, whatever its data type."""
+    """Returns a tensor as bytes in host memory, because gloo does not support every data type."""
     return part.detach().cpu().contiguous().view(torch.uint8)

@@ -1,9 +1,9 @@
-"""All-to-alls by two levels: within machines, and between them.
+"""Hierarchical (two-level) all-to-all exchanges: within machines, then between machines.
 
-W ranks are in machines of L: rank r has the place r % L in machine r // L. By two levels a block for another rank goes
-first to the rank of its own machine with that place. From there it goes to the other machine, in one message with the
-blocks of all ranks of its machine. Answers go back over the same ranks. A rank so sends L - 1 and W / L - 1 messages in
-place of W - 1.
+W ranks are on machines of L ranks each: rank r has the local rank r % L on machine r // L. A block for another rank is
+first sent to the rank of the own machine with the destination's local rank. That rank forwards it to the other machine,
+in one message with the blocks of all ranks of its machine. Rows travel back over the same ranks. So a rank sends L - 1
+and W / L - 1 messages instead of W - 1.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .all_to_all import FlatAllToAll, Relayed, Work
 
 @dataclass(eq=False)
 class HierarchicalGroups:
-    """The groups of two levels that a rank is in, for one use.
+    """The two process groups of this rank for one use, and the exchanges whose second level has not started.
 
     Attributes:
-        size: L, ranks of a machine.
-        machines: M.
-        within: the ranks of this machine.
-        between: the ranks of one place in their machines.
-        pending: exchanges whose second level has not begun, in the order in which it will.
+        size: L, the number of ranks on a machine.
+        machines: M, the number of machines.
+        within: the process group of this rank's machine.
+        between: the process group of the ranks with this local rank, one on each machine.
+        pending: exchanges whose second level has not started, in the order in which it will start.
     """
 
     size: int
@@ -41,12 +41,14 @@ class HierarchicalGroups:
     pending: deque[TwoStageWork] = field(default_factory=deque)
 
     def poll(self) -> None:
-        """Begins second levels whose first is through."""
+        """Starts the second level of the exchanges whose first level has completed."""
         while self.pending and self.pending[0].first.is_completed():
             self.pending.popleft().start_second()
 
     def start_all(self) -> None:
-        """Begins all second levels: other ranks need not wait until this one waits."""
+        """Starts the second level of all exchanges, so that other ranks do not have to wait until this rank reads its
+        results.
+        """
         while self.pending:
             self.pending.popleft().start_second()
 
@@ -57,18 +59,20 @@ _known_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int]
 
 
 def hierarchical_groups(group: dist.ProcessGroup, use: str, size: int) -> HierarchicalGroups:
-    """The groups of two levels for a `use` of `group`, with its backend. All ranks must call it together.
+    """Returns the process groups of both levels for a `use` of `group`, with its backend (collective).
+
+    They are created once for each use.
 
     Args:
-        group: of W ranks.
-        use: for which there is one groups.
-        size: L, of which W is a multiple.
+        group: process group of W ranks.
+        use: name of the use.
+        size: L, a divisor of W.
 
     Raises:
         ValueError: the ranks of `group` are not in ascending order.
     """
-    made = _known_groups.setdefault(group, {})
-    if (use, size) not in made:
+    known = _known_groups.setdefault(group, {})
+    if (use, size) not in known:
         ranks = dist.get_process_group_ranks(group)
         if ranks != sorted(ranks):
             raise ValueError(f"two levels need a process group with its ranks in ascending order, this one has {ranks}")
@@ -76,15 +80,15 @@ def hierarchical_groups(group: dist.ProcessGroup, use: str, size: int) -> Hierar
         machines = [ranks[size * machine : size * (machine + 1)] for machine in range(count)]
         within = _new_group(group, machines)
         between = _new_group(group, [list(same) for same in zip(*machines, strict=True)])
-        made[use, size] = HierarchicalGroups(size, count, within, between)
-    return made[use, size]
+        known[use, size] = HierarchicalGroups(size, count, within, between)
+    return known[use, size]
 
 
 def _new_group(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
-    """A new group of each part of a group; the one with this rank."""
+    """Creates a process group of each part of `group`; returns the one that contains this rank."""
     timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
     own: dist.ProcessGroup | None = None
-    for part in parts:  # all ranks that there are make every group, or torch would name them otherwise on some
+    for part in parts:  # torch numbers new groups, so all ranks must create all of them
         if whole or dist.get_rank() in part:
             made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
             own = made if dist.get_rank() in part else own
@@ -93,7 +97,7 @@ def _new_group(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.Pro
 
 
 class HierarchicalAllToAll:
-    """Sends as `FlatAllToAll` does, within a machine, and between machines to the ranks of one place."""
+    """All-to-all exchanges in two levels, with the interface of `FlatAllToAll`."""
 
     def __init__(
         self,
@@ -102,13 +106,15 @@ class HierarchicalAllToAll:
         groups: HierarchicalGroups,
         ids_groups: HierarchicalGroups,
     ) -> None:
-        """
+        """Creates the exchanges of a process group.
+
         Args:
-            group: of all ranks.
-            stats: as of `FlatAllToAll`.
-            groups: of all collections of `group`.
-            ids_groups: of ids, whose second levels may begin at any time, since each level has one group of its own.
-                Rows and their gradients use both groups in both directions: there all begin in one order, on all ranks.
+            group: process group of all ranks.
+            stats: see `FlatAllToAll`.
+            groups: the groups of both levels, shared by all collections of `group`.
+            ids_groups: the groups for ids. Their second levels may start at any time, because ids use `within` only in
+                the first level and `between` only in the second. Rows and gradients use both groups in both directions,
+                so their second levels must start in one order on all ranks.
         """
         self.group, self.groups, self.ids_groups = group, groups, ids_groups
         self._within, self._between = (
@@ -186,12 +192,13 @@ class HierarchicalAllToAll:
         return staged
 
     def _by_machine(self, of_ranks: list[int]) -> Int64Array:
-        """Numbers of each rank, int64 `[W / L, L]`."""
+        """Returns counts of each rank as int64 `[W / L, L]`."""
         return np.array(of_ranks, np.int64).reshape(self.groups.machines, self.groups.size)
 
 
 class TwoStageWork:
-    """An exchange whose second level begins once its first is through, and once those before it have begun theirs.
+    """An exchange whose second level starts after its first has completed and after the second levels of earlier
+    exchanges.
 
     Attributes:
         first: the work of the first level.
@@ -200,12 +207,13 @@ class TwoStageWork:
     def __init__(
         self, all_to_all: HierarchicalAllToAll, first: Work, second: Callable[[], Work], end: Callable[[], None] | None
     ) -> None:
-        """
+        """Creates the work of an exchange whose first level has started.
+
         Args:
-            all_to_all: on whose groups it is.
+            all_to_all: the exchanges that this one belongs to.
             first: the work of the first level.
-            second: begins the second level.
-            end: to be done when that is through.
+            second: function that starts the second level.
+            end: function to call after the second level; None for nothing.
         """
         self.first = first
         self._all_to_all, self._begin, self._end = all_to_all, second, end
@@ -213,7 +221,7 @@ class TwoStageWork:
         self._error: RuntimeError | None = None
 
     def start_second(self) -> None:
-        """Waits for the first level and begins the second; an error is kept for `wait` of this exchange."""
+        """Waits for the first level and starts the second; `wait` raises the error if one of them fails."""
         try:
             self.first.wait()
             self._second = self._begin()
@@ -221,14 +229,14 @@ class TwoStageWork:
             self._error = error
 
     def is_completed(self) -> bool:
-        """Whether the second level is through."""
+        """Returns whether the second level has completed."""
         return self._error is not None or (self._second is not None and self._second.is_completed())
 
     def wait(self) -> None:
-        """Waits until both levels are through.
+        """Blocks until both levels have completed.
 
         Raises:
-            RuntimeError: a rank has ended, or does not come.
+            RuntimeError: a rank has exited or did not take part in time.
         """
         self._all_to_all.ids_groups.poll()
         while self._second is None and self._error is None:
@@ -242,12 +250,12 @@ class TwoStageWork:
 
 
 def _blocks(tensor: torch.Tensor, lengths: Int64Array) -> list[torch.Tensor]:
-    """Returns the blocks of a tensor that has them by the rows of `lengths`, `[n, m]`, by its columns."""
+    """Splits a tensor into blocks by the rows of `lengths`, `[n, m]`, and returns them ordered by its columns."""
     parts = tensor.split(lengths.ravel().tolist())
     rows, columns = lengths.shape
     return [parts[columns * row + column] for column in range(columns) for row in range(rows)]
 
 
 def _transposed(tensor: torch.Tensor, lengths: Int64Array) -> torch.Tensor:
-    """Returns `_blocks` in one tensor."""
+    """Returns the blocks of `_blocks`, concatenated."""
     return torch.cat(_blocks(tensor, lengths))

@@ -1,4 +1,4 @@
-"""The tables of a sharded collection on one rank: rows that are at home there, in a table-batched embedding."""
+"""The local shard of a sharded collection: the rows that one rank owns, in a table-batched embedding."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ from .replicas import checksum, checksums
 
 
 class ShardHandle(TableHandle):
-    """A table's handle on one rank. Its state dict has the rank's rows in order of ids: `ids` and `weight`.
+    """A table's handle on one rank. In its state dict are the rows that the rank owns, in ascending order of ids.
 
-    Ids are those of the whole table. An index table has all of the rank's rows, a hash table those it has met. A full
-    state dict (`StateDictOptions`) has whole tables, as the unsharded collection's has them.
+    The keys are `ids` and `weight`. Ids are ids of the whole table. The shard of an index table contains all rows that
+    the rank owns, the shard of a hash table only those that were looked up. In a full state dict (`StateDictOptions`),
+    tables are complete, as in an unsharded collection.
     """
 
     sharded = True
@@ -53,20 +54,20 @@ class ShardHandle(TableHandle):
         return f"on this rank {super().extra_repr()}"
 
     def set_shard(self, rows: np.ndarray | None, exchange: Exchange | None) -> None:
-        """Sets which rows the rank has.
+        """Sets which rows this rank owns.
 
         Args:
             rows: ids of the rank's rows of an index table; None for a hash table.
-            exchange: with the ranks that have the other rows; None where each rank has all rows.
+            exchange: the exchanges with the ranks that own the other rows; None if each rank has all rows.
         """
         self._all_rows, self._exchange, self.weight.ranks = rows, exchange, exchange
-        if rows is not None:  # the unsharded table has no such buffer, and torchrec.distributed.shard compares names
+        if rows is not None:  # torchrec.distributed.shard compares buffer names, and the unsharded index table has none
             ids = self.ids
             del self.ids
             self.ids = ids
 
     def known_ids(self) -> torch.Tensor:
-        """Returns ids, int64 `[n]`: of an index table all of the rank's rows; of a hash table those it has met."""
+        """Returns the ids of this rank's rows, int64 `[n]`; of a hash table only those that were looked up."""
         return super().known_ids() if self._all_rows is None else torch.from_numpy(self._all_rows.copy())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -84,10 +85,13 @@ class ShardHandle(TableHandle):
 def _draw_index_tables(
     index_tables: Mapping[str, tuple[TableConfig, Placement]], drawn_here: dict[str, str], layout: Layout
 ) -> None:
-    """Draws index tables with an `init_fn`: each rank draws the whole table, as one process would, and keeps its rows.
+    """Draws the rows of index tables with an `init_fn`.
 
-    index_tables: by name, the whole table's config and where its rows live.
-    drawn_here: takes checksums of those that every rank has.
+    Each rank draws the whole table, as a single process would, and keeps the rows that it owns.
+
+    Args:
+        index_tables: config of the whole table and its placement, by table name.
+        drawn_here: receives checksums of the drawn rows of replicated tables.
     """
     for table, placement in index_tables.values():
         if table.init_fn is not None:
@@ -99,13 +103,14 @@ def _draw_index_tables(
 
 
 class LocalShard(CachedCollection):
-    """A rank's rows of all tables of a collection, each looked up once for each rank.
+    """The rows of all tables of a collection that one rank owns.
 
-    All tables are hash tables here, since ids are not those of the rows: an initial weight depends on the id alone.
+    Each table has one feature for each rank that sends ids. All tables are hash tables here, because ids are not row
+    numbers of the shard; initial weights depend on the id alone.
 
     Attributes:
-        exchange: with the other ranks.
-        settings: that ranks compare.
+        exchange: the exchanges with the other ranks.
+        settings: the settings that ranks compare.
     """
 
     def __init__(self, origin: CachedCollection, tables: ShardedTables, exchange: Exchange) -> None:
@@ -126,14 +131,14 @@ class LocalShard(CachedCollection):
                 host_store=options.host_store and os.path.join(options.host_store, f"rank{exchange.rank}"),
             ),
         )
-        embedding.layout.padding_ids = None  # no rank asks another for an id that means nothing
+        embedding.layout.padding_ids = None  # ranks remove padding ids before they send ids
         embedding.layout.replicated = frozenset(table.name for table, placement in pairs if placement.replicated)
         index_tables = {pair[0].name: pair for pair in pairs if not pair[0].hashed}
         embedding.layout.owned_ids = {
             name: functools.partial(placement.local_ids, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        drawn: dict[str, str] = {}  # checksums of replicated tables that an `init_fn` has filled
+        drawn: dict[str, str] = {}  # checksums of replicated tables, after their `init_fn` has filled them
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
         embedding.layout.fill = functools.partial(_draw_index_tables, index_tables, drawn)
         embedding.guard.peers = exchange
@@ -150,7 +155,7 @@ class LocalShard(CachedCollection):
             handles[table.name].set_shard(rows, None if placement.replicated else exchange)
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
-        # Lookups are of each rank for each table there; the rows of a dim go rank by rank, and there table by table.
+        # Rows are looked up in order of table, then rank. Rows of one dim are sent in order of rank, then table.
         self._orders = [
             [world_size * table + rank for rank in range(world_size) for table in group] for group in tables.groups
         ]
@@ -167,50 +172,50 @@ class LocalShard(CachedCollection):
         return handle
 
     def _copy_rows(self, source: TableBatchedEmbedding, placements: Sequence[Placement], exchange: Exchange) -> None:
-        """Rows that were trained or loaded before, each by the rank that is their home.
+        """Copies rows of the unsharded collection that were trained or loaded before; each rank copies those it owns.
 
         Raises:
-            ValueError: those of a replicated table are not the same on all ranks.
+            ValueError: the rows of a replicated table differ between ranks.
         """
         if source.layout.built:
             self._copy_built_rows(source, placements)
         copies = [each.name for each, placement in zip(source.tables, placements, strict=True) if placement.replicated]
         if copies:
-            told = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
-            exchange.check_same("takes over the rows of data_parallel tables", told)
+            sums = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
+            exchange.check_same("takes over the rows of data_parallel tables", sums)
 
     def _copy_built_rows(self, source: TableBatchedEmbedding, placements: Sequence[Placement]) -> None:
         self.sync_optimizers()
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
         try:
-            _ = layout.groups  # new and empty, for the rows of the source
+            _ = layout.groups  # builds empty tables; the source's rows replace drawn ones
         finally:
             layout.fill = draw
         for table, placement in zip(source.tables, placements, strict=True):
 
-            def mine(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
+            def owned(ids: torch.Tensor, placement: Placement = placement) -> torch.Tensor:
                 return torch.from_numpy(placement.owns(ids.numpy()))
 
-            self.embedding.view(table.name).copy_shard(source.view(table.name), mine)
+            self.embedding.view(table.name).copy_shard(source.view(table.name), owned)
 
     def prefetch_received(
         self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None, depth: int | None
     ) -> Prefetched:
-        """Prefetches the batch that `look_up` will be given."""
+        """Prefetches a batch of received ids, which `look_up` will look up."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, signals=signals, depth=depth)
         self.embedding.queue.add(prefetched)
         return prefetched
 
     def look_up(self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None) -> list[torch.Tensor]:
-        """Looks up ids of all ranks, rank by rank and there table by table.
+        """Looks up the ids that all ranks sent, ordered by rank, then by table.
 
         Args:
-            values, offsets: of the ids, int64 `[n]` and `[W * T + 1]`.
-            signals: what ranks told of them.
+            values, offsets: ids and their offsets, int64 `[n]` and `[W * T + 1]`.
+            signals: id signals from the sending ranks.
 
         Returns:
-            rows of the tables of each dim, float32 `[n, D]`, in the order of the ids.
+            For each embedding dim, the rows of its tables, float32 `[n, D]`, in the order of the ids.
         """
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
@@ -218,30 +223,33 @@ class LocalShard(CachedCollection):
         return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
 
     def select_local_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Selects this rank's rows in a state dict, and returns what is wrong with ids of other ranks.
+        """Reduces a state dict to the rows that this rank owns, in place.
 
-        Tables without ids have the rows from 0 on; those, and tables of a full state dict, are of all ranks. Ids that
-        an index table of another size had are left out, with a warning.
+        Tables without ids in the state dict have the rows of the ids from 0 on. Such tables, and tables of a full state
+        dict, have the rows of all ranks. Ids beyond an index table's size are left out, with a warning.
+
+        Returns:
+            Descriptions of tables with ids that other ranks own; such a state dict must not be loaded.
         """
         problems, full, exchange = [], has_whole_tables(), self.exchange
         for config, placement in zip(self._tables.configs, self._tables.placements, strict=True):
             own = f"{prefix}{self.handles_name}.{config.name}."
             weight = state_dict.get(f"{own}weight")
             if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
-                state_dict.pop(f"{own}ids", None)  # torch fills in the handle's, which has none
-            ids, whole = state_dict.get(f"{own}ids", row_numbers(weight)), f"{own}ids" not in state_dict
+                state_dict.pop(f"{own}ids", None)  # added by torch from the handle's empty buffer
+            ids, complete = state_dict.get(f"{own}ids", row_numbers(weight)), f"{own}ids" not in state_dict
             if not (isinstance(ids, torch.Tensor) and isinstance(weight, torch.Tensor) and len(weight) == len(ids)):
-                continue  # the load of the table says so
+                continue  # loading the table will raise the error
             ids = ids.cpu()
-            mine = torch.from_numpy(placement.owns(ids.numpy()))
-            chosen = mine if whole or full else torch.ones_like(mine)
+            owned = torch.from_numpy(placement.owns(ids.numpy()))
+            chosen = owned if complete or full else torch.ones_like(owned)
             if not config.hashed:
                 fits, rows = ids < config.num_embeddings, config.num_embeddings
-                if not bool(fits.all()) or (whole and len(ids) < rows):
-                    warn_of_rows(config.name, len(ids) if whole else int(ids.max()) + 1, rows)
+                if not bool(fits.all()) or (complete and len(ids) < rows):
+                    warn_of_rows(config.name, len(ids) if complete else int(ids.max()) + 1, rows)
                 chosen = chosen & fits
             state_dict[f"{own}ids"], state_dict[f"{own}weight"] = ids[chosen], weight[chosen.to(weight.device)]
-            foreign = int((chosen & ~mine).sum())
+            foreign = int((chosen & ~owned).sum())
             if foreign:
                 problems.append(
                     f"table {config.name!r}: {foreign} of its ids are not at home on rank {exchange.rank} of "
@@ -254,7 +262,7 @@ class LocalShard(CachedCollection):
 
 
 def _local_config(table: TableConfig, placement: Placement, world_size: int) -> TableConfig:
-    """The table on one rank, which has a feature for the ids of each rank."""
+    """Returns the config of a table's shard on one rank: a hash table with one feature for each rank."""
     rows: dict[str, Any] = {name: placement.max_rows(n) for name, n in table.marked(DIVIDED).items() if n}
     return dataclasses.replace(
         table,
@@ -270,7 +278,7 @@ def _local_config(table: TableConfig, placement: Placement, world_size: int) -> 
 
 
 def _local_cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:
-    """The option for one rank: rows are rows of a rank, but no more than can be there."""
+    """Returns the cache option of one rank: at most as many rows of each table as the rank can own."""
     option = source.options.cache
     if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):
         return option

@@ -1,4 +1,4 @@
-"""Turns received rows, one for each id, into a collection's outputs; the backward pass sums a gradient for each row."""
+"""Output distribution: expands received rows to a collection's outputs, and sums the gradients of each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .dedup import Segments
 
 
 def _summed(grad: torch.Tensor, segments: Segments, by_row: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-    """Gradients of the rows, float32 `[U, D]`, summed as the update of a table sums them."""
+    """Returns the gradient sums of the received rows, float32 `[U, D]`, summed as a table's update sums them."""
     rows, dim = segments.rows, segments.dim
     sums = grad.new_zeros((rows, 2 * dim))
     if rows:
@@ -21,7 +21,10 @@ def _summed(grad: torch.Tensor, segments: Segments, by_row: tuple[torch.Tensor |
 
 
 class Repeat(torch.autograd.Function):
-    """The rows of the lookups of each feature, float32 `[n, D]`, in one piece of memory."""
+    """Autograd function that repeats received rows for the lookups of each feature.
+
+    The outputs, float32 `[n, D]`, are views of one tensor.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, segments: Segments) -> tuple[torch.Tensor, ...]:
@@ -36,13 +39,19 @@ class Repeat(torch.autograd.Function):
 
 
 class PoolBags(torch.autograd.Function):
-    """Pooled rows, float32 `[B, total]`, by the operator that pools unsharded tables: bags have its bits."""
+    """Autograd function that pools received rows, float32 `[B, total]`.
+
+    It calls the operator that pools unsharded tables, so outputs have the same bits.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, segments: list[Segments], size: int, width: int, *tensors: torch.Tensor | None
     ) -> torch.Tensor:
-        """`tensors`: rows of each dim, then per-sample weights of each or None."""
+        """Pools the rows of each group of `segments`.
+
+        `tensors` are the received rows of each group, then the per-sample weights of each group or None.
+        """
         count = len(segments)
         rows, weights = tensors[:count], tensors[count:]
         out = torch.empty((size, width), dtype=torch.float32, device=segments[0].slots.device)

@@ -1,4 +1,4 @@
-"""Sharding types: which rank is home to an id of a table."""
+"""Placements of sharded tables: which rank owns an id."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from ..tbe import Home, Int64Array, TableConfig
 
 
 class Placement(abc.ABC):
-    """Where the rows of one table live.
+    """The placement of one table: which rank owns each of its ids.
 
     Attributes:
-        share: of the table that is at home on this rank, 0 to 1.
-        home: which rank is home to an id, as the engine's `owner_ranks` has it.
-        name: what the ranks have to agree on.
-        replicated: whether every rank is home to all ids, and `home` is this one.
+        share: fraction of the table that this rank owns, 0 to 1.
+        owner_rule: arguments of the engine's `owner_ranks`: the owner rank, or a negative number for a rule, and the
+            size of a block.
+        name: description of the placement, which must be the same on all ranks.
+        replicated: whether every rank owns all ids; `owner_rule` is then this rank.
     """
 
     name: str
@@ -33,40 +34,43 @@ class Placement(abc.ABC):
     _world_size: int
 
     def owner(self, ids: Int64Array) -> Int64Array:
-        """The rank of each id, int64 `[n]`."""
+        """Returns the owner rank of each id, int64 `[n]`."""
         return owner_ranks(ids, self.owner_rule, self._world_size)
 
     def owns(self, ids: Int64Array) -> npt.NDArray[np.bool_]:
-        """Returns which of `ids` are at home on this rank, bool `[n]`."""
+        """Returns which of `ids` this rank owns, bool `[n]`."""
         owned: npt.NDArray[np.bool_] = self.owner(ids) == self._rank
         return owned
 
     @abc.abstractmethod
     def local_ids(self, num_embeddings: int) -> Int64Array:
-        """Ids of an index table whose home is this rank, int64 `[n]`."""
+        """Returns the ids of an index table that this rank owns, int64 `[n]`."""
 
     @abc.abstractmethod
     def local_bound(self, bound: int) -> int:
-        """This rank's part of a bound of the whole table, at least 1."""
+        """Returns this rank's part of a bound on the rows of the whole table, at least 1."""
 
     def max_rows(self, num_embeddings: int) -> int:
-        """Rows that are at home here of a table of `num_embeddings`, at least 1: every rank lays every table out."""
+        """Returns the maximum number of rows that this rank owns of a table of `num_embeddings` rows.
+
+        It is at least 1, because every rank allocates every table.
+        """
         return max(1, math.ceil(num_embeddings * self.share))
 
 
 _DEVIATIONS = 6
-"""Standard deviations that a rank's number of hashed ids may be above the mean: more is one chance in 10^9."""
+"""Standard deviations by which a rank's number of hashed ids may exceed the mean; more has a probability of 1e-9."""
 _IDS_AT_ONCE = 1 << 20
-"""Ids of an index table that are hashed at a time."""
+"""Number of ids of an index table that are hashed in one call."""
 
 
 class RowWise(Placement):
-    """Each id has a rank of its own, as the table's `home` says."""
+    """Row-wise placement: the table's option `home` determines the owner rank of each id."""
 
     name = ShardingType.ROW_WISE.value
 
     def __init__(self, rank: int, world_size: int, home: Home = Home.MODULO, num_embeddings: int = 1) -> None:
-        """`home`, `num_embeddings`: of the whole table."""
+        """Creates the placement of a table with `num_embeddings` rows and the ownership rule `home`."""
         self._rank, self._world_size, self._home = rank, world_size, home
         self.share = 1 / world_size
         self._block = math.ceil(num_embeddings / world_size)
@@ -93,7 +97,7 @@ class RowWise(Placement):
 
 
 class TableWise(Placement):
-    """All ids go to one rank."""
+    """Table-wise placement: one rank owns all ids."""
 
     def __init__(self, rank: int, home: int, world_size: int) -> None:
         self.name = f"{ShardingType.TABLE_WISE.value} on rank {home}"
@@ -108,7 +112,7 @@ class TableWise(Placement):
 
 
 class Replicated(TableWise):
-    """Every rank has the whole table, and updates it with the gradients of all."""
+    """Data-parallel placement: every rank has the whole table, and updates it with the gradients of all ranks."""
 
     replicated = True
 
@@ -121,7 +125,7 @@ SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value, Sh
 
 
 def placements_of(tables: Sequence[TableConfig], plan: Any, rank: int, world_size: int) -> list[Placement]:
-    """The placement of each table by a sharding plan.
+    """Returns the placement of each table in a sharding plan.
 
     Raises:
         ValueError: the plan lacks a table or has others, or a table has another sharding type or no such rank.

@@ -1,4 +1,4 @@
-"""Batches for a training loop, of which the next ones are planned and brought to the device cache meanwhile."""
+"""Prefetching: while a batch is trained, the next batches are planned and their rows are copied to the device cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sharded import ShardedCollection
 from .sharded_batch import ShardedBatch
 
 LAG = 3
-"""Batches that a loop may have been given and not trained, as TorchRec's pipelines do; those before are skipped."""
+"""Maximum number of yielded batches that are not trained yet, as in TorchRec's pipelines; older ones were skipped."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -31,23 +31,26 @@ def prefetch(
     depth: int = 2,
     features: Callable[[T], Features] | None = None,
 ) -> Iterator[T]:
-    """The batches, in order; while one is trained, the next `depth` are planned and their rows brought in.
+    """Yields the batches in order; while one is trained, the next `depth` are planned and their missing rows fetched.
 
-    For every collection in `module`, in threads of their own. Outputs, weights and optimizer states are those without
-    prefetching. A batch that is skipped, or an iterator that is left half-way, leaves no trace. With sharded
-    collections the iterators of all ranks end where the first of them has no more batches.
+    Every collection in `module` does so in a thread of its own. Outputs, weights and optimizer states are the same as
+    without prefetching. Skipping a batch or abandoning the iterator has no effect on the tables. With sharded
+    collections, the iterators of all ranks end when the first rank has no more batches.
 
     Args:
-        batches: read up to `depth` ahead, in the caller's thread. Its errors come after the batches before.
-        module: a collection, or a model with some.
-        depth: 0 to 12; 0 prefetches nothing. The device cache must hold the rows of depth + 1 batches, or fewer are
-            planned ahead.
-        features: of a batch, the KeyedJaggedTensor that the collections will look up, or one for each of them by its
-            name in `module`. By default the batch itself or its only field that is one.
+        batches: read up to `depth` batches ahead, in the caller's thread. Its errors are raised after the batches
+            before.
+        module: a collection, or a model that contains some.
+        depth: 0 to 12; 0 prefetches nothing. The device cache must hold the rows of depth + 1 batches, otherwise fewer
+            are planned ahead.
+        features: returns the KeyedJaggedTensor of a batch that the collections will look up, or a dict with one for
+            each collection by its name in `module`. By default the batch itself or its only field that is one.
 
     Raises:
-        ValueError: `depth` is out of range; `module` has no collection; `features` names one that is not there.
-        TypeError: a batch has no KeyedJaggedTensor, or several, and `features` does not say which (at that batch).
+        ValueError: `depth` is out of range; `module` has no collection; `features` names a collection that does not
+            exist.
+        TypeError: a batch has no KeyedJaggedTensor, or several, and `features` does not select one (raised at that
+            batch).
 
     Example:
         >>> import torch
@@ -76,11 +79,11 @@ def prefetch(
 
 
 def check_depth(depth: int) -> int:
-    """`depth` as an int.
+    """Returns `depth` as an int.
 
     Raises:
         ValueError: not from 0 to 12.
-        TypeError: no whole number.
+        TypeError: not an integer.
     """
     try:
         number = operator.index(depth)
@@ -92,11 +95,11 @@ def check_depth(depth: int) -> int:
 
 
 def find_collections(module: torch.nn.Module) -> dict[str, Collection]:
-    """The collections of a module by name.
+    """Returns the collections of a module, by name.
 
     Raises:
-        TypeError: no module.
-        ValueError: there are none.
+        TypeError: `module` is not a torch.nn.Module.
+        ValueError: the module has no collection.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"the model is {module!r}, expected a torch.nn.Module")
@@ -110,10 +113,10 @@ def find_collections(module: torch.nn.Module) -> dict[str, Collection]:
 
 
 def only_features(batch: object) -> KeyedJaggedTensor:
-    """The batch itself, or its only field that is a KeyedJaggedTensor.
+    """Returns the batch itself if it is a KeyedJaggedTensor, else its only field that is one.
 
     Raises:
-        TypeError: there is none, or several.
+        TypeError: no field is one, or several are.
     """
     if isinstance(batch, KeyedJaggedTensor):
         return batch
@@ -130,49 +133,55 @@ def _fields(batch: object) -> dict[str, object]:
     if dataclasses.is_dataclass(batch):
         return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     if isinstance(batch, (tuple, list)):
-        return {str(place): value for place, value in enumerate(batch)}
+        return {str(index): value for index, value in enumerate(batch)}
     return dict(getattr(batch, "__dict__", {}))
 
 
 class PrefetchedBatch:
-    """A batch that was prefetched for the collections that look it up."""
+    """A batch that is prefetched by all collections that look it up."""
 
     def __init__(self, collections: Mapping[str, Collection], features: Features, depth: int) -> None:
         self._entries: list[tuple[Any, Prefetched | ShardedBatch]] = []
-        self._of = _by_collection(collections, features)
+        self._features = _by_collection(collections, features)
         try:
-            for name, given in self._of.items():
-                self._entries.append((collections[name], collections[name].prefetch(given, depth=depth)))
+            for name, tensor in self._features.items():
+                self._entries.append((collections[name], collections[name].prefetch(tensor, depth=depth)))
         except BaseException:
             self.discard()
             raise
 
     @classmethod
     def end_of_data(cls, collections: Mapping[str, Collection], before: PrefetchedBatch | None) -> PrefetchedBatch:
-        """Tells the other ranks of sharded collections that this one has no batch any more.
+        """Returns a placeholder that reports the end of this rank's data to the other ranks of sharded collections.
 
-        `before`: the batch before, whose collections these are; None: all.
+        Args:
+            collections: all collections.
+            before: the previous batch, whose collections are used; None for all collections.
         """
         started = cls(collections, {}, 0)
-        named = {name: collections[name] for name in before._of} if before is not None else collections
+        named = {name: collections[name] for name in before._features} if before is not None else collections
         started._entries = [(each, each.prefetch_end_of_data()) for each in _sharded(named)]
         return started
 
     def is_past_end(self) -> bool:
-        """Whether some rank has no such batch; it waits for the ranks, where collections are sharded."""
+        """Returns whether some rank has no such batch. With sharded collections, blocks until all ranks have sent
+        headers.
+        """
         batches = [prefetched for _, prefetched in self._entries if isinstance(prefetched, ShardedBatch)]
-        ended = [each.is_past_end() for each in batches]  # of all of them: ranks exchange in one order
+        ended = [
+            each.is_past_end() for each in batches
+        ]  # no short-circuit: all ranks must exchange all of them in one order
         return any(ended)
 
     def add_source(self, features: Features) -> None:
-        """The same batch, copied to a device."""
-        copies = _by_collection(dict(self._of), features)
-        for (_, prefetched), name in zip(self._entries, self._of, strict=True):
+        """Registers `features` as another tensor of the same batch, such as its copy on a device."""
+        copies = _by_collection(dict(self._features), features)
+        for (_, prefetched), name in zip(self._entries, self._features, strict=True):
             if name in copies:
                 prefetched.add_source(copies[name], copies[name].values())
 
     def discard(self) -> None:
-        """Forgets the batch if its forward has not run."""
+        """Discards the plans of the batch if its forward has not run."""
         for collection, prefetched in self._entries:
             collection.forget(prefetched)
 
@@ -195,7 +204,7 @@ def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
 
 
 def _limited_to_all_ranks(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
-    """Yields as many batches as every rank has: the ranks ask each other before each of them."""
+    """Yields batches while every rank has one; the ranks compare this before each batch."""
     sharded = _sharded(collections)
     if not sharded:
         yield from batches
@@ -215,16 +224,16 @@ def iterate(
     collections: Mapping[str, Collection],
     drain: bool = True,
 ) -> Iterator[U]:
-    """Yields what `start` makes of each batch, which is started up to `depth` batches ahead.
+    """Yields the result of `start` for each batch; it is called up to `depth` batches ahead.
 
-    Where collections are sharded, all ranks end after as many batches: those that all of them have.
+    With sharded collections, all ranks end after the same number of batches.
 
     Args:
-        batches: what it raises, and what `start` raises, comes after the batches before.
-        depth: 0 or more.
-        start: batch -> (what is given, what ends with its turn).
-        collections: that look the batches up.
-        drain: False ends with the last batch that is read: those read before it and not given are left.
+        batches: the batches. Errors of it and of `start` are raised after the batches before.
+        depth: number of batches to start ahead, 0 or more.
+        start: returns, for a batch, the value to yield and the prefetched batch or None.
+        collections: the collections that look the batches up.
+        drain: False ends at the last batch that is read, without yielding the batches read before it.
     """
     for each in _sharded(collections)[:1]:
         settings = {"batches ahead": str(depth), "execute_all_batches": str(drain)}

@@ -1,4 +1,4 @@
-"""Tables that every rank has as a whole: a training batch tells all ranks of its ids, and of their gradients."""
+"""Replicated tables, which every rank has completely: training batches send their ids and gradients to all ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .placement import Placement
 
 
 def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement]) -> None:
-    """
+    """Raises an error for replicated tables whose rows would differ between ranks.
+
     Raises:
-        ValueError: a table that cannot be the same on all ranks is to be on each of them.
+        ValueError: a replicated hash table has an `init_fn`.
     """
     drawn = [
         table.name
@@ -32,7 +33,7 @@ def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement
 
 
 def checksums(view: TableView) -> dict[str, str]:
-    """A checksum of the rows of a table, for its ids and each part of them."""
+    """Returns checksums of a table's ids and of each part of its rows."""
     sums: dict[str, int] = {}
     for chunk in view.chunks(kept=True):
         for name, tensor in {"ids": chunk.ids, **chunk.parts}.items():
@@ -41,20 +42,20 @@ def checksums(view: TableView) -> dict[str, str]:
 
 
 def checksum(tensor: torch.Tensor, start: int = 0) -> int:
-    """A checksum of 32 bits of a tensor in host memory, which goes on from `start`."""
+    """Returns a 32-bit checksum of a tensor in host memory, continued from the checksum `start`."""
     return zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().tobytes(), start)
 
 
 @dataclass(frozen=True)
 class Route:
-    """The rows of one dim, from the ranks that have them to those that asked, and their gradients back.
+    """Counts and indices of one exchange of rows of one embedding dim, and of their gradients.
 
     Attributes:
-        rows_to, rows_from: rows for each rank, and of each rank; int `[W]`.
-        grads_to, grads_from: gradients for each rank, and of each rank; int `[W]`.
-        sent_rows: int64, those of the rows here that some rank waits for; None: all.
-        grad_rows: int64, the received row that each gradient is of, by destination rank; None: all, in order.
-        relayed, grads_relayed: rows and gradients that this rank passes on, by two levels.
+        rows_to, rows_from: number of rows to and from each rank; int `[W]`.
+        grads_to, grads_from: number of gradients to and from each rank; int `[W]`.
+        sent_rows: int64, indices of the local rows to send; None: all, in order.
+        grad_rows: int64, index of the received row of each gradient, by destination rank; None: all, in order.
+        relayed, grads_relayed: numbers of rows and gradients that this rank forwards in a hierarchical all-to-all.
     """
 
     rows_to: list[int]
@@ -68,12 +69,12 @@ class Route:
 
 
 class Replicas:
-    """The replicated tables of a collection, as one rank sees them.
+    """The replicated tables of a collection, from the view of one rank.
 
-    By themselves its ids of such a table go to itself alone, where their rows are.
+    Without it, this rank sends ids of such a table only to itself, since it has the rows.
 
     Attributes:
-        any: whether there is one.
+        any: whether there are replicated tables.
     """
 
     def __init__(self, placements: Sequence[Placement], rank: int) -> None:
@@ -81,13 +82,18 @@ class Replicas:
         self._rank, self.any = rank, bool(self._tables.any())
 
     def counts_for_all(self, counts: Int64Array) -> Int64Array:
-        """Ids for each rank, int64 `[W, T]`, from those that it has rows for, `counts`."""
+        """Returns the number of ids to send to each rank, int64 `[W, T]`: ids of replicated tables go to all ranks.
+
+        `counts` are the numbers without replication, int64 `[W, T]`.
+        """
         return np.where(self._tables, counts[self._rank], counts)
 
     def expand(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
-        """Returns where each element of the expanded array is in the array with `counts` elements, int64 `[n]`.
+        """Returns indices that repeat the elements of replicated tables for every rank, int64 `[n]`.
 
-        `counts`: int64 `[W, T]`; the arrays have those of `tables`, rank by rank.
+        Args:
+            counts: int64 `[W, T]`, number of elements for each rank and table in the array to index.
+            tables: indices of the tables in the array, which is ordered by rank, then by table.
         """
         own = counts[:, tables]
         begins: Int64Array = np.reshape(np.cumsum(own) - own.ravel(), own.shape)
@@ -100,25 +106,27 @@ class Replicas:
         self,
         plain: Route,
         sent: Int64Array,
-        asked: Int64Array,
+        received: Int64Array,
         relayed: Relayed,
         tables: Sequence[int],
         device: torch.device,
     ) -> Route:
-        """Returns the route of a training batch: rows of replicas stay where they are, their gradients go to all ranks.
+        """Returns the route of a training batch.
+
+        Rows of replicated tables are not sent to other ranks, but their gradients are sent to all ranks.
 
         Args:
-            plain: the route of rows that have one owner.
-            sent: int64 `[W, T]`, the ids that this rank wants rows of.
-            asked: int64 `[W, T]`, those that it was told of.
-            relayed: int64 `[L, W / L, T]`, those that it passed on.
-            tables: whose rows have one dim.
-            device: of the rows.
+            plain: route if there were no replicated tables.
+            sent: int64 `[W, T]`, number of distinct ids of this rank by owner rank.
+            received: int64 `[W, T]`, number of received ids by sending rank.
+            relayed: int64 `[L, W / L, T]`, number of ids that this rank forwarded; None with a flat all-to-all.
+            tables: indices of the tables of one embedding dim.
+            device: device of the rows.
         """
-        here, of_all = self._tables[tables], asked[:, tables]
+        here, of_all = self._tables[tables], received[:, tables]
         if not here.any():
             return plain
-        wanted = np.broadcast_to(~here, of_all.shape).copy()  # whether each rank waits for the rows of each table
+        wanted = np.broadcast_to(~here, of_all.shape).copy()  # whether each rank needs the rows of each table
         wanted[self._rank] = True
         sent_rows = np.flatnonzero(np.repeat(wanted.ravel(), of_all.ravel()))
         rows_to = np.where(here, 0, of_all)
@@ -133,7 +141,7 @@ class Replicas:
         )
 
     def _rows_only(self, relayed: Int64Array, here: np.ndarray) -> Int64Array:
-        """The rows that this rank passes on, of as many ids: those of replicated tables stay where they are."""
+        """Returns the number of rows that this rank forwards; rows of replicated tables are not sent to other ranks."""
         rows = np.where(here, 0, relayed)
         machine, place = divmod(self._rank, len(relayed))
         rows[place, machine] = relayed[place, machine]

@@ -1,4 +1,4 @@
-"""Collections whose tables are divided among the ranks of a process group."""
+"""Sharded collections: collections whose tables are divided among the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .sharded_batch import HEADER, ShardedBatch, StageAwaitable
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
-    """The rows of a batch on their way."""
+    """TorchRec awaitable for the output of a batch whose rows are being received."""
 
     def __init__(
         self, module: ShardedCollection, ctx: ShardedBatch, rows: list[torch.Tensor], works: list[Work]
@@ -63,25 +63,26 @@ class ShardedCollection(
     ShardedEmbeddingModule[Any, Any, Any, ShardedBatch],
     FusedOptimizerModule,
 ):
-    """A collection whose rows live on many ranks; it takes and gives what the unsharded one does.
+    """A collection whose rows are owned by many ranks, with the inputs and outputs of the unsharded collection.
 
-    Its methods for tables are about the rows of this rank. `freeze`, `thaw`, `count_grad_norms` and, without `local`,
-    `grad_norm` have to be called on all ranks; so should `reset_parameters` and `set_clocks`.
+    Methods for tables access only the rows of this rank. All ranks must call `freeze`, `thaw`, `count_grad_norms` and,
+    without `local`, `grad_norm`; they should all call `reset_parameters` and `set_clocks`.
 
     Attributes:
-        local_shard: the rows of this rank.
-        exchange: with the other ranks.
-        tables: the whole tables, and where their rows are.
+        local_shard: the rows that this rank owns.
+        exchange: the exchanges with the other ranks.
+        tables: the whole tables and their placements.
     """
 
     local_shard: LocalShard
 
     def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
-        """
+        """Creates the sharded collection from an unsharded one.
+
         Args:
-            origin: the unsharded collection, which gives its rows and requests, and is of no use after.
-            placements: of its tables.
-            exchange: with the ranks that have the same collection, and have joined with it.
+            origin: the unsharded collection. Its rows and optimizers are taken over; it must not be used afterwards.
+            placements: placement of each table.
+            exchange: the exchanges with the ranks that have the same collection, which is registered there.
         """
         super().__init__()
         self.exchange = exchange
@@ -116,11 +117,11 @@ class ShardedCollection(
     # ---- a batch
 
     def prefetch(self, features: Any, *args: Any, depth: int | None = None, **kwargs: Any) -> Any:
-        """Starts the exchange of a batch that will come, and plans it once its ids are here.
+        """Starts to exchange the ids of a later batch, and plans it when they have arrived.
 
-        All ranks must call it for the same batches, and come to their forwards in the same order. TorchRec's pipelines
-        with a stage of this name call it with what `input_dist` gave, which needs no more. `depth` is as of
-        `CachedCollection.prefetch`.
+        All ranks must call it for the same batches and run their forwards in the same order. `depth` is described at
+        `CachedCollection.prefetch`. TorchRec's pipelines also call a method of this name, with the result of
+        `input_dist`; nothing is done then.
         """
         if not isinstance(features, KeyedJaggedTensor):
             return None
@@ -133,11 +134,11 @@ class ShardedCollection(
         return ctx
 
     def prefetch_end_of_data(self) -> ShardedBatch:
-        """Takes the place of `prefetch` on a rank that has no batch any more: then the others have none either."""
+        """Takes the place of `prefetch` on a rank without further batches; no rank trains this batch then."""
         return self._start_exchange(None)
 
     def _start_exchange(self, features: KeyedJaggedTensor | None, depth: int | None = None) -> ShardedBatch:
-        """Starts the exchange of a batch, None for the end of this rank's data, behind the batches before it."""
+        """Advances the pending batches, then starts another exchange; `features` is None at the end of the data."""
         for other in self._pending:
             other.advance()
         ctx = ShardedBatch(self.local_shard, self._deduplication, depth)
@@ -145,16 +146,16 @@ class ShardedCollection(
         return ctx
 
     def forget(self, ctx: ShardedBatch) -> None:
-        """Forgets a batch that was prefetched: its forward will not come, or is over."""
+        """Discards a prefetched batch: its forward has run or will not run."""
         if ctx in self._pending:
             self._pending.remove(ctx)
             ctx.discard()
 
     @eager
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
-        """Looks up a batch as the unsharded collection does; the result arrives when it is first used."""
+        """Looks up a batch; returns an awaitable that receives the rows when its output is first used."""
         if isinstance(features, KeyedJaggedTensor):
-            check_batch(features.values())  # before any exchange, which a tracer would note or break
+            check_batch(features.values())  # before any exchange, which a tracer would record or break
         ctx = self._take_prefetched(features) if self._pending else None
         if ctx is None:
             ctx = self.create_context()
@@ -168,9 +169,9 @@ class ShardedCollection(
         return result
 
     def _take_prefetched(self, features: KeyedJaggedTensor) -> ShardedBatch | None:
-        """Takes the batch from those that will come, with those before it; None where it is none of them.
+        """Removes a prefetched batch, and those before it, from the pending batches; None if there is no such batch.
 
-        A batch that was begun in another mode is begun anew.
+        A batch whose exchange began in another mode (training or evaluation) is exchanged again.
         """
         trains = bool(self.training) and torch.is_grad_enabled()
         matching = [(place, ctx) for place, ctx in enumerate(self._pending) if ctx.matches(features)]
@@ -179,7 +180,9 @@ class ShardedCollection(
             for skipped in self._pending[:place]:
                 skipped.discard()
             self._pending = self._pending[place + 1 :]
-        elif matching:  # the mode has changed: on all ranks, or some would wait for a forward of it
+        elif (
+            matching
+        ):  # the mode has changed. It must have changed on all ranks, or some would wait for this batch forever
             _, other = matching[0]
             other.trains = trains
             other.start_check()
@@ -187,15 +190,16 @@ class ShardedCollection(
         return ctx
 
     def create_context(self) -> ShardedBatch:
+        """Returns the context of a new batch."""
         return ShardedBatch(self.local_shard, self._deduplication)
 
     def input_dist(self, ctx: ShardedBatch, features: KeyedJaggedTensor) -> Awaitable[Awaitable[ShardedBatch]]:
-        """Starts a batch's exchange. Errors are raised by all ranks, when it is waited for."""
+        """Starts the exchange of a batch. Waiting for it raises errors on all ranks."""
         self._send_counts(ctx, features)
         return StageAwaitable(ctx.send_ids, StageAwaitable(ctx.receive_ids, ctx))
 
     def _send_counts(self, ctx: ShardedBatch, features: KeyedJaggedTensor | None) -> None:
-        """Finds the distinct ids of a batch, and starts to send their numbers; None: this rank's data has ended."""
+        """Deduplicates a batch and starts to send its id counts; `features` is None at the end of this rank's data."""
         ctx.missing = features is None
         if features is not None:
             ctx.training = bool(self.training) and torch.is_grad_enabled()
@@ -210,7 +214,7 @@ class ShardedCollection(
         ctx.send_counts()
 
     def _deduplicable_batch(self, bags: Bags) -> Batch:
-        """The batch as it is deduplicated: without ids that mean nothing."""
+        """Returns the batch without padding ids."""
         if self._pooled and bags.sizes is not None:
             bags.check_pooled()
         shard, features, weights = self.local_shard, bags.features, None
@@ -225,7 +229,7 @@ class ShardedCollection(
         return batch if self._padding_ids is None else self._padding_ids.remove_from(batch)
 
     def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
-        """Rows that the ranks asked for; of a batch that fails, zeros, which `output_dist` tells the others."""
+        """Looks up the rows that the ranks requested; returns zeros if that fails: `output_dist` raises the error."""
         training_only = self._deduplication.training_only
         ctx.trains = bool(self.training) and torch.is_grad_enabled()
         try:
@@ -241,10 +245,11 @@ class ShardedCollection(
         return [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
 
     def output_dist(self, ctx: ShardedBatch, output: list[torch.Tensor]) -> LazyAwaitable[Any]:
+        """Starts to send the looked-up rows; returns an awaitable of the output."""
         return OutputAwaitable(self, ctx, *ctx.send_rows(output))
 
     def output(self, ctx: ShardedBatch, rows: list[torch.Tensor]) -> Any:
-        """The output of the unsharded collection, from rows of each distinct id."""
+        """Returns the output of the unsharded collection, from the received rows of each distinct id."""
         bags, unique = ctx.bags, ctx.unique
         assert bags is not None
         assert unique is not None
@@ -272,13 +277,13 @@ class ShardedCollection(
     # ---- figures
 
     def exchange_stats(self) -> dict[str, int]:
-        """Exact counters since the start: of this rank's batches.
+        """Returns exact counters of the exchanges of this rank's batches, since the collection was sharded.
 
-        `lookups`, `unique_ids` (distinct ones of each table and batch), and bytes to and from other ranks: `id_bytes`,
-        `row_bytes`, `grad_bytes`; `bytes_with_duplicates` is what these three would be if each lookup sent its id.
-        `messages` are those that this rank sent in all-to-alls, also for others, where there are two levels;
-        `bytes_within` and `bytes_between` are their bytes, within its machine and to others. Where no `local_size` was
-        given, each rank is a machine.
+        `lookups` and `unique_ids` (distinct ids of each table and batch) count ids. `id_bytes`, `row_bytes` and
+        `grad_bytes` are bytes to and from other ranks; `bytes_with_duplicates` is what these three would add up to
+        without deduplication. `messages` counts the messages that this rank sent, including forwarded ones with
+        `local_size`; `bytes_within` and `bytes_between` are their bytes within its machine and between machines.
+        Without `local_size`, each rank counts as a machine.
         """
         return dict(self.exchange.stats)
 
@@ -289,17 +294,17 @@ class ShardedCollection(
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer of this rank's rows, as the unsharded collection's."""
+        """The fused optimizer of this rank's rows, with the interface of the unsharded collection's."""
         return self.local_shard.fused_optimizer
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
-        self.embedding.layout.config(table)  # which raises for a name that is unknown
+        self.embedding.layout.config(table)  # raises for an unknown name
         check_evicted_rows(table, rows)
-        mine = torch.from_numpy(self.owns(table, rows.ids.detach().cpu().numpy()))
-        return super().put_back(table, rows[mine], overwrite=overwrite)
+        owned = torch.from_numpy(self.owns(table, rows.ids.detach().cpu().numpy()))
+        return super().put_back(table, rows[owned], overwrite=overwrite)
 
     def owns(self, table: str, ids: Int64Array) -> npt.NDArray[np.bool_]:
-        """Returns which of `ids` have their rows on this rank, bool `[n]`."""
+        """Returns which of `ids` this rank owns, bool `[n]`."""
         place = [config.name for config in self.tables.configs].index(table)
         return self.tables.placements[place].owns(ids)
 
@@ -310,7 +315,7 @@ class ShardedCollection(
 
     @property
     def shardings(self) -> dict[str, Any]:
-        """None of TorchRec's: the exchange is this module's own."""
+        """TorchRec's shardings: none, because this module exchanges ids and rows itself."""
         return {}
 
     @property
@@ -318,14 +323,14 @@ class ShardedCollection(
         return self._type
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """This rank's rows of each table: `ids` int64 `[n]` and `weight` `[n, D]`."""
+        """Returns the state dict of this rank's rows: `ids` int64 `[n]` and `weight` `[n, D]` of each table."""
         return self.local_shard.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Rows of this rank, as `state_dict` gave them on the same rank of as many.
+        """Loads rows of this rank that `state_dict` returned on the same rank with the same number of ranks.
 
         Raises:
-            ValueError: ids that are at home on other ranks; nothing was loaded.
+            ValueError: the state dict has ids that other ranks own; nothing was loaded.
         """
         state_dict = dict(state_dict)
         for problem in self.local_shard.select_local_rows(state_dict, ""):
@@ -342,7 +347,7 @@ class ShardedCollection(
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Loads the state dict of a model around this collection, such as `DistributedModelParallel.module`."""
+        """Loads the state dict of a model that contains this collection, such as `DistributedModelParallel.module`."""
         problems = self.local_shard.select_local_rows(state_dict, prefix)
         error_msgs.extend(problems)
         if not problems:

@@ -1,4 +1,4 @@
-"""One batch of a sharded collection on its way between the ranks: ids to their owners, rows back, gradients again."""
+"""The exchanges of one batch of a sharded collection: ids to their owner ranks, rows back, gradients to the owners."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from .local_shard import LocalShard
 from .replicas import Route
 
 FAILED, TRAINING, ENDED = 1, 2, 4
-"""The bits that a rank tells all others of its batch."""
+"""Status bits that a rank sends with its batch: it failed, it trains, the rank has no more data."""
 HEADER = 4
-"""Numbers that say which batch it is: of the collection, of the batch, this status, the settings."""
+"""Numbers at the head of a count message: the collection, the batch, the status bits, the settings' checksum."""
 
 
 class RanksEndedError(Exception):
-    """Raised for a batch that some rank does not have: its data ended before."""
+    """Error of a batch that some rank does not have, because its data ended earlier."""
 
 
 class ShardedBatch(Multistreamable):
-    """A batch's exchanges with the other ranks. TorchRec's pipelines carry it as their context, and as the batch's ids.
+    """One batch of a sharded collection, exchanged with the other ranks in stages.
 
-    All ranks call the stages in one order: `send_counts`, `send_ids`, `receive_ids`, `send_rows`, `receive_rows`; the
-    backward pass of `SendRows` is the last. An error of one rank is raised by all.
+    TorchRec's pipelines carry it as the context of the batch. All ranks call the stages in one order: `send_counts`,
+    `send_ids`, `receive_ids`, `send_rows`, `receive_rows`; the backward pass of `SendRows` is the last. An error of one
+    rank is raised on all ranks.
 
     Attributes:
-        exchange: with the other ranks.
-        batch: its number among the batches of the collection.
-        bags: the batch as this rank was given it.
-        unique: its distinct ids.
-        settings: a checksum of what this rank trains by.
-        missing: whether this rank has no such batch, since its data has ended.
-        training: whether the batch was begun in training mode.
-        trains: whether its rows are looked up in training mode.
-        immediate: whether this rank exchanges nothing else between its ids and its rows.
-        error: what failed on this rank.
-        values: ids that all ranks ask this one for, int64 `[n]`, rank by rank, and there table by table.
-        counts, offsets: of `values`, int64 `[W, T]` and `[W * T + 1]`.
-        signals: what the ranks told of each of `values`; None where no table needs it, or no rank trains.
+        exchange: the exchanges with the other ranks.
+        batch: the batch's number within the collection.
+        bags: this rank's input batch.
+        unique: the distinct ids of this rank's batch.
+        settings: checksum of the settings that this rank trains with.
+        missing: whether this rank has no such batch because its data has ended.
+        training: whether the exchange began in training mode.
+        trains: whether the rows are looked up in training mode.
+        immediate: whether no other batch was exchanged between this one's ids and rows.
+        error: the error of this rank; None if it did not fail.
+        values: the ids that this rank owns and any rank requested, int64 `[n]`, ordered by rank, then by table.
+        counts, offsets: counts and offsets of `values`, int64 `[W, T]` and `[W * T + 1]`.
+        signals: id signals of `values`; None if no table uses them or no rank trains.
     """
 
     values: torch.Tensor
@@ -58,11 +59,12 @@ class ShardedBatch(Multistreamable):
     offsets: torch.Tensor
 
     def __init__(self, shard: LocalShard, deduplication: Deduplication, depth: int | None = None) -> None:
-        """
+        """Creates a batch whose stages have not begun.
+
         Args:
-            shard: the rows of this rank.
-            deduplication: of the collection's batches.
-            depth: as of `CachedCollection.prefetch`, for a batch that is prefetched.
+            shard: the rows that this rank owns.
+            deduplication: finds the distinct ids of the collection's batches.
+            depth: number of batches planned ahead, for a prefetched batch; see `CachedCollection.prefetch`.
         """
         self.exchange, self._shard, self._deduplication, self._depth = shard.exchange, shard, deduplication, depth
         self.batch = self.settings = 0
@@ -75,18 +77,18 @@ class ShardedBatch(Multistreamable):
         self._sent = self._received = False
         self._relayed: Relayed = None
         self._numbers: torch.Tensor | None = None
-        self._aliases: list[KeyedJaggedTensor] = []
+        self._sources: list[KeyedJaggedTensor] = []
         self._prefetched: Prefetched | None = None
         self._raised: Exception | None = None
         self._check: StatusCheck | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Does nothing: the tensors of a turn are on the host."""
+        """Does nothing: the tensors of the batch are in host memory."""
 
     # ---- ids to their owners
 
     def send_counts(self) -> None:
-        """Starts to send each rank the numbers of its ids, behind what all ranks compare."""
+        """Starts to send the header and the id counts of this rank to every rank."""
         exchange, timestamped = self.exchange, self._deduplication.timestamped
         exchange.batches += 1
         self.batch = exchange.batches
@@ -98,16 +100,16 @@ class ShardedBatch(Multistreamable):
         if self.unique is not None:
             table[:, HEADER:first] = self.unique.host.latest[timestamped]
             table[:, self._counted] = self.unique.sent_ids.counts
-        self._work, self._table, self._passed_on = exchange.ids_all_to_all.exchange_counts(torch.from_numpy(table))
+        self._work, self._table, self._forwarded = exchange.ids_all_to_all.exchange_counts(torch.from_numpy(table))
 
     def send_ids(self) -> None:
-        """Waits for the numbers of all ranks, and starts to send the ids.
+        """Waits for the headers and id counts of all ranks, compares the headers, and starts to send the ids.
 
         Raises:
             RanksEndedError: some rank has no such batch.
-            RuntimeError: ranks are at other batches, or some train what others evaluate.
-            ValueError: they train by other settings.
-            Exception: some rank's batch failed.
+            RuntimeError: ranks are at different batches, or some train while others evaluate.
+            ValueError: ranks train with different settings.
+            Exception: the batch failed on some rank.
         """
         self.exchange.wait("numbers of ids", self._work)
         table = self._table.numpy()
@@ -115,8 +117,8 @@ class ShardedBatch(Multistreamable):
         if headers[0, 2] & ~TRAINING or (headers != headers[0]).any():
             self._raise(headers)
         self.counts = np.ascontiguousarray(table[:, self._counted])
-        if self._passed_on is not None:
-            self._relayed = np.ascontiguousarray(self._passed_on.numpy()[:, :, self._counted])
+        if self._forwarded is not None:
+            self._relayed = np.ascontiguousarray(self._forwarded.numpy()[:, :, self._counted])
         assert self.unique is not None
         sent_ids, words = self.unique.sent_ids, self._deduplication.words
         self.values = self._send(sent_ids.ids, np.ones_like(words))
@@ -125,7 +127,7 @@ class ShardedBatch(Multistreamable):
         self._sent = True
 
     def _send(self, values: npt.NDArray[Any], words: Int64Array) -> torch.Tensor:
-        """Starts to send each rank its part of `values`, which have so many elements for an id of each table."""
+        """Starts to send `values` to the owner ranks; an id of table t has `words[t]` elements of `values`."""
         assert self.unique is not None
         to, of = (self.unique.sent_ids.counts @ words).tolist(), (self.counts @ words).tolist()
         relayed = None if self._relayed is None else self._relayed @ words
@@ -134,14 +136,14 @@ class ShardedBatch(Multistreamable):
         return received
 
     def _raise(self, headers: Int64Array) -> NoReturn:
-        """Raises what the headers of all ranks say, which every rank finds the same; see `send_ids`."""
+        """Raises the error that the headers of all ranks show, the same on every rank; see `send_ids`."""
         exchange, status = self.exchange, headers[:, 2]
         activities = [
             exchange.describe_activity(number, batch, bool(bits & TRAINING))
             for number, batch, bits, _ in headers.tolist()
         ]
         if (headers[:, :2] != headers[0, :2]).any():
-            exchange.batches -= 1  # on each rank of the collection that it has called: they count alike again
+            exchange.batches -= 1  # every rank does so for the collection that it called: their numbers match again
             raise exchange.out_of_step_error(activities)
         if (status & ENDED).any():
             raise RanksEndedError
@@ -152,7 +154,7 @@ class ShardedBatch(Multistreamable):
         exchange.raise_difference(activities[0], self._shard.settings.as_text())
 
     def receive_ids(self) -> None:
-        """Waits for the ids that all ranks ask this one for; raises what `send_ids` raises or has raised."""
+        """Waits for the ids that this rank owns; raises the errors of `send_ids`."""
         if self._raised is not None:
             raise self._raised
         if not self._sent:
@@ -169,15 +171,21 @@ class ShardedBatch(Multistreamable):
     # ---- a batch that was prefetched
 
     def add_source(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
-        """Lets the batch come as `features`."""
-        self._aliases.append(features)
+        """Registers `features` as another tensor of the same batch, for example its copy on a device."""
+        self._sources.append(features)
 
     def matches(self, features: KeyedJaggedTensor) -> bool:
-        """Returns whether it is this batch. Ids are not compared: all ranks must come to the same answer."""
-        return any(features is known for known in self._aliases)
+        """Returns whether `features` is this batch, by object identity.
+
+        Ids are not compared, because all ranks must find the same result.
+        """
+        return any(features is source for source in self._sources)
 
     def advance(self) -> None:
-        """Goes on to the next stage: ids are sent, then those that arrived are planned. Its forward raises errors."""
+        """Runs the next stage of a prefetched batch: sends its ids, or plans the received ones.
+
+        The forward raises the errors.
+        """
         if self._raised is not None or self._prefetched is not None:
             return
         try:
@@ -190,58 +198,58 @@ class ShardedBatch(Multistreamable):
             self._raised = error
 
     def is_past_end(self) -> bool:
-        """Returns whether some rank has no such batch: then there is none. Waits for the ranks, which all call it."""
+        """Returns whether some rank has no such batch (collective). Blocks until all ranks have sent their headers."""
         if not self._sent:
             self.advance()
         if isinstance(self._raised, RanksEndedError):
             return True
-        if self.missing and self._raised is not None:  # of a batch, its forward raises it
+        if self.missing and self._raised is not None:  # no forward will raise it, unlike the error of a batch
             raise self._raised
         return False
 
     def discard(self) -> None:
-        """Forgets the batch: its forward will not come, or is over."""
+        """Discards the prefetched plan of the batch, if there is one: its forward has run or will not run."""
         if self._prefetched is not None:
             self._shard.forget(self._prefetched)
 
     # ---- rows of the ids, and their gradients
 
     def start_check(self) -> None:
-        """Starts to compare which batch each rank looks up, and whether it has failed on any."""
+        """Starts to compare which batch each rank looks up, and whether it failed on any rank."""
         exchange = self.exchange
         activity = exchange.describe_activity(exchange.number, self.batch, self.trains)
         self._check = exchange.start_check(self.error is not None, activity, exchange.group_state.gradients)
 
     def finish_check(self) -> None:
-        """Waits for the status check; raises the error of the first rank on which the batch failed, on all ranks."""
+        """Waits for the status check; if the batch failed, raises the error of the first such rank on all ranks."""
         check, self._check = self._check, None
         if check is not None and self.exchange.finish_check(check):
             self.exchange.raise_on_all_ranks(self.error)
 
     def send_rows(self, rows: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Work]]:
-        """Starts to send each rank the rows that it asked for.
+        """Starts to send the looked-up rows to the ranks that requested them.
 
         Args:
-            rows: of the tables of each dim, float32 `[n, D]`, in the order of `values`.
+            rows: for each embedding dim, the rows of its tables, float32 `[n, D]`, in the order of `values`.
 
         Returns:
-            (rows of the distinct ids of this rank, of each dim, and the work that brings them)
+            (for each dim, the rows of this rank's distinct ids; the works to wait for before they are read)
         """
         self.start_check()
-        # Between its ids and its rows this rank may have exchanged others, in another order than other ranks. Then rows
-        # of two batches would meet, which gives garbage or ends the process.
+        # This rank may have exchanged other batches between ids and rows, in another order than other ranks. Then rows
+        # of two batches would be mixed up, which returns wrong values or ends the process.
         if not self.immediate:
             self.finish_check()
         assert self.unique is not None
-        sent, asked, relayed = self.unique.host.counts, self.counts, self._relayed
+        sent, requested, relayed = self.unique.host.counts, self.counts, self._relayed
         replicas, received = self._deduplication.replicas, []
         works: list[Work] = []
         for group, part in zip(self._deduplication.groups, rows, strict=True):
-            of, to = sent[:, group].sum(axis=1).tolist(), asked[:, group].sum(axis=1).tolist()
-            passed_on = None if relayed is None else relayed[:, :, group].sum(axis=2)
-            route = Route(to, of, of, to, relayed=passed_on, grads_relayed=passed_on)
+            of, to = sent[:, group].sum(axis=1).tolist(), requested[:, group].sum(axis=1).tolist()
+            forwarded = None if relayed is None else relayed[:, :, group].sum(axis=2)
+            route = Route(to, of, of, to, relayed=forwarded, grads_relayed=forwarded)
             if self.training and replicas.any:
-                route = replicas.route(route, sent, asked, relayed, group, self.exchange.device)
+                route = replicas.route(route, sent, requested, relayed, group, self.exchange.device)
             received.append(SendRows.apply(part, self.exchange, self.batch, route, works))
         for groups in self.exchange.hierarchical:
             groups.start_all()
@@ -249,7 +257,7 @@ class ShardedBatch(Multistreamable):
         return received, works
 
     def receive_rows(self, works: list[Work]) -> None:
-        """Waits for the rows that `send_rows` returned; raises what failed on any rank, each time that it is called."""
+        """Waits for the rows that `send_rows` returned; raises the error of any rank, also when it is called again."""
         if self._raised is None:
             try:
                 self.finish_check()
@@ -262,20 +270,20 @@ class ShardedBatch(Multistreamable):
     def _count(self, batch: UniqueBatch) -> None:
         """Adds the batch to the counters of `ShardedCollection.exchange_stats`."""
         stats, rank, tables = self.exchange.stats, self.exchange.rank, self._deduplication
-        unique, lookups, told = batch.host.counts, batch.host.lookups, batch.sent_ids.counts
+        unique, lookups, sent = batch.host.counts, batch.host.lookups, batch.sent_ids.counts
         words = tables.words if self.training else 0
         stats["lookups"] += int(lookups.sum())
         stats["unique_ids"] += int(unique.sum())
-        stats["id_bytes"] += int(((told.sum(axis=0) - told[rank]) * (8 + 4 * words)).sum())
+        stats["id_bytes"] += int(((sent.sum(axis=0) - sent[rank]) * (8 + 4 * words)).sum())
         stats["row_bytes"] += int(((unique.sum(axis=0) - unique[rank]) * tables.row_bytes).sum())
-        every = lookups.sum(axis=0) - lookups[rank]
-        stats["bytes_with_duplicates"] += int((every * (8 + tables.row_bytes * (1 + self.trains))).sum())
+        remote_lookups = lookups.sum(axis=0) - lookups[rank]
+        stats["bytes_with_duplicates"] += int((remote_lookups * (8 + tables.row_bytes * (1 + self.trains))).sum())
 
 
 class SendRows(torch.autograd.Function):
-    """Rows float32 `[n, D]` to the ranks that asked for them, and in the backward pass their gradients back.
+    """Autograd function that sends rows to the requesting ranks, and their gradients back to the owners.
 
-    The result may be read once the work that it adds to `works` is waited for.
+    Rows are float32 `[n, D]`. The result may be read after the work that it appends to `works` has been waited for.
     """
 
     @staticmethod
@@ -295,7 +303,7 @@ class SendRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         exchange, route = ctx.exchange, ctx.route
-        if get_gradient_division() and exchange.world_size > 1:  # TorchRec's convention: losses are averaged over ranks
+        if get_gradient_division() and exchange.world_size > 1:  # as in TorchRec: losses are averaged over ranks
             grad = grad / exchange.world_size
         exchange.stats["grad_bytes"] += (sum(route.grads_to) - route.grads_to[exchange.rank]) * grad.shape[1] * 4
         exchange.record_gradients(ctx.batch, grad.shape[1])
@@ -310,17 +318,17 @@ class SendRows(torch.autograd.Function):
 
 
 class StageAwaitable(Awaitable[Any]):
-    """A stage of a turn that TorchRec's pipelines wait for, and what they get then."""
+    """TorchRec awaitable that runs a stage of a batch and then returns `result`."""
 
-    def __init__(self, stage: Callable[[], None], then: Any) -> None:
+    def __init__(self, stage: Callable[[], None], result: Any) -> None:
         super().__init__()
-        self._stage, self._then = stage, then
+        self._stage, self._result = stage, result
 
     @property
     def awaitables(self) -> list[StageAwaitable]:
-        """The attribute by which TorchRec's pipelines look into requests."""
+        """The list in which TorchRec's pipelines look for awaitables: this one alone."""
         return [self]
 
     def _wait_impl(self) -> Any:
         self._stage()
-        return self._then
+        return self._result

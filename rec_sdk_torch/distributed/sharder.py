@@ -1,4 +1,4 @@
-"""A sharder answers TorchRec's planner and DistributedModelParallel about collections of one class."""
+"""The sharder of collections of one class, for TorchRec's planner and DistributedModelParallel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .topology import LocalSize, check_local_size
 
 
 class TableSharder(BaseEmbeddingSharder[Any]):
-    """Divides the tables of a collection among ranks, row-wise or table-wise, or gives every rank all of them."""
+    """Sharder of collections of one class: row-wise, table-wise or data-parallel."""
 
     _type: type[torch.nn.Module]
     _sharded: type[ShardedCollection] = ShardedCollection
@@ -38,20 +38,21 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         *,
         local_size: LocalSize = None,
     ) -> None:
-        """
+        """Creates a sharder.
+
         Args:
-            cpu_device: the host's.
-            cpu_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
-            npu_device: where caches live, any device; DistributedModelParallel's if None.
-            npu_env: its process group exchanges rows; DistributedModelParallel's if None.
-            fused_params: None or empty: options of optimizers belong into `apply_optimizer_in_backward`.
-            qcomm_codecs_registry: None or empty: rows are exchanged in float32.
-            local_size: ranks of a machine, which are side by side; ids, rows and gradients are then exchanged by two
-                levels, within machines and between them. "auto": as torchrun has it; None: by one level.
+            cpu_device: the host, `torch.device("cpu")`.
+            cpu_env: sharding environment whose process group exchanges ids in host memory; None creates a gloo group.
+            npu_device: the device of the caches, of any type; None takes DistributedModelParallel's.
+            npu_env: sharding environment whose process group exchanges rows; None takes DistributedModelParallel's.
+            fused_params: None or empty; pass optimizer options to `apply_optimizer_in_backward`.
+            qcomm_codecs_registry: None or empty; rows are exchanged in float32.
+            local_size: number of ranks on a machine, which must have consecutive ranks; exchanges are then
+                hierarchical. "auto" reads torchrun's variables; None exchanges in one level.
 
         Raises:
-            ValueError: `cpu_device` is not the host, or an option that is not supported.
-            TypeError: `local_size` is no number.
+            ValueError: `cpu_device` is not the host, or an option is not supported.
+            TypeError: `local_size` is not a number.
         """
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
@@ -69,20 +70,20 @@ class TableSharder(BaseEmbeddingSharder[Any]):
 
     @property
     def module_type(self) -> type[Any]:
-        """The class of modules that it shards; subclasses are not, as TorchRec has it."""
+        """The class of modules that this sharder shards; as in TorchRec, subclasses are excluded."""
         return self._type
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Row-wise, table-wise and data-parallel."""
+        """Returns the supported sharding types: row-wise, table-wise and data-parallel."""
         return list(SHARDING_TYPES)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The fused one; of data-parallel tables TorchRec's planner knows the dense one only."""
+        """Returns the compute kernels: the fused one, or for data-parallel tables the dense one, as TorchRec does."""
         dense = sharding_type == ShardingType.DATA_PARALLEL.value
         return [(EmbeddingComputeKernel.DENSE if dense else EmbeddingComputeKernel.FUSED).value]
 
     def shardable_parameters(self, module: CachedCollection) -> dict[str, torch.nn.Parameter]:
-        """By table, a parameter of its full shape without memory."""
+        """Returns a meta parameter of its full shape for each table, by table name."""
         shown = {}
         for table in module.embedding.tables:
             data = torch.empty((table.num_embeddings, table.embedding_dim), dtype=table.weight_dtype, device="meta")
@@ -97,11 +98,12 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedCollection:
-        """
+        """Shards a collection (collective).
+
         Raises:
-            ValueError: no process group, groups of different ranks, a device or a plan that does not fit; tables, a
-                plan or a `local_size` that are not those of the other ranks, or machines that two levels cannot have:
-                on all of them.
+            ValueError: no process group, groups of different ranks, a device or a plan that does not fit. Raised on all
+                ranks: tables, plans or `local_size` that differ between ranks, or machines without a hierarchical
+                all-to-all.
             TypeError: a module of another class.
         """
         if type(module) is not self._type:
@@ -128,10 +130,10 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             ids = host_group(rows, "ids")
         if not reaches_host(ids):
             raise ValueError("the process group of cpu_env does not exchange tensors in host memory: give it gloo")
-        given = self._device if device is None else parse_device(device)
-        if self._device is not None and given != self._device:
-            raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {given}")
-        exchange = Exchange(ids, rows, self._device_of(module, given))
+        chosen = self._device if device is None else parse_device(device)
+        if self._device is not None and chosen != self._device:
+            raise ValueError(f"npu_device is {self._device}, DistributedModelParallel's device is {chosen}")
+        exchange = Exchange(ids, rows, self._device_of(module, chosen))
         names = list(self.shardable_parameters(module))
         placements: list[Placement] = []
         collections: list[CachedCollection] = []
@@ -153,7 +155,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         return self._sharded(collections[0], placements, exchange)
 
     def reshard(self, sharded_module: ShardedCollection, *args: Any, **kwargs: Any) -> NoReturn:
-        """`DistributedModelParallel.reshard` calls it.
+        """Raises an error: `DistributedModelParallel.reshard` is not supported.
 
         Raises:
             NotImplementedError: always; a save can be loaded under another plan.
@@ -164,25 +166,25 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             "is sharded by the other plan"
         )
 
-    def _device_of(self, module: Any, given: torch.device | None) -> torch.device:
-        """The device of a rank's tables: the one that is given, as TorchRec has it, which is never meta."""
-        if given is None:
+    def _device_of(self, module: Any, device: torch.device | None) -> torch.device:
+        """Returns the device for the tables of this rank: `device`, else the module's; the host for a meta module."""
+        if device is None:
             return torch.device("cpu") if module.device.type == "meta" else module.device
-        if given.type == "cpu" and module.device.type not in ("cpu", "meta"):
+        if device.type == "cpu" and module.device.type not in ("cpu", "meta"):
             names = [table.name for table in module.embedding.tables]
             warn(
-                f"tables {names} are on {module.device}, and are sharded onto {given}, which DistributedModelParallel "
+                f"tables {names} are on {module.device}, and are sharded onto {device}, which DistributedModelParallel "
                 f"has without device=: give it device={str(module.device)!r}",
                 ConfigurationWarning,
             )
-        return given
+        return device
 
     def _collection(self, module: Any, device: torch.device) -> CachedCollection:
-        """The collection of the tables of `module`, which is to be on `device`."""
+        """Returns the collection of the tables of `module`, for `device`."""
         collection: CachedCollection = module
         return collection
 
     def _fill(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
     ) -> None:
-        """Brings rows of `module` into the collection, if that is another; all ranks call it."""
+        """Copies the rows of `module` into the collection if that is another object (collective)."""

@@ -1,4 +1,4 @@
-"""The sharders of all collections."""
+"""Sharders of the collections of this package, and the default list of sharders."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .torchrec_sharders import TorchRecBagCollectionSharder, TorchRecCollectionS
 
 
 class EmbCacheEmbeddingCollectionSharder(TableSharder):
-    """Divides the tables of `EmbCacheEmbeddingCollection` among ranks, under `DistributedModelParallel`.
+    """Sharder of `EmbCacheEmbeddingCollection` under `DistributedModelParallel`.
 
-    Arguments are those of `TableSharder`. `get_default_hybrid_sharders` has one of each.
+    Arguments are described at `TableSharder`. `get_default_hybrid_sharders` returns one of each class.
 
     Example:
         >>> from rec_sdk_torch import EmbCacheEmbeddingCollectionSharder
@@ -34,9 +34,9 @@ class EmbCacheEmbeddingCollectionSharder(TableSharder):
 
 
 class EmbCacheEmbeddingBagCollectionSharder(TableSharder):
-    """Divides the tables of `EmbCacheEmbeddingBagCollection` among ranks, under `DistributedModelParallel`.
+    """Sharder of `EmbCacheEmbeddingBagCollection` under `DistributedModelParallel`.
 
-    Arguments are those of `TableSharder`. `get_default_hybrid_sharders` has one of each.
+    Arguments are described at `TableSharder`. `get_default_hybrid_sharders` returns one of each class.
 
     Example:
         >>> from rec_sdk_torch import EmbCacheEmbeddingBagCollectionSharder
@@ -49,9 +49,9 @@ class EmbCacheEmbeddingBagCollectionSharder(TableSharder):
 
 
 class HashEmbeddingBagCollectionSharder(TableSharder):
-    """Divides the tables of `HashEmbeddingBagCollection` among ranks, under `DistributedModelParallel`.
+    """Sharder of `HashEmbeddingBagCollection` under `DistributedModelParallel`.
 
-    Arguments are those of `TableSharder`. `get_default_hybrid_sharders` has one of each.
+    Arguments are described at `TableSharder`. `get_default_hybrid_sharders` returns one of each class.
 
     Example:
         >>> from rec_sdk_torch import HashEmbeddingBagCollectionSharder
@@ -66,17 +66,17 @@ class HashEmbeddingBagCollectionSharder(TableSharder):
 def get_default_hybrid_sharders(
     host_env: ShardingEnv | None = None, *, local_size: LocalSize = None
 ) -> list[ModuleSharder[Any]]:
-    """Sharders of all collections of this package, and TorchRec's of its own, whose tables they put on NPUs too.
+    """Returns sharders of this package's collections and of TorchRec's, which on NPUs also use tables of this package.
 
     Args:
-        host_env: its process group exchanges ids, which are on the host; None: a gloo group of their own.
-        local_size: see `TableSharder`; TorchRec's own tables on hosts and GPUs have no use for it.
+        host_env: sharding environment whose process group exchanges ids in host memory; None creates a gloo group.
+        local_size: see `TableSharder`; not used for TorchRec's collections on hosts and GPUs.
 
     Returns:
-        what `DistributedModelParallel(sharders=)` and TorchRec's planner take.
+        List for `DistributedModelParallel(sharders=)` and TorchRec's planner.
 
     Raises:
-        TypeError: `local_size` is no number.
+        TypeError: `local_size` is not a number.
 
     Example:
         >>> from rec_sdk_torch import get_default_hybrid_sharders

@@ -1,4 +1,4 @@
-"""The machines of the ranks of a process group."""
+"""The machines on which the ranks of a process group run."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Literal, TypeAlias
 import torch.distributed as dist
 
 LocalSize: TypeAlias = int | Literal["auto"] | None
-"""Ranks of a machine; "auto": as torchrun says; None: machines are not told apart."""
+"""Number of ranks on a machine; "auto" reads torchrun's variables; None treats all ranks alike."""
 
 _VARIABLES = ("LOCAL_WORLD_SIZE", "LOCAL_RANK")
-"""Variables that torchrun sets for each rank."""
+"""Environment variables that torchrun sets for each rank."""
 
 
-def check_local_size(given: LocalSize) -> LocalSize:
-    """`given` as an int, "auto" or None.
+def check_local_size(option: LocalSize) -> LocalSize:
+    """Validates the option `local_size` and returns it as an int, "auto" or None.
 
     Raises:
-        ValueError: it is another text, or below 1.
-        TypeError: no whole number.
+        ValueError: another string, or a number below 1.
+        TypeError: not an integer.
     """
-    if given is None or given == "auto":
-        return given
-    if isinstance(given, str):
-        raise ValueError(f"local_size is {given!r}, allowed are a number of ranks, 'auto' and None")
-    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
-        raise TypeError(f"local_size is {given!r}, expected the number of ranks of a machine, 'auto' or None")
-    if given < 1:
-        raise ValueError(f"local_size is {given}, expected at least 1 rank of a machine")
-    return int(given)
+    if option is None or option == "auto":
+        return option
+    if isinstance(option, str):
+        raise ValueError(f"local_size is {option!r}, allowed are a number of ranks, 'auto' and None")
+    if isinstance(option, bool) or not isinstance(option, numbers.Integral):
+        raise TypeError(f"local_size is {option!r}, expected the number of ranks of a machine, 'auto' or None")
+    if option < 1:
+        raise ValueError(f"local_size is {option}, expected at least 1 rank of a machine")
+    return int(option)
 
 
 @dataclass(frozen=True)
 class RankLocation:
-    """The location of a rank, as its environment has it.
+    """The machine of a rank, as read from its environment.
 
     Attributes:
-        local_size: ranks of its machine; None: it is not said.
-        machine: the first rank there; None: it is not said.
+        local_size: number of ranks on its machine; None if unknown.
+        machine: the machine's first rank; None if unknown.
     """
 
     local_size: int | None
@@ -50,25 +50,25 @@ class RankLocation:
 
     @classmethod
     def from_environment(cls) -> RankLocation:
-        """The location of this rank."""
+        """Returns the location of this rank."""
         size, rank = (os.environ.get(name, "") for name in _VARIABLES)
         known = rank.isdecimal() and dist.is_initialized()
         return cls(int(size) if size.isdecimal() else None, dist.get_rank() - int(rank) if known else None)
 
 
 def machine_size(option: LocalSize, locations: Sequence[RankLocation]) -> int:
-    """L, the ranks of a machine, from the locations of all ranks of a group; every rank finds the same.
+    """Returns L, the number of ranks on a machine, from the locations of all ranks; every rank finds the same number.
 
     Raises:
-        ValueError: machines that two levels cannot have.
+        ValueError: a hierarchical all-to-all is not possible on these machines.
     """
     world_size = len(locations)
     machines = [location.machine for location in locations]
     runs = [(machine, len(list(run))) for machine, run in itertools.groupby(machines)]
     if None not in machines and len({machine for machine, _ in runs}) < len(runs):
         raise ValueError(
-            f"local_size={option!r}: the ranks of a machine are not side by side in the process group: those of its "
-            f"ranks begin at ranks {machines}. Order the ranks by machine, or leave local_size out"
+            f"local_size={option!r}: the ranks of a machine are not side by side in the process group: the machines "
+            f"of its ranks begin at ranks {machines}. Order the ranks by machine, or leave local_size out"
         )
     if option != "auto":
         assert option is not None

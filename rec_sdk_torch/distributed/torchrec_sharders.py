@@ -1,4 +1,4 @@
-"""TorchRec's own collections on devices that it has no kernels for: their tables become tables of this package."""
+"""Sharders of TorchRec's own collections, which become tables of this package on devices without TorchRec kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .sharder import TableSharder
 from .topology import LocalSize
 
 _TORCHREC_DEVICES = ("cpu", "cuda")
-"""Devices on which TorchRec shards its collections itself."""
+"""Device types on which TorchRec shards its collections itself."""
 
 
 def configs_of(module: EmbeddingCollection | EmbeddingBagCollection) -> list[Any]:
@@ -38,7 +38,10 @@ def configs_of(module: EmbeddingCollection | EmbeddingBagCollection) -> list[Any
 def collection_like(
     module: EmbeddingCollection | EmbeddingBagCollection, tables: list[Any] | None = None, **options: Any
 ) -> CachedCollection:
-    """Makes a collection of this package in the place of TorchRec's; `tables`: its configs, where others are meant."""
+    """Returns a collection of this package with the tables of one of TorchRec's.
+
+    `tables` are configs to use instead of the module's; `options` are arguments of the collection.
+    """
     tables = configs_of(module) if tables is None else tables
     if isinstance(module, EmbeddingBagCollection):
         return EmbCacheEmbeddingBagCollection(tables, is_weighted=module.is_weighted(), **options)
@@ -46,35 +49,35 @@ def collection_like(
 
 
 class _TorchRecSharder(TableSharder):
-    """Leaves hosts and GPUs to TorchRec's sharder. Elsewhere tables of this package have all rows on the device."""
+    """Sharder that delegates to TorchRec's on hosts and GPUs; elsewhere tables have all rows on the device."""
 
     _torchrec_sharder: BaseEmbeddingSharder[Any]
 
     def __init__(self, cpu_env: ShardingEnv | None = None, *, local_size: LocalSize = None) -> None:
-        """`cpu_env`, `local_size`: as of `TableSharder`."""
+        """Creates a sharder; `cpu_env` and `local_size` are described at `TableSharder`."""
         super().__init__(cpu_env=cpu_env, local_size=local_size)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The types of this package where torch_npu is loaded, else TorchRec's."""
+        """Returns the sharding types of this package if torch_npu is loaded, else TorchRec's."""
         if hasattr(torch, "npu"):
             return super().sharding_types(compute_device_type)
         result: list[str] = self._torchrec_sharder.sharding_types(compute_device_type)
         return result
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """As `sharding_types`."""
+        """Returns the compute kernels of this package if torch_npu is loaded, else TorchRec's."""
         if hasattr(torch, "npu"):
             return super().compute_kernels(sharding_type, compute_device_type)
         result: list[str] = self._torchrec_sharder.compute_kernels(sharding_type, compute_device_type)
         return result
 
     def shardable_parameters(self, module: Any) -> dict[str, torch.nn.Parameter]:
-        """By table, its weight."""
+        """Returns the weight of each table, by table name."""
         result: dict[str, torch.nn.Parameter] = self._torchrec_sharder.shardable_parameters(module)
         return result
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """TorchRec's."""
+        """Returns the storage usage that TorchRec's sharder computes."""
         result: dict[str, int] = self._torchrec_sharder.storage_usage(tensor, compute_device_type, compute_kernel)
         return result
 
@@ -86,9 +89,9 @@ class _TorchRecSharder(TableSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """
-        Raises:
-            as TorchRec's sharder, or `TableSharder.shard`.
+        """Shards a collection with TorchRec's sharder on hosts and GPUs, else with `TableSharder.shard`.
+
+        Raises the errors of the sharder that is used.
         """
         if device is None or device.type in _TORCHREC_DEVICES:
             return self._torchrec_sharder.shard(module, params, env, device, module_fqn)
@@ -105,7 +108,7 @@ class _TorchRecSharder(TableSharder):
     def _fill(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
     ) -> None:
-        """Rank 0's weights of replicated tables hold, as DistributedDataParallel has it; else each rank's own."""
+        """Copies the weights: of replicated tables rank 0's, as DistributedDataParallel does, else each rank's own."""
         for (table, weight), placement in zip(self.shardable_parameters(module).items(), placements, strict=True):
             if weight.device.type == "meta":
                 continue
@@ -119,14 +122,14 @@ class _TorchRecSharder(TableSharder):
 
 
 class TorchRecBagCollectionSharder(_TorchRecSharder):
-    """Shards TorchRec's `EmbeddingBagCollection`."""
+    """Sharder of TorchRec's `EmbeddingBagCollection`."""
 
     _type = EmbeddingBagCollection
     _torchrec_sharder = EmbeddingBagCollectionSharder()
 
 
 class TorchRecCollectionSharder(_TorchRecSharder):
-    """Shards TorchRec's `EmbeddingCollection`."""
+    """Sharder of TorchRec's `EmbeddingCollection`."""
 
     _type = EmbeddingCollection
     _torchrec_sharder = EmbeddingCollectionSharder()

@@ -1,4 +1,4 @@
-"""Training loops that plan and swap ahead, with Rec SDK's signatures."""
+"""Training pipelines with Rec SDK's signatures, which plan batches and copy rows ahead."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ In = TypeVar("In")
 
 
 class _CopiedBatch(NamedTuple):
-    """A batch on its way: as the model will get it, and the event after its copy."""
+    """A batch on the model's device, and the event recorded after its copy."""
 
     batch: Any
     event: Any
 
 
 class _TrainPipeline(Generic[In]):
-    """The part that the pipelines share; `progress` does one step.
+    """Base class of the training pipelines; `progress` performs one step.
 
-    Meanwhile the next batches are planned, and copied to the device. A batch has `.to(device, non_blocking=)` and
-    `.record_stream(stream)`, as TorchRec's pipelines ask for: see `torchrec.streamable.Pipelineable`; a
-    KeyedJaggedTensor has both. The model's forward takes it and gives `(losses, output)`. The model may be sharded by
-    DistributedModelParallel; then every rank has such a pipeline, and all of them make the same steps.
+    Meanwhile the next batches are planned and copied to the device. A batch must have `.to(device, non_blocking=)` and
+    `.record_stream(stream)`, as TorchRec's pipelines require (`torchrec.streamable.Pipelineable`); a KeyedJaggedTensor
+    has both. The model's forward takes a batch and returns `(losses, output)`. If DistributedModelParallel shards the
+    model, every rank needs such a pipeline, and all must perform the same number of steps.
     """
 
     def __init__(
@@ -65,15 +65,16 @@ class _TrainPipeline(Generic[In]):
         self._batches: Iterator[_CopiedBatch] | None = None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Any:
-        """One step: the next batch, in training mode with backward and the optimizer's step.
+        """Performs one step: forward of the next batch and, in training mode, backward and the optimizer's step.
 
-        Another iterator than before starts anew; what was read ahead of the other is left.
+        A different iterator than in the last call starts anew; batches that were read ahead from the former one are
+        dropped.
 
         Returns:
-            the model's output, or with `return_loss` `(output, losses)`.
+            The model's output, or `(output, losses)` with `return_loss`.
 
         Raises:
-            StopIteration: there are no more batches; `progress` may then be given a new iterator.
+            StopIteration: no more batches; `progress` may then be called with a new iterator.
         """
         if self._batches is None or self._source is not dataloader_iter:
             self.reset()
@@ -96,13 +97,13 @@ class _TrainPipeline(Generic[In]):
         return (output, losses) if self._return_loss else output
 
     def reset(self) -> None:
-        """Leaves the iterator: the next `progress` starts with the one that it is given."""
+        """Drops the current iterator and its batches; the next `progress` starts with the iterator that it gets."""
         batches, self._batches, self._source = self._batches, None, None
         if batches is not None:
             batches.close()  # type: ignore[attr-defined]  # a generator
 
     def _start(self, batch: In) -> tuple[_CopiedBatch, PrefetchedBatch | None]:
-        """Starts a batch's copy to the device, and its plans."""
+        """Starts to copy a batch to the device and to plan it."""
         self._label(batch, batch)
         started = PrefetchedBatch(self._collections, self._features(batch), self._depth) if self._depth else None
         if self._module is None:
@@ -116,12 +117,12 @@ class _TrainPipeline(Generic[In]):
         return _CopiedBatch(copied, event), started
 
     def _label(self, batch: In, original: In) -> None:
-        """Hands `click_labels` of a batch, where it has such, to tables that score ids by clicks."""
+        """Attaches `click_labels` of a batch, if there are any, for tables that score ids by clicks."""
         labels = getattr(original, "click_labels", None)
         if isinstance(labels, torch.Tensor):
-            given = self._features(batch)
-            for features in [given] if isinstance(given, KeyedJaggedTensor) else given.values():
-                if labels.numel() == features.stride():  # they may be labels of something else
+            selected = self._features(batch)
+            for features in [selected] if isinstance(selected, KeyedJaggedTensor) else selected.values():
+                if labels.numel() == features.stride():  # otherwise they are labels of something else
                     with_click_labels(features, labels)
 
     def _wait_for_copy(self, copied: _CopiedBatch) -> Any:
@@ -133,13 +134,13 @@ class _TrainPipeline(Generic[In]):
 
 
 class EmbCacheTrainPipelineContext:
-    """Rec SDK's default of `context_type`, so that a script may name it: the pipelines here make none."""
+    """Rec SDK's default of `context_type`, for scripts that name it; the pipelines here do not create contexts."""
 
 
 class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
-    """Trains a model with cached embeddings, as Rec SDK's pipeline of that name does: see `progress`.
+    """Training pipeline for models with cached embeddings, with the interface of Rec SDK's pipeline; see `progress`.
 
-    `wait_pipeline_compute_swapinfo` is what Rec SDK wants called before a save.
+    Rec SDK requires a call of `wait_pipeline_compute_swapinfo` before a save; here it is not needed.
 
     Example:
         >>> import torch
@@ -187,26 +188,28 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
         depth: int = 2,
         features: Callable[[In], Any] | None = None,
     ) -> None:
-        """
+        """Creates a pipeline.
+
         Args:
-            model: has collections of this package; in training mode `progress` trains it, otherwise it runs forward.
-            optimizer: of the dense parameters.
-            cpu_device: the host's.
-            npu_device: where the model is: any device.
-            return_loss: `progress` gives `(output, losses)` in place of the output.
-            evict_step_interval: training steps between evictions of ids, of all tables that evict some; None: as their
-                configs say.
-            execute_all_batches: False ends when the data does, and leaves the `depth` batches that were read ahead.
-            apply_jit, context_type, pipeline_postproc: Rec SDK's; anything but the default there raises.
-            custom_model_fwd: in place of the model's forward: batch -> (losses, output).
-            custom_model_zero_grad: in place of `optimizer.zero_grad`.
-            custom_model_bwd: in place of `losses.sum(dim=0).backward()`: losses -> anything.
+            model: contains collections of this package. In training mode `progress` trains it, otherwise it only runs
+                forward.
+            optimizer: the optimizer of the dense parameters.
+            cpu_device: the host.
+            npu_device: the device of the model, of any type.
+            return_loss: `progress` returns `(output, losses)` instead of the output.
+            evict_step_interval: training steps between evictions of ids, for all tables that evict ids; None: as in
+                their configs.
+            execute_all_batches: False stops when the data ends, without the `depth` batches that were read ahead.
+            apply_jit, context_type, pipeline_postproc: Rec SDK's options; values other than the default raise.
+            custom_model_fwd: replaces the model's forward: batch -> (losses, output).
+            custom_model_zero_grad: replaces `optimizer.zero_grad`.
+            custom_model_bwd: replaces `losses.sum(dim=0).backward()`: losses -> anything.
             depth: 0 to 12, see `prefetch`.
             features: see `prefetch`.
 
         Raises:
-            ValueError: the model has no collection, or it lives on another device; `depth` is out of range; an option
-                that only Rec SDK has.
+            ValueError: the model has no collection, or one on another device; `depth` is out of range; an option of Rec
+                SDK that is not supported.
         """
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
@@ -225,16 +228,16 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
         self._backward = custom_model_bwd or self._backward
 
     def wait_pipeline_compute_swapinfo(self) -> None:
-        """Waits until the batches that were read ahead are planned, as far as they can be now.
+        """Blocks until all batches that were read ahead and can be planned now are planned.
 
-        Rec SDK wants it before a save; here a save is right at any time.
+        Rec SDK requires this call before a save; here a save may begin at any time.
         """
         for collection in self._collections.values():
             collection.wait_for_plans()
 
 
 class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
-    """Trains a model with cached or hashed embeddings, as Rec SDK's pipeline of that name does: see `progress`.
+    """Training pipeline for models with cached or hashed embeddings, with the interface of Rec SDK's; see `progress`.
 
     Example:
         >>> import torch
@@ -275,22 +278,24 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
         *,
         features: Callable[[In], Any] | None = None,
     ) -> None:
-        """
+        """Creates a pipeline.
+
         Args:
-            model: has collections of this package; in training mode `progress` trains it, otherwise it runs forward.
-            optimizer: of the dense parameters.
-            device: where the model is: any device.
-            execute_all_batches: False ends when the data does, and leaves the `pipe_n_batch` batches that were read
+            model: contains collections of this package. In training mode `progress` trains it, otherwise it only runs
+                forward.
+            optimizer: the optimizer of the dense parameters.
+            device: the device of the model, of any type.
+            execute_all_batches: False stops when the data ends, without the `pipe_n_batch` batches that were read
                 ahead.
-            apply_jit: Rec SDK's; True raises.
-            return_loss: `progress` gives `(output, losses)` in place of the output.
-            pipe_n_batch: 1 to 12 batches that are planned and exchanged ahead, the `depth` of `prefetch`.
+            apply_jit: Rec SDK's option; True raises.
+            return_loss: `progress` returns `(output, losses)` instead of the output.
+            pipe_n_batch: number of batches that are planned and exchanged ahead, 1 to 12; the `depth` of `prefetch`.
             features: see `prefetch`.
 
         Raises:
-            ValueError: the model has no collection, or it lives on another device; `pipe_n_batch` is out of range;
-                `apply_jit`.
-            TypeError: `pipe_n_batch` is no whole number.
+            ValueError: the model has no collection, or one on another device; `pipe_n_batch` is out of range;
+                `apply_jit` is True.
+            TypeError: `pipe_n_batch` is not an integer.
         """
         _refuse(apply_jit=apply_jit)
         if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, numbers.Integral):
@@ -301,10 +306,10 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
 
 
 def _refuse(**options: bool) -> None:
-    """Raises for an option that only Rec SDK has."""
-    for name, given in options.items():
-        if given:
-            raise ValueError(f"{name}={given!r} is not supported: leave it False")
+    """Raises an error if an option that only Rec SDK supports is set."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name}={value!r} is not supported: leave it False")
 
 
 def _sum_backward(losses: torch.Tensor) -> None:

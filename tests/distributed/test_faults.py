@@ -214,7 +214,13 @@ FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param("table", marks=FULL), "ask", pytest.param("most", marks=FULL), "backward"]
+    "stage",
+    [
+        pytest.param("exchange_counts", marks=FULL),
+        "to_owners",
+        pytest.param("all_reduce_max", marks=FULL),
+        "backward",
+    ],
 )
 def test_a_rank_that_dies(doomed: Ranks, stage: str) -> None:
     (message,) = doomed.run_survivors(die_at, stage, survivors=[0])
@@ -227,7 +233,7 @@ def test_a_rank_that_dies(doomed: Ranks, stage: str) -> None:
 @FULL
 def test_a_rank_that_dies_is_known_on_all(four_doomed: Ranks) -> None:
     """Rank 0 of two machines exchanges nothing with rank 3: it waits for those that do, no longer than the timeout."""
-    for rank, message in enumerate(four_doomed.run_survivors(die_at, "ask", 2, survivors=[0, 1, 2])):
+    for rank, message in enumerate(four_doomed.run_survivors(die_at, "to_owners", 2, survivors=[0, 1, 2])):
         assert f"rank {rank} of 4 could not exchange" in message
 
 

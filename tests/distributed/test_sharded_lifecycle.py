@@ -372,7 +372,7 @@ def found(model: torch.nn.Module) -> Found:
     owner = table_owners(model)[0]
     view = owner.embedding.view("t0")
     every = np.arange(300, dtype=np.int64)
-    return Found(view.ids().tolist(), every[owner.mine("t0", every)].tolist(), view.sketch().tolist())
+    return Found(view.ids().tolist(), every[owner.owned("t0", every)].tolist(), view.sketch().tolist())
 
 
 def save(rank: int, world_size: int, size: int, path: str) -> Found:
