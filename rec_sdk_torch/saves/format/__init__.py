@@ -1,1 +1,1 @@
-"""The format of saves: folders, manifest, files of tensors, indexes."""
+"""The format of checkpoints on disk: folders, manifest, tensor files and indexes."""

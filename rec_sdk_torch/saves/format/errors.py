@@ -1,12 +1,13 @@
-"""Errors that say what is wrong with a save."""
+"""Exceptions for checkpoints that cannot be used."""
 
 from __future__ import annotations
 
 
 class CheckpointError(RuntimeError, ValueError):
-    """A save is missing, damaged, or of something else; the message names the file.
+    """Exception raised when a checkpoint is missing, damaged or does not fit; the message names the file.
 
-    It is a ValueError as well, which Rec SDK raises there. The model is as it was before the load.
+    It is also a ValueError, the exception that Rec SDK raises in these cases. After a failed load the model is
+    unchanged.
 
     Example:
         >>> import rec_sdk_torch

@@ -1,4 +1,4 @@
-"""A new file that a thread writes while its caller makes what comes next."""
+"""Writes a new file in background threads while the caller prepares the next bytes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .files import NewFile
 
 Bytes = npt.NDArray[np.uint8]
 WRITE_BYTES = 2 << 20
-"""Bytes of a buffer, which is written at once."""
+"""Size of a buffer, and of the system call that writes it."""
 _SYNC_BYTES = 64 << 20
-"""Written, they are brought to the disk while the caller reads what comes next."""
+"""Bytes after which fsync starts in the background, so that the last fsync has little to do."""
 _MAX_QUEUED_BUFFERS = 3
-"""Buffers that are full and not written yet."""
+"""Full buffers that may be queued; with more, `take_buffer` blocks."""
 
 
 class FileWriter:
-    """A new file, open for writing: with `with` it is on the disk at the end, and given up after an exception.
+    """A new file that background threads write and fsync.
 
-    One thread writes what it is given, and another brings it to the disk; what goes wrong there is raised by one of the
-    next calls.
+    At the end of a `with` block the file is complete on disk. After an exception the file is closed unfinished. One
+    thread writes the buffers, another calls fsync. An error in a thread is raised by a later call.
 
     Attributes:
-        path: of the file.
-        end: where the next bytes go.
+        path: path of the file.
+        end: offset at which the next bytes are written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,11 +44,14 @@ class FileWriter:
         self._unsynced = 0
         self._free: list[Bytes] = []
         self._queued: deque[Future[Bytes]] = deque()
-        self._small_writes: Bytes | None = None  # the last bytes of the file, some of which are not filled yet
+        self._small_writes: Bytes | None = None  # the buffer that `allocate` fills, for the end of the file
         self._filled = 0
 
     def allocate(self, count: int) -> Bytes:
-        """Where the caller puts the next `count` bytes, up to `WRITE_BYTES`, before its next call."""
+        """Returns a view of the next `count` bytes of the file, for the caller to fill before its next call.
+
+        Small writes share one buffer. `count` is at most `WRITE_BYTES`.
+        """
         if self._small_writes is None or self._filled + count > len(self._small_writes):
             self._write_small_writes()
             self._small_writes = self.take_buffer()
@@ -57,13 +60,16 @@ class FileWriter:
         return self._small_writes[begin : self._filled]
 
     def reserve(self, count: int) -> int:
-        """Where the next `count` bytes go, which the caller will `write`."""
+        """Returns the offset of the next `count` bytes of the file, which the caller passes to `write`."""
         self._write_small_writes()
         begin, self.end = self.end, self.end + count
         return begin
 
     def take_buffer(self, min_size: int = 0) -> Bytes:
-        """A buffer to be filled. Used ones first: memory that is new to the process has to be cleared by the system."""
+        """Returns a buffer of at least `min_size` bytes, a used one where there is one.
+
+        Reuse avoids page faults: the system clears memory that is new to the process.
+        """
         while len(self._queued) > _MAX_QUEUED_BUFFERS or (self._queued and self._queued[0].done()):
             self._free.append(self._queued.popleft().result())
         if self._free and len(self._free[-1]) >= min_size:
@@ -73,7 +79,10 @@ class FileWriter:
     def write(
         self, buffer: Bytes, count: int, offset: int, on_written: Callable[[memoryview], None] | None = None
     ) -> None:
-        """Writes the first `count` bytes of a `buffer`, which the caller gives up. `on_written` receives them."""
+        """Queues the first `count` bytes of `buffer` for writing at `offset`.
+
+        The caller must not use `buffer` afterwards. `on_written` is called with the bytes in the writing thread.
+        """
         self._queued.append(self._thread.submit(self._write, buffer, count, offset, on_written))
 
     def _write_small_writes(self) -> None:
@@ -96,20 +105,20 @@ class FileWriter:
             self._sync.result()
 
     def drain(self) -> None:
-        """Waits until everything is written."""
+        """Blocks until every queued buffer is written."""
         self._write_small_writes()
         while self._queued:
             self._free.append(self._queued.popleft().result())
 
     def finish(self) -> None:
-        """Waits until everything is on the disk, and closes the file."""
+        """Blocks until the file is on disk, and closes it."""
         self.drain()
         self._wait_for_sync()
         self._file.sync()
         self.close()
 
     def close(self) -> None:
-        """Gives the file up, when it is not finished."""
+        """Closes the file and cancels writes that are still queued."""
         for queued in self._queued:
             queued.cancel()
         self._thread.end()

@@ -1,5 +1,7 @@
-"""All changes of the file system that a save makes: a test that plants failures here meets each of them. Files of
-a save, which any user may have written, are opened here too.
+"""The file-system calls of checkpoints.
+
+Every call that changes something goes through this module, so that tests can make each of them fail. Files of a
+checkpoint may come from another user; the functions that open them follow no links.
 """
 
 from __future__ import annotations
@@ -17,11 +19,16 @@ from ...runtime.forks import close_in_children
 
 
 def before_change(call: str, path: Path) -> None:
-    """Runs before every call that changes something; a test replaces it. `call`: its name, such as "write"."""
+    """Does nothing; tests replace it. It is called before every change of the file system.
+
+    Args:
+        call: name of the change, such as "write".
+        path: path of the file or folder.
+    """
 
 
 class NewFile:
-    """A file that did not exist, open for writing."""
+    """A file that is created for writing; it must not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +36,7 @@ class NewFile:
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
 
     def write_at(self, data: bytes | memoryview, offset: int) -> None:
-        """Writes all of `data`."""
+        """Writes all of `data` at `offset`."""
         rest = memoryview(data)
         while rest:
             before_change("write", self.path)
@@ -37,7 +44,7 @@ class NewFile:
             rest, offset = rest[count:], offset + count
 
     def sync(self) -> None:
-        """Returns when what was written is on the disk."""
+        """Blocks until the written bytes are on disk."""
         before_change("sync", self.path)
         os.fsync(self._fd)
 
@@ -48,7 +55,7 @@ class NewFile:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Makes a file of `data`, on the disk when this returns."""
+    """Creates a file with the content `data`, and returns when it is on disk."""
     file = NewFile(path)
     try:
         file.write_at(data, 0)
@@ -61,10 +68,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def open_regular_file(path: Path, folder: Path | None = None) -> int:
-    """Opens a plain file for reading; the caller closes it. Below `folder`, in which it lies, no link is followed.
+    """Opens a regular file for reading and returns its descriptor, which the caller closes.
+
+    With `folder`, an ancestor of `path`, no component below `folder` may be a symbolic link.
 
     Raises:
-        OSError: there is none, or it is a folder, a link or something that could make the caller wait.
+        OSError: the file is missing, or is a folder, a link, a device or a pipe.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     if folder is None:
@@ -98,20 +107,20 @@ def _open_no_link(name: str, flags: int, folder: int, path: Path) -> int:
 
 
 def read_regular_file(path: Path, folder: Path) -> bytes:
-    """All of a file that `open_regular_file` opens.
+    """Reads a whole file that `open_regular_file` accepts.
 
     Raises:
-        OSError: as there.
+        OSError: the file is missing, is not a regular file, or a link below `folder` leads to it.
     """
     with open(open_regular_file(path, folder), "rb") as file:
         return file.read()
 
 
 def is_regular_file(path: Path) -> bool:
-    """Whether there is a file of this name.
+    """Checks that a regular file of this name exists.
 
     Raises:
-        OSError: there is something else.
+        OSError: something other than a regular file has the name.
     """
     try:
         mode = path.lstat().st_mode
@@ -126,9 +135,11 @@ def is_regular_file(path: Path) -> bool:
 
 
 def ensure_folder(path: Path, *, sync: bool = True) -> None:
-    """The folder and those above it that are missing; one that is there is no error.
+    """Creates the folder and its missing parents; an existing folder is fine.
 
-    Without `sync` they may be missing after a crash, until the folders that they are in are synced.
+    Args:
+        path: path of the folder.
+        sync: make the new names durable. Without, they may be lost in a crash until the parent folders are synced.
     """
     if path.is_dir():
         return
@@ -140,13 +151,13 @@ def ensure_folder(path: Path, *, sync: bool = True) -> None:
 
 
 def create_folder(path: Path) -> None:
-    """Makes a folder. After a crash it may be missing: a call that gives it its name in the end syncs that."""
+    """Creates a folder without syncing its parent: the rename that follows does that."""
     before_change("mkdir", path)
     path.mkdir()
 
 
 def sync_folder(path: Path) -> None:
-    """Returns when the names in the folder are on the disk."""
+    """Blocks until the names in the folder are on disk."""
     before_change("sync", path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -156,23 +167,26 @@ def sync_folder(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Gives a file or a folder another name; a file that had it is gone.
+    """Renames a file or a folder; a file of the target's name is replaced.
 
     Raises:
-        OSError: of a folder: another one that is not empty has the name, or a file.
+        OSError: `source` is a folder, and `target` is a file or a folder that is not empty.
     """
     before_change("rename", target)
     source.rename(target)
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder and all in it; what cannot be removed stays."""
+    """Removes a folder and its content; errors are ignored."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
-    """Holds the lock of a folder, which ends with the process; False: another process or thread holds it."""
+    """Holds the exclusive lock of a folder, and yields whether it was acquired.
+
+    It yields False if another process or thread holds the lock. The system releases the lock when the process ends.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     close = close_in_children(fd)
     try:

@@ -1,4 +1,4 @@
-"""Folders of saves: which are there, which is the latest, and which a delta needs."""
+"""Folders of checkpoints: lists them, finds the latest, and resolves the chain of a delta."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .errors import CheckpointError
 from .manifest import MANIFEST, Manifest, read_manifest
 
 TIMESTAMP, MICROSECONDS = "%Y%m%d%H%M%S", ".%f"
-"""Names of folders of saves: UTC, 14 digits; of a second's later saves with a dot and the microseconds behind."""
+"""Folder names of saves: UTC, 14 digits. Later saves of the same second append a dot and microseconds."""
 UNFINISHED = ".saving-"
-"""The name of a folder begins with this while its save is written."""
+"""Prefix of the folder name while the save is written."""
 _NAME = re.compile(r"[0-9]{14}(\.[0-9]{6})?")
 
 
 def is_timestamp(name: str) -> bool:
-    """Whether a folder of this name holds a save: a date and time of 14 digits, perhaps with microseconds."""
+    """Checks that a folder name is a date and time of 14 digits, optionally with microseconds."""
     return _NAME.fullmatch(name) is not None and _time_of(name) is not None
 
 
@@ -34,17 +34,18 @@ def _time_of(name: str) -> datetime | None:
 
 
 def now() -> datetime:
-    """The clock. A test replaces it."""
+    """Returns the current UTC time. Tests replace it."""
     return datetime.now(UTC)
 
 
 def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
-    """A name later than those of all saves in `path` and of the saves `followed`, and not taken: the time.
+    """Returns the folder name of a new save: the current time, or the first free name after the latest save.
 
-    Where the latest save is named by a time to come, that plus a microsecond, with a warning: loads take the latest.
+    The name is later than the saves in `path` and than the `followed` saves, because loads take the latest name. If the
+    latest save is named by a future time, the new name is a microsecond later, and a warning is given.
 
     Raises:
-        CheckpointError: there is no later name.
+        CheckpointError: no later name exists.
     """
     before = [*_complete(path), *(save for save in followed if is_timestamp(save.name))]
     last = max(before, key=lambda save: save.name, default=path / "")
@@ -70,15 +71,15 @@ def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
 
 
 def _complete(path: Path) -> list[Path]:
-    """The complete saves in the folder `path`, in no order."""
+    """Returns the complete saves in the folder `path`, unordered."""
     return [each for each in path.iterdir() if is_timestamp(each.name) and (each / MANIFEST).exists()]
 
 
 def saves_in(path: Path) -> list[Path]:
-    """The complete saves in the folder `path`, oldest first; `path` itself when it is one.
+    """Returns the complete saves in the folder `path`, oldest first, or `path` itself if it is a save.
 
     Raises:
-        CheckpointError: there is no such folder, or it cannot be read.
+        CheckpointError: the folder does not exist or cannot be read.
     """
     path = Path(path)
     try:
@@ -96,11 +97,11 @@ Paths = PathLike | Sequence[PathLike]
 
 
 def to_path(path: PathLike) -> Path:
-    """Returns the folder that a user names.
+    """Converts a user's path argument to a Path.
 
     Raises:
-        TypeError: no path.
-        ValueError: a path that no folder can have.
+        TypeError: the argument is not a path.
+        ValueError: the path contains a null character.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path is {path!r}, expected the path of a folder of saves")
@@ -111,11 +112,11 @@ def to_path(path: PathLike) -> Path:
 
 
 def to_paths(path: Paths) -> tuple[Path, ...]:
-    """The folders that a user gives: one, or several.
+    """Converts a user's path argument, one path or a sequence, to a tuple of paths.
 
     Raises:
-        TypeError: neither a path nor several.
-        ValueError: an empty sequence, or a path that no folder can have.
+        TypeError: an element is not a path.
+        ValueError: the sequence is empty, or a path contains a null character.
     """
     if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
         return (to_path(path),)
@@ -126,11 +127,11 @@ def to_paths(path: Paths) -> tuple[Path, ...]:
 
 
 def latest_save(path: Paths) -> Path:
-    """The latest complete save in `path`, or in all of several folders; `path` itself when it is one.
+    """Returns the latest complete save in one or several folders, or `path` itself if it is a save.
 
     Raises:
-        CheckpointError: there is none, or a folder is not there.
-        ValueError: an empty sequence.
+        CheckpointError: a folder does not exist, or no folder holds a save.
+        ValueError: the sequence of folders is empty.
     """
     folders = to_paths(path)
     saves = [found[-1] for each in folders if (found := saves_in(each))]
@@ -141,12 +142,13 @@ def latest_save(path: Paths) -> Path:
 
 
 def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest]]:
-    """The saves that make up the state of `save`: the full one first, then deltas in order, `save` last.
+    """Returns the saves that make up `save`: the full save first, then its deltas in order, `save` last.
 
-    They are looked for beside it, in the folders `also`, and in those that the deltas name.
+    Earlier saves are searched for in the folder of `save`, in the folders `also`, and in the folders that the deltas'
+    manifests name.
 
     Raises:
-        CheckpointError: one is missing or damaged, or the chain is not in order.
+        CheckpointError: a save is missing or damaged, or the chain is out of order.
     """
     save = Path(save)
     last = read_manifest(save)
@@ -166,24 +168,33 @@ def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest
 
 
 class _Search:
-    """Looks for saves by their ids in some folders.
+    """Search for saves by their ids in several folders.
 
-    The folders are read in order. A folder is read only if no folder before it has the save, and only once.
+    The folders are read in order, each at most once, and only until the save is found.
     """
 
     def __init__(self, roots: Iterable[Path], known: dict[Path, Manifest]) -> None:
-        """`known`: manifests that were read already, by the folders of their saves."""
+        """Creates a search that has read no folder yet.
+
+        Args:
+            roots: folders of saves; a save stands for its parent folder.
+            known: manifests that have been read already, by save folder.
+        """
         self._known = known
         self._roots = dict.fromkeys(each.parent if (each / MANIFEST).exists() else each for each in roots)
         self._found: dict[Path, list[tuple[Path, Manifest]]] = {}
         self._problems: list[str] = []
 
     def add(self, root: Path, folders: Iterable[str]) -> None:
-        """Folders that a manifest names, relative to that of its save."""
+        """Adds the folders that a manifest names, relative to `root`, the folder in which its save lies."""
         self._roots.update(dict.fromkeys(Path(os.path.normpath(root / each)) for each in folders))
 
     def find(self, save: str, successor: Path) -> tuple[Path, Manifest]:
-        """The save of this id, which `successor` follows."""
+        """Returns the folder and manifest of the save with the id `save`; `successor` is the delta that needs it.
+
+        Raises:
+            CheckpointError: no folder has the save, or one folder has it twice.
+        """
         for root in self._roots:
             found = [each for each in self._saves(root) if each[1].id == save]
             if len(found) > 1:
@@ -212,15 +223,15 @@ class _Search:
         return self._found[root]
 
 
-# ---- whether a delta can follow a save: asked while training waits
+# ---- whether a delta can follow a save: training is paused meanwhile, so manifests are not read again
 
 
 @dataclass(frozen=True)
 class _ChainLink:
-    """The part of a manifest, read once, that a chain needs.
+    """The fields of a manifest that describe its position in a chain, cached.
 
     Attributes:
-        stamp: of its file then: inode, size and time of its last change.
+        stamp: inode, size and modification time of the manifest file, which tell whether it has changed.
         id, previous, base, sequence: as in the manifest.
     """
 
@@ -232,7 +243,7 @@ class _ChainLink:
 
 
 _links: dict[str, dict[str, _ChainLink]] = {}
-"""By the folder of saves and the name of one; manifests of long chains are not read again for every delta."""
+"""Known links by folder of saves and save name, so that a delta does not read the manifests of its chain again."""
 
 
 def _stamp(root: str, name: str) -> tuple[int, int, int]:
@@ -241,10 +252,10 @@ def _stamp(root: str, name: str) -> tuple[int, int, int]:
 
 
 def cache_chain_link(save: Path, manifest: Manifest) -> None:
-    """`manifest` is that of the save in the folder `save`.
+    """Caches the chain fields of the manifest of `save`.
 
     Raises:
-        OSError: it is not there any more.
+        OSError: the manifest file no longer exists.
     """
     root = str(save.parent)
     link = _ChainLink(_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence)
@@ -253,12 +264,14 @@ def cache_chain_link(save: Path, manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class SaveLocation:
-    """A save that a delta can follow.
+    """The id, chain position and folder of a save that a delta may follow.
 
     Attributes:
-        save, base, sequence: its id, that of its full save, and its number in the chain.
-        name: of its folder.
-        folders: in which it and all that it follows lie; the first one is its own.
+        save: id of the save.
+        base: id of the full save that its chain begins with.
+        sequence: position in the chain; 0 is the full save.
+        name: name of its folder.
+        folders: parent folders of all saves in its chain; the first is its own.
     """
 
     save: str
@@ -274,7 +287,7 @@ class SaveLocation:
 
 
 def is_chain_intact(location: SaveLocation) -> bool:
-    """Whether a save and all that it follows are in its folders, with manifests in order."""
+    """Checks that a save and all saves before it in its chain still exist, with consistent manifests."""
     try:
         known = [(root, _links.get(root, {})) for root in location.folders]
         unknown_saves = any(
@@ -288,7 +301,7 @@ def is_chain_intact(location: SaveLocation) -> bool:
 
 
 def _read_links(path: Path) -> dict[str, _ChainLink]:
-    """The links of the saves in `path`, whose manifests are read where they are not those that are known."""
+    """Returns the links of the saves in `path`; reads only manifests that are new or changed."""
     root = str(path)
     known = _links.pop(root, {})
     for folder in saves_in(path):
@@ -301,11 +314,11 @@ def _read_links(path: Path) -> dict[str, _ChainLink]:
 
 
 def _chain_follows(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save: str) -> bool:
-    """Whether `save` and all saves that it follows are among the known ones, in order, and unchanged on disk.
+    """Checks that `save` and all saves before it are in `roots`, in order, and unchanged on disk.
 
     Args:
-        roots: folders of saves, each with the links that are known of its saves.
-        save: an id.
+        roots: folders of saves, each with its known links by save name.
+        save: id of the last save of the chain.
     """
     by_id: dict[str, list[tuple[str, str, _ChainLink]]] = {}
     for root, links in roots:
@@ -316,7 +329,7 @@ def _chain_follows(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save: str
     while wanted is not None:
         found = by_id.get(wanted, ())
         if not found or len({root for root, _, _ in found}) < len(found):
-            return False  # two in one folder: it is not known which of them is meant
+            return False  # two saves of one folder have the id: ambiguous
         root, name, link = found[0]
         try:
             same = _stamp(root, name) == link.stamp

@@ -1,4 +1,7 @@
-"""Indexes of saves: id -> file and row of a table, so that a save can be looked up where it lies."""
+"""Indexes of saves: maps each id of a table to the file and row that hold it.
+
+With an index a table can be looked up in the files of a save, without loading it.
+"""
 
 from __future__ import annotations
 
@@ -16,42 +19,44 @@ from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedTable
 from .validation import Int64Array, isin_sorted, open_file
 
 _CHUNK_IDS = 1 << 18
-"""Ids that are in memory at once."""
+"""Ids in memory at a time."""
 _ROWS = 1 << 14
-"""Rows that are in memory at once, while they are compared."""
-_REMOVE = "remove it to have it made anew"
+"""Rows in memory at a time while they are compared."""
+_REMOVE = "remove it to have it rebuilt"
 _WINDOW = 1 << 24
-"""Entries of an index that are in memory at once, 16 bytes each; for each so many it reads all ids again. The reader of
-saves for C++ servers has the same, `IndexWriter::kWindow`.
+"""Index entries in memory at a time, 16 bytes each. A larger index reads all ids once per window. C++ readers use the
+same number, `IndexWriter::kWindow`.
 """
 SMALL_ROWS = 1 << 14
-"""A table below this size gets its index when it is opened, in a moment: a save of many tables has none of it."""
+"""Tables with at most this many rows are indexed when they are opened, if the save has many tables. It takes a moment,
+and saves a file per table.
+"""
 
 
 def index_path(folder: Path, key: str) -> Path:
-    """The path of the index of table `key` in the save `folder`. Names of derived files begin with `index`."""
+    """Returns the path of the index of table `key` in the save `folder`. Names of derived files begin with `index`."""
     return folder / f"index-{key}"
 
 
 def _index_exists(path: Path) -> bool:
-    """Whether a save has this index.
+    """Checks that the index file of a table exists.
 
     Raises:
-        CheckpointError: something else has its name.
+        CheckpointError: something other than a regular file has its name.
     """
     try:
         return files.is_regular_file(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; remove it to have the index made anew") from error
+        raise CheckpointError(f"{path}: {error.strerror}; remove it to have the index rebuilt") from error
 
 
 def write_indexes(folder: Path, manifest: Manifest) -> None:
-    """Writes the indexes that the save in `folder` is to have; `manifest` need not be there yet.
+    """Writes the indexes that are stored with the save in `folder`; the manifest file may be missing still.
 
-    This takes 256 MiB of memory at most.
+    It uses up to 256 MiB of memory.
 
     Raises:
-        OSError: the disk has no room.
+        OSError: the disk is full.
         CheckpointError: a file of the save is damaged.
     """
     for table in manifest.tables:
@@ -60,16 +65,16 @@ def write_indexes(folder: Path, manifest: Manifest) -> None:
 
 
 def has_stored_index(manifest: Manifest, key: str) -> bool:
-    """Whether a save has an index of this table."""
+    """Checks that saves store the index of this table; small tables among many have none."""
     return not manifest.has_many_tables or sum(file.rows for file in manifest.files_of(key, REMOVED, ROWS)) > SMALL_ROWS
 
 
 def check_indexes(folder: Path, manifest: Manifest) -> None:
-    """Compares the indexes that the save in `folder` has with new ones, and the rows that they find with the files.
+    """Compares the stored indexes of the save in `folder` with rebuilt ones, and looks up every id in them.
 
     Raises:
-        OSError: the folder has no room for another index.
-        CheckpointError: an index is not that of the save's rows.
+        OSError: the folder has no space for another index.
+        CheckpointError: an index does not match the rows of the save.
     """
     for table in manifest.tables:
         path = index_path(folder, table.key)
@@ -80,19 +85,20 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
             if not same_index(str(built), str(path), manifest.id):
                 raise CheckpointError(f"{path}: damaged; {_REMOVE}")
             _check_rows(folder, manifest, table, path)
-        except ValueError as error:  # of the engine; a CheckpointError is one too
+        except ValueError as error:  # from the engine; CheckpointError is a ValueError too
             raise CheckpointError(str(error)) from error
         finally:
             built.unlink()
 
 
 def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path) -> None:
-    """Looks up all ids of a table in the index `path`, and compares their weights with the files.
+    """Looks up every id of a table in the index `path`, and compares the weights with the files.
 
-    The last file in order that has an id decides. A new index would repeat the faults of the code that makes both.
+    The last file that contains an id decides. Rebuilding an index alone would not detect faults of the code that builds
+    both.
 
     Raises:
-        CheckpointError: an id has other weights or none, or a removed id has some.
+        CheckpointError: an id has other weights or none, or a removed id is found.
     """
     served = open_served_table([(folder, manifest, table, path)])
     sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
@@ -109,7 +115,7 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
                     weights = reader.array(WEIGHT, begin, end)[compared] if file.role == ROWS else None
                     wrong = _wrong_ids(served, ids[compared], weights)
                     if len(wrong):
-                        raise CheckpointError(f"{path}: damaged, id {wrong[0]} is not at its row; {_REMOVE}")
+                        raise CheckpointError(f"{path}: damaged, id {wrong[0]} has another row in the index; {_REMOVE}")
                     if number < len(groups):
                         in_group.append(ids)
         if number < len(groups):
@@ -117,7 +123,7 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
 
 
 def _wrong_ids(served: ServedTable, ids: Int64Array, weights: np.ndarray | None) -> Int64Array:
-    """Ids that `served` has with other bytes than `weights` `[n, ...]`; with None, ids that it has at all."""
+    """Returns the ids whose rows in `served` differ from `weights` `[n, ...]`; without weights, the ids it contains."""
     rows = np.empty((len(ids), served.row_bytes), np.uint8)
     found = served.lookup(ids, np.zeros(served.row_bytes, np.uint8), rows)
     wrong: np.ndarray = found if weights is None else ~found | (rows != weights.view(np.uint8)).any(1)
@@ -125,18 +131,18 @@ def _wrong_ids(served: ServedTable, ids: Int64Array, weights: np.ndarray | None)
 
 
 def open_served_table(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) -> ServedTable:
-    """Maps the rows of a table.
+    """Maps the rows of a table into memory for lookups.
 
     Args:
-        saves: of a chain, the newest first: folder, manifest, the table there, and the path of its index.
+        saves: a chain, the newest save first: folder, manifest, table, and path of the table's index.
 
     Raises:
-        CheckpointError: a file is missing, damaged or of another save.
+        CheckpointError: a file is missing, damaged or belongs to another save.
     """
     served = []
     for folder, manifest, table, index in saves:
         files = []
-        for file in manifest.files_of(table.key, ROWS):  # as the index numbers them
+        for file in manifest.files_of(table.key, ROWS):  # the order in which the index numbers them
             with open_file(folder, manifest, file) as reader:
                 files.append((str(reader.path), reader.starts[WEIGHT], file.rows))
         served.append((str(index), manifest.id, files))
@@ -147,16 +153,16 @@ def open_served_table(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) 
 
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
-    """Writes the index of one table: what is seen under its name is complete."""
+    """Writes the index of one table under a temporary name, then renames it: readers see complete files only."""
     files.rename(_build_index(folder, manifest, key, folder), index_path(folder, key))
 
 
 def _build_index(folder: Path, manifest: Manifest, key: str, target: Path) -> Path:
-    """A new index in the folder `target`, under a name of its own."""
+    """Builds an index in the folder `target` under a unique temporary name, and returns its path."""
     built = target / f".index-{uuid.uuid4().hex}"
     numbers = {file.location: number for number, file in enumerate(manifest.files_of(key, ROWS))}
     sources = manifest.files_of(key, REMOVED, ROWS)
-    for file in sources:  # each has as many rows as the manifest says, for which the index will have room
+    for file in sources:  # checks the row counts, from which the size of the index follows
         open_file(folder, manifest, file).close()
     try:
         files.before_change("create", built)
@@ -181,13 +187,16 @@ def _build_index(folder: Path, manifest: Manifest, key: str, target: Path) -> Pa
 
 
 def ensure_index(folder: Path, manifest: Manifest, key: str, temporary_folder: Path) -> Path:
-    """The index of a table, which is made now when the save has none.
+    """Returns the path of a table's index, and builds it if the save has none.
 
     Args:
-        aside: a folder for an index that is not kept with the save.
+        folder: folder of the save.
+        manifest: manifest of the save.
+        key: key of the table.
+        temporary_folder: folder for an index that is not stored with the save.
 
     Raises:
-        CheckpointError: it cannot be written, or something else has its name.
+        CheckpointError: the index cannot be written, or something else has its name.
     """
     path = index_path(folder, key)
     if not _index_exists(path):
@@ -197,7 +206,7 @@ def ensure_index(folder: Path, manifest: Manifest, key: str, temporary_folder: P
             write_index(folder, manifest, key)
         except OSError as error:
             raise CheckpointError(
-                f"{path}: the save has no index of table {key!r}, and none can be written: {error}; make one with "
-                "rec_sdk_torch.saves.format.index.write_indexes where the folder may be written to"
+                f"{path}: the save has no index of table {key!r}, and none can be written: {error}; write one with "
+                "rec_sdk_torch.saves.format.index.write_indexes where the folder is writable"
             ) from error
     return path

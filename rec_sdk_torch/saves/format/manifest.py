@@ -1,5 +1,6 @@
-"""The manifest of a save: what it is, its tables, and every file with its checksums. The checkpoint page of the docs
-has the format.
+"""The manifest of a save: its tables, optimizers, position in a chain, and its files with checksums.
+
+docs/save_format.md describes the format.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from .tensors import Pack
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
 VERSION, PACKED_VERSION, FOLDERS_VERSION, QUANTIZED_VERSION, EVICTED_VERSION = 1, 2, 3, 4, 5
-"""Versions of the format: without packs, with them, with saves of a chain in several folders, with quantized rows, with
-evicted rows in the saves before.
+"""Versions of the format: the first one; with packs; with chains across folders; with quantized rows; with evicted rows
+in the previous save.
 """
 MANY_TABLES = 16
-"""A save of so many has packs, and no index of a small table."""
+"""Saves of at least this many tables use packs, and store no index of small tables."""
 FULL, DELTA = "full", "delta"
 
 ROWS, REMOVED, WINDOW, CANDIDATES, CACHED = "rows", "removed", "window", "candidates", "cached"
 EVICTED, SKETCH = "evicted", "sketch"
 ROLES = (REMOVED, ROWS, WINDOW, CANDIDATES, CACHED, EVICTED, SKETCH)
-"""Roles of files that this package reads, in the order in which it does."""
+"""Roles of files that this package reads, in reading order."""
 
 WEIGHT = "weight"
 """The part of a row that every table has."""
@@ -58,19 +59,19 @@ _Length = Annotated[str, Matches("[1-9][0-9]{0,18}", "the length of a window")]
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A file of tensors.
+    """A tensor file of a save, by itself or in a pack.
 
     Attributes:
-        path: within the folder of the save, with `/`; where it is in a pack, that of the pack.
-        role: what it holds: `rows`, `removed`, `window`, `candidates`, `cached`, `evicted`, `sketch`; files of other
-            roles are ignored.
-        table: the key of its table.
-        rank: which rank wrote it.
-        layer: layers replace rows of those before.
-        rows: ids in it; of a sketch, bytes of its state.
-        bytes: of the file.
-        checksums: CRC-32 of the header and of each tensor.
-        offset: where it begins in a pack; None for a file by itself.
+        path: path in the folder of the save, with `/`; for a file in a pack, the path of the pack.
+        role: kind of content: `rows`, `removed`, `window`, `candidates`, `cached`, `evicted` or `sketch`. Readers
+            ignore files of other roles.
+        table: key of the table.
+        rank: rank that wrote the file.
+        layer: rows of a higher layer replace rows of lower layers.
+        rows: number of ids; for a sketch, bytes of its state.
+        bytes: size of the file.
+        checksums: CRC-32 of the header and of each tensor, by name.
+        offset: first byte in the pack; None for a file that is not in a pack.
     """
 
     path: InnerPath
@@ -85,17 +86,17 @@ class SavedFile:
 
     @property
     def location(self) -> tuple[str, int | None]:
-        """Path and offset: what tells this file from all others of the save. Files in one pack share their path."""
+        """Path and offset, which identify the file: files in one pack share their path."""
         return self.path, self.offset
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The format of a table's rows in a save. All saves of a chain have the same: a delta follows no other save.
+    """The format of a table's rows in a save. A delta has the same formats as the saves before it.
 
     Attributes:
         hashed, embedding_dim, weight_dtype, parts, columns: as in `SavedTable`.
-        num_embeddings: of an index table; None for a hash table.
+        num_embeddings: size of an index table; None for a hash table.
     """
 
     hashed: bool
@@ -106,7 +107,7 @@ class RowFormat:
     num_embeddings: int | None
 
     def difference(self, later: RowFormat) -> tuple[str, object, object] | None:
-        """Returns the first field that a later save has otherwise: its name, and both values. None: there is none."""
+        """Returns the first field that differs in `later`: its name and both values; None if the formats are equal."""
         for field_ in dataclasses.fields(self):
             before, now = getattr(self, field_.name), getattr(later, field_.name)
             if before != now:
@@ -115,26 +116,27 @@ class RowFormat:
 
 
 TableFormats = tuple[tuple[str, str, RowFormat], ...]
-"""The tables of a model: of each the path of its module, its name, and the format of its rows."""
+"""Module path, name and row format of each table of a model."""
 
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A table.
+    """A table of a save.
 
     Attributes:
-        key: names it in this save: its name, with `.1`, `.2` behind it for further tables of that name.
-        name, module: the table's, and the path of its module in the model that was saved.
-        num_embeddings, embedding_dim, hashed, capacity, pooling: of its config, of the whole table.
-        weight_dtype: `F32`, `F16` or `BF16`, or of quantized rows `Q8` or `Q4`.
-        seed: of the initial weights.
-        parts: elements of each part of a row, by name, `weight` first.
-        columns: further columns of a row, by name their data type in the files.
-        optimizer: its place in the manifest's optimizers; None without.
-        rows: ids in the table at the moment of the save, in all ranks.
-        clocks: what else the table counts, by name.
-        evicted_before: of each rank, how many of the evicted rows of the save before still wait: the last ones. Empty
-            for a full save, or where none do.
+        key: name in this save; further tables of the same name have `.1`, `.2` appended.
+        name: name of the table.
+        module: path of its module in the saved model.
+        num_embeddings, embedding_dim, hashed, capacity, pooling: config of the whole table, over all ranks.
+        weight_dtype: `F32`, `F16` or `BF16`; for quantized rows `Q8` or `Q4`.
+        seed: seed of the initial weights.
+        parts: number of elements of each part of a row, by name, `weight` first.
+        columns: data type of each further column of a row, by name.
+        optimizer: index in the manifest's optimizers; None without an optimizer.
+        rows: number of ids in the table, over all ranks.
+        clocks: counters of the table, by name.
+        evicted_before: by rank, how many evicted rows of the previous save are still kept: the last ones. Empty for a
+            full save, or where no rows are kept.
     """
 
     key: Key
@@ -161,9 +163,10 @@ class SavedTable:
         return RowFormat(self.hashed, self.embedding_dim, self.weight_dtype, self.parts, self.columns, rows)
 
     def check(self) -> None:
-        """
+        """Checks that the fields fit each other.
+
         Raises:
-            ValueError: fields that do not fit each other.
+            ValueError: two fields contradict each other.
         """
         where = f"table {self.key!r}"
         if self.key.partition(".")[0] != self.name:
@@ -188,7 +191,7 @@ class SavedTable:
 
 
 def table_formats(tables: Iterable[SavedTable]) -> TableFormats:
-    """Returns the tables and the formats of their rows. A delta follows a save only if these are the same."""
+    """Returns the module, name and row format of each table. A delta may follow a save only if these are equal."""
     return tuple((table.module, table.name, table.row_format) for table in tables)
 
 
@@ -197,11 +200,11 @@ class SavedOptimizer:
     """An optimizer of some tables.
 
     Attributes:
-        class_name: the class that the user named.
-        kernel: its update, by name.
-        options: learning rate and the other options.
-        step: updates applied.
-        accumulate_step: backward passes of an accumulation window.
+        class_name: qualified name of the optimizer class that the user passed.
+        kernel: name of its update formula.
+        options: learning rate and other options.
+        step: number of applied updates.
+        accumulate_step: backward passes per update.
     """
 
     class_name: Annotated[str, Matches(r"[\w.<>]+", "the name of a class")]
@@ -213,18 +216,21 @@ class SavedOptimizer:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One save.
+    """The description of one save.
 
     Attributes:
-        id: 32 hexadecimal digits, of this save alone.
-        kind: `full`, or `delta`: what changed since `previous`.
-        base: the id of the full save that a chain of deltas begins with; of a full save its own.
-        previous: the id of the save before a delta; None for a full save.
-        sequence: 0 for a full save, 1 for the first delta, and so on.
+        id: 32 hexadecimal digits, unique to this save.
+        kind: `full`, or `delta` for the changes since `previous`.
+        base: id of the full save that the chain begins with; for a full save its own id.
+        previous: id of the save that a delta follows; None for a full save.
+        sequence: position in the chain: 0 for the full save, 1 for the first delta.
         created: date and time, UTC.
-        world_size: ranks that wrote it.
-        windows: backward passes of the open accumulation windows: by module path, then by the length of the window.
-        folders: others than that in which it lies that hold saves of its chain, as paths from that one.
+        world_size: number of ranks that wrote the save.
+        tables: all tables.
+        optimizers: all optimizers.
+        windows: backward passes in open accumulation buffers, by module path and by the buffer's `accumulate_step`.
+        files: all tensor files.
+        folders: other folders that hold saves of the chain, as paths relative to this save's parent folder.
     """
 
     id: Id
@@ -241,9 +247,10 @@ class Manifest:
     folders: list[RelativeFolder] = field(default_factory=list)
 
     def check(self) -> None:
-        """
+        """Checks that the fields fit each other.
+
         Raises:
-            ValueError: fields that do not fit each other.
+            ValueError: two fields contradict each other.
         """
         full = self.kind == FULL
         if full != (self.previous is None) or full != (self.base == self.id) or full != (self.sequence == 0):
@@ -273,7 +280,7 @@ class Manifest:
         self._check_files()
 
     def _check_no_overlap(self) -> None:
-        """Whether every byte is in one file at most."""
+        """Checks that no byte belongs to two files."""
         ordered = sorted([(file.path, file.offset or 0, file.bytes) for file in self.files])
         for (path, begin, size), (next_path, next_begin, _) in itertools.pairwise(ordered):
             if path == next_path and next_begin < begin + size:
@@ -304,7 +311,7 @@ class Manifest:
 
     @property
     def has_many_tables(self) -> bool:
-        """Whether tables are so many that small ones share what each would have."""
+        """Whether the save has so many tables that small files share packs and small tables have no index."""
         return len(self.tables) >= MANY_TABLES
 
     @cached_property
@@ -313,12 +320,12 @@ class Manifest:
 
     @cached_property
     def packs(self) -> dict[str, Pack]:
-        """The open packs of the save, by their paths in it. They close with this manifest."""
+        """The open packs of the save by path. They are closed when the manifest is deleted."""
         return {}
 
     @cached_property
     def by_module(self) -> dict[tuple[str, str], SavedTable]:
-        """The first table of each module and name."""
+        """The first table of each module path and name."""
         return {(table.module, table.name): table for table in reversed(self.tables)}
 
     @cached_property
@@ -331,7 +338,7 @@ class Manifest:
 
     @cached_property
     def _ordered(self) -> dict[str, list[SavedFile]]:
-        """Files of each table, in the order in which they are to be read."""
+        """The files of each table, in reading order."""
         order = {role: rank for rank, role in enumerate(ROLES)}
         found: dict[str, list[SavedFile]] = defaultdict(list)
         for file in sorted(self.files, key=lambda f: (f.layer, order.get(f.role, len(order)), f.rank, f.path)):
@@ -339,11 +346,11 @@ class Manifest:
         return dict(found)
 
     def files_of(self, key: str, role: str, *more: str) -> list[SavedFile]:
-        """Files of a table with these roles, in the order in which they are to be read."""
+        """Returns the files of a table that have one of the roles, in reading order."""
         return [file for file in self._ordered.get(key, ()) if file.role in (role, *more)]
 
     def to_bytes(self) -> bytes:
-        """The manifest as its file has it."""
+        """Returns the content of the manifest file, with its checksum."""
         files = [{name: value for name, value in vars(file).items() if value is not None} for file in self.files]
         version = max([VERSION, *(each for each, _, needs in _FEATURES if needs(self))])
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -357,7 +364,7 @@ class Manifest:
         body = {**own, **lists, "format": FORMAT, "version": version}
         lines = ",\n".join(f" {_encode(name)}: {_to_json_lines(body[name])}" for name in sorted(body))
         text = f"{{\n{lines}\n}}\n".encode()
-        end = text.index(_BEHIND_CHECKSUM)
+        end = text.index(_KEY_AFTER_CHECKSUM)
         return text[:end] + b'\n "checksum": %d,' % zlib.crc32(text) + text[end:]
 
 
@@ -367,26 +374,28 @@ _FEATURES: tuple[tuple[int, str, Callable[[Manifest], bool]], ...] = (
     (QUANTIZED_VERSION, "its rows are quantized", lambda save: any(t.weight_dtype in BITS for t in save.tables)),
     (EVICTED_VERSION, "evicted rows are in the save before", lambda save: any(t.evicted_before for t in save.tables)),
 )
-"""Each version of the format, what it has that the ones before have not, and whether a save needs it."""
+"""Each later version of the format: number, feature in words, and a test that a manifest uses the feature."""
 
-_BEHIND_CHECKSUM = b'\n "created": '
-"""The key that follows it. Before it is the base, which has no such text."""
-_CHECKSUM = re.compile(rb'\n "checksum": ([0-9]+),(?=' + re.escape(_BEHIND_CHECKSUM) + b")")
+_KEY_AFTER_CHECKSUM = b'\n "created": '
+"""The key after the checksum. Only `base` precedes it, whose digits cannot contain this text."""
+_CHECKSUM = re.compile(rb'\n "checksum": ([0-9]+),(?=' + re.escape(_KEY_AFTER_CHECKSUM) + b")")
 
 
 _encode = json.JSONEncoder(sort_keys=True).encode
-"""Without an indent, since Python's encoder in C knows none: a save of many tables has many entries."""
+"""Encodes without indentation, because only then does Python use its C encoder: manifests of many tables are long."""
 
 
 def _to_json_lines(value: Any) -> str:
-    """JSON on one line, or of a list of objects, such as files, each of them on one."""
+    """Converts a value to JSON: a list of objects, such as the files, with one object per line, other values on one
+    line.
+    """
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(map(_encode, value)) + "\n ]"
     return _encode(value)
 
 
 def _checksum_matches(raw: bytes, body: dict[str, Any]) -> bool:
-    """Whether the checksum of a manifest is that of its text without it."""
+    """Compares the manifest's checksum with the CRC-32 of the rest of its text, and removes the field from `body`."""
     found = _CHECKSUM.search(raw)
     if found is None or body.pop("checksum", None) != int(found[1]):
         return False
@@ -394,14 +403,14 @@ def _checksum_matches(raw: bytes, body: dict[str, Any]) -> bool:
 
 
 Chain = Sequence[tuple[Path, Manifest]]
-"""Saves with their folders: a full one, and deltas in their order."""
+"""Saves with their folders: a full one, then its deltas in order."""
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the save in `folder`.
+    """Reads and checks the manifest of the save in `folder`.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it is of another program or a later version.
+        CheckpointError: the file is missing or damaged, or another program or a later version wrote it.
     """
     path = Path(folder) / MANIFEST
     try:

@@ -1,4 +1,7 @@
-"""Rows of 8 or 4 bits: codes, then a scale and a bias, as in `torch.ops.quantized.embedding_bag_byte` and `_4bit`."""
+"""Rows of 8 or 4 bits per weight: codes, then a scale and a bias.
+
+Torch reads the same layout: `torch.ops.quantized.embedding_bag_byte` and `embedding_bag_4bit`.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,33 @@ import numpy as np
 import numpy.typing as npt
 
 NAMES = {8: "Q8", 4: "Q4"}
-"""Data types of weights in a manifest, by their bits."""
+"""Names of the data types in a manifest, by bits per weight."""
 BITS = {name: bits for bits, name in NAMES.items()}
 _PARAMETERS: dict[int, type[np.floating[Any]]] = {8: np.float32, 4: np.float16}
-"""Data types of scale and bias."""
+"""Data types of scale and bias, by bits per weight."""
 
 Floats = npt.NDArray[np.float32]
 
 
 def row_bytes(name: str, dim: int) -> int:
-    """Bytes of a row of `dim` weights of the data type `name`."""
+    """Returns the bytes of a row of `dim` weights of the data type `name`, with scale and bias."""
     bits = BITS[name]
     return (dim * bits + 7) // 8 + 2 * np.dtype(_PARAMETERS[bits]).itemsize
 
 
 def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
-    """The rows `[n, D]` as `[n, row_bytes]`.
+    """Quantizes float32 rows `[n, D]` to uint8 `[n, row_bytes]`.
 
-    Bias and scale are rounded so that the codes from 0 to 255, or 15, span the row: each weight is within half a scale.
+    Bias is rounded down and scale up, so that the codes 0 .. 2^bits - 1 span the row. Each weight is within half a
+    scale.
+
+    Args:
+        rows: float32 `[n, D]`.
+        bits: 8 or 4.
 
     Raises:
-        ValueError: a weight that is not finite; with 8 bits a row whose range float32 does not have; with 4 bits a
-            weight beyond what float16 can have.
+        ValueError: a weight is not finite, or the range of a row exceeds the type of scale and bias: float32 with 8
+            bits, float16 with 4 bits.
     """
     kind, max_code = _PARAMETERS[bits], 2**bits - 1
     exact = rows.astype(np.float64)
@@ -37,7 +45,7 @@ def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
         bias = _rounded(exact.min(axis=1), kind, -np.inf)
         scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / max_code, kind, np.inf)
         largest = np.float32(max_code) * scale.astype(np.float32) + bias.astype(np.float32)
-    if not np.isfinite(largest).all():  # as readers compute it, in float32
+    if not np.isfinite(largest).all():  # readers compute the largest weight in float32
         raise ValueError(f"a weight that is not finite, or a row too wide for a scale and a bias of {np.dtype(kind)}")
     wide = scale.astype(np.float64)[:, None]
     offset = exact - bias.astype(np.float64)[:, None]
@@ -51,7 +59,7 @@ def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def _rounded(values: npt.NDArray[np.float64], kind: type[np.floating[Any]], towards: float) -> npt.NDArray[Any]:
-    """The values as another type, rounded up or down."""
+    """Converts values to the type `kind`, rounded towards minus or plus infinity."""
     nearest: npt.NDArray[Any] = values.astype(kind)
     beyond = nearest < values if towards > 0 else nearest > values
     further: npt.NDArray[Any] = np.nextafter(nearest, np.array(towards, kind))
@@ -59,7 +67,7 @@ def _rounded(values: npt.NDArray[np.float64], kind: type[np.floating[Any]], towa
 
 
 def dequantize(packed: npt.NDArray[np.uint8], bits: int, dim: int) -> Floats:
-    """The weights `[n, D]` of rows: `code * scale + bias`, in float32."""
+    """Returns float32 weights `[n, D]` of quantized rows: `code * scale + bias`."""
     kind, count = _PARAMETERS[bits], (dim * bits + 7) // 8
     codes = packed[:, :count]
     if bits == 4:

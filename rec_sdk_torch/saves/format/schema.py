@@ -1,7 +1,7 @@
-"""Values that were read from JSON, held to the annotations of a dataclass.
+"""Checks JSON values against the annotations of a dataclass, and converts them to it.
 
 An annotation is int, float, str, bool, Any, a dataclass, `X | None`, `list[X]`, `dict[str, X]`, or one of these with
-rules: `Annotated[int, InRange(0, 9)]`.
+rules, such as `Annotated[int, InRange(0, 9)]`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MAX_INT64 = 2**63 - 1
 
 
 class Rule(Protocol):
-    """A condition that a value has to meet beside its type."""
+    """A condition that a value must meet in addition to its type."""
 
     def problem(self, value: Any) -> str | None:
-        """Says which value is expected instead; None where it is right."""
+        """Returns a description of the values that are expected; None if the value meets the rule."""
 
 
 @dataclass(frozen=True)
 class InRange:
-    """A number from `minimum` to `maximum`."""
+    """A number from `minimum` to `maximum`, both allowed."""
 
     minimum: int
     maximum: int = MAX_INT64
@@ -44,7 +44,7 @@ _pattern = functools.cache(re.compile)
 
 @dataclass(frozen=True)
 class Matches:
-    """A string that the pattern describes as a whole; `description` says so in words."""
+    """A string that fully matches the regular expression `pattern`; errors use `description`."""
 
     pattern: str
     description: str
@@ -55,7 +55,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of some strings."""
+    """A string that is one of `values`."""
 
     values: tuple[str, ...]
 
@@ -79,15 +79,17 @@ def _is_scalar(value: Any) -> bool:
 
 
 def decode(cls: type[_Record], value: object, where: str) -> _Record:
-    """The dataclass that a JSON object is. Fields that the class does not know are left out.
+    """Converts a JSON object to the dataclass `cls`. Unknown fields are ignored.
 
     Args:
-        where: what the value is called in an error.
+        cls: a dataclass, or another annotation.
+        value: the parsed JSON.
+        where: name of the value in errors.
 
     Raises:
-        ValueError: a field is missing, of another type, or against a rule.
+        ValueError: a field is missing, has another type, or violates a rule.
     """
-    of_class: Any = cls  # mypy takes a class of a type variable for nothing that can be hashed
+    of_class: Any = cls  # for mypy a type[_Record] is not hashable, as functools.cache requires
     try:
         decoded: _Record = _decoder(of_class)(value)
     except _DecodeError as error:
@@ -96,7 +98,10 @@ def decode(cls: type[_Record], value: object, where: str) -> _Record:
 
 
 class _DecodeError(Exception):
-    """A wrong value, on its way out of what it is in. Only then is its place made: a manifest has many values."""
+    """Exception for a wrong value, which collects its position in the enclosing values.
+
+    The text is built only when an error is reported, because a manifest has many values.
+    """
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -104,19 +109,24 @@ class _DecodeError(Exception):
         self._path: list[tuple[str, object]] = []
 
     def inside(self, form: str, position: object) -> _DecodeError:
-        """The same, whose value is at a place in another one. `form`: for the name of that one, and the place."""
+        """Adds an enclosing value to the position.
+
+        Args:
+            form: format string for the name of the enclosing value and `position`.
+            position: field, index or key of the wrong value.
+        """
         self._path.append((form, position))
         return self
 
     def text(self, where: str) -> str:
-        """The problem, with the name of the value, which is in one called `where`."""
+        """Returns the problem, preceded by the position of the wrong value; `where` names the outermost value."""
         for form, position in reversed(self._path):
             where = form.format(where, position).lstrip(".")
         return f"{where or 'it'} {self._problem}"
 
 
 Decoder = Callable[[Any], Any]
-"""Converts a value of JSON to the annotated type."""
+"""Function that converts a JSON value to the annotated type."""
 
 
 def _record_decoder(cls: Any) -> Decoder:
@@ -148,7 +158,7 @@ def _record_decoder(cls: Any) -> Decoder:
 
 @functools.cache
 def _decoder(annotation: Any) -> Decoder:
-    """Makes the check of an annotation, once: a manifest has many values of each."""
+    """Returns the decoder of an annotation. It is cached, because a manifest has many values of each."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _with_rules(_decoder(arguments[0]), arguments[1:])
@@ -165,7 +175,7 @@ def _decoder(annotation: Any) -> Decoder:
         return _dict_decoder(_decoder(arguments[0]), _decoder(arguments[1]))
 
     def scalar(value: Any) -> Any:
-        if type(value) is not annotation:  # a bool is no int here
+        if type(value) is not annotation:  # exact types: isinstance would accept True as an int
             raise _expected(value, _NAMES[annotation])
         return value
 

@@ -1,8 +1,8 @@
-"""Sketches of ids that wait to be admitted, in saves. A sketch cannot be divided by ids, so a save says whose it is.
+"""Saves the sketches that count ids before admission.
 
-The file of a rank has four numbers that say which ids are at home there: the home of the table's ids and its block, as
-`Placement.owner_rule` has them, the number of ranks, and the rank. Its state follows: its width, depth, bytes of
-a cell and the lookups that it counted, then its cells.
+A sketch counts hashed ids and cannot be split by id, so the file of a rank records which ids the rank owned. It begins
+with int64 numbers: the ownership rule of the table and its block, as in `Placement.owner_rule`, the number of ranks
+and the rank. The state follows: width, depth, bytes of a cell, counted lookups, then the cells.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ NUMBERS = ("home", "block", "ranks", "rank", "width", "depth", "cell_bytes", "co
 """Names of the int64 numbers before the cells."""
 _HEADER = 8 * len(NUMBERS)
 _MIN_HOME = -3
-"""Homes below 0 are rules, as the engine's `owner_ranks` has them; this one alone has a block."""
+"""Negative values are ownership rules, as in the engine's `owner_ranks`. This one alone has a block."""
 _MAX_COUNTED = 2**53
 
 
 def serialize_sketch(owner: TableOwner, table: str, state: torch.Tensor) -> torch.Tensor:
-    """A state of `TableView.sketch`, uint8 `[n]`, as a save has it."""
+    """Returns the saved form of a sketch, uint8: the ownership numbers, then `state` of `TableView.sketch`."""
     return torch.cat([torch.from_numpy(_ownership(owner, table).view(np.uint8)), state])
 
 
 def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The states that the sketch of a table has to count as much as, of those that all ranks saved.
+    """Selects the saved states that a table's sketch must count at least as much as.
 
-    Where one was of the very ids that are at home here, it is all that is needed. Otherwise an id of this home was
-    counted in one of them, whichever it was.
+    If one state was counted for exactly the ids that this rank owns, that state suffices. Otherwise all are returned,
+    because an id of this rank was counted in one of them.
+
+    Args:
+        owner: module that holds the table.
+        table: name of the table.
+        saved: files of all ranks, uint8 `[n]` each.
     """
     home = torch.from_numpy(_ownership(owner, table).view(np.uint8))
     states = [(each[: len(home)], each[len(home) :]) for each in saved]
@@ -41,7 +46,7 @@ def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tenso
 
 
 def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
-    """Describes what is wrong with the bytes of a sketch in the file of `rank` of a save of `ranks`; None: nothing."""
+    """Returns what is wrong with the sketch file of `rank` in a save of `ranks` ranks; None if it is valid."""
     if len(saved) < _HEADER:
         return f"{len(saved)} bytes, expected {_HEADER} or more"
     numbers = dict(zip(NUMBERS, saved[:_HEADER].view(np.int64).tolist(), strict=True))
@@ -64,7 +69,7 @@ def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
 
 
 def _ownership(owner: TableOwner, table: str) -> np.ndarray:
-    """The ids that are at home in this process: how they are divided, among how many, and which it is."""
+    """Returns the ownership rule of a table, its block, the number of ranks and this rank, int64 `[4]`."""
     if owner.exchange is None:
         return np.array([0, 0, 1, 0], np.int64)
     return np.array([*owner.placements[table].owner_rule, owner.exchange.world_size, owner.exchange.rank], np.int64)

@@ -1,6 +1,6 @@
-"""Files of named tensors in the safetensors format, written and read piece by piece.
+"""Reads and writes files of named tensors in the safetensors format, in chunks of rows.
 
-The format: 8 bytes, the length of the header, little-endian; the header, JSON; the tensors, raw, one behind the other.
+The format: the length of the header, 8 bytes, little-endian; the header, JSON; the raw tensors, one after another.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ _TYPES = {
     "U8": (torch.uint8, np.uint8),
 }
 DTYPES = {name: dtype for name, (dtype, _) in _TYPES.items()}
-"""Names of data types in the header."""
+"""Torch data types by their names in the header."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NUMPY = dict(_TYPES.values())
 HEADER = "header"
-"""The checksum of the length and the header has this name among those of the tensors."""
+"""Key of the header's checksum, beside the tensors' names."""
 _CHUNK_BYTES = 1 << 20
+"""Bytes in memory at a time while a file is verified."""
 _READERS = 4
-"""Threads that read a file for its checksums, a tensor each."""
+"""Threads that verify a large file, a tensor each."""
 _ONE_READER = 4 << 20
-"""Bytes of a file that takes less time to read than threads take to start."""
+"""Files up to this size are verified by the calling thread: starting threads takes longer."""
 _MAX_HEADER_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 10
-"""Bytes of a file that are read at once: most headers are among them."""
+"""Bytes of the first read from a file, which contain most headers."""
 _ALIGNMENT = 64
+"""Offset of the first tensor is a multiple of this, so that mapped tensors are aligned to cache lines."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class TensorSpec:
     """A tensor of a file: its name, data type and shape.
 
     Attributes:
-        row_bytes, bytes: of a row, and of all.
+        name, dtype, shape: as in the header.
+        row_bytes: bytes of a row.
+        bytes: bytes of the tensor.
     """
 
     name: str
@@ -75,7 +79,7 @@ _Size = Annotated[int, InRange(0)]
 
 @dataclass(frozen=True)
 class _HeaderEntry:
-    """The header's entry of a tensor."""
+    """A tensor's entry in the header."""
 
     dtype: Annotated[str, OneOf(tuple(DTYPES))]
     shape: list[_Size]
@@ -87,7 +91,7 @@ class _HeaderEntry:
 
 
 crc32 = _engine.crc32 if _engine.has_carryless_multiplication() else zlib.crc32
-"""The CRC-32 of bytes, behind others whose CRC-32 may be given too."""
+"""Returns the CRC-32 of bytes; with a second argument it continues from that value."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _decode_from = json.JSONDecoder().raw_decode
@@ -95,11 +99,12 @@ _METADATA = '{"__metadata__":{'
 
 
 class TensorLayout:
-    """Tensors of a file, one behind the other. Files of tables of one shape share it.
+    """The layout of a file's tensors, one after another. Files of equal tables share it.
 
     Attributes:
-        specs: by name, in the order of the file. With the widest elements first, all of them are aligned.
-        bytes, most_row: of all tensors, and of a row of the widest.
+        specs: tensors by name, in file order. If those with the widest elements come first, all are aligned.
+        bytes: bytes of all tensors.
+        max_row_bytes: bytes of the widest row.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
@@ -118,9 +123,13 @@ class TensorLayout:
         self._fields = _encode(fields)
 
     def header(self, metadata: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
-        """The bytes before the tensors, and the place of each behind `begin`.
+        """Returns the header of a file that starts at offset `begin`, and the offset of each tensor from `begin`.
 
-        In the file the first tensor is at a multiple of `_ALIGNMENT`.
+        The header is padded so that the first tensor is at a multiple of `_ALIGNMENT`.
+
+        Args:
+            metadata: further strings for the header.
+            begin: offset of the file in its pack; 0 without a pack.
         """
         fields = self._fields
         whole = f'{{"__metadata__":{_encode(metadata)}{"," if self.specs else ""}{fields[1:]}' if metadata else fields
@@ -131,18 +140,21 @@ class TensorLayout:
 
 
 def _as_numpy(rows: torch.Tensor) -> np.ndarray:
-    """The same memory for numpy, which knows no bfloat16 and copies with one thread: torch's many would wait here."""
+    """Returns the same memory as a numpy array; bfloat16 becomes int16, because numpy has no bfloat16.
+
+    Numpy copies in the calling thread. Torch would start its thread pool for every chunk of strided rows.
+    """
     return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 class TensorWriter:
-    """Tensors at the end of a file, each written from its beginning to its end, in pieces of rows.
+    """Writer of tensors to the end of a file, each in chunks of rows from its first to its last.
 
-    Small ones are written together with what else is written to the file.
+    Up to `WRITE_BYTES`, all tensors share a buffer with other small writes to the file.
 
     Attributes:
-        begin: where they begin in the file.
-        bytes: of them, with their header.
+        begin: offset of the header in the file.
+        bytes: bytes of the header and the tensors.
     """
 
     def __init__(self, out: FileWriter, layout: TensorLayout, metadata: Mapping[str, str] | None = None) -> None:
@@ -164,7 +176,15 @@ class TensorWriter:
             out.write(buffer, _copy_into(buffer, 0, np.frombuffer(header, np.uint8)), self.begin)
 
     def append(self, name: str, rows: torch.Tensor) -> None:
-        """Writes the next rows of a tensor, in its data type; on any device."""
+        """Writes the next rows of a tensor.
+
+        Args:
+            name: name of the tensor.
+            rows: rows in the tensor's data type, on any device.
+
+        Raises:
+            ValueError: another data type, or more rows than the tensor has.
+        """
         spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
         if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
             raise ValueError(
@@ -196,10 +216,10 @@ class TensorWriter:
         self._sums[name] = crc32(data, self._sums[name])
 
     def finish(self) -> dict[str, int]:
-        """The checksums. The file is not on the disk yet.
+        """Writes the last buffers and returns the checksums, by tensor name. The file need not be on disk yet.
 
         Raises:
-            ValueError: a tensor has fewer rows than its spec says.
+            ValueError: a tensor has fewer rows than its spec requires.
         """
         for name in list(self._filling):
             self._submit(name)
@@ -216,7 +236,7 @@ class TensorWriter:
 
 
 def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
-    """Copies rows to this place of a buffer, and returns where they end."""
+    """Copies rows to offset `begin` of a buffer, and returns the offset after them."""
     end = begin + rows.nbytes
     buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
     return end
@@ -224,11 +244,13 @@ def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class _TensorTable:
-    """The tensors of a file, as its header has them. Tables of one shape share this.
+    """The tensors of a file as its header lists them. Files of equal tables share it.
 
     Attributes:
-        specs, places: of each, by name; where it begins behind the header.
-        last, bytes: the name of that which ends last, and where.
+        specs: tensors by name.
+        offsets: offset of each tensor after the header.
+        last: name of the tensor that ends last.
+        bytes: offset of its end.
     """
 
     specs: dict[str, TensorSpec]
@@ -238,10 +260,10 @@ class _TensorTable:
 
 
 def _split_header(text: str) -> tuple[Any, str]:
-    """The metadata of a header, and the JSON of its tensors.
+    """Splits a header into its metadata and the JSON of its tensors.
 
     Raises:
-        ValueError, RecursionError: it is no JSON.
+        ValueError, RecursionError: it is not JSON.
     """
     if text.startswith(_METADATA):
         metadata, end = _decode_from(text, len(_METADATA) - 1)
@@ -254,10 +276,10 @@ def _split_header(text: str) -> tuple[Any, str]:
 
 @lru_cache(64)
 def _parse_tensors(text: str) -> _TensorTable:
-    """The tensors in a header.
+    """Parses the tensor entries of a header.
 
     Raises:
-        ValueError, RecursionError: they are none.
+        ValueError, RecursionError: the entries are invalid.
     """
     specs, offsets, last, most = {}, {}, "", 0
     for name, each in decode(dict[str, _HeaderEntry], json.loads(text), "tensors").items():
@@ -273,11 +295,11 @@ def _parse_tensors(text: str) -> _TensorTable:
 
 @dataclass(eq=False)
 class _Header:
-    """The header of a file.
+    """A parsed header.
 
     Attributes:
-        raw: the header, with its length.
-        specs, starts, about, checked: as those of `TensorReader`.
+        raw: the header's bytes, with the length before it.
+        specs, starts, metadata, validated_for: as in `TensorReader`.
     """
 
     raw: bytes
@@ -288,18 +310,21 @@ class _Header:
 
 
 class Pack:
-    """A pack, open for reading as long as there is a reference to this.
+    """A pack file, open for reading until this object is deleted.
 
     Attributes:
-        path, fd, bytes: of the file.
-        piece: memory for one file in it, while that is read as a whole.
-        known: what headers say that were read, by their place.
+        path: path of the file.
+        fd: its descriptor.
+        bytes: its size.
+        buffer: memory for verifying one of its files.
+        headers: parsed headers by offset.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
-        """
+        """Opens the pack `path` of the save `folder`.
+
         Raises:
-            CheckpointError: there is no such file in the save `folder`.
+            CheckpointError: the save has no such file.
         """
         self.fd = -1
         self.path = path
@@ -321,28 +346,29 @@ def _open(path: Path, folder: Path | None) -> int:
 
 
 class TensorReader:
-    """A file of tensors, or some bytes of a pack that are like one, open for reading.
+    """A file of tensors, or a range of a pack in the same format, open for reading.
 
     Attributes:
-        path: of the file.
-        specs: its tensors by name.
-        starts: of each tensor, its first byte in the file.
-        bytes: of the file, or of those in the pack.
-        about: what else its header says, in strings.
+        path: path of the file.
+        specs: tensors by name.
+        starts: offset of each tensor in the file.
+        bytes: size of the file, or of the range in the pack.
+        metadata: other strings in the header.
     """
 
     def __init__(
         self, path: Path, folder: Path | None = None, pack: Pack | None = None, within: tuple[int, int] = (0, 0)
     ) -> None:
-        """
+        """Opens a file and parses its header.
+
         Args:
-            path: of the file.
-            folder: of the save in which it lies: no link in it is followed.
-            pack: the file, where it is a pack.
-            within: (where they begin, how many) of the bytes in the pack.
+            path: path of the file.
+            folder: folder of its save; links below it are not followed.
+            pack: the open pack, for a file in a pack.
+            within: offset and size of the file in the pack.
 
         Raises:
-            CheckpointError: there is no such file, or it is not one of tensors.
+            CheckpointError: the file is missing or damaged.
         """
         self.path = path
         self._pack = pack
@@ -366,7 +392,7 @@ class TensorReader:
 
     @property
     def validated_for(self) -> object:
-        """The caller's note of what its tensors were found to be right for; a pack keeps it."""
+        """The manifest entry that the tensors were checked against, or None; a pack remembers it for each file."""
         return self._parsed_header.validated_for
 
     @validated_for.setter
@@ -394,19 +420,19 @@ class TensorReader:
         return _Header(raw, tensors.specs, starts, metadata)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        """Rows [begin, end) of a tensor, on the host.
+        """Reads rows [begin, end) of a tensor to host memory.
 
         Raises:
-            CheckpointError: there is no such tensor, or the file ends before.
+            CheckpointError: the file has no such tensor, or is shorter than its header says.
         """
         rows = torch.from_numpy(self.array(name, begin, end))
         return rows.view(torch.bfloat16) if self.specs[name].dtype is torch.bfloat16 else rows
 
     def array(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """The same for numpy, which has the bits of bfloat16 as int16.
+        """Reads rows [begin, end) of a tensor as a numpy array; bfloat16 becomes int16.
 
         Raises:
-            CheckpointError: as `read`.
+            CheckpointError: the file has no such tensor, or is shorter than its header says.
         """
         spec = self.specs.get(name)
         if spec is None:
@@ -424,10 +450,14 @@ class TensorReader:
             out, offset = out[count:], offset + count
 
     def verify(self, size: int, checksums: Mapping[str, int]) -> None:
-        """Reads the whole file.
+        """Reads the whole file and compares it with the manifest.
+
+        Args:
+            size: expected bytes.
+            checksums: expected CRC-32 of the header and of each tensor.
 
         Raises:
-            CheckpointError: its size, its tensors or a checksum is another.
+            CheckpointError: the size, the names of the tensors or a checksum differs.
         """
         if self.bytes != size:
             raise CheckpointError(f"{self.path}: damaged, it has {self.bytes} bytes, expected {size}")

@@ -1,4 +1,4 @@
-"""Checks the files of a save: the tensors of each, and that their ids make sense together."""
+"""Checks the files of a save: the tensors of each file, their values, and the ids of all files together."""
 
 from __future__ import annotations
 
@@ -36,24 +36,31 @@ from .tensors import DTYPES, Pack, TensorReader
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 OwnedFilter: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
-"""A function that says which of some ids are at home here."""
+"""Function that selects, from an array of ids, the ids that this rank owns: a mask, or a slice for all."""
 
 _COUNTS = ("count", "last_use", "clicks")
-"""Columns of numbers from 0 to 2^32 - 1."""
+"""Columns of integers from 0 to 2^32 - 1."""
 _VALUE_BOUNDS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
-"""Other tensors whose values have bounds, by role and name: the least, and the first that is too large."""
+"""Bounds of other tensors, by role and name: the smallest value, and the first value above the range."""
 _CHUNK_ROWS = 1 << 20
+"""Values in memory at a time while they are checked."""
 _CONTRADICTIONS = {
     CANDIDATES: "is a row, and waits to be admitted",
     WINDOW: "has gradients and no row",
     CACHED: "was in the cache and has no row",
 }
-"""The contradiction in an id of a file of this role."""
+"""What is wrong with an id in a file of each role, if it is or is not a row."""
 
 
 @dataclass(frozen=True)
 class _ExpectedTensor:
-    """A tensor of a file: data types that it may have, its shape behind the rows."""
+    """A tensor that a file of some role has.
+
+    Attributes:
+        dtypes: allowed data types.
+        shape: shape of a row.
+        optional: whether the tensor may be missing.
+    """
 
     dtypes: tuple[torch.dtype, ...]
     shape: tuple[int, ...] = ()
@@ -61,7 +68,7 @@ class _ExpectedTensor:
 
 
 def _expected_tensors(role: str, table: SavedTable) -> dict[str, _ExpectedTensor]:
-    """The tensors that a file of a role may have. Many tables have the same."""
+    """Returns the tensors that a file of a role has for this table."""
     parts, columns = tuple(table.parts.items()), tuple(table.columns.items())
     return _expected_of(role, table.embedding_dim, table.weight_dtype, parts, columns)
 
@@ -95,10 +102,10 @@ def _expected_of(
 
 
 def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
-    """Whether a file has the tensors of its role, and is that of its save and table.
+    """Checks that a file has the tensors of its role, and was written for this save and table.
 
     Raises:
-        CheckpointError: it has not, or is not.
+        CheckpointError: a tensor is missing, unknown or of another type or shape, or the metadata name another save.
     """
     if file.role not in ROLES:
         return
@@ -122,14 +129,19 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
 
 
 Packs: TypeAlias = dict[str, Pack]
-"""Packs of a save that are open, by their paths in it."""
+"""Open packs of a save by path."""
 
 
 def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
-    """A file of the save in `folder`. If it is in a pack, that is opened once, and `packs` has it from then on.
+    """Opens a file of the save in `folder` without checking its tensors.
+
+    Args:
+        folder: folder of the save.
+        file: entry of the manifest.
+        packs: open packs by path; the file's pack is added.
 
     Raises:
-        CheckpointError: it is missing, or no file of tensors.
+        CheckpointError: the file is missing, or is not a file of tensors.
     """
     if file.offset is None:
         return TensorReader(folder / file.path, folder)
@@ -140,14 +152,14 @@ def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
 
 
 def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
-    """A file of the save in `folder`.
+    """Opens a file of the save in `folder` and checks its tensors.
 
     Raises:
-        CheckpointError: it is missing, or has not the tensors of its role.
+        CheckpointError: the file is missing, or lacks tensors of its role.
     """
     reader = open_unchecked(folder, file, manifest.packs)
     try:
-        if reader.validated_for is not file:  # of a pack, whose headers are read once
+        if reader.validated_for is not file:  # a pack remembers files that were checked before
             check_tensors(reader, manifest, file)
             reader.validated_for = file
     except BaseException:
@@ -157,10 +169,10 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
 
 
 def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
-    """Whether columns of a file have values that can be, and whether a sketch is that of its rank.
+    """Checks that the columns of a file have possible values, and that a sketch was saved by the rank of its file.
 
     Raises:
-        CheckpointError: one has not, or is not.
+        CheckpointError: a value is out of range, or the sketch is invalid.
     """
     if file.role == SKETCH:
         problem = sketch_problem(reader.array(SKETCH), file.rank, manifest.world_size)
@@ -182,13 +194,13 @@ def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> N
 
 @dataclass(frozen=True, eq=False)
 class TableChain:
-    """A table in each save of a chain.
+    """A table in every save of a chain.
 
     Attributes:
-        chain: folder, manifest and the table there; the last one comes last.
-        mine: which of some ids count.
-        bound: of the ids of the index table that it is for; None for a hash table.
-        cut: ids from here on are left out; None: none is.
+        chain: folder, manifest and table of each save, in order.
+        owned: function that selects the ids of this rank.
+        num_embeddings: size of the index table to load into; None for a hash table.
+        id_limit: ids from this one on are ignored; None for no limit.
     """
 
     chain: Sequence[tuple[Path, Manifest, SavedTable]]
@@ -197,11 +209,11 @@ class TableChain:
     id_limit: int | None = None
 
     def check_ids(self) -> int:
-        """How many rows there are in the end.
+        """Checks the ids of all files, and returns the number of rows after the last save.
 
         Raises:
-            CheckpointError: ids that are there twice in a layer, that an index table lacks, that are rows and wait to
-                be admitted, or that have gradients or were in the cache and are no row.
+            CheckpointError: an id occurs twice in a layer, exceeds an index table, is both a row and a candidate for
+                admission, or has gradients or a cache entry without a row.
         """
         final = self._final_ids()
         folder, manifest, table = self.chain[-1]
@@ -209,18 +221,18 @@ class TableChain:
             files = manifest.files_of(table.key, role)
             if not files:
                 continue
-            ids = self._joined(folder, manifest, table, files)
+            ids = self._joined_ids(folder, manifest, table, files)
             wrong = ids[isin_sorted(final, ids) != are_rows]
             if len(wrong):
                 raise CheckpointError(f"{folder}: id {wrong[0]} of table {table.key!r} {_CONTRADICTIONS[role]}")
         return len(final)
 
     def _final_ids(self) -> Int64Array:
-        """Ids of the rows in the end, ascending."""
+        """Returns the ids of the rows after the last save, ascending."""
         base: Int64Array = np.empty(0, np.int64)
-        changes: list[tuple[Int64Array, bool]] = []  # ids that became rows, or that left, in order
+        changes: list[tuple[Int64Array, bool]] = []  # ids and whether they became rows or were removed, in order
         for folder, manifest, table, files in self._layers():
-            rows = self._joined(folder, manifest, table, [file for file in files if file.role == ROWS])
+            rows = self._joined_ids(folder, manifest, table, [file for file in files if file.role == ROWS])
             if not len(base) and not changes:
                 base = rows
                 continue
@@ -232,9 +244,10 @@ class TableChain:
             return base
         every = np.concatenate([ids for ids, _ in changes])
         present = np.concatenate([np.full(len(ids), is_row) for ids, is_row in changes])
-        latest, places = np.unique(every[::-1], return_index=True)
-        come = latest[present[::-1][places]]
-        return np.sort(np.concatenate([base[~isin_sorted(latest, base)], come]))
+        # Reversed, so that np.unique keeps the last change of each id.
+        changed, last = np.unique(every[::-1], return_index=True)
+        added = changed[present[::-1][last]]
+        return np.sort(np.concatenate([base[~isin_sorted(changed, base)], added]))
 
     def _layers(self) -> Iterator[tuple[Path, Manifest, SavedTable, list[SavedFile]]]:
         for folder, manifest, table in self.chain:
@@ -242,8 +255,10 @@ class TableChain:
             for layer in sorted({file.layer for file in files}):
                 yield folder, manifest, table, [file for file in files if file.layer == layer]
 
-    def _joined(self, folder: Path, manifest: Manifest, table: SavedTable, files: Sequence[SavedFile]) -> Int64Array:
-        """Ids of files of a layer, ascending."""
+    def _joined_ids(
+        self, folder: Path, manifest: Manifest, table: SavedTable, files: Sequence[SavedFile]
+    ) -> Int64Array:
+        """Returns the ids of the files of one layer, ascending, and checks that none occurs twice."""
         of_files = [self._ids(folder, manifest, table, file) for file in files]
         ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
         ids.sort()
@@ -274,6 +289,18 @@ class TableChain:
 
 
 def find_saved_table(manifest: Manifest, where: Path, module: str, name: str, unique_name: bool) -> SavedTable:
+    """Finds a model's table in a save: by module path and name, or by name alone if that is unambiguous.
+
+    Args:
+        manifest: manifest of the save.
+        where: folder of the save, for errors.
+        module: path of the module.
+        name: name of the table.
+        unique_name: whether the model has only one table of this name.
+
+    Raises:
+        CheckpointError: the save does not have the table.
+    """
     exact = manifest.by_module.get((module, name))
     named = manifest.by_name.get(name, [])
     if exact is not None:
@@ -285,10 +312,10 @@ def find_saved_table(manifest: Manifest, where: Path, module: str, name: str, un
 
 
 def table_chain(chain: Chain, saved: SavedTable) -> TableChain:
-    """A table of the last save in all of them.
+    """Finds the table `saved` of the last save in every save of the chain.
 
     Raises:
-        CheckpointError: one has no such table, or another one of its name.
+        CheckpointError: a save does not have the table, or has it in another format.
     """
     found = []
     for folder, manifest in chain:
@@ -304,13 +331,16 @@ def table_chain(chain: Chain, saved: SavedTable) -> TableChain:
 
 
 def evicted_files(tables: TableChain) -> list[tuple[Path, Manifest, SavedFile, int]]:
-    """Returns the files of evicted rows that wait, and the first such row of each, in the order of their evictions.
+    """Returns the files with evicted rows that are not taken yet, in eviction order.
+
+    Returns:
+        For each file: folder, manifest, file, and the index of the first row that counts.
 
     Raises:
-        CheckpointError: a save has fewer of them than the save after it says.
+        CheckpointError: a save has fewer evicted rows than the next save refers to.
     """
     found = []
-    expected_rows: dict[int, int] | None = None  # of each rank, so many of the last rows of this save; None: all
+    expected_rows: dict[int, int] | None = None  # by rank, how many of the save's last rows count; None: all
     successor = tables.chain[-1][0]
     for folder, manifest, table in reversed(tables.chain):
         before = dict(enumerate(table.evicted_before))
@@ -334,18 +364,18 @@ def evicted_files(tables: TableChain) -> list[tuple[Path, Manifest, SavedFile, i
 
 
 def isin_sorted(known: Int64Array, ids: Int64Array) -> np.ndarray:
-    """Which of `ids` are among those known, which are ascending: bool `[n]`."""
+    """Returns which of `ids` `[n]` are in the ascending array `known`, bool `[n]`."""
     if not len(known):
         return np.zeros(len(ids), bool)
-    if np.array_equal(known, ids):  # all rows were in the cache, say
+    if np.array_equal(known, ids):  # common: the cache held every row
         return np.ones(len(ids), bool)
-    places = np.searchsorted(known, ids)
-    found: np.ndarray = known[np.minimum(places, len(known) - 1)] == ids
+    positions = np.searchsorted(known, ids)
+    found: np.ndarray = known[np.minimum(positions, len(known) - 1)] == ids
     return found
 
 
 def row_count_problem(table: SavedTable, rows: int, expected: int) -> str | None:
-    """Compares the rows that were found on all ranks with those that were expected; None if they are as many."""
+    """Compares the number of rows found on all ranks with the expected one; returns None if they are equal."""
     if rows == expected:
         return None
     return f"table {table.key!r} had {expected} rows when it was saved, its files have {rows}"
