@@ -1,4 +1,4 @@
-"""Groups of processes that the tests of sharding share."""
+"""Process groups that the sharding tests share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rec_sdk_torch.operators.devices.backends import parse_device
 
 @pytest.fixture(scope="session")
 def ranks_of(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """The processes of a world size, started at its first use."""
+    """Starts the processes of a world size at its first use, and returns them."""
     kind = parse_device(request.config.getoption("--device")).type
     started: dict[int, Ranks] = {}
 

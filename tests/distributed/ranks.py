@@ -1,4 +1,4 @@
-"""Processes of a group that stay, and do one task after another: over gloo, or each on a device of its own."""
+"""Runs functions on ranks: processes that stay alive between tests, over gloo or each on its own device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
 
 class Place:
-    """The place of this process among the ranks.
+    """The rank of this process, and its device.
 
     Attributes:
-        device: where its models are.
-        rank: its number, 0 in a process without a group.
-        world_size: the number of ranks.
+        device: device of its models.
+        rank: its rank, 0 in a process without a group.
+        world_size: number of ranks.
     """
 
     device = torch.device("cpu")
@@ -65,14 +65,14 @@ def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, pat
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     torch.distributed.destroy_process_group()
-    gc.collect()  # models, which hold the groups and so their threads: none may live while the interpreter ends
+    gc.collect()  # models hold the groups and so their threads: none may live while the interpreter ends
 
 
 class Ranks:
-    """`world_size` processes."""
+    """The `world_size` processes of a group, which execute functions one after the other."""
 
     def __init__(self, world_size: int, kind: str = "cpu", timeout: float = TIMEOUT) -> None:
-        """`kind`: of device. `timeout`: seconds, of the process groups."""
+        """Starts the processes; `kind` is the device type, `timeout` the process groups' timeout in seconds."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -85,12 +85,12 @@ class Ranks:
                 target=_serve, args=(rank, world_size, port, kind, timeout, paths, theirs), daemon=True
             )
             process.start()
-            theirs.close()  # so that the end of a process is seen
+            theirs.close()  # so that the end of a process is noticed
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """The results of `function(rank, world_size, *args)` on each rank; raises what a rank raises."""
+        """Runs `function(rank, world_size, *args)` on each rank; returns the results, or raises a rank's error."""
         for pipe in self._pipes:
             pipe.send((function, args))
         results = []
@@ -105,7 +105,7 @@ class Ranks:
         return [result for _, result in results]
 
     def run_survivors(self, function: Callable[..., Any], *args: Any, survivors: Sequence[int]) -> list[Any]:
-        """The same where the other ranks die of it."""
+        """Runs a function that kills the ranks that are not in `survivors`; returns the results of the survivors."""
         for pipe in self._pipes:
             pipe.send((function, args))
         results = []
@@ -116,24 +116,25 @@ class Ranks:
             results.append(result)
         dead = []
         for rank in set(range(len(self._processes))) - set(survivors):
-            self._processes[rank].join(TIMEOUT)  # its sockets close, which survivors see, before it has an exit code
+            # its sockets close before it has an exit code, and survivors notice that
+            self._processes[rank].join(TIMEOUT)
             dead.append(self._processes[rank].exitcode)
         assert all(code is not None and code < 0 for code in dead), f"exit codes {dead}"
         return results
 
     def alive(self) -> bool:
-        """Whether all processes are."""
+        """Returns whether all processes are alive."""
         return all(process.is_alive() for process in self._processes)
 
     def kill(self) -> None:
-        """Ends the processes, whatever they are at. None is alive when this returns."""
+        """Kills the processes, whatever they are doing; returns when all have ended."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
             process.join()
 
     def close(self) -> None:
-        """Lets the processes end."""
+        """Ends the processes after their current function."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             if process.is_alive():
                 pipe.send(None)
@@ -147,7 +148,7 @@ Start = Callable[[int], Ranks]
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """The class and message of what a call raises; "" where it raises nothing."""
+    """Returns the class and message of a call's exception; "" if it raises none."""
     try:
         call()
     except Exception as error:
@@ -156,10 +157,10 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..., None]]:
-    """Makes a test of a function that each of so many ranks calls; all have to return the same.
+    """Makes a test from a function that is called on each rank; all ranks must return the same.
 
-    The function has `rank` and `world_size` where it names them; its other parameters are the test's. Without numbers
-    here, `world_size` is one of those that the test is parametrized by.
+    The function gets `rank` and `world_size` if it has such parameters; its other parameters are the test's. Without
+    numbers here, `world_size` is a parameter of the test.
     """
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
@@ -178,7 +179,7 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..
 
 
 def _call(rank: int, world_size: int, module: str, name: str, arguments: dict[str, Any]) -> Any:
-    """Calls the function of which `on_ranks` made a test."""
+    """Calls the function from which `on_ranks` made a test."""
     body = getattr(importlib.import_module(module), name).__wrapped__
     place = {"rank": rank, "world_size": world_size}
     return body(**{each: place[each] for each in inspect.signature(body).parameters if each in place}, **arguments)

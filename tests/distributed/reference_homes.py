@@ -1,4 +1,4 @@
-"""The rank that is home to an id, in Python's numbers of any size."""
+"""Reference for the owner rank of an id, in Python integers of any size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def fold(a: int, b: int) -> int:
 
 
 def home_of(i: int, home: tuple[int, int], world_size: int) -> int:
-    """The rank of an id; `home` is what the engine's `owner_ranks` takes."""
+    """Returns the owner rank of an id; `home` is the argument of the engine's `owner_ranks`."""
     rank, block = home
     if rank >= 0:
         return rank
@@ -20,6 +20,6 @@ def home_of(i: int, home: tuple[int, int], world_size: int) -> int:
     return i // block if rank == -3 and 0 <= i < block * world_size else i % world_size
 
 
-def named(home: str, num_embeddings: int, world_size: int) -> tuple[int, int]:
-    """The `home` that `home_of` takes, of a table."""
+def home_argument(home: str, num_embeddings: int, world_size: int) -> tuple[int, int]:
+    """Returns the `home` argument of `home_of` for an option's name."""
     return {"modulo": (-1, 0), "hash": (-2, 0), "continuous": (-3, -(-num_embeddings // world_size))}[home]

@@ -1,4 +1,4 @@
-"""A model that is trained on many ranks, and on one with the batches of all of them."""
+"""A model that is trained on several ranks, and on one process with the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Scenario:
     Attributes:
         kind: `bags`, `sequences` or `hash`.
         sharding: of each table, `row_wise` or `table_wise`; None lets the planner choose.
-        cache: rows of a rank.
-        admit: how often an id of a hash table has to be seen; 0: not at all.
-        rules: of admission and eviction of hash tables, `AdmitAndEvictConfig`'s; in place of `admit`.
-        init_fn: of the index table.
-        padding_idx: ids that mean nothing, by table.
+        cache: cached rows per rank.
+        admit: the count at which an id of a hash table gets a row; 0: immediately.
+        rules: arguments of `AdmitAndEvictConfig` for hash tables; replaces `admit`.
+        init_fn: initializer of the index table.
+        padding_idx: padding id by table.
         frozen: a table that is only read.
-        homes: of the tables, `Home`'s.
-        made_on: a default device under which the model is made that is to be sharded, without a device of its own.
-        index_rows: of the index table, which is looked up at 0 to 30.
-        tracked: its tables keep what changes, for deltas; not of kind `hash`.
-        update: when rows are updated, as of the collections.
-        local_size: ranks of a machine, as of the sharders.
-        sizes: for each step, samples of each rank: `step % len(sizes)`, then `rank % len(sizes[...])`.
+        homes: the `Home` of each table.
+        made_on: default device under which the model is made before it is sharded, without a device argument.
+        index_rows: rows of the index table, which is looked up at 0 to 30.
+        tracked: whether tables track changes, for deltas; not for kind `hash`.
+        update: when rows are updated, as in the collections.
+        local_size: ranks per machine, as in the sharders.
+        sizes: samples of each rank in each step: `step % len(sizes)`, then `rank % len(sizes[...])`.
     """
 
     kind: str = "bags"
@@ -82,7 +82,7 @@ FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
 
 
 def configs(scenario: Scenario) -> list[Any]:
-    """A hash table, an index table, and a hash table that shares a feature."""
+    """Builds the configs of a hash table, an index table, and a hash table that shares a feature."""
     pooled = scenario.kind != "sequences"
     uniform: dict[str, Any] = {"initializer_type": rst.InitializerType.UNIFORM, "data_type": scenario.dtype}
     if scenario.tracked:
@@ -113,7 +113,7 @@ PLACE = object()
 
 
 class Model(torch.nn.Module):
-    """A collection, and one dense parameter."""
+    """A model with a collection and one dense parameter."""
 
     def __init__(self, scenario: Scenario, seed: int, cache: Any = None, device: Any = PLACE) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Model(torch.nn.Module):
         self.sparse = kinds.get(scenario.kind, rst.EmbCacheEmbeddingBagCollection)(configs(scenario), **options)
         self.pooled = scenario.kind != "sequences"
         self.scale = torch.nn.Parameter(torch.full((1,), 0.7, device=Place.device))
-        # Sharded tables have TorchRec's `eps` of Adagrad where none is given, those of one process have torch's.
+        # By default sharded tables have TorchRec's `eps` of Adagrad, and unsharded tables have torch's.
         defaults = {"lr": 0.1, **({"eps": 1e-8} if scenario.optimizer is torch.optim.Adagrad else {})}
         rst.apply_optimizer_in_backward(scenario.optimizer, self.sparse.parameters(), defaults | scenario.options)
         if scenario.frozen:
@@ -139,7 +139,7 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = self.sparse(batch)
-        # The output may be an Awaitable. It is doubled in place, which changes no bits: it is the caller's.
+        # The output may be an Awaitable. Doubling it in place is exact, and allowed since the caller owns it.
         doubled = output.values().mul_(2) if self.pooled else sequence_values(output)
         values = doubled / 2
         return torch.tanh(values * self.scale * 3).pow(2).sum() + values.sum() * 0.1, values.detach().cpu()
@@ -151,7 +151,7 @@ NAMES = ("f0@t0", "f1", "f2", "f3", "f0@t2")
 def sequences_of_rank(
     whole: torch.Tensor, scenario: Scenario, batches: list[tuple[Any, Any]], rank: int
 ) -> torch.Tensor:
-    """The part of `sequence_values` that a rank has, of the values for the batches of all."""
+    """Returns a rank's part of `sequence_values`, given the values of all ranks' batches."""
     d0, d1, d2 = scenario.dims
     parts, begin = [], 0
     for name, dim in zip(NAMES, (d0, d0, d1, d2, d2), strict=True):
@@ -163,25 +163,27 @@ def sequences_of_rank(
 
 
 def sequence_values(output: Any) -> torch.Tensor:
-    """Doubled, in place. By name: TorchRec's pipelines trace the model, where nothing can be iterated."""
+    """Joins the outputs, doubled in place; accesses them by name since TorchRec's pipelines trace the model."""
     return torch.cat([output[name].values().mul_(2).flatten() for name in NAMES])
 
 
 def bags_of(scenario: Scenario, step: int, world_size: int) -> list[tuple[Any, Any]]:
-    """Bags and weights of each rank."""
+    """Draws bags and weights of each rank."""
     rng = np.random.default_rng([scenario.seed, step])
     sizes = scenario.sizes[step % len(scenario.sizes)]
     batches = []
     for rank in range(world_size):
         bags = random_bags(rng, KEYS, scenario.ids, batch_size=sizes[rank % len(sizes)], longest=5)
-        # f2 is the index table's; the others have negative ids too
+        # f2 belongs to the index table; the others have negative ids too
         bags = {key: [[i % 31 if key == "f2" else i - 15 for i in bag] for bag in of] for key, of in bags.items()}
         batches.append((bags, random_weights(rng, bags) if scenario.weighted else None))
     return batches
 
 
-def dated(scenario: Scenario, step: int, given: list[tuple[Any, Any]], first: int) -> KeyedJaggedTensor:
-    """The batch of ranks from `first` on, with timestamps that are in no order, and click labels, some below 0."""
+def with_signals(scenario: Scenario, step: int, given: list[tuple[Any, Any]], first: int) -> KeyedJaggedTensor:
+    """Builds the batch of the ranks from `first` on, with unsorted timestamps and click labels, some of them
+    negative.
+    """
     stamps: dict[str, list[int]] = {key: [] for key in KEYS}
     labels: list[int] = []
     for rank, (bags, _) in enumerate(given, first):
@@ -201,7 +203,7 @@ def dated(scenario: Scenario, step: int, given: list[tuple[Any, Any]], first: in
 
 
 def concatenated(batches: list[tuple[Any, Any]]) -> KeyedJaggedTensor:
-    """The batch of all ranks."""
+    """Builds the batch of all ranks."""
     whole = {key: [bag for bags, _ in batches for bag in bags[key]] for key in KEYS}
     weights = None
     if batches[0][1] is not None:
@@ -210,25 +212,25 @@ def concatenated(batches: list[tuple[Any, Any]]) -> KeyedJaggedTensor:
 
 
 def world() -> ShardingEnv:
-    """The environment of all ranks."""
+    """Returns the sharding environment of all ranks."""
     return ShardingEnv.from_process_group(torch.distributed.group.WORLD)
 
 
 def shard(
     model: torch.nn.Module, scenario: Scenario, one_group: bool = False, kinds: Mapping[str, str | None] | None = None
 ) -> DistributedModelParallel:
-    """As TorchRec's users do.
+    """Shards a model as users of TorchRec do.
 
     Args:
-        model: which has tables.
-        scenario: its shardings and the ranks of a machine hold.
-        one_group: ids are exchanged by the process group of rows.
-        kinds: the sharding of each table, in place of the scenario's.
+        model: a model with tables.
+        scenario: supplies shardings and ranks per machine.
+        one_group: exchanges ids in the process group of the rows.
+        kinds: the sharding of each table, instead of the scenario's.
     """
     kinds = {f"t{i}": kind for i, kind in enumerate(scenario.sharding)} if kinds is None else kinds
     constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in kinds.items() if kind}
     sharders = rst.get_default_hybrid_sharders(world() if one_group else None, local_size=scenario.local_size)
-    kind = "cuda" if Place.device.type == "cuda" else "cpu"  # what TorchRec's Topology knows
+    kind = "cuda" if Place.device.type == "cuda" else "cpu"  # device kinds that TorchRec's Topology supports
     topology = Topology(Place.world_size, kind, local_world_size=Place.world_size)
     planner = EmbeddingShardingPlanner(topology, constraints=constraints)
     plan = planner.collective_plan(model, sharders, torch.distributed.group.WORLD)
@@ -236,7 +238,7 @@ def shard(
 
 
 def plan_of(tables: Sequence[str], kinds: str | Sequence[str] = "row_wise", ranks: list[int] | None = None) -> Any:
-    """A plan by hand. `kinds`: the sharding of all tables, or of each; `ranks`: homes of tables that are table-wise."""
+    """Builds a plan. `kinds`: the sharding of all tables, or of each; `ranks`: owner ranks of table-wise tables."""
     kinds = [kinds] * len(tables) if isinstance(kinds, str) else kinds
     kernel = EmbeddingComputeKernel.FUSED.value
     return EmbeddingModuleShardingPlan(
@@ -250,24 +252,24 @@ def plan_of(tables: Sequence[str], kinds: str | Sequence[str] = "row_wise", rank
 def shard_tables(
     collection: Any, kinds: str | Sequence[str] = "row_wise", ranks: list[int] | None = None, **options: Any
 ) -> Any:
-    """A collection alone, by a plan of `plan_of`. `options`: of the sharders."""
+    """Shards a single collection with a plan of `plan_of`; `options` are the sharders'."""
     (sharder,) = [each for each in rst.get_default_hybrid_sharders(**options) if each.module_type is type(collection)]
     plan = plan_of([table.name for table in collection.embedding.tables], kinds, ranks)
     return sharder.shard(collection, plan, world(), Place.device)
 
 
 def sharded(scenario: Scenario, seed: int = 3, cache: Any = None, one_group: bool = False) -> Any:
-    """The scenario's model, divided among the ranks."""
+    """Builds the scenario's model and shards it."""
     return shard(Model(scenario, seed, cache), scenario, one_group)
 
 
 def batch_of(scenario: Scenario, step: int) -> KeyedJaggedTensor:
-    """The batch of this rank."""
+    """Returns the batch of this rank."""
     return jagged(*bags_of(scenario, step, Place.world_size)[Place.rank])
 
 
 def batches_of(scenario: Scenario, steps: int) -> Iterator[KeyedJaggedTensor]:
-    """The first batches of this rank."""
+    """Yields the first batches of this rank."""
     return (batch_of(scenario, step) for step in range(steps))
 
 
@@ -314,7 +316,7 @@ def _padded(rows: list[torch.Tensor], fill: float) -> list[torch.Tensor]:
 
 
 def united(of_ranks: list[Rows], shardings: Sequence[str | None] = ("row_wise",) * 3) -> Rows:
-    """The rows of all ranks, each of which is on one, or on all. `shardings`: where None, as the planner had it."""
+    """Joins the rows of all ranks, each on one rank or on all; a sharding of None means the planner chose."""
     result: Rows = {}
     for table, sharding in zip(of_ranks[0], shardings, strict=True):
         first, *others = parts = [rows[table] for rows in of_ranks]
@@ -333,7 +335,7 @@ def united(of_ranks: list[Rows], shardings: Sequence[str | None] = ("row_wise",)
 
 
 def rows(collection: Any) -> Rows:
-    """Rows by table and id, weight and states in one tensor."""
+    """Returns rows by table and id, with weight and states in one tensor."""
     result = {}
     state = collection.state_dict()
     optimizer = collection.fused_optimizer.state_dict()["state"]
@@ -355,16 +357,18 @@ def _made(scenario: Scenario) -> Any:
     with made_on:
         model: Any = Model(scenario, seed=3 + Place.rank, device=None if scenario.made_on else Place.device)
     assert model.sparse.device.type == (scenario.made_on or Place.device.type)
-    return shard(model, scenario)  # rank 0's seed holds
+    return shard(model, scenario)  # the seed of rank 0 is used
 
 
 def train_sharded(
     rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "", homes: Any = None
 ) -> Any:
-    """(outputs of each step, rows, dense parameter, exchange stats, cache stats, device) of a rank.
+    """Trains on a rank; returns (outputs of each step, rows, dense parameter, exchange stats, cache stats, device).
 
-    `saves`: a folder; half-way the tables are saved there, and others that load the save go on; `homes`: theirs. Where
-    tables are tracked it is a delta, of a save after the first step in a folder beside it.
+    With a folder `saves`, the tables are saved there half-way and training continues in other tables that load the
+    save,
+    with the `homes` given. If tables are tracked the save is a delta of a save after the first step, in a folder beside
+    it.
     """
     model = _made(scenario)
     torch.manual_seed(FILLS)
@@ -386,30 +390,30 @@ def train_sharded(
 
 
 def optimizer_of(model: Any, lr: float) -> CombinedOptimizer:
-    """SGD of the dense parameter, with the tables' optimizer."""
+    """Builds SGD for the dense parameter, combined with the tables' optimizer."""
     dense = KeyedOptimizerWrapper({"scale": model.scale}, lambda parameters: torch.optim.SGD(parameters, lr=lr))
     return CombinedOptimizer([("sparse", model.sparse.fused_optimizer), ("dense", dense)])
 
 
 def _steps(model: Any, scenario: Scenario, steps: range, depth: int) -> list[torch.Tensor]:
-    """Their outputs."""
+    """Trains the steps; returns their outputs."""
     optimizer, rank = optimizer_of(model.module, lr=0.05), Place.rank
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, optimizer, "cpu", Place.device, depth=depth)
-    batches = (dated(scenario, step, [bags_of(scenario, step, Place.world_size)[rank]], rank) for step in steps)
+    batches = (with_signals(scenario, step, [bags_of(scenario, step, Place.world_size)[rank]], rank) for step in steps)
     return [pipeline.progress(batches) for _ in steps]
 
 
 def train_alone(scenario: Scenario, world_size: int) -> Any:
-    """(outputs of each step, rows, dense parameter) of one process."""
+    """Trains in one process; returns (outputs of each step, rows, dense parameter)."""
     if scenario.optimizer is torch.optim.Adam and scenario.options.get("weight_decay"):
-        scenario = replace(scenario, optimizer=torch.optim.AdamW)  # as TorchRec's sharded tables decay
+        scenario = replace(scenario, optimizer=torch.optim.AdamW)  # the decay of TorchRec's sharded tables
     model = Model(scenario, seed=3, cache=1000)
     torch.manual_seed(FILLS)
     optimizer = optimizer_of(model, lr=0.05)
     outputs = []
     for step in range(scenario.steps):
         optimizer.zero_grad()
-        loss, output = model(dated(scenario, step, bags_of(scenario, step, world_size), 0))
+        loss, output = model(with_signals(scenario, step, bags_of(scenario, step, world_size), 0))
         (loss / world_size).backward()
         optimizer.step()
         outputs.append(output)

@@ -1,4 +1,4 @@
-"""Ranks whose tables, options, modes or order of calls differ: all raise, and say what differs where."""
+"""Ranks whose tables, options, modes or order of calls differ: all raise, and the message names the difference."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ OTHER_COLLECTIONS: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 @on_ranks(2)
 @pytest.mark.parametrize("what", [*OTHER_TABLES, *OTHER_COLLECTIONS])
-def test_other_tables_are_refused_when_sharding(rank: int, what: str) -> str:
+def test_differing_tables_are_refused_when_sharding(rank: int, what: str) -> str:
     make, first, second = (OTHER_TABLES | OTHER_COLLECTIONS)[what]
     message = error_of(lambda: shard_tables(make() if rank == 1 else with_config()))
     assert message.startswith("ValueError: ")
     of_table = "table 't0': " if what in OTHER_TABLES else ""
     assert f"{of_table}{what.strip()} is {first} on rank 0, {second} on rank 1" in message
-    step(trainable(with_config()))  # the ranks are where they were
+    step(trainable(with_config()))  # the ranks are still in step
     return message
 
 
@@ -110,7 +110,7 @@ def test_the_ranks_of_each_value_are_named(rank: int) -> str:
         ((("row_wise",), ("column_wise",)), "sharding type 'column_wise', allowed are"),
     ],
 )
-def test_another_plan_is_refused_when_sharding(rank: int, plans: Any, text: str) -> str:
+def test_differing_plans_are_refused_when_sharding(rank: int, plans: Any, text: str) -> str:
     message = error_of(lambda: shard_tables(with_config(), *plans[rank]))
     assert text in message
     return message
@@ -133,7 +133,7 @@ def test_check_finite_of_one_rank_is_refused(rank: int) -> str:
     return message
 
 
-# ---- optimizers, and what may change later
+# ---- optimizers, and attributes that may change later
 
 
 ADAGRAD = torch.optim.Adagrad
@@ -150,7 +150,7 @@ OPTIMIZERS: dict[str, tuple[type | None, dict[str, Any], str, str]] = {
 
 @on_ranks(2)
 @pytest.mark.parametrize("what", OPTIMIZERS)
-def test_other_optimizers_are_refused_at_the_first_batch(rank: int, what: str) -> str:
+def test_differing_optimizers_are_refused_at_the_first_batch(rank: int, what: str) -> str:
     optimizer, options, first, second = OPTIMIZERS[what]
     tables = trainable(with_config(), *((ADAGRAD,), (optimizer,))[rank], **(options if rank else {}))
     message = error_of(lambda: step(tables))
@@ -212,10 +212,10 @@ WAYS = {"loop": None, "depth 0": 0, "depth 2": 2, "torchrec": None}
 
 
 class Two(torch.nn.Module):
-    """Two collections, which a rank may call in another order."""
+    """A model with two collections, which a rank may call in another order."""
 
     def __init__(self, second: str = "alike") -> None:
-        """`second`: the collection is `alike`, has `wider` rows that are counted, or `fewer` tables."""
+        """Builds the collections; the second is `alike`, has `wider` rows and counts ids, or has `fewer` tables."""
         super().__init__()
         scenario = Scenario(dims=(4, 8, 6), admit=2) if second == "wider" else Scenario()
         self.first, self.second = Model(Scenario(), 3), Model(scenario, 4)
@@ -232,8 +232,8 @@ class Two(torch.nn.Module):
         return first + second, batch.values()
 
 
-def stepping(model: Any, way: str, batches: Iterator[Any]) -> Callable[[], object]:
-    """A training step, which can be called again."""
+def training_step(model: Any, way: str, batches: Iterator[Any]) -> Callable[[], object]:
+    """Returns a function that runs one training step at each call."""
     if way == "loop":
 
         def step() -> None:
@@ -253,14 +253,14 @@ def stepping(model: Any, way: str, batches: Iterator[Any]) -> Callable[[], objec
 @on_ranks(2)
 @pytest.mark.parametrize("second", ["alike", "wider", "fewer"])
 @pytest.mark.parametrize("way", WAYS)
-def test_another_order_of_collections_is_refused(rank: int, way: str, second: str) -> str:
+def test_a_differing_order_of_collections_is_refused(rank: int, way: str, second: str) -> str:
     model: Any = shard(Two(second), Scenario())
     model.module.swapped = rank == 1
-    once = stepping(model, way, batches_of(Scenario(), 8))
+    once = training_step(model, way, batches_of(Scenario(), 8))
     message = error_of(once)
     assert message.startswith("RuntimeError: ")
     assert "rank 0 trains batch 1 of collection 'first.sparse', rank 1 trains batch 1 of collection" in message
-    if way == "loop":  # the ranks are where they were
+    if way == "loop":  # the ranks are still in step
         model.module.swapped = False
         once()
     return message
@@ -274,8 +274,8 @@ def test_another_order_of_collections_is_refused(rank: int, way: str, second: st
         ("swapped", "RuntimeError: ranks have exchanged gradients of different collections or batches"),
     ],
 )
-def test_gradients_of_other_tables_end_the_training(rank: int, kind: str, text: str) -> list[str]:
-    """In one step each rank has the other's collection in its loss, or the two losses in the other's order."""
+def test_gradients_of_differing_tables_end_the_training(rank: int, kind: str, text: str) -> list[str]:
+    """In one step each rank has the other's collection in its loss, or the two losses in the other order."""
     model = shard(Two(), Scenario()).module
     batch = jagged({key: [[2, 3], [4]] for key in ("f0", "f1", "f2", "f3")})
 
@@ -291,7 +291,7 @@ def test_gradients_of_other_tables_end_the_training(rank: int, kind: str, text: 
 
 
 @on_ranks(2)
-def test_a_batch_that_one_rank_skips(rank: int) -> str:
+def test_a_batch_skipped_by_one_rank_is_refused(rank: int) -> str:
     model = sharded(Scenario())
     for place, batch in enumerate(rst.prefetch(batches_of(Scenario(), 3), model, depth=2)):
         if place != 1 or rank != 1:
@@ -312,7 +312,7 @@ def test_a_batch_that_one_rank_skips(rank: int) -> str:
         ([{"evict_step_interval": 2}, {}], "evict_step_interval is 2 on rank 0, None on rank 1"),
     ],
 )
-def test_pipelines_of_other_options_are_refused(rank: int, options: list[dict[str, Any]], text: str) -> str:
+def test_differing_pipeline_options_are_refused(rank: int, options: list[dict[str, Any]], text: str) -> str:
     model = sharded(Scenario())
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, **options[rank])
@@ -321,17 +321,17 @@ def test_pipelines_of_other_options_are_refused(rank: int, options: list[dict[st
     return message
 
 
-# ---- some train what others evaluate
+# ---- some ranks train what others evaluate
 
 
 @on_ranks(2)
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("rules", [{}, {"admit_threshold": 2}])
 @pytest.mark.parametrize("way", WAYS)
-def test_one_rank_that_evaluates(rank: int, way: str, rules: dict[str, Any], after: int) -> str:
+def test_evaluation_on_one_rank_is_refused(rank: int, way: str, rules: dict[str, Any], after: int) -> str:
     scenario = Scenario(rules=rules)
     model = sharded(scenario)
-    once = stepping(model, way, batches_of(scenario, 8))
+    once = training_step(model, way, batches_of(scenario, 8))
     for _ in range(after):
         once()
     if rank == 1:
@@ -340,7 +340,7 @@ def test_one_rank_that_evaluates(rank: int, way: str, rules: dict[str, Any], aft
     assert message.startswith("RuntimeError: ")
     assert "rank 0 trains" in message
     assert "rank 1 evaluates" in message
-    if way != "torchrec":  # whose pipeline has replaced the forward
+    if way != "torchrec":  # TorchRec's pipeline has replaced the forward
         model.eval()  # all ranks together
         model.module(batch_of(scenario, 0))
     return message
@@ -348,7 +348,7 @@ def test_one_rank_that_evaluates(rank: int, way: str, rules: dict[str, Any], aft
 
 @on_ranks(2)
 def test_all_ranks_may_evaluate_what_was_prefetched() -> None:
-    """They evaluate a batch in the middle, which was exchanged to be trained."""
+    """A batch in the middle is evaluated although it was exchanged for training."""
     scenario, found = Scenario(optimizer=ADAGRAD, rules={"admit_threshold": 2}), []
     for depth in (0, 2):
         model, outputs = sharded(scenario), []

@@ -1,5 +1,7 @@
-"""Ranks whose data ends at different steps end together; and faults of one rank: it dies, does not come, or has a batch
-or gradients that fail."""
+"""Ranks whose data ends at different steps end together; faults of one rank raise on all.
+
+A faulty rank dies, does not take part, or has a batch or gradients that fail.
+"""
 
 from __future__ import annotations
 
@@ -42,27 +44,27 @@ TIMEOUT = 4
 """Seconds of the process group, of ranks that fail."""
 
 
-def doomed_ranks(device: torch.device, count: int) -> Iterator[Ranks]:
-    """Ranks of their own, which may be killed."""
+def start_killable_ranks(device: torch.device, count: int) -> Iterator[Ranks]:
+    """Starts separate ranks, which the test may kill."""
     if device.type != "cpu":
-        pytest.skip("the timeouts of nccl and hccl are those of their libraries; ids go over gloo on every device")
+        pytest.skip("nccl and hccl set their own timeouts; ids go over gloo on every device")
     ranks = Ranks(count, device.type, TIMEOUT)
     yield ranks
     ranks.kill()
 
 
 @pytest.fixture
-def doomed(device: torch.device) -> Iterator[Ranks]:
-    yield from doomed_ranks(device, 2)
+def killable_ranks(device: torch.device) -> Iterator[Ranks]:
+    yield from start_killable_ranks(device, 2)
 
 
 @pytest.fixture
-def four_doomed(device: torch.device) -> Iterator[Ranks]:
-    yield from doomed_ranks(device, 4)
+def four_killable_ranks(device: torch.device) -> Iterator[Ranks]:
+    yield from start_killable_ranks(device, 4)
 
 
 class Collections(torch.nn.Module):
-    """Each exchanges by itself."""
+    """A model with several collections, each with its own exchange."""
 
     def __init__(self, count: int, scenario: Scenario = PLAIN) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ class Collections(torch.nn.Module):
         return torch.stack([part(batch)[0] for part in self.parts]).sum(), batch.values()
 
 
-# ---- data that ends at different steps: all train the batches that every rank has, then end together
+# ---- data that ends at different steps: ranks train the batches that all have, then end together
 
 
 BATCHES = {2: (6, 4), 4: (5, 7, 3, 4)}
@@ -116,7 +118,7 @@ def pipelined(model: Any, dense: Any, kind: str, depth: int) -> Callable[[Iterat
 
 
 def train_epochs(rank: int, world_size: int, kind: str, depth: int, counts: tuple[int, ...]) -> Any:
-    """(steps of each epoch, rows)"""
+    """Trains several epochs; returns (steps of each epoch, rows)."""
     scenario = Scenario(optimizer=torch.optim.Adagrad, rules={"admit_threshold": 2}, seed=51)
     model: Any = shard(Collections(2, scenario), scenario)
     parts = model.module.parts
@@ -126,7 +128,7 @@ def train_epochs(rank: int, world_size: int, kind: str, depth: int, counts: tupl
 
 
 def check(ranks: Ranks, kind: str, depth: int, counts: tuple[int, ...], even: Any = None) -> None:
-    """The ranks train what all have; with the rows of `even`, where every rank has as much."""
+    """Checks that ranks train the batches that all have, with the same rows as `even`, where every rank has as many."""
     results = ranks.run(train_epochs, kind, depth, counts)
     assert [steps for steps, _ in results] == [[min(counts)] * EPOCHS] * len(counts)
     if even is not None:
@@ -134,8 +136,8 @@ def check(ranks: Ranks, kind: str, depth: int, counts: tuple[int, ...], even: An
 
 
 @pytest.mark.parametrize("world_size", BATCHES)
-def test_all_ranks_train_what_all_have(ranks_of: Start, pytestconfig: pytest.Config, world_size: int) -> None:
-    """Two ranks have half of the pipelines and depths, and four a quarter, where the suite is not the full one."""
+def test_ranks_train_the_batches_that_all_have(ranks_of: Start, pytestconfig: pytest.Config, world_size: int) -> None:
+    """Two ranks run half of the pipelines and depths, four ranks a quarter, unless it is the full suite."""
     counts, ranks = BATCHES[world_size], ranks_of(world_size)
     kinds = [*((kind, depth) for kind in ("all", "loop") for depth in range(4)), ("hybrid", 2)]
     named = [(kind, 2) for kind in NAMED]
@@ -146,7 +148,7 @@ def test_all_ranks_train_what_all_have(ranks_of: Start, pytestconfig: pytest.Con
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_without_the_batches_that_were_read_ahead(ranks_of: Start, depth: int) -> None:
+def test_batches_read_ahead_are_dropped_at_the_end(ranks_of: Start, depth: int) -> None:
     for counts in ((6, 4), (4, 6), (4, 4)) if depth == 1 else ((6, 4),):
         results = ranks_of(2).run(train_epochs, "ahead", depth, counts)
         assert [steps for steps, _ in results] == [[4 - depth] * EPOCHS] * 2
@@ -154,14 +156,14 @@ def test_without_the_batches_that_were_read_ahead(ranks_of: Start, depth: int) -
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("counts", [(0, 3), (1, 0), (0, 0), (3, 1)])
-def test_fewer_batches_than_are_read_ahead(ranks_of: Start, counts: tuple[int, int], depth: int) -> None:
+def test_fewer_batches_than_the_prefetch_depth(ranks_of: Start, counts: tuple[int, int], depth: int) -> None:
     check(ranks_of(2), "all", depth, counts)
 
 
 @on_ranks(2)
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_batch_that_is_not_trained_does_not_fail(rank: int, depth: int) -> None:
-    """Rank 1's third batch cannot be looked up; rank 0 has none in its place."""
+def test_an_untrained_bad_batch_does_not_raise(rank: int, depth: int) -> None:
+    """Rank 1's third batch cannot be looked up, but rank 0 has only two batches."""
     model = sharded(Scenario())
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     good = list(batches_of(Scenario(), 2))
@@ -184,7 +186,7 @@ def fork_a_rank(rank: int, world_size: int) -> list[str]:
 
 
 def test_a_process_that_a_rank_forks_takes_no_part(ranks_of: Start, device: torch.device) -> None:
-    """It has the sockets of the rank, whose exchanges it would spoil, and none of the threads."""
+    """The child has the rank's sockets, whose exchanges it could corrupt, and none of its threads."""
     if device.type != "cpu":
         pytest.skip("devices do not survive a fork")
     said, _ = ranks_of(2).run(fork_a_rank)
@@ -194,11 +196,11 @@ def test_a_process_that_a_rank_forks_takes_no_part(ranks_of: Start, device: torc
         assert "forked from a rank" in each
 
 
-# ---- a rank that dies, or does not come
+# ---- a rank that dies, or does not take part
 
 
 def die_at(rank: int, world_size: int, stage: str, local_size: int | None = None) -> str:
-    """The error of the others where the last rank dies."""
+    """Kills the last rank; returns the error of the others."""
     scenario = Scenario(dims=(4, 8, 4), local_size=local_size)
     model = train(sharded(scenario), scenario, range(1))
     if rank == world_size - 1:
@@ -222,23 +224,23 @@ FULL = pytest.mark.full
         "backward",
     ],
 )
-def test_a_rank_that_dies(doomed: Ranks, stage: str) -> None:
-    (message,) = doomed.run_survivors(die_at, stage, survivors=[0])
-    if stage != "backward":  # there, it may be DistributedDataParallel's exchange that ends
+def test_the_death_of_a_rank_is_an_error_on_the_others(killable_ranks: Ranks, stage: str) -> None:
+    (message,) = killable_ranks.run_survivors(die_at, stage, survivors=[0])
+    if stage != "backward":  # there, DistributedDataParallel's exchange may end first
         assert "rank 0 of 2 could not exchange" in message
         assert "another rank has ended" in message
-    assert message.startswith("RuntimeError")  # a rank that hung would not come back: the harness ends it
+    assert message.startswith("RuntimeError")  # if the rank hung, the test harness would end it
 
 
 @FULL
-def test_a_rank_that_dies_is_known_on_all(four_doomed: Ranks) -> None:
-    """Rank 0 of two machines exchanges nothing with rank 3: it waits for those that do, no longer than the timeout."""
-    for rank, message in enumerate(four_doomed.run_survivors(die_at, "to_owners", 2, survivors=[0, 1, 2])):
+def test_the_death_of_a_rank_is_an_error_on_all_machines(four_killable_ranks: Ranks) -> None:
+    """Rank 0 exchanges nothing with rank 3 of another machine: it waits, at most for the timeout, for ranks that do."""
+    for rank, message in enumerate(four_killable_ranks.run_survivors(die_at, "to_owners", 2, survivors=[0, 1, 2])):
         assert f"rank {rank} of 4 could not exchange" in message
 
 
 def progress_until_error(pipeline: Any, batches: Any) -> tuple[int, str]:
-    """The step that raises, and what."""
+    """Returns the step that raises, and its message."""
     for step in range(10):
         try:
             pipeline.progress(batches)
@@ -262,8 +264,8 @@ def raise_early(rank: int, world_size: int) -> tuple[int, str]:
     return progress_until_error(pipeline_of(sharded(PLAIN), 0), read())
 
 
-def test_a_rank_whose_data_raises(doomed: Ranks) -> None:
-    (steps, message), other = doomed.run(raise_early)
+def test_an_error_in_the_data_of_one_rank(killable_ranks: Ranks) -> None:
+    (steps, message), other = killable_ranks.run(raise_early)
     assert other == (4, "the disk")
     assert steps <= 4
     assert "rank 0 of 2 could not exchange" in message
@@ -283,10 +285,10 @@ def uneven_in_torchrecs_pipeline(
 )
 @pytest.mark.parametrize("counts", [(6, 4), pytest.param((4, 6), marks=FULL)])
 def test_data_that_ends_early_in_torchrecs_pipeline(
-    doomed: Ranks, counts: tuple[int, int], collections: int, one_group: bool
+    killable_ranks: Ranks, counts: tuple[int, int], collections: int, one_group: bool
 ) -> None:
-    """It asks for a batch's ids one step ahead, so the last batch that all ranks have is not trained either."""
-    for steps, message in doomed.run(uneven_in_torchrecs_pipeline, collections, one_group, counts):
+    """The pipeline exchanges ids one step ahead, so the last batch that all ranks have is not trained either."""
+    for steps, message in killable_ranks.run(uneven_in_torchrecs_pipeline, collections, one_group, counts):
         assert steps == min(counts) - 1
         assert "of 2 could not exchange" in message
         assert "has not come within the process group's timeout" in message
@@ -296,7 +298,7 @@ def test_data_that_ends_early_in_torchrecs_pipeline(
 
 
 def leave_others(rank: int, world_size: int, path: str) -> list[str]:
-    """Returns what saves and gathered state dicts raise on rank 0: rank 1 takes part in each once, then no more."""
+    """Returns the errors of saves and gathered state dicts on rank 0, after rank 1 took part in each only once."""
     model = train(sharded(PLAIN), PLAIN, range(1))
     saver, whole = rst.Saver(), {"sparse.embedding_bags.t1.weight": torch.empty(31, 4)}
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -310,7 +312,7 @@ def leave_others(rank: int, world_size: int, path: str) -> list[str]:
             patch.setattr(job, "write_snapshot", lambda snapshot: wait_for(done))
         future = saver.save(model, path, background=True)
         calls = [gather, get, future.result, functools.partial(saver.load, model, path)] if rank == 0 else []
-        with ThreadPoolExecutor(4) as together:  # so that they wait for the timeout at the same time
+        with ThreadPoolExecutor(4) as together:  # they wait for the timeout at the same time
             messages = list(together.map(error_of, calls))
         if rank == 0:
             done.touch()
@@ -319,15 +321,15 @@ def leave_others(rank: int, world_size: int, path: str) -> list[str]:
 
 
 def wait_for(file: Path) -> None:
-    for _ in range(100 * TIMEOUT):  # of which it needs 20
+    for _ in range(100 * TIMEOUT):  # it needs 20 s
         if file.exists():
             return
         time.sleep(0.1)
 
 
-def test_a_rank_that_takes_no_part_in_a_save(doomed: Ranks, tmp_path: Path) -> None:
-    """Others wait for the timeout of the process group, and say which rank exchanges what."""
-    found = doomed.run(leave_others, str(tmp_path))[0]
+def test_a_save_without_one_rank_times_out(killable_ranks: Ranks, tmp_path: Path) -> None:
+    """The other ranks wait for the process group's timeout, and name the missing rank and the exchange."""
+    found = killable_ranks.run(leave_others, str(tmp_path))[0]
     exchanges = [
         "how many rows of sparse.embedding_bags.t1.weight each rank has",
         "the rows of table 't0' for a full state dict",
@@ -393,7 +395,7 @@ def test_a_batch_that_fails_in_a_pipeline(
 
 
 class TwoArgumentsError(Exception):
-    """Its constructor does not take its args, so that pickle cannot make it again."""
+    """An exception that cannot be unpickled: its constructor does not take `args`."""
 
     def __init__(self, table: str, rows: int) -> None:
         super().__init__(f"table {table} has {rows} rows")
@@ -419,7 +421,7 @@ def test_a_nan_of_one_rank(rank: int, guard: str) -> str:
     else:
         origin.sparse.embedding._set_options(check_finite=guard)
     model = shard(origin, scenario).module
-    # Odd ids are of rank 1, which is the only one to have a NaN, for an id of its own.
+    # Odd ids belong to rank 1, which is the only one with a NaN, for one of its own ids.
     batch = jagged({key: [[2 * i + rank] for i in range(3)] for key in KEYS})
 
     def step(bad: bool) -> str:
@@ -442,7 +444,7 @@ def test_a_nan_of_one_rank(rank: int, guard: str) -> str:
 def test_a_batch_that_fails_fails_on_all_ranks(rank: int) -> list[str]:
     model = shard(Model(Scenario(cache=8), 0), PLAIN)
     good, seen = jagged({key: [[1], [2]] for key in KEYS}), []
-    for bad in (jagged({"f0": [[1]]}), jagged(WIDE)):  # of rank 1; the second is too much for the cache of rank 0
+    for bad in (jagged({"f0": [[1]]}), jagged(WIDE)):  # of rank 1; the second does not fit rank 0's cache
         seen.append(error_of(lambda bad=bad: model(good if rank == 0 else bad)[0].backward()))
         model(good)[0].backward()
     outputs = model.module.sparse(jagged(WIDE))

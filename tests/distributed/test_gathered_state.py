@@ -1,5 +1,8 @@
-"""State dicts of sharded models in the hands of others: TorchRec's functions that gather one, as its two-tower example
-does before it serves, and torch.distributed.checkpoint, which takes a plain tensor for one that all ranks have."""
+"""State dicts of sharded models in TorchRec's gathering functions and in torch.distributed.checkpoint.
+
+TorchRec's two-tower example gathers a state dict before it serves. torch.distributed.checkpoint assumes that a plain
+tensor is the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from rec_sdk_torch.runtime.rank_rows import mark_rank_rows, refuse_rank_rows
 
 
 class Plain(torch.nn.Module):
-    """The model of the tests with tables of TorchRec's, which is not sharded."""
+    """The tests' model with TorchRec's tables, unsharded."""
 
     def __init__(self, device: str, rows: int = 40, dim: int = 4) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class Plain(torch.nn.Module):
 
 
 def bags(step: int, least: int = 0) -> Any:
-    """A batch of this rank, of ids from `least` to 30."""
+    """Builds a batch of this rank, with ids from `least` to 30."""
     random = torch.Generator().manual_seed(10 * step + Place.rank)
     return jagged(
         {key: torch.randint(0 if key == "f2" else least, 31, (3, 2), generator=random).tolist() for key in KEYS}
@@ -56,7 +59,11 @@ def trained(model: Any, least: int = 0) -> Any:
 
 
 def gathered(rank: int, world_size: int, scenario: Scenario, ours: bool) -> Any:
-    """(rows of this rank, weights and a dense parameter of the gathered model on rank 0, the parameter of this one)."""
+    """Gathers a trained model on rank 0.
+
+    Returns:
+        Rows of this rank; weights and a dense parameter of the gathered model on rank 0; this rank's dense parameter.
+    """
     model = trained(sharded(scenario))
     group = dist.new_group(backend="gloo")
     state = state_dict_transform.state_dict_to_device(model.state_dict(), pg=group, device=torch.device("cpu"))
@@ -105,7 +112,7 @@ def test_rows_of_all_ranks(ranks_of: Start, sharding: tuple[str, ...], ours: boo
         (0, 40, 8, "t0.weight: the target is (40, 8), rows have 4 elements"),
     ],
 )
-def test_rows_without_a_place(rank: int, least: int, rows_of_target: int, dim: int, message: str) -> None:
+def test_rows_that_do_not_fit_are_refused(rank: int, least: int, rows_of_target: int, dim: int, message: str) -> None:
     model = trained(sharded(Scenario()), least)
     target = Plain("cpu" if rank == 0 else "meta", rows_of_target, dim)
     before = {key: value.clone() for key, value in target.state_dict().items() if key != "scale"}
@@ -137,7 +144,7 @@ def test_the_older_module_gathers_too() -> None:
     assert torch.equal(target.state_dict()[name], model.state_dict()[name])
 
 
-def test_scripts_may_import_the_name_first() -> None:
+def test_scripts_may_import_the_function_first() -> None:
     path = state_dict_transform.__file__
     assert path is not None
     spec = importlib.util.spec_from_file_location("state_dict_transform_of_a_script", path)
@@ -146,7 +153,7 @@ def test_scripts_may_import_the_name_first() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     gather = module.state_dict_gather
-    gathering._gather_by_ids(module)  # as `import rec_sdk_torch` does
+    gathering._gather_by_ids(module)  # `import rec_sdk_torch` does the same
     whole = {"t.weight": torch.empty(3, 1), "x": torch.empty(2)}
     weight = torch.tensor([[2.0], [0.0], [1.0]])
     gather({"t.ids": torch.tensor([2, 0, 1]), "t.weight": weight, "x": torch.ones(2)}, whole)
@@ -154,8 +161,8 @@ def test_scripts_may_import_the_name_first() -> None:
     assert whole["x"].tolist() == [1.0, 1.0]
 
 
-def test_rows_of_torchrecs_collection_are_those_of_the_ids() -> None:
-    """It takes rows as they come: row i is that of the id i."""
+def test_rows_in_torchrecs_collection_are_ordered_by_id() -> None:
+    """TorchRec's collection takes rows in order: row i belongs to id i."""
     config = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
     ours = rst.EmbCacheEmbeddingBagCollection([config], cache=8, device="cpu")
     rst.apply_optimizer_in_backward(torch.optim.SGD, ours.parameters(), {"lr": 0.1})
@@ -176,8 +183,8 @@ BF16 = Scenario(sharding=("table_wise", "data_parallel", "row_wise"), dtype=Data
 EVEN = Scenario(index_rows=30, ids=30, optimizer=torch.optim.Adagrad)
 
 
-def full(rank: int, world_size: int, scenario: Scenario, offload: bool) -> Any:
-    """(rows of this rank, the full state dict); another sharded model that loads it has these rows."""
+def full_state(rank: int, world_size: int, scenario: Scenario, offload: bool) -> Any:
+    """Returns (rows of this rank, the full state dict); another sharded model that loads it has the same rows."""
     model, fresh = train(sharded(scenario), scenario, range(2)), sharded(scenario, 4)
     state = get_model_state_dict(model.module, options=StateDictOptions(full_state_dict=True, cpu_offload=offload))
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=offload)
@@ -189,7 +196,7 @@ def full(rank: int, world_size: int, scenario: Scenario, offload: bool) -> Any:
 @pytest.mark.parametrize("scenario", [MIXED, BF16], ids=["mixed", "bf16"])
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_full_state_dict_has_whole_tables(ranks_of: Start, scenario: Scenario, offload: bool) -> None:
-    results = ranks_of(2).run(full, scenario, offload)
+    results = ranks_of(2).run(full_state, scenario, offload)
     alone = Model(scenario, seed=5)
     for rank, (_, state) in enumerate(results):
         if offload and rank:
@@ -232,7 +239,9 @@ def test_rows_of_one_rank_are_not_saved_for_all(rank: int, tmp_path: Path) -> No
 
 @on_ranks(2)
 def test_keys_may_name_the_rank(rank: int, tmp_path: Path) -> None:
-    """In the background; into the state dict of another model, or tensors of the sizes that the checkpoint has."""
+    """The checkpoint is written in the background and read into another model's state dict, or into tensors of its
+    sizes.
+    """
     source, target = train(sharded(EVEN), EVEN, range(2)), sharded(EVEN, 4)
     saved, group = source.state_dict(), dist.new_group(backend="gloo")
     dcp.async_save({f"rank{rank}": {"model": saved}}, checkpoint_id=tmp_path, process_group=group).result()
@@ -247,7 +256,7 @@ def test_keys_may_name_the_rank(rank: int, tmp_path: Path) -> None:
 
 
 @on_ranks(2)
-def test_tables_that_each_rank_has_by_itself(rank: int, tmp_path: Path) -> None:
+def test_unsharded_tables_of_each_rank_are_refused(rank: int, tmp_path: Path) -> None:
     model = DistributedDataParallel(Model(EVEN, seed=3))
     assert f"rows of rank {rank} of 2" in error_of(lambda: dcp.save(model.state_dict(), checkpoint_id=tmp_path))
 

@@ -1,5 +1,7 @@
-"""Exchanges by two levels, within machines and between them: every bit is that of one level, with fewer messages. And
-the way of one warm training batch through a sharded collection."""
+"""The hierarchical (two-level) all-to-all has the bits of one level, with fewer messages.
+
+The last tests count the calls of one training batch through a sharded collection.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,10 @@ DEPTHS = {"bags": (1, 3), "sequences": (0, 2), "hash": (2,), "replicas": (1,), "
     ("name", "world_size", "local_size", "depths"),
     [*((name, 4, 2, DEPTHS.get(name, (0,))) for name in CASES), ("bags", 6, 3, (1,)), ("numbers", 6, 2, (2,))],
 )
-def test_bits_of_one_level(rank: int, world_size: int, name: str, local_size: int, depths: tuple[int, ...]) -> None:
-    """As many machines as ranks of one would hide a transposition."""
+def test_two_levels_have_the_bits_of_one(
+    rank: int, world_size: int, name: str, local_size: int, depths: tuple[int, ...]
+) -> None:
+    """The world size is not a square, since equal numbers of machines and local ranks would hide a transposition."""
     scenario = CASES[name]
     one = train_sharded(rank, world_size, scenario)  # with the same bits at every depth
     for depth in depths:
@@ -61,17 +65,21 @@ def test_bits_of_one_level(rank: int, world_size: int, name: str, local_size: in
         assert_same(two[:3], one[:3])
         for table, expected in one[1].items():
             assert list(two[1][table]) == list(expected), "the rows of the rank have their order"
-        counted = {name: two[3][name] for name in one[3] if name not in ("messages", "bytes_within", "bytes_between")}
-        assert counted.items() <= one[3].items()
+        exchange_counters = {
+            name: two[3][name] for name in one[3] if name not in ("messages", "bytes_within", "bytes_between")
+        }
+        assert exchange_counters.items() <= one[3].items()
         assert 0 < two[3]["messages"] < one[3]["messages"]
 
 
-# ---- what is sent
+# ---- messages and bytes
 
 
-def counted(rank: int, world_size: int, scenario: Scenario, one_group: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """Counters of an evaluation batch, and of a training batch after it."""
-    one_group &= Device.device.type == "cpu"  # where the group of rows reaches the host
+def exchange_counters(
+    rank: int, world_size: int, scenario: Scenario, one_group: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the counters of an evaluation batch, and of a training batch after it."""
+    one_group &= Device.device.type == "cpu"  # only there the group of rows reaches the host
     model, batch = sharded(scenario, one_group=one_group), batch_of(scenario, 0)
     with torch.no_grad():
         model.eval()(batch)
@@ -89,7 +97,7 @@ def test_messages_and_bytes(ranks_of: Start, world_size: int, local_size: int | 
     peers = size - 1 + world_size // size - 1
     if size == world_size:
         peers = world_size - 1
-    found = ranks_of(world_size).run(counted, scenario, one_group)
+    found = ranks_of(world_size).run(exchange_counters, scenario, one_group)
     for read, trained in found:
         assert read["messages"] == 4 * peers, "numbers of ids, ids, rows of two dims"
         assert trained["messages"] == 6 * peers, "and gradients of two dims"
@@ -99,7 +107,7 @@ def test_messages_and_bytes(ranks_of: Start, world_size: int, local_size: int | 
             assert read["bytes_between"] == trained["bytes_between"] == 0
     if size not in (1, world_size):
         return
-    # Numbers of ids are a message of one width to each rank: four before them, one of each table, of 8 bytes.
+    # Id counts are a message of fixed width to each rank: four numbers, then one for each table, of 8 bytes.
     own = sum(trained[name] for _, trained in found for name in ("id_bytes", "row_bytes", "grad_bytes"))
     sent = sum(trained[name] for _, trained in found for name in ("bytes_within", "bytes_between"))
     numbers = sent - own
@@ -108,8 +116,10 @@ def test_messages_and_bytes(ranks_of: Start, world_size: int, local_size: int | 
 
 
 def test_bytes_of_each_level(ranks_of: Start) -> None:
-    """One id on each rank, all at home on rank 3, place 1 of machine 1: rank 1 passes on those of machine 0."""
-    to_place = {0: 1, 2: 1}  # ids, and their gradients, for the rank with place 1
+    """Each rank looks up one id, all owned by rank 3, local rank 1 of machine 1: rank 1 forwards the ids of machine
+    0.
+    """
+    to_place = {0: 1, 2: 1}  # ids, and their gradients, for the rank with local rank 1
     for rank, stats in enumerate(ranks_of(4).run(count_one)):
         row, width = 4 * 4, stats["width"]
         questions_between = 2 * (rank == 1)
@@ -127,7 +137,7 @@ def count_one(rank: int, world_size: int) -> dict[str, int]:
     return stats
 
 
-# ---- machines that there are not
+# ---- machines that do not exist
 
 
 ON_TWO = {"LOCAL_WORLD_SIZE": ["2"] * 4, "LOCAL_RANK": ["0", "1", "0", "1"]}
@@ -154,7 +164,7 @@ ON_ONE = {"LOCAL_WORLD_SIZE": ["4"] * 4, "LOCAL_RANK": ["0", "1", "2", "3"]}
 )
 @on_ranks(4)
 def test_every_rank_has_the_same_error(rank: int, options: list[Any], places: Any, message: str) -> str:
-    """`places`: LOCAL_WORLD_SIZE and LOCAL_RANK of each."""
+    """Sets LOCAL_WORLD_SIZE and LOCAL_RANK of each rank to `places`; the error is the same on all."""
     with pytest.MonkeyPatch.context() as patch:
         for name, values in places.items():
             patch.setenv(name, values[rank])
@@ -185,12 +195,12 @@ def test_machines_of_the_environment() -> None:
         machine_size("auto", [RankLocation(2, 0), RankLocation(2, None)])
 
 
-# ---- ranks that wait for nothing
+# ---- ranks that do not wait
 
 
 @on_ranks(4)
-def test_a_rank_that_leaves_its_output_holds_up_none(rank: int) -> None:
-    """Only rank 3 uses the output of its evaluation batch; then all meet in a group of their own."""
+def test_a_rank_that_ignores_its_output_blocks_none(rank: int) -> None:
+    """Only rank 3 uses the output of its evaluation batch; then all meet in a separate group."""
     scenario = Scenario(local_size=2)
     tables = sharded(scenario).module.sparse.eval()
     with torch.no_grad():
@@ -200,17 +210,17 @@ def test_a_rank_that_leaves_its_output_holds_up_none(rank: int) -> None:
     torch.distributed.barrier()
 
 
-# ---- the way of a batch
+# ---- calls of a batch
 
 
 ROWS = 16
 ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/hierarchical_all_to_all.py"
 
 
-def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[CallCounter, int]:
-    """The walk of a batch of two tables in one group, and the rows that left the cache before its end."""
+def count_calls_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[CallCounter, int]:
+    """Counts the calls of a batch of two tables in one group; also returns the rows evicted from the cache."""
     configs = (bag_config(f"t{table}", [f"f{table}"], num_embeddings=1000) for table in range(2))
-    with call_counter() as walk:
+    with call_counter() as calls:
         collection = bags_collection(
             Device.device, *configs, cache=ROWS * 5 // 2
         )  # two batches and a half on each rank
@@ -223,8 +233,8 @@ def walk_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[Ca
 
         for number in range(4):
             train(number)
-        walk.count(lambda: train(4))
-        return walk, tables.cache_stats()["rows_out"]
+        calls.count(lambda: train(4))
+        return calls, tables.cache_stats()["rows_out"]
 
 
 @pytest.fixture
@@ -234,18 +244,18 @@ def on_host(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("on_host")
-def test_a_batch(ranks_of: Start) -> None:
-    walk, rows_out = ranks_of(2).run(walk_of_rank, None)[0]
+def test_calls_of_a_sharded_batch(ranks_of: Start) -> None:
+    calls, rows_out = ranks_of(2).run(count_calls_of_rank, None)[0]
     assert rows_out >= ROWS, "rows leave in every batch"
-    walk.check(calls=126, classes=24, cache=5, step=3)
+    calls.check(calls=126, classes=24, cache=5, step=3)
     once = ("plan", "read_in", "apply_without_swap", "start_plans", "applied", "release", "complete_write_back")
-    assert +walk.engine == Counter(once)
-    assert walk.entries[ALL_TO_ALL] <= 6, "numbers of ids, ids, vote, rows, gradients"
-    assert not walk.entries[TWO_LEVELS]
+    assert +calls.engine == Counter(once)
+    assert calls.entries[ALL_TO_ALL] <= 6, "numbers of ids, ids, vote, rows, gradients"
+    assert not calls.entries[TWO_LEVELS]
 
 
 @pytest.mark.usefixtures("on_host")
-def test_a_batch_by_two_levels(ranks_of: Start) -> None:
-    walk, _ = ranks_of(4).run(walk_of_rank, 2)[0]
-    assert walk.entries[TWO_LEVELS] > 0
-    assert walk.calls <= 193
+def test_calls_of_a_batch_with_two_levels(ranks_of: Start) -> None:
+    calls, _ = ranks_of(4).run(count_calls_of_rank, 2)[0]
+    assert calls.entries[TWO_LEVELS] > 0
+    assert calls.calls <= 193

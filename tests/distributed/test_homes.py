@@ -1,5 +1,7 @@
-"""Where a row lives: on the rank of its id by modulo, hash or in blocks, of which only speed and memory depend; or on
-all ranks, with the same bits as on one that is home to all ids."""
+"""`home=`: the owner rank of an id is found by modulo, hash or blocks, which affects only speed and memory.
+
+Replicated tables, which every rank owns, have the same bits as tables with one owner.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from rec_sdk_torch.tbe import Home
 EDGES = [0, 1, -1, 7, -7, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 
 
-# ---- the rule
+# ---- the owner rank
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 1000])
@@ -48,8 +50,8 @@ def test_the_engine_finds_the_rank(home: tuple[int, int], world_size: int) -> No
     assert found.tolist() == [home_of(int(i), home, world_size) for i in ids]
 
 
-def test_hashed_ranks_stay_what_they_are() -> None:
-    """State dicts of ranks hold rows by it, and those of other versions are loaded."""
+def test_hashed_ranks_do_not_change_between_versions() -> None:
+    """State dicts of ranks, also from other versions, hold rows by these ranks."""
     hashed = [4, 4, 0, 0, 2, 3, 3, 4, 2, 4, 3, 0, 3, 2, 2, 4]
     assert engine_ranks_of(np.arange(-4, 12), (-2, 0), 5).tolist() == hashed
 
@@ -58,7 +60,7 @@ def test_hashed_ranks_stay_what_they_are() -> None:
     ("home", "world_size", "message"),
     [((3, 0), 3, "rank 3 of 3"), ((-3, 0), 3, "a block of 0"), ((-1, 0), 0, "world_size must be at least 1")],
 )
-def test_homes_that_cannot_be(home: tuple[int, int], world_size: int, message: str) -> None:
+def test_invalid_homes_are_refused(home: tuple[int, int], world_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine_ranks_of(np.arange(3), home, world_size)
 
@@ -70,11 +72,11 @@ def test_rows_of_ranks_are_the_table(home: Home, rows: int, world_size: int) -> 
     seen = []
     for rank in range(world_size):
         placement = RowWise(rank, world_size, home, rows)
-        mine = placement.local_ids(rows)
-        assert mine.dtype == np.int64
-        assert (placement.owner(mine) == rank).all()
-        assert len(mine) <= placement.max_rows(rows)
-        seen.append(mine)
+        own_ids = placement.local_ids(rows)
+        assert own_ids.dtype == np.int64
+        assert (placement.owner(own_ids) == rank).all()
+        assert len(own_ids) <= placement.max_rows(rows)
+        seen.append(own_ids)
     assert np.sort(np.concatenate(seen)).tolist() == list(range(rows))
 
 
@@ -84,7 +86,7 @@ def test_rows_that_are_hashed_in_pieces() -> None:
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
 
 
-def test_continuous_rows_are_torchrec_s_blocks() -> None:
+def test_continuous_homes_are_torchrecs_blocks() -> None:
     assert [RowWise(rank, 4, Home.CONTINUOUS, 9).local_ids(9).tolist() for rank in range(4)] == [
         [0, 1, 2],
         [3, 4, 5],
@@ -93,7 +95,7 @@ def test_continuous_rows_are_torchrec_s_blocks() -> None:
     ]
 
 
-def test_names() -> None:
+def test_home_is_given_by_name() -> None:
     config = bag_config("t0", ["f0"])
     collection = rst.EmbCacheEmbeddingBagCollection([config, bag_config("t1", ["f1"])], home={"t1": "HASH"})
     assert [table.home for table in collection.embedding.tables] == [Home.MODULO, Home.HASH]
@@ -122,7 +124,7 @@ CASES = {
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
 def test_training_has_the_same_bits(ranks_of: Start, tmp_path: Path, number: int) -> None:
-    """Also over a save, which is loaded into other homes than it has."""
+    """A save is also loaded into a model with other homes."""
     scenario, ranks = list(CASES.values())[number], ranks_of(2)
     saved, loaded = (scenario.homes, OTHERS[number % 2])[:: -1 if number > 1 else 1]
     expected = ranks.run(train_sharded, scenario)
@@ -143,8 +145,8 @@ def tables_at(home: str) -> Any:
 
 
 @on_ranks(2, 4)
-def test_ids_with_a_stride_spread_by_hash_alone(rank: int, world_size: int) -> None:
-    """The planner gives every rank the same load, which hashed ids have."""
+def test_only_hashed_homes_spread_ids_with_a_stride(rank: int, world_size: int) -> None:
+    """The planner assumes the same load on every rank, which hashed ids have."""
     even, batch = 4000 // world_size, jagged({"f0": [[i * world_size for i in range(4000)]]})
     model: Any = shard(torch.nn.ModuleDict({"sparse": tables_at("hash")}), Scenario(sharding=("row_wise",)))
     (of_table,) = model.plan.plan["sparse"].values()
@@ -157,16 +159,16 @@ def test_ids_with_a_stride_spread_by_hash_alone(rank: int, world_size: int) -> N
 
 
 def test_ids_of_a_rank_do_not_crowd_its_map() -> None:
-    """Ranks and maps hash ids in other ways: those of one rank are anywhere in its map."""
+    """Ranks and id maps use different hashes: the ids of one rank spread over its whole map."""
     ids = np.arange(1_000_000)
-    mine = ids[engine_ranks_of(ids, (-2, 0), 8) == 3]
-    places = [home_in_map(int(i), 64) for i in mine[:20_000]]
+    own_ids = ids[engine_ranks_of(ids, (-2, 0), 8) == 3]
+    places = [home_in_map(int(i), 64) for i in own_ids[:20_000]]
     counts = np.bincount(places, minlength=64)
     assert abs(counts - counts.mean()).max() < 6 * counts.mean() ** 0.5
 
 
 def home_in_map(i: int, places: int) -> int:
-    """Where an id goes in a new map of so many places."""
+    """Returns the home position of an id in a new map with `places` positions."""
     mixed = fold((i & MASK) ^ 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
     return fold(mixed, 0x9E3779B97F4A7C15) * places >> 64
 
@@ -187,7 +189,7 @@ def test_a_rank_s_state_dict_of_other_homes_is_refused() -> None:
     assert "with the same home=" in said
 
 
-# ---- rows that every rank has
+# ---- replicated rows
 
 
 ALL = ("data_parallel",) * 3
@@ -200,7 +202,9 @@ OPTIMIZERS: list[tuple[type, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS, ids=["sgd", "adam", "window"])
 @pytest.mark.parametrize("kind", ["bags", "sequences"])
-def test_they_have_the_bits_of_one_home(ranks_of: Start, kind: str, optimizer: type, options: dict[str, Any]) -> None:
+def test_replicated_rows_have_the_bits_of_one_owner(
+    ranks_of: Start, kind: str, optimizer: type, options: dict[str, Any]
+) -> None:
     scenario = Scenario(
         kind, ("table_wise",) * 3, optimizer, options, sizes=((3, 1), (0, 2)), steps=5, dims=(4, 8, 4), seed=61
     )
@@ -254,8 +258,8 @@ def test_copies_that_would_differ_are_refused(rank: int) -> None:
 
 
 @on_ranks(2)
-def test_a_batch_that_the_others_do_not_know_is_not_trained() -> None:
-    """The other ranks were not told of the ids of a batch that was begun in evaluation mode."""
+def test_a_batch_begun_in_evaluation_is_not_trained() -> None:
+    """A batch that began in evaluation mode did not send its ids to the other ranks."""
     scenario = Scenario(sharding=ALL)
     tables = sharded(scenario).module.sparse
     before = rows(tables)
@@ -268,8 +272,8 @@ def test_a_batch_that_the_others_do_not_know_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_what_goes_where(rank: int) -> None:
-    """Counted by hand: three ranks, table 0 row-wise, table 1 on all, table 2 at home on rank 1."""
+def test_ids_are_sent_to_their_owners(rank: int) -> None:
+    """The expected values are counted by hand: three ranks; table 0 row-wise, table 1 on all, table 2 on rank 1."""
     replicas = Replicas([RowWise(rank, 3), Replicated(rank, 3), TableWise(rank, 1, 3)], rank)
     counts = np.zeros((3, 3), np.int64)
     counts[:, 0], counts[rank, 1], counts[1, 2] = [2, 1, 0], 3, 1

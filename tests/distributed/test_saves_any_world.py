@@ -1,4 +1,4 @@
-"""Saves of sharded collections, read by as many ranks, by others, and by one process; and the other way round."""
+"""Saves of sharded collections are loaded by the same or another number of ranks, or one process, and vice versa."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def name_of(scenario: Scenario) -> str:
     return f"{scenario.kind}-{scenario.optimizer.__name__}{more}"
 
 
-def held(model: torch.nn.Module) -> Bytes:
-    """Rows, states, pending gradients, steps and what is counted of ids, at home in this process."""
+def owned_rows(model: torch.nn.Module) -> Bytes:
+    """Returns the rows, states, pending gradients, step counts and id counters that this process owns."""
     result: Bytes = {}
     for owner in table_owners(model):
         with owner.embedding.exclusive():
@@ -88,7 +88,7 @@ def held(model: torch.nn.Module) -> Bytes:
 
 
 def counted(name: str, view: TableView) -> Bytes:
-    """The numbers that admission and eviction go by: of rows, of candidates, and the clocks."""
+    """Returns the counters of admission and eviction: of rows, of candidates, and the clocks."""
     if view.config.lifecycle is None:
         return {}
     result: Bytes = {
@@ -105,7 +105,7 @@ def counted(name: str, view: TableView) -> Bytes:
 
 
 def joined(scenario: Scenario, parts: list[Bytes]) -> Bytes:
-    """The rows of all ranks, which have each id once, or all of a table that is data_parallel."""
+    """Joins the rows of all ranks; each id occurs once, or on every rank if its table is data_parallel."""
     copies = {f"t{place}" for place, sharding in enumerate(scenario.sharding) if sharding == ALL}
     result: Bytes = {}
     for part in parts:
@@ -123,17 +123,17 @@ def joined(scenario: Scenario, parts: list[Bytes]) -> Bytes:
 def save(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
     model = train(sharded(scenario), scenario, range(scenario.steps))
     rst.Saver(rank).save(model, path)
-    return held(model)
+    return owned_rows(model)
 
 
 def load(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
-    model = train(sharded(scenario), scenario, range(50, 52))  # other rows, which go
+    model = train(sharded(scenario), scenario, range(50, 52))  # these rows are replaced
     rst.Saver().load(model, path)
-    return held(model)
+    return owned_rows(model)
 
 
-def alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any, Bytes]:
-    """The model of one process that loaded the save; `steps`: that was trained and saved instead."""
+def run_alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any, Bytes]:
+    """Returns a model of one process that loaded the save, or, with `steps`, was trained and saved."""
     model = Model(scenario, 3)
     if steps is None:
         rst.Saver().load(model, path)
@@ -141,20 +141,20 @@ def alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any
         for step in range(steps):
             model(concatenated(bags_of(scenario, step, 2)))[0].backward()
         rst.Saver().save(model, path)
-    return model, held(model)
+    return model, owned_rows(model)
 
 
 def saved_by(ranks_of: Start, count: int, scenario: Scenario, path: Path) -> Bytes:
-    """Rows that so many ranks, or one process, have saved."""
+    """Saves with `count` ranks, or one process; returns the saved rows."""
     if count == 1:
-        return alone(scenario, path, scenario.steps)[1]
+        return run_alone(scenario, path, scenario.steps)[1]
     return joined(scenario, ranks_of(count).run(save, scenario, str(path)))
 
 
 def loaded_by(ranks_of: Start, count: int, scenario: Scenario, path: Path) -> Bytes:
-    """Rows that they have after a load."""
+    """Loads with `count` ranks, or one process; returns the loaded rows."""
     if count == 1:
-        return alone(scenario, path)[1]
+        return run_alone(scenario, path)[1]
     return joined(scenario, ranks_of(count).run(load, scenario, str(path)))
 
 
@@ -163,8 +163,8 @@ ON_FOUR = (0, 2, 5, 7)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
-def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    """As many ranks go on with what they have saved in `test_training_goes_on_alike`."""
+def test_saves_load_on_any_number_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
+    """Loading with the same number of ranks is tested by `test_training_continues_with_the_same_bits`."""
     four = SCENARIOS.index(scenario) in ON_FOUR
     for saved, loaded in ((1, [2]), (2, [1, 4] if four else [1]), *([(4, [2])] if four else [])):
         path = tmp_path / str(saved)
@@ -183,7 +183,9 @@ def test_any_number_of_ranks_loads_what_any_saved(ranks_of: Start, tmp_path: Pat
 def cached_after_load(
     rank: int, world_size: int, scenario: Scenario, path: str, listed: dict[str, list[int]]
 ) -> tuple[dict[str, list[int]], dict[str, int], dict[str, list[int]]]:
-    """The ids of each table in the cache after a load; how many `warm` brings to an empty one, and which."""
+    """Returns the cached ids of each table after a load; the number of ids that `warm` adds to an empty cache, and
+    which.
+    """
     model, cold = sharded(scenario), sharded(scenario)
     rst.Saver().load(model, path)
     rst.Saver().load(cold, path, warm=False)
@@ -201,9 +203,9 @@ def cached_ids(model: Any) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[3], COPIES], ids=name_of)
-def test_rows_of_a_cache_go_to_their_homes(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    """The caches of all ranks together have the rows that the cache of one process had."""
-    model, _ = alone(scenario, tmp_path, scenario.steps)
+def test_cached_rows_are_warmed_on_their_owner_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
+    """The caches of all ranks together hold the rows that one process cached."""
+    model, _ = run_alone(scenario, tmp_path, scenario.steps)
     before = cached_ids(model)
     parts = ranks_of(2).run(cached_after_load, scenario, str(tmp_path), before)
     for warmed, came, by_hand in parts:
@@ -218,12 +220,12 @@ def load_other_size(rank: int, world_size: int, scenario: Scenario, path: str) -
     model = sharded(scenario)
     with pytest.warns(UserWarning, match=f"'t1' has num_embeddings {scenario.index_rows}, what is loaded 31"):
         rst.Saver().load(model, path)
-    return held(model)
+    return owned_rows(model)
 
 
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[2], COPIES], ids=name_of)
 def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    """It takes the rows that both have, with pending gradients; other tables take all."""
+    """The table takes the rows that both sizes have, with pending gradients; other tables take all rows."""
     saved = saved_by(ranks_of, 2, scenario, tmp_path)
     for rows_now, world_size in ((12, 2), (50, 4)):
         other = dataclasses.replace(scenario, index_rows=rows_now)
@@ -237,18 +239,18 @@ def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenari
 
 @on_ranks(2)
 @pytest.mark.parametrize("scenario", [*SCENARIOS[:3], *SCENARIOS[-3:], SKETCHED], ids=name_of)
-def test_training_goes_on_alike(tmp_path: Path, scenario: Scenario) -> None:
-    """A model that goes on after a load comes to the same bits."""
+def test_training_continues_with_the_same_bits(tmp_path: Path, scenario: Scenario) -> None:
+    """Training continues after a load with the same bits."""
     straight, again = train(sharded(scenario), scenario, range(4)), sharded(scenario)
     rst.Saver().save(straight, tmp_path)
     rst.Saver().load(again, tmp_path)
     for model in (straight, again):
         train(model, scenario, range(4, 8))
-    assert_same(held(again), held(straight))
+    assert_same(owned_rows(again), owned_rows(straight))
 
 
 def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str], packed: bool) -> list[Bytes]:
-    """Four saves, the first of which is not a delta, in these folders. `packed`: as saves of many tables are."""
+    """Writes four saves into these folders, all but the first as deltas; `packed`: in one file, as for many tables."""
     model, seen = sharded(scenario), []
     for step, path in enumerate(paths):
         train(model, scenario, range(step, step + 1))
@@ -258,7 +260,7 @@ def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(manifest, "MANY_TABLES", 1 if packed else manifest.MANY_TABLES)
             rst.Saver().save(model, path, incremental=True)
-        seen.append(held(model))
+        seen.append(owned_rows(model))
     return seen
 
 
@@ -272,7 +274,7 @@ def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str]
     ids=lambda each: each if isinstance(each, str) else name_of(each),
 )
 def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, kind: str) -> None:
-    """Deltas are in one folder with the save that they follow, or in others."""
+    """Deltas are in the same folder as the save that they follow, or in others."""
     packed, names_of_folders = kind == "packs", "bddd" if kind == "folders" else "bbbb"
     paths = [str(tmp_path / name) for name in names_of_folders]
     of_ranks = ranks_of(2).run(save_deltas, dataclasses.replace(scenario, tracked=True), paths, packed)
@@ -284,7 +286,7 @@ def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, ki
         assert names == {"pack-00000-00000", "pack-00001-00000"}
     for number, folder in enumerate(folders):
         expected = joined(scenario, [seen[number] for seen in of_ranks])
-        assert_same(alone(scenario, folder)[1], expected)
+        assert_same(run_alone(scenario, folder)[1], expected)
     assert_same(loaded_by(ranks_of, 4, scenario, folder), expected)
 
 
@@ -294,8 +296,8 @@ def fail(*_: Any) -> None:
 
 
 @on_ranks(2)
-def test_what_fails_on_one_rank_fails_on_all(rank: int, tmp_path: Path) -> None:
-    """A file cannot be written, read, or read a second time, by rank 1 alone."""
+def test_an_error_on_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> None:
+    """A file cannot be written, read, or read a second time, on rank 1 only."""
     scenario, said = SCENARIOS[0], "OSError: planted" if rank == 1 else "rank 1 of 2: OSError: planted"
     model, saver = train(sharded(scenario), scenario, range(2)), rst.Saver()
     with pytest.MonkeyPatch.context() as patch:
@@ -303,20 +305,20 @@ def test_what_fails_on_one_rank_fails_on_all(rank: int, tmp_path: Path) -> None:
         assert said in error_of(lambda: saver.save(model, tmp_path))
     saver.save(model, tmp_path)
     train(model, scenario, range(2, 3))
-    state = held(model)
+    state = owned_rows(model)
     for owner, name in ((save_reader.TensorReader, "verify"), (save_reader, "open_file")):
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(owner, name, fail)
             assert said in error_of(lambda: saver.load(model, tmp_path))
-        assert_same(held(model), state, "no rank has the rows of the save")
+        assert_same(owned_rows(model), state, "no rank has the rows of the save")
     train(model, scenario, range(3, 4))
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @on_ranks(2)
-def test_tables_of_each_rank_are_not_saved_as_one(rank: int, tmp_path: Path) -> None:
-    """One collection of the model is sharded, and another is each rank's own."""
+def test_unsharded_tables_beside_sharded_ones_are_refused(rank: int, tmp_path: Path) -> None:
+    """One collection of the model is sharded, another is each rank's own."""
     model = sharded(SCENARIOS[0])
     model.module.own = rst.TableBatchedEmbedding([rst.TableConfig("own", 9, 4)], cache=9, device=Place.device)
     own = model.module.own.view("own")
@@ -326,10 +328,10 @@ def test_tables_of_each_rank_are_not_saved_as_one(rank: int, tmp_path: Path) -> 
         ValueError, match=r"^tables \['own'\] are not sharded, so that each of 2 ranks has rows of its own"
     ):
         rst.Saver().save(model, tmp_path)
-    alone = rst.Saver().save(model.module.own, tmp_path / f"own{rank}")
+    run_alone = rst.Saver().save(model.module.own, tmp_path / f"own{rank}")
     rst.Saver().save(model.module.sparse, tmp_path / "sparse")
     own.write(ids, {"weight": torch.zeros(2, 4)})
-    rst.Saver().load(model.module.own, alone)
+    rst.Saver().load(model.module.own, run_alone)
     assert (own.read(ids).parts["weight"] == 1.0 + rank).all()
 
 
@@ -353,7 +355,7 @@ def test_rows_of_all_ranks_are_served(ranks_of: Start, tmp_path: Path) -> None:
 
 @on_ranks(2)
 def test_ranks_train_on_while_they_save(tmp_path: Path) -> None:
-    """Each at its own pace; the save has the moment it began."""
+    """Ranks train at different speeds; the save has the state at its start."""
     source, target = train(sharded(OPEN), OPEN, range(4)), sharded(OPEN, 4)
     then = rows(source.module.sparse)
     future = rst.Saver().save(source, tmp_path, background=True)
@@ -368,7 +370,7 @@ def test_ranks_train_on_while_they_save(tmp_path: Path) -> None:
 
 @on_ranks(2)
 def test_each_rank_may_remove_the_folder_before_it_saves(rank: int, world_size: int, tmp_path: Path) -> None:
-    """As scripts do: each rank removes the folder, the last one when the others save already."""
+    """Each rank of a script removes the folder, the last one when the others already save."""
     model, path = sharded(SCENARIOS[0]), tmp_path / "saves"
     if rank == world_size - 1:
         until = time.monotonic() + 0.3
@@ -381,7 +383,7 @@ def test_each_rank_may_remove_the_folder_before_it_saves(rank: int, world_size: 
 
 
 @on_ranks(2)
-def test_ranks_take_the_rows_that_fit(rank: int, world_size: int) -> None:
+def test_smaller_tables_load_the_rows_that_fit(rank: int, world_size: int) -> None:
     large, small = (
         shard_tables(
             bags_collection(

@@ -1,4 +1,4 @@
-"""Rows that leave tables that are divided among ranks: each rank hands out its own, and takes back its own."""
+"""Evicted rows of sharded tables: each rank returns its own, and takes its own back."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Lookups(torch.nn.Module):
         return self.sparse(features)["f0"].values().sum()
 
 
-def divided(sharding: str = "row_wise", path: Path | str = "") -> Any:
-    """A sharded model, which has loaded the save at `path`."""
+def sharded_model(sharding: str = "row_wise", path: Path | str = "") -> Any:
+    """Builds a sharded model, loading the save at `path` if given."""
     model = shard(Lookups(), Scenario(sharding=(sharding,)))
     if path:
         rst.Saver().load(model, path)
@@ -50,29 +50,29 @@ def train(model: Any, steps: range) -> None:
         model(batch(8 * step + 4 * Place.rank, 4)).backward()
 
 
-def found(sparse: Any, rows: EvictedRows) -> dict[str, Any]:
+def summarize(sparse: Any, rows: EvictedRows) -> dict[str, Any]:
     weights = dict(zip(rows.ids.tolist(), rows.weight.tolist(), strict=True))
     return {"taken": weights, "reasons": rows.reason.tolist(), "rows": sparse.table_ids("t0").tolist()}
 
 
 def trained(rank: int, world_size: int, sharding: str, path: str) -> dict[str, Any]:
-    model = divided(sharding)
+    model = sharded_model(sharding)
     sparse = model.module.sparse
     train(model, range(STEPS))
     rst.Saver().save(model, path)
     rows = sparse.take_evicted("t0")
     assert len(sparse.take_evicted("t0")) == 0
-    return found(sparse, rows)
+    return summarize(sparse, rows)
 
 
 def loaded(rank: int, world_size: int, sharding: str, path: str) -> dict[str, Any]:
-    sparse = divided(sharding, path).module.sparse
-    return found(sparse, sparse.take_evicted("t0"))
+    sparse = sharded_model(sharding, path).module.sparse
+    return summarize(sparse, sparse.take_evicted("t0"))
 
 
 def put_back(rank: int, world_size: int, path: str) -> tuple[int, list[int]]:
-    """Every rank is given the rows of all."""
-    sparse = divided("row_wise", path).module.sparse
+    """Puts the rows of all ranks back on every rank."""
+    sparse = sharded_model("row_wise", path).module.sparse
     rows, all_rows = sparse.take_evicted("t0"), torch.load(Path(path) / "rows.pt", weights_only=False)
     count = sparse.put_back("t0", all_rows)
     assert torch.equal(sparse.local_shard.embedding.view("t0").read(rows.ids).parts["weight"], rows.weight)
@@ -85,7 +85,7 @@ def joined(results: list[dict[str, Any]]) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("sharding", ["row_wise", "table_wise"])
-def test_each_rank_hands_out_its_own(ranks_of: Start, sharding: str, tmp_path: Path) -> None:
+def test_each_rank_returns_its_own_rows(ranks_of: Start, sharding: str, tmp_path: Path) -> None:
     results = ranks_of(2).run(trained, sharding, str(tmp_path))
     taken = joined(results)
     assert set(taken) | {i for each in results for i in each["rows"]} == set(range(8 * STEPS))
@@ -109,8 +109,8 @@ def test_each_rank_hands_out_its_own(ranks_of: Start, sharding: str, tmp_path: P
 
 
 def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) -> list[list[int]]:
-    """Rows that wait at each of some saves, of which the later ones are taken from by rank 0 alone."""
-    model, seen = divided(path=path if loaded_first else ""), []
+    """Returns the untaken rows at each of several saves; before the later ones, rank 0 alone takes some."""
+    model, seen = sharded_model(path=path if loaded_first else ""), []
     sparse = model.module.sparse
     for step in range(3, 5) if loaded_first else range(3):
         train(model, range(STEPS * step, STEPS * (step + 1)))
@@ -122,7 +122,7 @@ def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) ->
     return seen
 
 
-def test_deltas_of_ranks_have_what_left_since(ranks_of: Start, tmp_path: Path) -> None:
+def test_deltas_of_ranks_have_the_rows_evicted_since(ranks_of: Start, tmp_path: Path) -> None:
     of_ranks = ranks_of(2).run(deltas, str(tmp_path))
     folders = sorted(tmp_path.iterdir())
     for number, folder in enumerate(folders):
@@ -137,7 +137,7 @@ def test_deltas_of_ranks_have_what_left_since(ranks_of: Start, tmp_path: Path) -
 
 
 def test_a_delta_after_a_load_on_other_ranks(ranks_of: Start, tmp_path: Path) -> None:
-    """Rows that waited on one rank wait on two after a load: the first delta after it has all of them."""
+    """Rows that waited on one rank wait on two after a load; the first delta after it has all of them."""
     alone = Lookups()
     train(alone, range(2 * STEPS))
     rst.Saver().save(alone, tmp_path)
@@ -150,9 +150,9 @@ def test_a_delta_after_a_load_on_other_ranks(ranks_of: Start, tmp_path: Path) ->
 
 
 @on_ranks(2)
-def test_rows_that_are_none() -> None:
-    """The same errors as of tables that are not divided."""
-    plain, sparse = Lookups().sparse, divided().module.sparse
+def test_invalid_rows_are_refused() -> None:
+    """The errors are the same as for unsharded tables."""
+    plain, sparse = Lookups().sparse, sharded_model().module.sparse
     rows = sparse.take_evicted("t0")
     cases: list[tuple[str, Any, str]] = [
         ("t0", None, "TypeError"),
@@ -168,7 +168,7 @@ def test_rows_that_are_none() -> None:
 
 
 @on_ranks(2)
-def test_rows_that_wait_go_home_with_their_table(rank: int) -> None:
+def test_untaken_rows_move_to_their_owner_when_sharding(rank: int) -> None:
     plain = Lookups()
     plain(batch(0, 8)).backward()
     plain.sparse.embedding.view("t0").remove(torch.tensor([1, 2, 3]))

@@ -1,5 +1,4 @@
-"""Sharded tables beside one process: gradients that they hand out, backward passes with inputs, checkpoints of
-activations, stochastic rounding, and keys with batch sizes of their own."""
+"""Sharded tables compared with one process: gradients, checkpointing, stochastic rounding, variable batch sizes."""
 
 from __future__ import annotations
 
@@ -42,8 +41,8 @@ def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
     return dict(zip(taken.ids.tolist(), taken.rows.cpu().tolist(), strict=True))
 
 
-def test_gradients_of_all_ranks(ranks_of: Start) -> None:
-    """They are the gradients of one process whose loss is the mean over ranks."""
+def test_gradients_equal_one_process(ranks_of: Start) -> None:
+    """The gradients equal one process whose loss is the mean over ranks."""
     alone = collection(torch.device("cpu"))
     values = alone(jagged({"f0": [*BAGS[0], *BAGS[1]]})).values()
     (values * torch.tensor([[1.0], [1], [2], [2]])).sum().div(2).backward()
@@ -58,7 +57,7 @@ def test_gradients_of_all_ranks(ranks_of: Start) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("update", ["backward", "step"])
 def test_backward_passes_with_inputs(rank: int, update: str) -> None:
-    """Each table trains where its parameter is among the inputs, as on one process."""
+    """Each table is trained if its parameter is among the inputs, as in one process."""
 
     def made() -> Any:
         options = {"cache": 40, "update": update, "is_weighted": True}
@@ -106,7 +105,7 @@ def test_backward_passes_with_inputs(rank: int, update: str) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("update", ["backward", "step"])
 def test_activation_checkpointing(rank: int, update: str) -> None:
-    """Activation checkpointing reads the rows of the forward again, on all ranks, and counts ids once."""
+    """The recomputation reads the forward's rows again, on all ranks, and counts ids once."""
     rules = rst.AdmitAndEvictConfig(admit_threshold=3, not_admitted_default_value=2.0)
     dense = torch.linspace(0.5, 2, 4, device=Place.device, requires_grad=True)
     states, reads = [], []
@@ -134,7 +133,7 @@ def test_activation_checkpointing(rank: int, update: str) -> None:
     assert all(torch.equal(twice[i], plain[i // 2]) for i in range(len(twice)))
 
 
-# ---- stochastic rounding: the same bits on any number of ranks, where the sums of gradients are
+# ---- stochastic rounding: the same bits on any number of ranks, if the sums of gradients are the same
 
 
 IDS, STEPS = 23, 6
@@ -142,7 +141,7 @@ KINDS = {DataType.BF16: torch.bfloat16, DataType.FP16: torch.float16, DataType.F
 
 
 def rounding_collection(device: torch.device, kind: DataType, seed: int, rounds: bool = True) -> Any:
-    """A hash table and an index table; of float32 weights the cache is bfloat16."""
+    """Builds a hash table and an index table; for float32 weights the cache is bfloat16."""
     made = bags_collection(
         device,
         bag_config("t0", data_type=kind),
@@ -161,8 +160,8 @@ def bags(step: int, rank: int) -> dict[str, list[list[int]]]:
 
 
 def train_sharded(rank: int, world_size: int, kind: DataType, sharding: tuple[str, str]) -> dict[str, Any]:
-    """Rows of this rank."""
-    origin = rounding_collection(Place.device, kind, seed=5 + rank)  # rank 0's seed holds
+    """Trains and returns the rows of this rank."""
+    origin = rounding_collection(Place.device, kind, seed=5 + rank)  # the seed of rank 0 is used
     tables = shard_tables(origin, sharding, [0])
     for step in range(STEPS):
         tables(jagged(bags(step, rank))).values().sum().backward()
@@ -171,7 +170,7 @@ def train_sharded(rank: int, world_size: int, kind: DataType, sharding: tuple[st
 
 
 def train_alone(kind: DataType, world_size: int, rounds: bool = True) -> dict[str, dict[int, torch.Tensor]]:
-    """The loss is the mean over ranks: gradients are sums of halves or quarters, which are exact."""
+    """Trains with the mean loss over ranks: gradients are sums of halves or quarters, which are exact."""
     alone = rounding_collection(torch.device("cpu"), kind, seed=5, rounds=rounds)
     for step in range(STEPS):
         of_ranks = [bags(step, rank) for rank in range(world_size)]
@@ -184,7 +183,9 @@ def train_alone(kind: DataType, world_size: int, rounds: bool = True) -> dict[st
 @pytest.mark.parametrize(
     ("sharding", "world_size"), [(("row_wise", "row_wise"), 4), (("table_wise", "row_wise"), 2)], ids=str
 )
-def test_the_bits_of_one_process(ranks_of: Start, kind: DataType, sharding: tuple[str, str], world_size: int) -> None:
+def test_rounding_has_the_bits_of_one_process(
+    ranks_of: Start, kind: DataType, sharding: tuple[str, str], world_size: int
+) -> None:
     expected, nearest = train_alone(kind, world_size), train_alone(kind, world_size, rounds=False)
     found = united(ranks_of(world_size).run(train_sharded, kind, sharding), ("row_wise",) * 2)
     assert_same(found, expected)
@@ -192,7 +193,7 @@ def test_the_bits_of_one_process(ranks_of: Start, kind: DataType, sharding: tupl
         assert any(not torch.equal(nearest[table][i], row) for i, row in by_id.items()), "it rounds at random"
 
 
-# ---- batch sizes of their own: as if every sample had its bags itself
+# ---- variable batch sizes: as if every sample had its own bags
 
 
 ROW, TABLE = "row_wise", "table_wise"
@@ -207,7 +208,7 @@ ROW, TABLE = "row_wise", "table_wise"
     ],
     ids=["row_wise", "mixed_prefetched"],
 )
-def test_it_is_the_expanded_batch(rank: int, scenario: Scenario, depth: int) -> None:
+def test_the_output_equals_the_expanded_batch(rank: int, scenario: Scenario, depth: int) -> None:
     results: list[tuple[list[Any], Any]] = []
     for form in (lambda batch: batch, expanded):
         model = sharded(scenario)
@@ -227,7 +228,7 @@ def test_it_is_the_expanded_batch(rank: int, scenario: Scenario, depth: int) -> 
 
 @on_ranks(2)
 def test_a_batch_without_inverse_indices(rank: int) -> None:
-    """All ranks raise, and can go on."""
+    """All ranks raise, and can continue."""
     model, batch = sharded(Scenario()), variable_batch(np.random.default_rng(0), KEYS, 31)
     bare = KeyedJaggedTensor(
         list(KEYS), batch.values(), lengths=batch.lengths(), stride_per_key_per_rank=batch.stride_per_key_per_rank()

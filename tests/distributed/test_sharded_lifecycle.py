@@ -1,5 +1,7 @@
-"""Admission and eviction of ids that are divided among ranks: each home beside `Life`, plain Python for one table; and
-sketches that are saved, and loaded by as many ranks, by others, and by one process."""
+"""Admission and eviction in sharded tables: every rank's local shard matches the plain Python reference.
+
+Sketches are saved and loaded by the same or another number of ranks, and by one process.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ ON_FOUR = ("age_of_candidates", "rows", "sketch")
 
 @dataclass
 class Batch:
-    """A batch as a data loader gives it: the pipeline finds the labels."""
+    """A batch from a data loader, in which the pipeline finds the click labels."""
 
     features: KeyedJaggedTensor
     click_labels: torch.Tensor
@@ -72,7 +74,7 @@ def batch_of(step: int, rank: int, kind: str) -> Batch:
     lengths = rng.integers(0, 5, 2 * samples)
     ids = rng.integers(-15, 16, lengths.sum())
     stamps = torch.from_numpy(5 * step + rng.integers(0, 12, len(ids)))
-    if len(ids) > 3:  # most of a rank's are right
+    if len(ids) > 3:  # most timestamps of a rank are right
         stamps[int(rng.integers(0, len(ids)))] += 10**12 * int(rng.integers(0, 2))
     features = rst.KeyedJaggedTensorWithTimestamp(
         ["f0", "f1"], torch.from_numpy(ids), stamps, lengths=torch.from_numpy(lengths).int()
@@ -93,12 +95,12 @@ class Lookups(torch.nn.Module):
         return torch.cat([output[name].values() for name in ("f0", "f1")]).sum() * self.scale, None
 
 
-def divided(rules: dict[str, Any], sharding: str = "row_wise") -> Any:
+def sharded_model(rules: dict[str, Any], sharding: str = "row_wise") -> Any:
     return shard(Lookups(rules), Scenario(sharding=(sharding,)))
 
 
-def held(view: Any) -> dict[str, Any]:
-    """The facts that are known of the ids of a table."""
+def table_state(view: Any) -> dict[str, Any]:
+    """Returns ids, candidates, counters and clocks of a table."""
     ids = view.ids()
     order = ids.argsort()
     columns = {name: values[order].tolist() for name, values in view.row_columns(ids).items()}
@@ -114,7 +116,7 @@ def held(view: Any) -> dict[str, Any]:
 
 
 def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]], int]:
-    """The state of the rank's home after each step, and how many ids leave when asked after the last."""
+    """Returns the state of the rank's shard after each step, and how many ids a final `evict` removes."""
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_lifecycle()
     assert rules is not None
     bounds = [Rows(bound.numbers(16)[1]["most"] // world_size) for bound in rules.bound]
@@ -156,7 +158,7 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
 
 
 def lookups_of(step: int, rank: int, kind: str, feature: int) -> list[tuple[int, int, int]]:
-    """(id, click, timestamp) of a feature."""
+    """Returns (id, click, timestamp) of each lookup of a feature."""
     batch = batch_of(step, rank, kind)
     lengths = batch.features.lengths().view(2, -1)
     begin = int(lengths[0].sum()) * feature
@@ -170,14 +172,14 @@ def lookups_of(step: int, rank: int, kind: str, feature: int) -> list[tuple[int,
 
 @on_ranks()
 @pytest.mark.parametrize(("kind", "world_size"), [*((kind, 2) for kind in RULES), *((kind, 4) for kind in ON_FOUR)])
-def test_homes_decide_by_what_all_ranks_saw(rank: int, kind: str, world_size: int) -> None:
-    model, (steps, leave) = divided(RULES[kind]), expected(kind, rank, world_size)
+def test_shards_admit_and_evict_by_the_lookups_of_all_ranks(rank: int, kind: str, world_size: int) -> None:
+    model, (steps, leave) = sharded_model(RULES[kind]), expected(kind, rank, world_size)
     sparse, dense = model.module.sparse, torch.optim.SGD([model.module.scale], lr=0.0)
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, dense, "cpu", Place.device, depth=world_size % 3)
     batches = (batch_of(step, rank, kind) for step in range(STEPS))
     for step, right in enumerate(steps):
         pipeline.progress(batches)
-        found = held(sparse.local_shard.embedding.view("t0"))
+        found = table_state(sparse.local_shard.embedding.view("t0"))
         assert sparse.clocks("t0") == found["clocks"]
         for name, value in right.items():
             mine = {each: found[name][each] for each in value} if isinstance(value, dict) else found[name]
@@ -186,8 +188,10 @@ def test_homes_decide_by_what_all_ranks_saw(rank: int, kind: str, world_size: in
 
 
 def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
-    """How many rows at home are small, and leave at the last step or `evict`; how many are large, and stay."""
-    model = divided({"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4})
+    """Checks that the rank's small rows are evicted at a step or by `evict`; returns the numbers of small and large
+    rows.
+    """
+    model = sharded_model({"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4})
     sparse = model.module.sparse
     view = sparse.local_shard.embedding.view("t0")
     for step in range(3):
@@ -206,7 +210,7 @@ def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_each_home_measures_its_rows(ranks_of: Start, asked: bool) -> None:
+def test_each_shard_evicts_its_rows_by_norm(ranks_of: Start, asked: bool) -> None:
     assert all(sum(counts) for counts in zip(*ranks_of(2).run(small_rows, asked), strict=True))
 
 
@@ -223,9 +227,9 @@ SHOW, STAMP, FEATURE = 4, 8, 4
         ({"policy_type": SHOW_CLICK, "showclick_params": rst.ShowClickParams(1, 1, 3)}, SHOW + 4),
     ],
 )
-def test_only_what_a_rule_needs_is_sent(rank: int, rules: dict[str, Any], each: int) -> None:
+def test_only_signals_that_a_rule_needs_are_sent(rank: int, rules: dict[str, Any], each: int) -> None:
     for training, more in ((True, each), (False, 0)):
-        model = divided(rules)
+        model = sharded_model(rules)
         features = rst.KeyedJaggedTensorWithTimestamp(
             ["f0", "f1"],
             torch.tensor([2, 3, 5]),
@@ -255,10 +259,8 @@ def test_only_what_a_rule_needs_is_sent(rank: int, rules: dict[str, Any], each: 
         ),
     ],
 )
-def test_a_batch_that_lacks_what_a_rule_needs_fails_on_all_ranks(
-    rank: int, rules: dict[str, Any], message: str
-) -> None:
-    model, whole = divided(rules), batch_of(3, 0, "age")
+def test_missing_signals_on_one_rank_fail_on_all(rank: int, rules: dict[str, Any], message: str) -> None:
+    model, whole = sharded_model(rules), batch_of(3, 0, "age")
     rst.with_click_labels(whole.features, whole.click_labels)
     plain = KeyedJaggedTensor(["f0", "f1"], whole.features.values(), lengths=whole.features.lengths())
     given = plain if rank == 1 else whole.features  # one rank's data lacks it
@@ -270,8 +272,8 @@ def test_a_batch_that_lacks_what_a_rule_needs_fails_on_all_ranks(
 
 
 def evaluated_ahead(rank: int, world_size: int) -> int:
-    """The ids with rows after a batch that was prefetched in one mode and comes in the other: it is begun anew."""
-    model = divided({"admit_threshold": 2})
+    """Returns the number of rows after a batch was prefetched in one mode and trained in the other."""
+    model = sharded_model({"admit_threshold": 2})
     sparse, batch = model.module.sparse, batch_of(3, rank, "age")
     model(batch)[0].backward()
     sparse.eval()
@@ -282,13 +284,13 @@ def evaluated_ahead(rank: int, world_size: int) -> int:
     return len(sparse.local_shard.table_ids("t0"))
 
 
-def test_a_batch_comes_in_another_mode_than_expected(ranks_of: Start) -> None:
+def test_a_batch_prefetched_in_another_mode_is_exchanged_again(ranks_of: Start) -> None:
     ids = {i for rank in (0, 1) for feature in (0, 1) for i, *_ in lookups_of(3, rank, "age", feature)}
     assert sum(ranks_of(2).run(evaluated_ahead)) == len(ids), "the second time admits all of them"
 
 
 @on_ranks(2)
-def test_a_bound_is_divided_among_the_homes() -> None:
+def test_a_bound_is_divided_among_ranks() -> None:
     model, rules = Model(Scenario(), 0), rst.AdmitAndEvictConfig(max_rows=7, max_bytes=1001)
     configs = [bag_config(name, admit_and_evict_config=rules) for name in ("t0", "t1")]
     model.sparse = bags_collection(Place.device, *configs, cache=10)
@@ -312,16 +314,16 @@ def owns(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:
 
 @on_ranks(2)
 @pytest.mark.parametrize("kind", ["age_of_candidates", "share", "sketch", "half_life"])
-def test_what_was_counted_goes_home_with_the_rows(rank: int, kind: str) -> None:
-    """The ids of a collection that was trained alone, beside the rank's once it is divided."""
+def test_counters_move_to_the_owner_with_their_rows(rank: int, kind: str) -> None:
+    """The counters of a collection that was trained alone are distributed with its rows when it is sharded."""
     for sharding in ("row_wise", "table_wise"):
         plain = Lookups(RULES[kind])
         for step in range(STEPS):
             batch = batch_of(step, 0, kind)
             plain(Batch(rst.with_click_labels(batch.features, batch.click_labels), batch.click_labels))[0].backward()
-        before = held(plain.sparse.embedding.view("t0"))
+        before = table_state(plain.sparse.embedding.view("t0"))
         model: Any = shard(plain, Scenario(sharding=(sharding,)))
-        after = held(model.module.sparse.local_shard.embedding.view("t0"))
+        after = table_state(model.module.sparse.local_shard.embedding.view("t0"))
         assert before["ids"]
         if sharding == "row_wise":
             assert owns(after, lambda _: True) == owns(before, lambda one: one % 2 == rank)
@@ -329,7 +331,7 @@ def test_what_was_counted_goes_home_with_the_rows(rank: int, kind: str) -> None:
             assert after == before, "it has all, and the same sketch"
 
 
-# ---- sketches that are saved
+# ---- sketches in saves
 
 
 THRESHOLD = 5
@@ -349,8 +351,8 @@ class OneFeature(torch.nn.Module):
 
 
 @dataclass
-class Found:
-    """The state of a rank's home: ids with rows, those of `range(300)` at home there, the state of the sketch."""
+class ShardState:
+    """The state of a rank's shard: ids with rows, the ids of `range(300)` that it owns, the sketch."""
 
     rows: list[int]
     home: list[int]
@@ -368,25 +370,25 @@ def train_sketch(model: Any, steps: range) -> None:
         model(KeyedJaggedTensor(["f0"], ids, lengths=torch.tensor([len(ids)]))).backward()
 
 
-def found(model: torch.nn.Module) -> Found:
+def shard_state(model: torch.nn.Module) -> ShardState:
     owner = table_owners(model)[0]
     view = owner.embedding.view("t0")
     every = np.arange(300, dtype=np.int64)
-    return Found(view.ids().tolist(), every[owner.owned("t0", every)].tolist(), view.sketch().tolist())
+    return ShardState(view.ids().tolist(), every[owner.owned("t0", every)].tolist(), view.sketch().tolist())
 
 
-def save(rank: int, world_size: int, size: int, path: str) -> Found:
+def save(rank: int, world_size: int, size: int, path: str) -> ShardState:
     model = shard(OneFeature(size), Scenario(sharding=("row_wise",)))
     train_sketch(model, range(3))
     rst.Saver(rank).save(model, path)
-    return found(model)
+    return shard_state(model)
 
 
-def load(rank: int, world_size: int, size: int, path: str, home: Home, sharding: str) -> Found:
+def load(rank: int, world_size: int, size: int, path: str, home: Home, sharding: str) -> ShardState:
     model = shard(OneFeature(size, home), Scenario(sharding=(sharding,)))
-    train_sketch(model, range(7, 9))  # which is forgotten
+    train_sketch(model, range(7, 9))  # a load replaces this
     rst.Saver().load(model, path)
-    return found(model)
+    return shard_state(model)
 
 
 def estimates(state: list[int], ids: list[int]) -> dict[int, int]:
@@ -398,7 +400,7 @@ def estimates(state: list[int], ids: list[int]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("size", [2000, 160])
-def test_sketches_go_to_other_homes(ranks_of: Start, tmp_path: Path, size: int) -> None:
+def test_sketches_load_on_other_owners(ranks_of: Start, tmp_path: Path, size: int) -> None:
     path = str(tmp_path)
     counts = Counter(torch.cat([ids_of(step, rank) for step in range(3) for rank in (0, 1)]).tolist())
     saved = ranks_of(2).run(save, size, path)
@@ -421,5 +423,5 @@ def test_sketches_go_to_other_homes(ranks_of: Start, tmp_path: Path, size: int) 
                 assert each.sketch == saved[rank].sketch, "a rank that goes on has its own sketch, as it was"
     alone = OneFeature(size)
     rst.Saver().load(alone, path)
-    known = found(alone)
+    known = shard_state(alone)
     assert all(count >= counts[i] for i, count in estimates(known.sketch, sorted(waiting)).items())

@@ -1,4 +1,4 @@
-"""update="step" on many ranks: one norm clips the rows of all of them, beside the dense parameters."""
+"""update="step" on several ranks: one norm clips the rows of all ranks together with the dense parameters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS = ("2", "inf", "1", "value", "patched", "torchrec", "torchrec inf", "torch
 
 
 def clipped(kind: str, model: Any, optimizer: Any) -> Any:
-    """One step with clipped gradients; their norm, where it is known."""
+    """Runs a step with clipped gradients; returns their norm, if the function returns it."""
     if kind == "value":
         clip_grad_value_(model.parameters(), 0.01)
         return optimizer.step()
@@ -60,7 +60,7 @@ def clipped(kind: str, model: Any, optimizer: Any) -> Any:
     options: dict[str, Any] = {"norm_type": "inf" if kind.endswith("inf") else 2.0}
     if not kind.endswith("inf"):
         options["enable_global_grad_clip"] = kind != "torchrec"
-    if kind.endswith("groups") and dist.is_initialized():  # which names one of the divided tables, and no other
+    if kind.endswith("groups") and dist.is_initialized():  # names only one of the sharded tables
         named = dict(model.named_parameters())
         (handle,) = [each for name, each in named.items() if ".t0." in name]
         options["param_to_pgs"] = {handle: [dist.group.WORLD]}
@@ -70,7 +70,7 @@ def clipped(kind: str, model: Any, optimizer: Any) -> Any:
 
 
 def train_clipped(rank: int, world_size: int, scenario: Scenario, kind: str, passes: int = 1) -> Any:
-    """(norms, rows, dense parameter) of a rank, or with rank -1 of one process with the batches of all."""
+    """Returns (norms, rows, dense parameter) of a rank; with rank -1, of one process with the batches of all ranks."""
     alone = rank < 0
     model: Any = Model(scenario, seed=3, cache=1000) if alone else sharded(scenario, cache=1000)
     inner = model if alone else model.module
@@ -87,7 +87,7 @@ def train_clipped(rank: int, world_size: int, scenario: Scenario, kind: str, pas
 
 
 def train_patched(rank: int, world_size: int, scenario: Scenario, kind: str, passes: int) -> Any:
-    """The same in a process where another library has put a wrapper in place of torch's function before."""
+    """Runs `train_clipped` where another library has replaced torch's clipping function before."""
     known = clip_grad.clip_grad_norm_
     unchanged = functools.partial(clip_grad._no_grad(inspect.unwrap(known)))
     torch.nn.utils.clip_grad_norm_ = clip_grad.clip_grad_norm_ = unchanged
@@ -112,7 +112,7 @@ def test_ranks_clip_as_one_process(ranks_of: Start, kind: str, passes: int) -> N
 
 @on_ranks(2)
 @pytest.mark.parametrize("kind", ["bags", "sequences", "hash"])
-def test_they_have_the_bits_of_updates_in_the_backward_pass(rank: int, world_size: int, kind: str) -> None:
+def test_step_updates_have_the_bits_of_backward_updates(rank: int, world_size: int, kind: str) -> None:
     scenario = replace(MIXED, kind=kind, optimizer=torch.optim.Adam, options={"betas": (0.8, 0.9)}, steps=6)
     in_backward = train_sharded(rank, world_size, replace(scenario, update="backward"))[1]
     for depth in (0, 2):
@@ -136,7 +136,7 @@ def test_several_backward_passes_through_one_forward() -> None:
 
 
 def norms(rank: int, world_size: int, norm_type: float, update: str) -> Any:
-    """The norms of a batch, and of the rank's own rows; with rank -1 those of one process with the batches of all."""
+    """Returns the norms of a batch and of the rank's own rows; with rank -1, of one process with the batches of all."""
     alone, scenario = rank < 0, replace(MIXED, update=update)
     model: Any = Model(scenario, seed=3, cache=1000) if alone else sharded(scenario, cache=1000)
     sparse, batches = (model if alone else model.module).sparse, bags_of(scenario, 0, world_size)
@@ -149,8 +149,8 @@ def norms(rank: int, world_size: int, norm_type: float, update: str) -> Any:
 
 @pytest.mark.parametrize("update", ["step", "backward"])
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
-def test_norms_are_of_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, update: str) -> None:
-    """A rank asks for the norms of its own rows too; t1 is on all ranks."""
+def test_norms_cover_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, update: str) -> None:
+    """A rank can also compute the norms of its own rows; t1 is on all ranks."""
     (first, one), (second, other) = ranks_of(2).run(norms, norm_type, update)
     assert first == second
     expected, _ = norms(-1, 2, norm_type, update)
@@ -162,15 +162,15 @@ def test_norms_are_of_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, u
         assert float(torch.linalg.vector_norm(parts, norm_type)) == pytest.approx(first.tables[table])
 
 
-# ---- what one rank alone sees
+# ---- conditions on one rank only
 
 
 @on_ranks(2)
 def test_an_overflow_on_one_rank_skips_the_step_of_all(rank: int) -> None:
-    """One gradient of rank 1 overflows, of a row that is at home there."""
+    """One gradient overflows, for a row that rank 1 owns."""
     tables = sharded(replace(MIXED, sharding=("row_wise",) * 3, optimizer=torch.optim.SGD, options={})).module.sparse
     scaler = ShardedGradScaler(Place.device.type, init_scale=4.0, growth_interval=100)
-    batch = jagged({"f0": [[1]], "f1": [[3]], "f2": [[5]], "f3": [[7]]})  # all of rank 1
+    batch = jagged({"f0": [[1]], "f1": [[3]], "f2": [[5]], "f3": [[7]]})  # all owned by rank 1
     steps = []
     for factor in (1.0, 1e38, 1.0):
         tables.fused_optimizer.zero_grad()
@@ -199,8 +199,8 @@ def test_a_step_of_one_rank_is_refused(rank: int, kind: str) -> str:
 
 
 @on_ranks(2)
-def test_tables_of_each_ranks_own_have_no_common_norm() -> None:
-    """Elements are clipped all the same."""
+def test_unsharded_tables_have_no_common_norm() -> None:
+    """Elements are clipped nevertheless."""
     model = DistributedDataParallel(Model(replace(MIXED, sharding=("row_wise",) * 3), 3))
     model(batch_of(MIXED, 0))[0].backward()
     with pytest.raises(ValueError, match=r"clip_grad_norm_ cannot clip tables \['t0', 't1', 't2'\]"):
@@ -215,7 +215,7 @@ def clip_alone(handle: Any) -> None:
     torch.nn.utils.clip_grads_with_norm_([handle], 1e-3, torch.linalg.vector_norm(handle.grad))
 
 
-def look(handle: Any) -> None:
+def clip_without_effect(handle: Any) -> None:
     """Clips by a norm that is not reached, which changes nothing."""
     clip_grad_norm_([handle], 1e9)
 
@@ -224,15 +224,20 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "halved": lambda handle: handle.grad.mul_(0.5),
     "clipped": clip_alone,
     "left out": lambda handle: setattr(handle, "grad", None),
-    "only looked at": look,
-    "dropped": look,
+    "only looked at": clip_without_effect,
+    "dropped": clip_without_effect,
 }
 
 
 def changed_alone(kind: str, ranks: tuple[int, ...], then: str, folder: Path, behind: int = 0) -> str:
-    """The error that comes after some ranks have changed the gradient of the replicated table t1.
+    """Returns the error after some ranks have changed the gradient of the replicated table t1.
 
-    behind: the backward pass of the two that the change follows.
+    Args:
+        kind: the change, a key of `CHANGES`.
+        ranks: the ranks that change the gradient.
+        then: the call that follows.
+        folder: folder of a save.
+        behind: the backward pass, of two, that the change follows.
     """
     model = sharded(MIXED)
     tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, 2)[0])
@@ -290,7 +295,7 @@ def test_a_save_after_a_step_that_one_rank_skipped_is_refused(tmp_path: Path) ->
         ("halved", (1,), "drop"),
     ],
 )
-def test_changes_that_leave_replicas_alike_are_taken(
+def test_changes_that_keep_replicas_equal_are_accepted(
     tmp_path: Path, kind: str, ranks: tuple[int, ...], then: str
 ) -> None:
     assert changed_alone(kind, ranks, then, tmp_path) == ""

@@ -1,7 +1,7 @@
-"""Many ranks give what one process gives on the batches of all of them, with the loss averaged over ranks.
+"""Several ranks train like one process with the batches of all of them, with the loss averaged over ranks.
 
-After cases that are written down come random tables, optimizers, batches and pipelines, half of them over a save, which
-may be a delta of one in another folder; or one rank has others.
+Fixed cases come first, then random tables, optimizers, batches and pipelines. Half of the random cases continue from a
+save, which may be a delta of a save in another folder; or one rank differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import torch
 from optimizer_table import ROWS, Row
 from ranks import Ranks, Start, error_of, on_ranks
-from reference_homes import home_of, named
+from reference_homes import home_argument, home_of
 from sharded_model import (
     Scenario,
     assert_rows,
@@ -82,7 +82,7 @@ CASES = {
     "admission_sequences": Scenario("sequences", (TABLE, ROW, ROW), admit=3, optimizer=ADAM, dims=(4, 8, 4), seed=42),
     "age": Scenario(rules=AGE, optimizer=ADAGRAD, steps=8, seed=44),
     "show_click": Scenario(rules=CLICKS, optimizer=ADAM, sizes=((3, 1), (2, 5), (0, 2)), steps=8, seed=45),
-    "share_and_bound": Scenario(  # of whole tables, since each has one home
+    "share_and_bound": Scenario(  # limits apply to whole tables, since each table has one owner
         "sequences", (TABLE, ROW, TABLE), rules=SHARE, steps=8, seed=46
     ),
     "init_fn": Scenario(init_fn=NORMAL, optimizer=ADAGRAD, seed=47),
@@ -133,7 +133,7 @@ def check(
     fill = scenario.options.get("initial_accumulator_value", 0)
     assert_rows(united([result[1] for result in results], scenario.sharding), rows, rtol, atol, fill)
     for number, sharding in enumerate(scenario.sharding):
-        home = named(scenario.homes[number], configs(scenario)[number].num_embeddings, world_size)
+        home = home_argument(scenario.homes[number], configs(scenario)[number].num_embeddings, world_size)
         for rank, result in enumerate(results if sharding == ROW else ()):
             assert all(home_of(i, home, world_size) == rank for i in result[1][f"t{number}"])
     for result in results:
@@ -142,7 +142,7 @@ def check(
 
 
 @pytest.mark.parametrize(("name", "world_size"), WORLDS)
-def test_cases_are_one_process(ranks_of: Start, device: torch.device, name: str, world_size: int) -> None:
+def test_cases_train_like_one_process(ranks_of: Start, device: torch.device, name: str, world_size: int) -> None:
     results = check(ranks_of(world_size), world_size, CASES[name])
     places = ["cpu" if device.type == "cpu" else f"{device.type}:{rank}" for rank in range(world_size)]
     assert [result[5] for result in results] == places
@@ -151,8 +151,8 @@ def test_cases_are_one_process(ranks_of: Start, device: torch.device, name: str,
 
 
 @on_ranks(2)
-def test_ranks_that_read_what_they_prefetched_keep_no_rows() -> None:
-    """Rows on their way, of a loop that prefetches and only reads, though in training mode."""
+def test_prefetched_batches_that_are_only_read_keep_no_rows() -> None:
+    """A loop prefetches but only reads, in training mode; its staging buffers are freed."""
     scenario = Scenario(cache=40, sizes=((2,),), ids=300)
     model = train(sharded(scenario), scenario, range(1))
     tables, staged = model.module.sparse, []
@@ -170,7 +170,7 @@ def test_ranks_that_read_what_they_prefetched_keep_no_rows() -> None:
 
 
 def without_rounding(row: Row) -> dict[str, Any]:
-    """The row's keywords, with an `eps` far above the rounding of a gradient near zero: a step divides by it."""
+    """Returns the row's keywords, with `eps` (a divisor) far above the rounding of a gradient near zero."""
     options = {name: value for name, value in row.options.items() if name != "lr"}
     return {**options, "eps": 1e-2} if "eps" in options else options
 
@@ -187,7 +187,7 @@ OPTIMIZERS += [
 
 HOMES = [home.value for home in Home]
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
-# A gradient that nearly cancels keeps the rounding of its parts; `lr / eps` and momentum make it 50 times as large.
+# A gradient that nearly cancels keeps the rounding of its terms; `lr / eps` and momentum magnify it 50 times.
 TOLERANCES = {DataType.FP32: (1e-4, 1e-4), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}
 
 
@@ -201,7 +201,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         optimizer=optimizer,
         options=options,
         weighted=kind != "sequences" and bool(rng.integers(2)),
-        cache=30 * world_size,  # 2 features of 3 samples of 5 ids on each rank, at most
+        cache=30 * world_size,  # at most 2 features of 3 samples of 5 ids on each rank
         sizes=few,
         steps=6,
         seed=int(rng.integers(2**31)),
@@ -222,7 +222,9 @@ def small_normal(weight: torch.Tensor) -> torch.Tensor:
 
 
 def draw_rules(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
-    """Admission and eviction. `whole`: also shares and bounds, which are of a rank's part of a table."""
+    """Draws rules of admission and eviction; `whole`: also shares and bounds, which apply to a rank's part of a
+    table.
+    """
     if rng.integers(2):
         return {}
     rules: dict[str, Any] = {
@@ -256,25 +258,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_are_one_process(ranks_of: Start, seed: int, world_size: int, tmp_path: Path) -> None:
+def test_random_scenarios_train_like_one_process(ranks_of: Start, seed: int, world_size: int, tmp_path: Path) -> None:
     rng = np.random.default_rng([world_size, seed])
     scenario = draw(rng, world_size)
     rtol, atol = TOLERANCES[scenario.dtype]
     depth, saved = int(rng.integers(4)), bool(rng.integers(2))
-    if saved and scenario.kind != "hash":  # whose configs have no `is_incremental`
+    if saved and scenario.kind != "hash":  # configs of this kind have no `is_incremental`
         scenario = dataclasses.replace(scenario, tracked=bool(rng.integers(2)))
     check(ranks_of(world_size), world_size, scenario, depth, rtol, atol, str(tmp_path) if saved else "")
 
 
-def meaning(scenario: Scenario) -> Any:
-    """The scenario without options that change nothing."""
+def effective_options(scenario: Scenario) -> Any:
+    """Returns the scenario without options that have no effect."""
     tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
     of_tables = scenario.padding_idx, scenario.homes, scenario.local_size, tables
     return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, of_tables
 
 
-def draw_other(rng: np.random.Generator, scenario: Scenario, world_size: int) -> Scenario:
-    """The scenario with one thing that ranks have to have alike, and of which this is another."""
+def draw_changed_scenario(rng: np.random.Generator, scenario: Scenario, world_size: int) -> Scenario:
+    """Returns the scenario with one attribute changed that must be the same on all ranks."""
     optimizer, options = OPTIMIZERS[rng.integers(len(OPTIMIZERS))]
     others: list[dict[str, Any]] = [
         {"optimizer": optimizer, "options": options},
@@ -290,7 +292,7 @@ def draw_other(rng: np.random.Generator, scenario: Scenario, world_size: int) ->
         {"local_size": (None, 1, world_size // 2, "auto")[rng.integers(4)]},
     ]
     other = scenario
-    while meaning(other) == meaning(scenario):
+    while effective_options(other) == effective_options(scenario):
         other = dataclasses.replace(scenario, **others[rng.integers(len(others))])
     return other
 
@@ -300,11 +302,11 @@ def error_of_training(rank: int, world_size: int, scenarios: list[Scenario], dep
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_one_rank_that_differs_ends_all(ranks_of: Start, seed: int, world_size: int) -> None:
+def test_a_differing_rank_raises_on_all(ranks_of: Start, seed: int, world_size: int) -> None:
     rng = np.random.default_rng([world_size, seed, 1])
     scenarios = [draw(rng, world_size)] * world_size
     odd = int(rng.integers(world_size))
-    scenarios[odd] = draw_other(rng, scenarios[odd], world_size)
+    scenarios[odd] = draw_changed_scenario(rng, scenarios[odd], world_size)
     said = ranks_of(world_size).run(error_of_training, scenarios, int(rng.integers(4)))
     assert len(set(said)) == 1, said
     assert "not the same on all ranks" in said[0], (said, scenarios[odd])

@@ -44,7 +44,7 @@ PLAIN = Scenario()
 ADAGRAD, ADAM = torch.optim.Adagrad, torch.optim.Adam
 
 
-# ---- what is refused
+# ---- refused plans and options
 
 
 @on_ranks(2)
@@ -66,16 +66,17 @@ def test_wrong_plans_are_refused(world_size: int) -> None:
 
 
 def exchange_of(host: Any, model: Any) -> Any:
-    cpu_env: Any = None if host is None else SimpleNamespace(process_group=host)  # a ShardingEnv makes more groups
+    # constructing a ShardingEnv would create more groups
+    cpu_env: Any = None if host is None else SimpleNamespace(process_group=host)
     sharder = rst.EmbCacheEmbeddingBagCollectionSharder(cpu_env=cpu_env)
     return sharder.shard(bags_collection(Place.device), plan_of(["t0"]), model, Place.device).exchange
 
 
 @on_ranks(2)
-def test_groups_of_ids(rank: int, world_size: int) -> None:
-    """Ids have a gloo group of the model's ranks and timeout, unless one is given; all collections share it.
+def test_process_groups_for_ids(rank: int, world_size: int) -> None:
+    """Ids use a gloo group with the model's ranks and timeout, shared by all collections, unless one is given.
 
-    A model over a gloo group of some ranks uses that.
+    A model over a gloo group of some ranks uses that group.
     """
     model = world()
     first, second = exchange_of(None, model), exchange_of(None, model)
@@ -132,7 +133,7 @@ def idle_ids(rank: int, world_size: int) -> tuple[int, int, int]:
     return left[1], left[3], sparse.evict("t0")
 
 
-def test_idle_ids_leave_their_homes(ranks_of: Start) -> None:
+def test_idle_ids_are_evicted_on_their_owner_ranks(ranks_of: Start) -> None:
     early, third, asked = zip(*ranks_of(2).run(idle_ids), strict=True)
     assert early == (0, 0), "the interval is three steps"
     assert sum(third) == 2, "1 and 101, after the third"
@@ -143,8 +144,8 @@ def test_idle_ids_leave_their_homes(ranks_of: Start) -> None:
 
 
 @on_ranks(2)
-def test_where_shards_are() -> None:
-    """On the device that DistributedModelParallel gives, which is the host unless it is given one."""
+def test_shards_are_on_the_device_of_the_wrapper() -> None:
+    """Shards are on the device given to DistributedModelParallel, by default the host."""
     sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
     plan, meta = plan_of(["t0"]), torch.device("meta")
     assert sharder.shard(bags_collection(meta), plan, world()).device == torch.device("cpu"), "TorchRec's default"
@@ -183,7 +184,7 @@ def test_a_default_device_changes_nothing() -> None:
 
 
 def made_towers(seed: int, device: torch.device) -> list[Any]:
-    """Two collections with one table name, without a seed of their own."""
+    """Builds two collections with the same table name, without a seed."""
     config = bag_config(initializer_type=rst.InitializerType.UNIFORM)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -191,8 +192,8 @@ def made_towers(seed: int, device: torch.device) -> list[Any]:
 
 
 @on_ranks(2)
-def test_towers_start_apart_and_as_in_one_process(rank: int) -> None:
-    """Where ranks have seeds of their own, the one of rank 0 holds for each collection."""
+def test_collections_without_a_seed_differ_and_match_one_process(rank: int) -> None:
+    """If ranks have different seeds, rank 0's seed is used for each collection."""
     batch = jagged({"f0": [[1], [4], [7]]})
     expected = [each.eval()(batch).values() for each in made_towers(6, torch.device("cpu"))]
     found = [shard_tables(each).eval()(batch).values().cpu() for each in made_towers(6 + rank, Place.device)]
@@ -206,8 +207,8 @@ def test_towers_start_apart_and_as_in_one_process(rank: int) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.filterwarnings("ignore:DistributedDataParallel averages")
-def test_no_plan(ours: bool) -> None:
-    """As a script that leaves it to DistributedModelParallel. Without our sharders, tables are each rank's own."""
+def test_sharding_without_a_plan(ours: bool) -> None:
+    """A script may leave planning to DistributedModelParallel. Without our sharders, each rank has its own tables."""
     options: dict[str, Any] = {"sharders": rst.get_default_hybrid_sharders()} if ours else {}
     model = train(DistributedModelParallel(Model(PLAIN, 3), device=Place.device, **options), PLAIN, range(2))
     assert type(model.module.sparse).__name__ == ("ShardedCollection" if ours else "EmbCacheEmbeddingBagCollection")
@@ -215,7 +216,7 @@ def test_no_plan(ours: bool) -> None:
 
 
 def test_npus_are_planned_by_host_memory() -> None:
-    """That is where the rows are."""
+    """NPUs are planned like hosts, since rows are in host memory."""
     npus, hosts = (Topology(2, kind, hbm_cap=1, ddr_cap=2**40) for kind in ("npu", "cpu"))
     assert [device.storage for device in npus.devices] == [device.storage for device in hosts.devices]
     assert Topology(world_size=2, compute_device="npu").compute_device == "cpu"
@@ -230,11 +231,11 @@ def test_npus_are_planned_by_host_memory() -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("inside", [False, True])
 def test_state_dict_round_trip(rank: int, world_size: int, inside: bool) -> None:
-    """The state dict is of the wrapped model, and of `module`, the model inside."""
+    """The state dict is available from the wrapped model and from `module`, the inner model."""
     scenario = Scenario(optimizer=ADAM, seed=20)
     trained = train(sharded(scenario), scenario, range(3))
     state, states = trained.state_dict(), trained.fused_optimizer.state_dict()
-    fresh = train(sharded(scenario), scenario, range(7, 8))  # the seed of ids that are yet to come
+    fresh = train(sharded(scenario), scenario, range(7, 8))  # the seed of ids that do not exist yet
     loading = fresh.module if inside else fresh
     result = loading.load_state_dict({**{n: v.clone() for n, v in state.items()}, "sparse.x": 0}, strict=False)
     assert result == ([], ["sparse.x" if inside else "x"]), "DistributedModelParallel leaves the prefix out"
@@ -245,7 +246,7 @@ def test_state_dict_round_trip(rank: int, world_size: int, inside: bool) -> None
     name = "sparse.embedding_bags.t1.ids"
     index = state[name].tolist()
     assert index == list(range(rank, 31, world_size)), "an index table has all of its rows"
-    state[name] = state[name] + 1  # another rank's
+    state[name] = state[name] + 1  # another rank's entry
     with pytest.raises(ValueError, match="not at home on rank"):
         fresh.module.sparse.load_state_dict({key.removeprefix("sparse."): v for key, v in state.items() if "t" in key})
     with pytest.raises(RuntimeError, match="not at home on rank"):
@@ -260,7 +261,9 @@ def test_state_dict_round_trip(rank: int, world_size: int, inside: bool) -> None
 
 
 def trained_before(rank: int, world_size: int, steps: int) -> Any:
-    """Rows that are trained together, as by all ranks, for so many steps before they are sharded."""
+    """Trains for `steps` steps before sharding, with the batches of all ranks, and then on this rank; returns the
+    rows.
+    """
     scenario = Scenario(optimizer=ADAM, seed=21)
     model = Model(scenario, 3)
     for step in range(steps):
@@ -298,7 +301,7 @@ BATCH = {"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}
 
 @on_ranks(2)
 def test_bytes_exchanged(rank: int) -> None:
-    """t0 has f0 and f1: ids 1, 3, 2, -1 of 6 lookups; t1 5 of 2; t2 has f0: 1, 3 of 3. Only 2 lives on rank 0."""
+    """t0 has f0 and f1: ids 1, 3, 2, -1 in 6 lookups; t1: 5 in 2; t2 has f0: 1, 3 in 3. Rank 0 owns only id 2."""
     model, of_others, duplicates = sharded(PLAIN, 0), [6, 1][rank], [10, 1][rank]
     model(jagged(BATCH))[0].backward()
     stats = model.module.sparse.exchange_stats()
@@ -338,7 +341,7 @@ def test_each_rank_reports_its_own_tables(rank: int) -> None:
 
 
 def pipelined(scenario: Scenario, seed: int, make: Callable[[Any, Any], Any]) -> tuple[list[Any], Any, set[int]]:
-    """Outputs, rows, and how many batches were planned ahead, of the pipeline of a model and its dense optimizer."""
+    """Returns the outputs, rows, and numbers of batches planned ahead, of a model in a pipeline."""
     model = sharded(scenario, seed)
     tables, pipeline = model.module.sparse, make(model, torch.optim.SGD([model.module.scale], lr=0.05))
     batches, outputs, planned = batches_of(scenario, scenario.steps), [], set()
@@ -354,7 +357,7 @@ def pipelined(scenario: Scenario, seed: int, make: Callable[[Any, Any], Any]) ->
 @on_ranks(2)
 @pytest.mark.parametrize(("kind", "hybrid"), [("bags", False), ("sequences", False), ("bags", True), ("hash", True)])
 def test_own_pipelines_have_the_bits_of_any_depth(rank: int, kind: str, hybrid: bool) -> None:
-    ids = 60 if kind == "hash" else 300  # their capacity is 100
+    ids = 60 if kind == "hash" else 300  # the capacity is 100
     scenario = Scenario(kind, optimizer=ADAGRAD, cache=60, ids=ids, sizes=((2, 1),), steps=8, seed=23)
 
     def ours(depth: int) -> Callable[[Any, Any], Any]:
@@ -381,7 +384,7 @@ def test_a_compiled_pipeline() -> None:
 
     with pytest.raises(RuntimeError, match=r"torch\.jit\.script.*export the dense part"):
         torch.jit.script(sharded(scenario))
-    with torch._dynamo.config.patch():  # which the pipeline changes
+    with torch._dynamo.config.patch():  # the pipeline changes this config
         plain, found = (pipelined(scenario, 3, compiled(on)) for on in (scenario.steps, 1))
     torch._dynamo.reset()
     assert_same(found[:2], plain[:2])

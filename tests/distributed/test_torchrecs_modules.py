@@ -1,5 +1,7 @@
-"""TorchRec's own collections, TorchRec's modules around collections of this package, its functions and pipelines over
-sharded tables, and optimizers with the numbers of its sharded tables, which are FBGEMM's."""
+"""TorchRec's collections, modules, functions and pipelines with sharded tables of this package.
+
+Optimizers of sharded tables match TorchRec's, which are FBGEMM's.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,14 @@ from training import rows_of, train_step
 import rec_sdk_torch as rst
 from rec_sdk_torch.distributed.sharded import ShardedCollection
 
-# ---- TorchRec's collections: on the host they are TorchRec's, on other devices tables of this package
+# ---- TorchRec's collections: on the host TorchRec shards them, on other devices this package does
 
 
 SHARDING = {"t_user": "data_parallel", "t_item": "table_wise", "t_seen": "row_wise"}
 
 
 class Stock(torch.nn.Module):
-    """Written for TorchRec alone."""
+    """A model that only uses TorchRec."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class Stock(torch.nn.Module):
 
 
 def batch_of_ranks(step: int, ranks: Sequence[int], keys: Sequence[str], ids: int) -> KeyedJaggedTensor:
-    """The batch of these ranks, three samples each."""
+    """Builds the batch of these ranks, with three samples each."""
     of_ranks = [random_bags(np.random.default_rng([step, rank]), keys, ids, batch_size=3) for rank in ranks]
     return jagged({key: [bag for bags in of_ranks for bag in bags[key]] for key in keys})
 
@@ -101,7 +103,7 @@ def off_host(device: torch.device) -> None:
 
 
 def train_stock(rank: int, world_size: int) -> Any:
-    """(losses, weights of this rank by table and id)."""
+    """Trains; returns (losses, weights of this rank by table and id)."""
     model = sharded_stock(SHARDING)
     assert all(isinstance(part, ShardedCollection) for part in (model.module.bags, model.module.rows))
     losses = []
@@ -118,7 +120,7 @@ def train_stock(rank: int, world_size: int) -> Any:
 
 
 @pytest.mark.usefixtures("off_host")
-def test_they_train_as_in_one_process(ranks_of: Start) -> None:
+def test_stock_tables_train_like_one_process(ranks_of: Start) -> None:
     results = ranks_of(2).run(train_stock)
     alone, losses = Stock(), []
     optimizer = torch.optim.Adagrad(alone.parameters(), lr=0.1, eps=1e-8)
@@ -138,8 +140,8 @@ def test_they_train_as_in_one_process(ranks_of: Start) -> None:
 
 @on_ranks(2)
 @pytest.mark.usefixtures("off_host")
-def test_replicas_begin_with_the_rows_of_the_first_rank(rank: int) -> Any:
-    """Each rank draws weights by itself, before a step."""
+def test_replicas_start_with_the_rows_of_rank_0(rank: int) -> Any:
+    """Each rank draws its own weights before a step."""
     with pytest.MonkeyPatch.context() as patch:
         seed = torch.manual_seed
         patch.setattr(torch, "manual_seed", lambda _: seed(7 + rank))
@@ -151,12 +153,12 @@ def test_replicas_begin_with_the_rows_of_the_first_rank(rank: int) -> Any:
 
 
 @on_ranks(2)
-def test_on_the_host_they_are_torchrecs() -> None:
+def test_torchrec_shards_its_tables_on_the_host() -> None:
     if Place.device.type == "cpu":  # elsewhere the sharders of this package do it
         assert type(sharded_stock({}).module.bags) is ShardedEmbeddingBagCollection
 
 
-# ---- modules of TorchRec's around a collection
+# ---- modules of TorchRec around a collection
 
 
 KEYS = ["f0", "f1"]
@@ -171,7 +173,7 @@ def tables(weighted: bool = False, seed: int = 3) -> Any:
 
 
 class Processed(torch.nn.Module):
-    """Bags whose samples have a weight by their position, which is trained."""
+    """A model whose samples have trained weights by position."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
@@ -190,7 +192,7 @@ def sharded_module(module: torch.nn.Module, kind: str | None) -> Any:
 
 
 def train_processed(rank: int, world_size: int, kind: str | None = "alone") -> Any:
-    """Rows and weights by position of a rank, or of one process with the batches of both."""
+    """Trains; returns rows and position weights of a rank, or of one process with the batches of both."""
     alone = kind == "alone"
     made = Processed(tables(weighted=True, seed=3 + rank))
     run = made if alone else sharded_module(made, kind)
@@ -199,7 +201,8 @@ def train_processed(rank: int, world_size: int, kind: str | None = "alone") -> A
     weights = list(bags._feature_processors.parameters())
     dense = torch.optim.SGD(weights, lr=0.05)
     for step in range(3):
-        batch = batch_of_ranks(step, [0, 1] if alone else [rank], KEYS, 31).to(Place.device)  # where weights are made
+        # the device of the weights
+        batch = batch_of_ranks(step, [0, 1] if alone else [rank], KEYS, 31).to(Place.device)
         dense.zero_grad()
         (run(batch) / (2 if alone else 1)).backward()
         dense.step()
@@ -258,8 +261,8 @@ def test_managed_collision_is_refused(pooled: bool) -> None:
 
 @on_ranks(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["shard", "shard_modules"])
-def test_modules_that_are_sharded_by_themselves(rank: int, inside: bool) -> None:
-    """A module that TorchRec's functions have sharded looks up what it did before."""
+def test_modules_sharded_by_torchrecs_functions(rank: int, inside: bool) -> None:
+    """A module that TorchRec's functions have sharded returns the same lookups as before."""
     batch = jagged({"f0": [[1, 2], [7]], "f1": [[rank], [3, 4]]})
     expected = tables().eval()(batch).values()
     if inside:
@@ -298,7 +301,7 @@ class Sample(Pipelineable):
         return Sample(self.ids.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: Any) -> None:
-        """Its tensors are on the host."""
+        """Does nothing: the tensors are on the host."""
 
 
 class OfSamples(Model):
@@ -307,7 +310,7 @@ class OfSamples(Model):
 
 
 def trained(name: str | None) -> Any:
-    """Rows and the dense parameter behind a pipeline, or behind a plain loop."""
+    """Returns rows and the dense parameter after a pipeline, or after a plain loop."""
     torch.manual_seed(0)
     model: Any = shard(OfSamples(SCENARIO, 3, cache=1000), SCENARIO)
     optimizer = optimizer_of(model.module, lr=0.05)
@@ -366,7 +369,7 @@ FACTORS = torch.tensor([1.0, -2.0, 3.0, 0.5])
 
 
 def updated(cls: type, options: dict[str, Any], scale: float = 1.0, ours: bool = True) -> torch.Tensor:
-    """How much two steps change the rows of a table whose weights were zeros."""
+    """Returns the change of rows after two steps of a table that began with zeros."""
     config = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t0", feature_names=["f0"])
     config.init_fn = torch.nn.init.zeros_
     device = Place.device
@@ -400,14 +403,14 @@ def test_updates_are_torchrecs(cls: type, options: dict[str, Any], scale: float)
 
 @on_ranks(1)
 def test_a_small_gradient_shows_eps() -> None:
-    """FBGEMM's eps is 1e-8: the first step of lr 0.9 at a gradient of 1e-8 is 0.45."""
+    """FBGEMM's eps is 1e-8: the first step with lr 0.9 and a gradient of 1e-8 is 0.45."""
     found = updated(torch.optim.Adagrad, {"lr": 0.9}, 1e-8)
     assert found[1, 0].item() == pytest.approx(-0.9 / 2 - 0.9 / (1 + 2**0.5))
 
 
 @on_ranks(1)
 def test_weight_decay_of_adam_is_decoupled() -> None:
-    """As FBGEMM's ADAM, which `tests/fbgemm` compares with AdamW's formula."""
+    """FBGEMM's ADAM is the same; `tests/fbgemm` compares it with AdamW's formula."""
     options = {"lr": 0.5, "weight_decay": 0.1}
     found = updated(torch.optim.Adam, options)
     assert torch.equal(found, updated(torch.optim.AdamW, options))
@@ -415,7 +418,7 @@ def test_weight_decay_of_adam_is_decoupled() -> None:
 
 
 def test_weight_decay_of_adam_is_torchs_without_ranks(device: torch.device) -> None:
-    """It joins the gradient: with a gradient of 0, the first step has the length lr in the direction of the weight."""
+    """Weight decay is added to the gradient: with gradient 0, the first step has length lr along the weight."""
     collection = bags_collection(device, bag_config(weight_init_min=2.0, weight_init_max=2.0))
     apply(collection, torch.optim.Adam, lr=0.25, weight_decay=0.1)
     train_step(collection, jagged({"f0": [[1]]}), factor=0.0)
@@ -425,7 +428,7 @@ def test_weight_decay_of_adam_is_torchs_without_ranks(device: torch.device) -> N
 @on_ranks(1)
 @pytest.mark.parametrize(("cls", "eps"), [(torch.optim.SGD, {}), (torch.optim.Adagrad, {"eps": 1e-3})])
 def test_weight_decay_that_torchrec_drops(cls: Any, eps: dict[str, float]) -> None:
-    """A table that is sharded decays as one that is not: by the gradient, where there is none of a loss."""
+    """Sharded tables apply weight decay as torch does: it is added to the gradient."""
     options = {"lr": 0.5, "weight_decay": 0.5, **eps}
     decayed, rows = updated(cls, options), torch.nn.Parameter(torch.zeros(8, 4))
     optimizer = cls([rows], **options)

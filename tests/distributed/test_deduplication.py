@@ -1,4 +1,4 @@
-"""The engine's removal of duplicates, beside dictionaries in plain Python."""
+"""The engine's deduplication of ids, compared with dictionaries in plain Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fields(arena: np.ndarray, places: Any, *dtypes: Any) -> list[Any]:
 
 
 class Case:
-    """Random tables and a batch; keys are shared by features, and one that no feature reads may be there."""
+    """Random tables and a batch; features share keys, and a key may be unused."""
 
     def __init__(self, rng: np.random.Generator, longest: int = 4) -> None:
         tables = int(rng.integers(1, 5))
@@ -48,11 +48,12 @@ class Case:
 
     def run(self, segments: bool = True) -> UniqueBatch:
         host = Deduplicator(self.rows, self.homes, self.groups, self.tables, self.columns, self.means, self.world_size)
-        host.run(self.values[:0], np.zeros(1, np.int64), np.zeros_like(self.keys), 0)  # leaves nothing
+        # the empty batch leaves nothing behind
+        host.run(self.values[:0], np.zeros(1, np.int64), np.zeros_like(self.keys), 0)
         return host.run(self.values, self.offsets, self.keys, self.size, self.weighted, segments)
 
     def lookups(self, table: int) -> list[tuple[int, int, int, int]]:
-        """(id, feature, bag of the feature, place in values) of each lookup of a table."""
+        """Lists (id, feature, bag of the feature, position in values) of each lookup of a table."""
         found = []
         for feature, of in enumerate(self.tables):
             if of != table:
@@ -116,8 +117,8 @@ def check(case: Case, found: UniqueBatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_ids_take_along(seed: int) -> None:
-    """There are two ranks, which see each the other's ids; every table is hashed, and rank 0 is home to all."""
+def test_signals_are_sent_with_their_ids(seed: int) -> None:
+    """Two ranks exchange ids; every table is hashed, and rank 0 owns all ids."""
     rng = np.random.default_rng([seed, 5])
     kinds = rng.integers(0, 8, 3).tolist()
     tables = [0, 1, 1, 2, 2]
@@ -171,12 +172,12 @@ def test_what_ids_take_along(seed: int) -> None:
 
 
 def dedup(**change: Any) -> Deduplicator:
-    """One hash table with one feature, whose ids are at home by modulo on two ranks."""
+    """Builds a deduplicator for one hash table with one feature, whose ids two ranks own by modulo."""
     options: dict[str, Any] = {"num_embeddings": [0], "homes": [(-1, 0)], "groups": [0], "feature_tables": [0]}
     return Deduplicator(**{**options, "feature_columns": [], "feature_means": [], "world_size": 2} | change)
 
 
-def test_numbers_that_do_not_fit() -> None:
+def test_invalid_signals_are_refused() -> None:
     host = dedup(world_size=1, signals=[6])
     batch = np.zeros(2, np.int64), np.array([0, 2]), np.zeros(1, np.int64), 1
     with pytest.raises(ValueError, match="a table's ids take clicks along, the batch has none"):
@@ -196,11 +197,11 @@ def test_random_batches(seed: int) -> None:
         check(case, case.run(segments=False))
 
 
-def test_ids_that_an_index_table_does_not_have() -> None:
+def test_ids_out_of_range_of_an_index_table() -> None:
     host = Deduplicator([5, 0], [(-1, 0)] * 2, [0, 0], [0, 1], [], [], 2)
     found = host.run(np.array([4, 5, -1, 9, -9]), np.array([0, 3, 5]), np.array([0, 1]), 1)
     assert found.out_of_range == [(0, 2, 5)]
-    assert found.ids.tolist() == [4, 0, 9, -9]  # those of rank 0: of table 0; then of rank 1: 9 and -9
+    assert found.ids.tolist() == [4, 0, 9, -9]  # for rank 0: ids of table 0; then for rank 1: 9 and -9
 
 
 def test_a_large_batch_on_any_number_of_threads() -> None:
@@ -241,12 +242,12 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
         ({"signals": [1, 2]}, "signals must have one entry per table, 1"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dedup(**change)
 
 
-def test_offsets_that_do_not_fit() -> None:
+def test_invalid_offsets_are_refused() -> None:
     host = dedup()
     with pytest.raises(ValueError, match="offsets must end at the number of ids, 2, got 3"):
         host.run(np.array([1, 2]), np.array([0, 3]), np.array([0]), 1)

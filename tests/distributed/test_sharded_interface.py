@@ -1,5 +1,4 @@
-"""A sharded collection loses no option (option_cases.py says what each becomes on a rank) and answers as the collection
-that it was made of."""
+"""A sharded collection keeps all options (see option_cases.py) and has the interface of the original collection."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from rec_sdk_torch.tbe import TableConfig
 
 @on_ranks(WORLD_SIZE)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_shards(rank: int, name: str) -> None:
+def test_options_of_shards(rank: int, name: str) -> None:
     found = observed(name, shard_tables(make_collection(name, rst)).local_shard.embedding)
     wanted = expected(OPTIONS[name], OPTIONS[name].shard, rank, Place.device)
     assert found == wanted, f"{name} is {found!r} on rank {rank}, not {wanted!r}"
@@ -36,7 +35,7 @@ def test_shards(rank: int, name: str) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize(("depth", "slots"), [(0, 40), (1, 80), (2, 80)])
 def test_a_share_of_a_small_table_holds_a_batch_of_all_ranks(rank: int, depth: int, slots: int) -> None:
-    """Half of the 80 rows of a batch are at home on each rank, and 80 of the table, of which a tenth is 16."""
+    """Each rank owns half of a batch's 80 rows of t0 and 80 rows of t1; a tenth of t0 would be 16 rows."""
     configs = bag_config("t0", ["f0"], num_embeddings=160), bag_config("t1", ["f1"], num_embeddings=2000)
     collection = bags_collection(Place.device, *configs, cache=0.1)
     apply(collection)
@@ -57,14 +56,14 @@ def test_initial_weights_of_a_part(initializer: rst.InitializerType, bounds: dic
     assert (part.initializer_kind, part.init_range) == (table.initializer_kind, table.init_range)
 
 
-# ---- answers
+# ---- the interface
 
 
 OF_ONE_PROCESS = {"checked_bags", "feature_keys", "id_signals", "output_names"}
 """Attributes of a collection in one process that other rooms read; a sharded collection has them at `home`."""
 
 
-def ask(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> dict[str, Any]:
+def compare_interfaces(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> dict[str, Any]:
     scenario = Scenario(kind=kind, weighted=kind == "bags", dims=dims)
     tables, model = Model(scenario, 0).sparse, train(sharded(scenario, 0), scenario, range(2))
     divided = model.module.sparse
@@ -92,8 +91,8 @@ def ask(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> di
 
 
 @pytest.mark.parametrize(("kind", "dims"), [("bags", (4, 4, 4)), ("hash", (4, 8, 4)), ("sequences", (4, 4, 4))])
-def test_sharded_tables_tell_what_unsharded_ones_do(ranks_of: Start, kind: str, dims: tuple[int, int, int]) -> None:
-    first, second = ranks_of(2).run(ask, kind, dims)
+def test_sharded_tables_have_the_unsharded_interface(ranks_of: Start, kind: str, dims: tuple[int, int, int]) -> None:
+    first, second = ranks_of(2).run(compare_interfaces, kind, dims)
     for name, found in first.items():
         assert found
         assert not set(found) & set(second[name]), "each id has one home"
@@ -102,7 +101,7 @@ def test_sharded_tables_tell_what_unsharded_ones_do(ranks_of: Start, kind: str, 
 
 
 class FromTensors(torch.nn.Module):
-    """A module that torch.jit can give a batch to."""
+    """A module that torch.jit can call with tensors."""
 
     def __init__(self, tables: Any) -> None:
         super().__init__()
@@ -123,7 +122,7 @@ TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
 
 @on_ranks(2)
 @pytest.mark.parametrize("way", TRACERS)
-def test_tracers_of_sharded_tables_say_the_way_out(way: str) -> None:
+def test_tracing_sharded_tables_names_the_alternative(way: str) -> None:
     tables = FromTensors(sharded(Scenario(), 0).module.sparse)
     expected = tables.eval()(*TENSORS)
     with pytest.raises(RuntimeError, match=r"embedding tables cannot be traced.*export the dense part"):
