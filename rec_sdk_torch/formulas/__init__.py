@@ -1,9 +1,13 @@
-"""The optimizers of `update_rows`: for each its formula in plain torch, its coefficients, and its `OptimizerSpec`.
+"""The optimizers of `update_rows`: the formula of each in plain torch, its coefficients, and its `OptimizerSpec`.
 
-The formula is the operator on devices without a kernel, and the reference of the kernels, whose structs are in
-`op_kernels/common/optimizers.h`: it rounds where they round, so that both have the same bits. So a formula is written
-in their order, `a * b / c` being `(a * b) / c`; and it does not use torch's fused operators (`addcmul`, an `alpha`),
-which may round once where the kernels round twice. In words, formulas are in the optimizers page of the docs.
+Devices without a kernel compute updates with the formula. It is also the reference of the kernels in
+`op_kernels/common/optimizers.h`, and gives the same bits. To that end:
+
+- A formula computes in the order of the kernel: `a * b / c` is `(a * b) / c`.
+- It does not use torch's fused operators (`addcmul`, an `alpha` argument), which may round once where a kernel rounds
+  twice.
+
+docs/optimizers.md has the formulas in mathematical notation.
 """
 
 from .optimizers import FORMULAS, SPECS, UPDATES, class_name, modes_of, same_states, spec_for, specs_of_class

@@ -1,4 +1,4 @@
-"""Adadelta: steps as long as the average of former steps is, over the average of gradients."""
+"""Adadelta: the gradient times the ratio of the average size of former steps to the average size of gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _adadelta(r: Rows) -> None:
 
 
 def _average_squares(r: Rows, place: int, values: torch.Tensor) -> None:
-    """Squares join the average of squares that is the state at `place`."""
+    """Updates the moving average of squares, the state number `place`, with the squares of `values`."""
     r.states[place] = r.states[place] * r.c.rho + r.c.one_minus_rho * values * values
 
 

@@ -26,24 +26,24 @@ PARTIAL_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq", rowwise=True))
 MOMENTS = "beta1 one_minus_beta1 beta2 one_minus_beta2"
 CORRECTED = f"lr eps {MOMENTS} inv_bias_correction1 inv_sqrt_bias_correction2"
 DECAY_OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-"""FBGEMM's defaults: TorchRec's classes have none."""
+"""FBGEMM's defaults, since TorchRec's classes have none."""
 _STEP = f"step_size eps {MOMENTS} inv_sqrt_bias_correction2"
 
 
 def first_moment(r: Rows) -> torch.Tensor:
-    """The new average of the gradient, state 0."""
+    """Updates state 0, the moving average of the gradient, and returns it."""
     r.states[0] = r.states[0] * r.c.beta1 + r.c.one_minus_beta1 * r.g
     return r.states[0]
 
 
 def second_moment(r: Rows) -> torch.Tensor:
-    """The new average of the gradient's square, state 1."""
+    """Updates state 1, the moving average of the gradient's square, and returns it."""
     r.states[1] = r.states[1] * r.c.beta2 + r.c.one_minus_beta2 * r.g * r.g
     return r.states[1]
 
 
 def second_moment_of_row(r: Rows) -> torch.Tensor:
-    """The new average of the row's mean of squares, state 1."""
+    """Updates state 1, the moving average of the mean square of a row's gradient `[rows, 1]`, and returns it."""
     r.states[1] = r.states[1] * r.c.beta2 + r.mean_of_squares(r.g) * r.c.one_minus_beta2
     return r.states[1]
 
@@ -70,7 +70,7 @@ def _betas(options: Options) -> Coefficients:
 
 
 def _signed_betas(options: Options) -> Coefficients:
-    """The average takes -g in where the objective grows; the square is the same."""
+    """Returns the coefficients of the averages; with `maximize`, the average of the gradient takes in `-g`."""
     betas = _betas(options)
     return {**betas, "one_minus_beta1": sign(options) * betas["one_minus_beta1"]}
 
@@ -88,7 +88,7 @@ def _sparse_adam_coefficients(options: Options, t: int) -> Coefficients:
 
 
 def corrected(options: Options, t: int) -> Coefficients:
-    """Coefficients with the corrections of update `t` by themselves."""
+    """Returns coefficients in which the bias corrections of update number `t` are separate from the learning rate."""
     beta1, beta2 = options["betas"]
     return {
         **_betas(options),

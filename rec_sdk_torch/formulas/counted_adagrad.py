@@ -31,7 +31,10 @@ def _cowclip(r: Rows) -> None:
 
 
 def _count_update(r: Rows) -> torch.Tensor:
-    """The count of the row's updates with this one. It has faded since the last update, which is then this one."""
+    """Adds this update to the row's counter, which decays with the updates of the table in between, and returns it.
+
+    Also sets state 1, the number of the row's last update.
+    """
     faded, r.states[1] = expm1_of_steps(r.states[1], r.c.iter, 0.0, r.c.log_fade)
     r.states[2] = r.states[2] + (r.states[2] * faded + 1.0)
     return r.states[2]
@@ -53,7 +56,7 @@ def _counted(r: Rows) -> None:
     rate = rate + by_count * c.lr / (root(count * c.counted) + eps_of_count)
     faded = c.faded_l2 * c.lr / (size + eps_of_decay) + c.faded_decoupled
     kept = 1.0 - faded / count
-    r.states[1] = count * 0.0 + c.iter  # no number where the count is none
+    r.states[1] = count * 0.0 + c.iter  # NaN where the count is NaN
     apply_step(r, kept, (change + 1.0) * rate)
 
 
@@ -69,7 +72,7 @@ def _adagradw(r: Rows) -> None:
 
 
 def _log_fade(halflife: int) -> float:
-    """The logarithm of the share of a count that an update leaves: all without a half-life, nothing with one of 0."""
+    """Returns the logarithm of the factor by which a counter decays in one update: 1 without a half-life, 0 with 0."""
     return -math.log(2) / halflife if halflife > 0 else 0.0 if halflife < 0 else -1e9
 
 

@@ -1,4 +1,4 @@
-"""LAMB: steps of Adam that are as long as the weight is long."""
+"""LAMB: a step of Adam, scaled to the norm of the weight (trust ratio)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of optimizers. An optimizer of a family that is here needs no line: its family's `SPECS` has it."""
+"""The list of all optimizers, collected from the `SPECS` of each family's module."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .spec import Formula, OptimizerSpec, Options
 
 _FAMILIES = (sgd, adagrad, rowwise_adagrad, counted_adagrad, adam, rmsprop, adadelta, lamb)
 UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
-"""The optimizers without an accumulation window. Where a class means several, the plainest comes first."""
+"""The optimizers without an accumulation buffer. If a class has several specs, the one with fewest options is first."""
 
 SPECS = UPDATES + tuple(
     replace(spec, classes=(spec.window_class,), accumulates=True) for spec in UPDATES if spec.window_class
 )
-"""The optimizers without a window, and the same with one."""
+"""All optimizers: `UPDATES`, and their variants with an accumulation buffer."""
 
 FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES}
-"""The formulas by name, in the order of the kernels' list in `op_kernels/common/optimizers.h`."""
+"""The formulas by the name of their kernel, in the order of the list in `op_kernels/common/optimizers.h`."""
 
 
 @functools.cache
 def same_states(kernel: str, other: str) -> bool:
-    """Whether the states of two kernels, by their names, mean the same: they differ in weight decay at most."""
+    """Returns whether two kernels, given by name, have the same states: they differ at most in weight decay."""
     first, second = (FORMULAS[name].undecayed or name if name in FORMULAS else name for name in (kernel, other))
     return first == second
 
@@ -36,26 +36,26 @@ for _spec in SPECS:
 
 
 def class_name(cls: type) -> str:
-    """The qualified name of a class."""
+    """Returns the qualified name of a class, such as "torch.optim.sgd.SGD"."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def spec_for(cls: type, options: Options | None = None) -> OptimizerSpec:
-    """The spec of an optimizer class with the keywords `options`.
+    """Returns the spec of an optimizer class with the keywords `options`.
 
     Raises:
-        TypeError: the fused update does not know the class; the message lists those it knows.
+        TypeError: there is no fused update for the class; the message lists the supported classes.
     """
     return next(spec for spec in reversed(_specs_by_class(cls)) if spec.when(options or {}))
 
 
 def specs_of_class(spec: OptimizerSpec) -> list[OptimizerSpec]:
-    """All specs of the spec's class, the plainest first."""
+    """Returns all specs of the same optimizer class; the one with fewest options is first."""
     return _BY_CLASS[spec.classes[0]]
 
 
 def modes_of(spec: OptimizerSpec, option: str) -> list[str]:
-    """All that this option of the spec's class may be when it is applied."""
+    """Returns all modes that an option may have when the optimizer class is applied."""
     return list(dict.fromkeys(mode for other in specs_of_class(spec) for mode in other.modes.get(option, ())))
 
 

@@ -1,4 +1,4 @@
-"""RMSprop: steps of the gradient over the root of a moving average of its square."""
+"""RMSprop: the gradient divided by the root of a moving average of its square."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SQUARES, _BUFFER, _AVERAGE = StateSpec("square_avg"), StateSpec("momentum_buffe
 
 
 def _gradient(r: Rows) -> torch.Tensor:
-    """The gradient with decay."""
+    """Returns the gradient with weight decay, negated if the optimizer maximizes."""
     return r.c.sign * r.g + r.c.weight_decay * r.w
 
 
@@ -30,7 +30,10 @@ def _step(r: Rows) -> torch.Tensor:
 
 
 def _centered_step(r: Rows) -> torch.Tensor:
-    """A step over the root of the variance of the new averages, which is made of the old ones."""
+    """Updates both averages, and returns the gradient divided by the root of the new variance.
+
+    The variance is computed from the old averages and the gradient.
+    """
     decayed, average = _gradient(r), r.states[-1]
     distance = decayed - average
     old = at_least(r.states[0] - at_most(average * average, LARGEST), 0.0)
@@ -41,7 +44,7 @@ def _centered_step(r: Rows) -> torch.Tensor:
 
 
 def _rmsprop(step: Callable[[Rows], torch.Tensor], momentum: bool = False) -> Callable[[Rows], None]:
-    """Returns the update by a step, or by a buffer of steps."""
+    """Returns the formula that moves weights by `step`, or by a momentum buffer of steps."""
 
     def update(r: Rows) -> None:
         moved = step(r)

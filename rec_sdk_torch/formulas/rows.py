@@ -1,4 +1,4 @@
-"""The rows of an update, and the arithmetic that formulas share."""
+"""The arguments of a formula (`Rows`, `Coefficients`), and arithmetic that formulas share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 LEAST_NORM = 3e-23
-"""A norm that a formula divides by is at least this."""
+"""The least divisor that formulas use for a norm."""
 LARGEST = torch.finfo(torch.float32).max
 
 
 class Coefficients:
-    """The columns of a batch's coefficients, float32 `[rows, 16]`, as `[rows, 1]` by their names: `c.lr`."""
+    """Named columns of the coefficients, float32 `[rows, 16]`: attribute `lr` is the column `lr`, `[rows, 1]`."""
 
     def __init__(self, columns: torch.Tensor, names: str) -> None:
         self._columns, self._places = columns, {name: i for i, name in enumerate(names.split(), 1)}
@@ -26,14 +26,14 @@ class Coefficients:
 
 @dataclass
 class Rows:
-    """Weights and states in float32, to which a formula assigns new tensors.
+    """The rows of one update in float32. A formula assigns new tensors to `w` and to elements of `states`.
 
     Attributes:
         w: weights, `[rows, D]`.
-        g: aggregated gradients, clipped, `[rows, D]`.
-        states: `[rows, D]`, or `[rows, 1]` where a row has one number.
+        g: summed and clipped gradients, `[rows, D]`.
+        states: state blocks, `[rows, D]`, or `[rows, 1]` if rowwise.
         c: coefficients by name, `[rows, 1]` each.
-        sum_of_row: the sum of each row of `[rows, D]`, `[rows, 1]`, in the order of the kernels.
+        sum_of_row: a function that sums each row of `[rows, D]` in the order of the kernels; returns `[rows, 1]`.
     """
 
     w: torch.Tensor
@@ -43,12 +43,13 @@ class Rows:
     sum_of_row: Callable[[torch.Tensor], torch.Tensor]
 
     def mean_of_squares(self, values: torch.Tensor) -> torch.Tensor:
-        """`[rows, 1]` of `[rows, D]`."""
-        dim = torch.full((1, 1), float(values.shape[1]), device=values.device)  # division by a number may be a product
+        """Returns the mean square of each row of `[rows, D]`, as `[rows, 1]`."""
+        # A tensor as divisor: torch may turn the division by a Python number into a product with its reciprocal.
+        dim = torch.full((1, 1), float(values.shape[1]), device=values.device)
         return self.sum_of_row(values * values) / dim
 
     def norm(self, values: torch.Tensor) -> torch.Tensor:
-        """`[rows, 1]` of `[rows, D]`."""
+        """Returns the 2-norm of each row of `[rows, D]`, as `[rows, 1]`."""
         return root(self.sum_of_row(values * values))
 
 
@@ -62,19 +63,19 @@ def _has_float64(device_type: str) -> bool:
 
 
 def root(values: torch.Tensor) -> torch.Tensor:
-    """The square root of float32, correctly rounded.
+    """Returns the correctly rounded square root of float32 values.
 
-    torch's own is not everywhere: on the CPU one in five is the next number. That of float64 is close enough to round
-    to the right one. A device without float64 has its own.
+    torch's float32 root is not correctly rounded everywhere: on the CPU, one in five results is the next number. The
+    root in float64, rounded to float32, is. A device without float64 uses its own float32 root.
     """
     return values.double().sqrt().float() if _has_float64(values.device.type) else values.sqrt()
 
 
 def at_most(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
-    """A NaN among the values stays a NaN."""
+    """Returns the elementwise minimum of values and bound; NaN for a NaN."""
     return torch.where(values > bound, bound, values)
 
 
 def at_least(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
-    """A NaN among the values stays a NaN."""
+    """Returns the elementwise maximum of values and bound; NaN for a NaN."""
     return torch.where(values < bound, bound, values)

@@ -1,6 +1,6 @@
-"""Row-wise Adagrad with decay, bounds and ensembles, as in op_kernels/common/rowwise_adagrad.h.
+"""Row-wise Adagrad with weight decay, norm bounds and ensembles, as in op_kernels/common/rowwise_adagrad.h.
 
-The last states of a row's record are the sum, and then prev_iter, the number of the row's last update.
+The last states of a row are `sum`, the sum of mean squares, and then `prev_iter`, the number of the row's last update.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PREV_ITER = StateSpec("prev_iter", rowwise=True, counter=True)
 
 
 def adagrad_rate(r: Rows, squared: torch.Tensor, place: int = 0) -> torch.Tensor:
-    """The rate of a row, lr / (sqrt(sum) + eps), after the mean of squares of `squared` joined its sum, a state."""
+    """Adds the mean square of `squared` to the row's sum, the state number `place`; returns lr / (sqrt(sum) + eps)."""
     r.states[place] = r.states[place] + r.mean_of_squares(squared)
     return r.c.lr / (root(r.states[place]) + r.c.eps)
 
 
 def apply_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
-    """Decays the weight to the share `kept`, and moves it against the gradient."""
+    """Multiplies the weight by `kept`, and subtracts `rate` times the gradient."""
     r.w = r.w * kept - rate * r.g
 
 
@@ -35,13 +35,16 @@ def _plain(r: Rows) -> None:
 
 
 def _decay(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factor that decays the weight, and the rate of the gradient."""
+    """Returns the factor by which the weight decays, and the rate of the gradient."""
     rate = adagrad_rate(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
     return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
 
 
 def _bounded(r: Rows) -> None:
-    """An ensemble has it too, beside an average of the weight, which it leaves alone."""
+    """Updates rows and scales each to a norm of at most `max_norm`.
+
+    Also the formula of ensembles, whose other state, an average of the weight, changes in the table pass only.
+    """
     kept, rate = _decay(r)
     norm = at_most(at_least(r.norm(r.w * kept - rate * r.g), LEAST_NORM), LARGEST)
     factor = at_most(r.c.max_norm / norm, 1.0)

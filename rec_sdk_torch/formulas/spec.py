@@ -1,4 +1,4 @@
-"""The form in which an optimizer is written down: its formula, and what the host side knows of it."""
+"""The description of an optimizer: its formula, and its options for the host side."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ ACCUMULATE_TORCHREC = "rec_sdk_torch.optim.accumulate_torchrec"
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state block of the row record: `[D]`, or `[1]` when `rowwise`; a `counter` is always float32."""
+    """One state block of a row: `[D]`, or `[1]` if `rowwise`. A `counter` is float32 whatever the state dtype is."""
 
     name: str
     rowwise: bool = False
     counter: bool = False
 
     def elements(self, dim: int) -> int:
-        """Numbers of a row of `dim` columns."""
+        """Returns the number of elements for a row of `dim` columns."""
         return 1 if self.rowwise else dim
 
 
 @dataclass(frozen=True)
 class Formula:
-    """An update of rows, which each backend's kernel and a function in plain torch compute with the same bits.
+    """An update of rows. Each backend's kernel and the function in plain torch compute it with the same bits.
 
     Attributes:
-        kernel: its name in `rec_sdk::update_rows`.
-        update: the function in plain torch, which changes the weights and states of rows.
-        coefficients: names of a table's coefficients, from `[1]` on, as in the kernel's struct.
+        kernel: the name of the formula in `rec_sdk::update_rows`.
+        update: the function in plain torch, which assigns new weights and states.
+        coefficients: the names of a table's coefficients, separated by spaces, from column 1 on as in the kernel's
+            struct.
         states: the state blocks of a row, in the order of the record: blocks of `[D]` come first.
-        undecayed: the kernel without weight decay whose states mean the same; "" where there is none.
+        undecayed: the name of the kernel without weight decay that has the same states; "" if there is none.
     """
 
     kernel: str
@@ -50,20 +51,22 @@ class Formula:
     undecayed: str = ""
 
     def state_elements(self, dim: int) -> tuple[int, ...]:
-        """Elements of each state of a row."""
+        """Returns the number of elements of each state of a row with `dim` columns."""
         return tuple(state.elements(dim) for state in self.states)
 
 
 @dataclass(frozen=True)
 class TablePass:
-    """Work that an optimizer does on all rows of its tables, some at a time, before an update.
+    """Work of an optimizer on all rows of its tables, made in chunks before some updates.
+
+    It either changes the rows, or computes a number from them that becomes an option.
 
     Attributes:
         parts: the parts of a row that it reads: `weight`, or names of states.
-        due: (options, t) -> whether it has something to do before update t.
-        rows: (options, t, parts) -> nothing, having changed the parts in place; or a number, of which the greatest
-            plus 1 becomes the `option`, and the rows stay.
-        option: see `rows`; None where rows change.
+        due: (options, t) -> whether the pass must be made before update number t.
+        rows: (options, t, parts) -> None after changing the parts of a chunk in place; or, if `option` is set, a
+            number. The rows stay then, and 1 plus the greatest number of all chunks becomes the option.
+        option: the name of the option that the pass sets; None: the pass changes rows.
     """
 
     parts: tuple[str, ...]
@@ -74,24 +77,27 @@ class TablePass:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer as the host side knows it.
+    """The host side's description of an optimizer.
 
     Attributes:
-        formula: the update of its rows.
-        family: classes of one family count as the same optimizer in the check against a table's
-            `embedding_optimizer_cls`.
-        classes: qualified names of the classes that mean it.
-        options: keywords the update honours, with their defaults (those of the torch class).
-        coefficients: (options, t) -> the coefficients that the formula names, in double precision.
-        window_class: qualified name of the Accumulate class, where there is one.
-        accumulates: an Accumulate variant, with `use_accumulate` and `accumulate_step`.
-        when: whether keywords mean this spec, of those of the class; the last whose answer is yes counts.
-        example: keywords for which `when` says yes; benchmarks run with them.
-        table_pass: work on whole tables, perhaps before each update.
-        modes: for each option that names a mode, the modes that it may have, and change between.
-        neutral: keywords of the class that may only have these values, in place of those that all classes have.
-        problem: (options) -> a sentence on options that do not go together, or None.
-        collects_gradients: gradients are summed until a call takes them; no update is made, and no kernel is run.
+        formula: the update of rows.
+        family: the name of the optimizer's family. A table's `embedding_optimizer_cls` accepts any class of the same
+            family.
+        classes: qualified names of the optimizer classes.
+        options: the supported keywords with their defaults, which are the defaults of torch's class.
+        coefficients: (options, t) -> the coefficients of the formula by name, for update number t, as Python floats.
+        window_class: qualified name of the Accumulate class; "" if there is none.
+        accumulates: whether this is an Accumulate variant, with the options `use_accumulate` and `accumulate_step`.
+        when: (keywords) -> whether this spec applies. A class may have several specs; the last one that applies is
+            used.
+        example: keywords to which this spec applies, for tests and benchmarks.
+        table_pass: work on all rows of the tables before some updates; None: there is none.
+        modes: for each option that names a mode, the allowed modes; the option may change between them.
+        neutral: unsupported keywords of the class with the values that are accepted all the same, if these differ from
+            the usual ones.
+        problem: (options) -> a sentence about options that exclude each other, or None.
+        collects_gradients: whether gradients are summed until a call takes them; no update is made then, and no kernel
+            runs.
     """
 
     formula: Formula
@@ -111,25 +117,25 @@ class OptimizerSpec:
 
     @property
     def kernel(self) -> str:
-        """Name of the formula in `rec_sdk::update_rows`."""
+        """The name of the formula in `rec_sdk::update_rows`."""
         return self.formula.kernel
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """State blocks of a row, in the order of the record."""
+        """The state blocks of a row, in the order of the record."""
         return self.formula.states
 
     def state_init(self, options: Options) -> list[float]:
-        """Initial value of each state block."""
+        """Returns the initial value of each state block."""
         start = float(options.get("initial_accumulator_value", 0.0))
         return [start if state.name == "sum" else 0.0 for state in self.states]
 
 
 def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
-    """The optimizer with weight decay that joins the gradient, as torch's have it: `WithL2` of the kernels.
+    """Returns the optimizer with torch's weight decay, which adds `weight_decay * w` to the gradient (L2).
 
-    Where the objective grows a coefficient of the spec is negative, so that its gradient keeps its sign: then the decay
-    is taken from the gradient.
+    The kernels call it `WithL2`. With `maximize`, a coefficient of the spec is negative and not the gradient, so the
+    decay is subtracted from the gradient instead.
     """
     formula = spec.formula
 
@@ -153,11 +159,11 @@ def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
 
 
 def sign(options: Options) -> float:
-    """-1 where the objective grows: by this factor the gradient counts."""
+    """Returns the factor of the gradient: -1 if the optimizer maximizes, else 1."""
     return -1.0 if options["maximize"] else 1.0
 
 
 def mode_name(mode: object) -> str | None:
-    """The name of a mode, which is given by name or as a member of an FBGEMM enum; None for anything else."""
+    """Returns the lower-case name of a mode, given as text or as a member of an FBGEMM enum; None for other objects."""
     name = getattr(mode, "name", mode)
     return name.lower() if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""Arithmetic of formulas that know when a row was last updated, as in op_kernels/common/row_steps.h."""
+"""Arithmetic of formulas with the number of a row's last update, as in op_kernels/common/row_steps.h."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .rows import at_least, at_most
 
 
 def steps_since(last: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
-    """Updates of the table since the row's last one; 1 for a row without one."""
+    """Counts the updates of the table since the row's last update; 1 for a row that was never updated."""
     return at_most(last, 1.0) * ((iteration - 1.0) - last) + 1.0
 
 
 def expm1_of_256th(y: torch.Tensor) -> torch.Tensor:
-    """exp(256 * y) - 1: the series at y, and then eight times that of twice the argument."""
+    """Computes exp(256 * y) - 1: a power series for exp(y) - 1, and eight doublings of the argument."""
     e = y * (1 / 720) + 1 / 120
     for term in (1 / 24, 1 / 6, 0.5, 1.0):
         e = e * y + term
@@ -26,18 +26,22 @@ def expm1_of_256th(y: torch.Tensor) -> torch.Tensor:
 def expm1_of_steps(
     last: torch.Tensor, iteration: torch.Tensor, uncounted: float, log: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(log * (steps - uncounted)) - 1, and the row's last update, which is this one."""
+    """Computes exp(log * (steps - uncounted)) - 1 for the steps since the row's last update.
+
+    Returns:
+        The values, and the new number of the row's last update, both `[rows, 1]`.
+    """
     x = at_least((steps_since(last, iteration) - uncounted) * log, -80.0) * (1 / 256)
     return expm1_of_256th(x), x * 0.0 + iteration
 
 
 def above(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
-    """1 where a value is above the bound, else 0."""
+    """Returns 1.0 for a value above the bound, else 0.0."""
     return at_most(at_least((values - bound) * 1e30, 0.0), 1.0)
 
 
 def logarithm(x: torch.Tensor) -> torch.Tensor:
-    """Logarithm of numbers from 1 to 2^31: powers of two by halving, the rest by the series of the area tangent."""
+    """Computes the logarithm of numbers from 1 to 2^31: divides by powers of two, then sums the series of artanh."""
     log = x * 0.0
     powers = {65536.0: 11.090354889, 256.0: 5.545177444, 16.0: 2.772588722, 4.0: 1.386294361, 2.0: 0.693147181}
     for power, its_logarithm in powers.items():

@@ -1,6 +1,7 @@
-"""Rules by which ids of a hash table get rows and lose them, for `TableLifecycle`; docs/admission_eviction.md.
+"""Rules of admission and eviction for the ids of hash tables: the options of `TableLifecycle`.
 
-A rule is a file here and one of the same name in `torch_npu_ext/engine`; docs/extending.md says how to add one.
+docs/admission_eviction.md explains them. Each rule is a file here and a file of the same name in
+`torch_npu_ext/engine/rules`; docs/extending.md shows how to add one.
 """
 
 from .age import Age as Age
@@ -16,4 +17,4 @@ from .showclick import ShowClick as ShowClick
 from .sketch import Sketch as Sketch
 
 COLUMNS = ("count", "last_use", "score", "clicks", "timestamp")
-"""The columns of a row that rules need, in the order in which tables keep them."""
+"""The columns of a row that rules may need, in the order in which tables store them."""

@@ -6,7 +6,11 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Age(Eviction):
-    """Evicts ids, candidates too, whose timestamp is more than `seconds` (1 or more) before the table's latest."""
+    """The rule that evicts ids, and candidates, whose timestamp is long before the table's latest timestamp.
+
+    Attributes:
+        seconds: the largest difference of the timestamps that is kept, 1 or more.
+    """
 
     seconds: int = field(metadata=int_field(1))
 

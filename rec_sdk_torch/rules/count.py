@@ -6,6 +6,6 @@ from .rule import Admission
 
 @dataclass(frozen=True)
 class Count(Admission):
-    """Admits an id in the training batch with which it was looked up `threshold` times."""
+    """The rule that admits an id in the training batch in which its number of lookups reaches `threshold`."""
 
     threshold: float = field(metadata=float_field())

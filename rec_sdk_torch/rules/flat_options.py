@@ -1,4 +1,4 @@
-"""The rules of a table in one list of options: `AdmitAndEvictConfig` has them so, and `TableLifecycle` had."""
+"""Rules as a flat list of options, as `AdmitAndEvictConfig` takes them and `TableLifecycle` formerly did."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, str, tuple[type[Rule], ...]]] = {
     "sketch_depth": (4, "depth", (Sketch,)),
     "sketch_halve_after": (0, "halve_after", (Sketch,)),
 }
-"""The default of each option, and the rules that have it, under which name."""
+"""For each option: its default, the name of the rules' field, and the rules that have this field."""
 
 
 _NEEDS = {
@@ -45,46 +45,53 @@ _NEEDS = {
     "sketch_halve_after": " without sketch_bytes: there is no sketch",
     "score_half_life": ", and no rule goes by scores: give a share or a bound too",
 }
-"""Ends of the errors that options raise which none of the chosen rules has."""
+"""For options without effect unless another option is set: the end of the error message."""
 
 
 def rules_from_options(owner: str, **options: Any) -> dict[str, Any]:
-    """Returns the fields of a `TableLifecycle`. A number of 0 turns its rule off.
+    """Converts options to the fields of a `TableLifecycle`.
+
+    Args:
+        owner: the class with the options, named at the beginning of error messages.
+        options: some of `OPTIONS`; an eviction option of 0 turns its rule off.
 
     Raises:
-        ValueError: two options that exclude each other, or one without the other that it needs; `owner` begins the
-            message. TypeError, ValueError: a number of another type, or out of range.
+        ValueError: two options exclude each other, or an option has no effect without another one.
+        TypeError, ValueError: a number has another type or is out of range.
     """
-    has = {name: default for name, (default, _, _) in OPTIONS.items()} | options
-    evictions = [kind for kind in (Age, Idle, Norm, Share) if _is_on(kind, has)]
-    bounds = [kind for kind in (Rows, Bytes) if _is_on(kind, has)]
-    scores = [Score] if Share in evictions or (bounds and has["score_half_life"]) else []
+    values = {name: default for name, (default, _, _) in OPTIONS.items()} | options
+    evictions = [kind for kind in (Age, Idle, Norm, Share) if _is_on(kind, values)]
+    bounds = [kind for kind in (Rows, Bytes) if _is_on(kind, values)]
+    scores = [Score] if Share in evictions or (bounds and values["score_half_life"]) else []
     admission: list[type[Rule]] = []
-    if has["admit_probability"] is not None:
+    if values["admit_probability"] is not None:
         admission = [Probability]
-    elif has["admit_threshold"] is not None:
-        by_shows = Count if (has["alpha"], has["beta"]) == (1, 0) else ShowClick
-        admission = [Sketch if has["sketch_bytes"] else by_shows]
+    elif values["admit_threshold"] is not None:
+        by_shows = Count if (values["alpha"], values["beta"]) == (1, 0) else ShowClick
+        admission = [Sketch if values["sketch_bytes"] else by_shows]
     chosen = {*admission, *evictions, *bounds, *scores}
     for name, needs in _NEEDS.items():
-        if has[name] != OPTIONS[name][0] and not chosen.intersection(OPTIONS[name][2]):
-            raise ValueError(f"{owner}: {name} is {has[name]}{needs}")
-    if Sketch in chosen and has["beta"]:
-        raise ValueError(f"{owner}: beta is {has['beta']} beside sketch_bytes: a sketch counts lookups alone")
+        if values[name] != OPTIONS[name][0] and not chosen.intersection(OPTIONS[name][2]):
+            raise ValueError(f"{owner}: {name} is {values[name]}{needs}")
+    if Sketch in chosen and values["beta"]:
+        raise ValueError(f"{owner}: beta is {values['beta']} beside sketch_bytes: a sketch counts lookups alone")
 
     def make(kinds: Sequence[type[Rule]]) -> list[Rule]:
-        return [kind(**{field: has[name] for name, (_, field, of) in OPTIONS.items() if kind in of}) for kind in kinds]
+        return [
+            kind(**{field: values[name] for name, (_, field, rules) in OPTIONS.items() if kind in rules})
+            for kind in kinds
+        ]
 
     return {
         "admission": next(iter(make(admission)), None),
         "eviction": make(evictions),
-        "every": has["evict_step_interval"],
+        "every": values["evict_step_interval"],
         "bound": make(bounds),
         "score": next(iter(make(scores)), None),
-        "keep_evicted": has["keep_evicted"],
-        "default_value": has["default_value"],
+        "keep_evicted": values["keep_evicted"],
+        "default_value": values["default_value"],
     }
 
 
-def _is_on(kind: type[Rule], has: Mapping[str, Any]) -> bool:
-    return any(has[name] for name, (_, _, kinds) in OPTIONS.items() if kinds == (kind,))
+def _is_on(kind: type[Rule], values: Mapping[str, Any]) -> bool:
+    return any(values[name] for name, (_, _, kinds) in OPTIONS.items() if kinds == (kind,))

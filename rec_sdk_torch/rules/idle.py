@@ -6,7 +6,11 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Idle(Eviction):
-    """Evicts ids, candidates too, that none of the latest `batches` (1 or more) training batches had."""
+    """The rule that evicts ids, and candidates, that none of the latest training batches contained.
+
+    Attributes:
+        batches: how many training batches, 1 or more.
+    """
 
     batches: int = field(metadata=int_field(1))
 

@@ -6,6 +6,6 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Norm(Eviction):
-    """Evicts ids whose weight has a 2-norm below `least`, which is above 0."""
+    """The rule that evicts ids whose weight has a 2-norm below `least`, a number above 0."""
 
     least: float = field(metadata=float_field(above=0))

@@ -6,7 +6,11 @@ from .rule import Admission
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """Admits an id with this probability (above 0, up to 1) in each training batch that has it; counts nothing."""
+    """The rule by which each training batch that contains an id admits it with this probability, without counts.
+
+    Attributes:
+        probability: above 0 and at most 1.
+    """
 
     counts = False
 

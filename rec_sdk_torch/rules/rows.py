@@ -5,15 +5,16 @@ from .rule import Bound
 
 @dataclass(frozen=True)
 class Rows(Bound):
-    """Bounds a table to `most` rows (1 or more): from more than that, those with the lowest `Score`, or count, leave.
+    """The rule that bounds a table to `most` rows (1 or more), and its candidates to as many.
 
-    7/8 of the bound stay. The same holds for candidates.
+    A table beyond the bound evicts the rows with the lowest `Score`, or without scores the lowest count, until 7/8 of
+    the bound are left.
     """
 
 
 @dataclass(frozen=True)
 class Bytes(Bound):
-    """Bounds a table as `Rows` does, by the bytes of its rows' records in host memory (1 or more; one row may stay)."""
+    """The rule that bounds a table like `Rows`, by bytes: `most` bytes of records in host memory, at least one row."""
 
     def numbers(self, record_bytes: int) -> tuple[str, dict[str, float]]:
         return "rows", {"most": max(1, self.most // record_bytes)}

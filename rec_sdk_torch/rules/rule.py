@@ -1,4 +1,4 @@
-"""The kinds of rules. Each rule is a file beside this one."""
+"""The base classes of rules: `Admission`, `Eviction` and `Bound`. Each rule is a file beside this one."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -9,17 +9,17 @@ from ..runtime.numbers import check_fields, int_field
 
 @dataclass(frozen=True)
 class Rule:
-    """Numbers of a rule, which the engine takes under the names of the class, in lower case, and of the fields."""
+    """The base of rules. The engine knows a rule by its class name in lower case, and its numbers by field names."""
 
     divided: ClassVar[tuple[str, ...]] = ()
-    """Fields of which each rank of a sharded table has its part, unless they are 0."""
+    """Fields that are divided among the ranks of a sharded table, unless they are 0."""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
 
     def columns(self) -> tuple[str, ...]:
-        """Returns the columns of a row that the rule needs, of those in `COLUMNS`."""
+        """Returns the columns of a row that the rule needs, a part of `COLUMNS`."""
         return ()
 
     def needs_clicks(self) -> bool:
@@ -27,29 +27,29 @@ class Rule:
         return False
 
     def numbers(self, record_bytes: int) -> tuple[str, dict[str, float]]:
-        """Returns the name of the rule and its numbers, as the engine takes them for records of so many bytes."""
+        """Returns the engine's name of the rule and its numbers, for records of `record_bytes` bytes."""
         return type(self).__name__.lower(), asdict(self)
 
     def part(self, divide: Callable[[int], int]) -> Self:
-        """Returns the rule on one rank; `divide` returns the rank's part of a number."""
+        """Returns the rule for one rank of a sharded table; `divide` computes the rank's part of a number."""
         numbers = {name: getattr(self, name) for name in self.divided}
         return replace(self, **{name: divide(number) for name, number in numbers.items() if number})
 
 
 class Admission(Rule):
-    """A rule by which an id gets a row."""
+    """The base of rules that give ids rows."""
 
     counts: ClassVar[bool] = True
-    """Whether something is counted of ids without a row."""
+    """Whether the rule counts lookups of ids that have no row yet."""
 
 
 class Eviction(Rule):
-    """A rule by which an id loses its row, applied every so many steps."""
+    """The base of rules that evict ids, applied once in an interval of training steps."""
 
 
 @dataclass(frozen=True)
 class Bound(Rule):
-    """A bound of a table's rows, checked after each step."""
+    """The base of rules that bound the size of a table, applied after each training step."""
 
     divided = ("most",)
 

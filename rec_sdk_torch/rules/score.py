@@ -6,16 +6,17 @@ from .rule import Rule
 
 @dataclass(frozen=True)
 class Score(Rule):
-    """Gives each row a score, of which `Share` and bounds evict the lowest.
+    """The rule that gives each row a score; `Share` and bounds evict the rows with the lowest scores.
 
-    A batch with the id sets it to `(old + score) * decay`, where `score = alpha * shows + beta * clicks` of the id's
-    whole life in the table. With a half-life it adds that batch's `alpha * shows + beta * clicks` to what is left.
+    Each batch that contains the id sets the score to `(old + alpha * shows + beta * clicks) * decay`, with all shows
+    and clicks of the id so far; the first score is not decayed. With a half-life, the old score decays with the number
+    of batches since the id's last one, and only the shows and clicks of the present batch are added.
 
     Attributes:
         alpha: factor of the shows, which are lookups.
         beta: factor of the clicks.
-        decay: 0 to 1.
-        half_life: batches of the table after which half of a score is left; 0: scores decay by `decay` alone.
+        decay: factor from 0 to 1; must be 1 with a half-life.
+        half_life: training batches of the table in which a score halves; 0: only `decay` applies.
     """
 
     alpha: float = field(default=1.0, metadata=float_field())

@@ -6,6 +6,10 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Share(Eviction):
-    """Evicts this share of the rows (above 0, up to 1), those with the lowest `Score`, and at least one row."""
+    """The rule that evicts a share of the rows, those with the lowest `Score`.
+
+    Attributes:
+        share: above 0 and at most 1; at least one row is evicted.
+    """
 
     share: float = field(metadata=float_field(above=0, most=1))

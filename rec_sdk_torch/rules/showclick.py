@@ -6,10 +6,10 @@ from .rule import Admission
 
 @dataclass(frozen=True)
 class ShowClick(Admission):
-    """Admits an id in the training batch with which `alpha * shows + beta * clicks` reaches `threshold`.
+    """The rule that admits an id in the training batch in which `alpha * shows + beta * clicks` reaches `threshold`.
 
     Attributes:
-        threshold: the sum, the lookups and clicks of the batch included.
+        threshold: the least sum; the lookups and clicks of the present batch count.
         alpha: factor of the shows, which are lookups.
         beta: factor of the clicks.
     """

@@ -4,18 +4,21 @@ from ..runtime.numbers import float_field, int_field
 from .rule import Admission
 
 MOST_DEPTH = 16
-"""More cells of an id make a sketch slower, and its errors hardly rarer."""
+"""The most cells of an id. More cells make a sketch slower, and errors hardly rarer."""
 
 
 @dataclass(frozen=True)
 class Sketch(Admission):
-    """Admits ids as `Count` does, by a sketch: it never counts too little, so an id may be admitted before.
+    """The rule that admits ids by their number of lookups, like `Count`, but counted in a count-min sketch.
+
+    Its memory does not grow with the number of ids. It may count too much, and so admit an id early, but never too
+    little.
 
     Attributes:
-        threshold: an id is admitted in the training batch with which `alpha * lookups` reaches this.
-        bytes: of the sketch, however many ids there are.
+        threshold: an id is admitted in the training batch in which `alpha * lookups` reaches this.
+        bytes: size of the sketch.
         depth: cells of an id, 1 to 16.
-        halve_after: lookups in the sketch with which all its cells are halved, at the end of a step; 0: never.
+        halve_after: when the sketch has counted this many lookups, the step halves all cells at its end; 0: never.
         alpha: factor of the lookups, above 0.
     """
 
