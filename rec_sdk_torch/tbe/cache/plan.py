@@ -1,4 +1,4 @@
-"""The plan of a batch: the one object of a batch that goes from planning to the update."""
+"""The plan of a batch for one group, from planning to the update, with its staged copies."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from .transfers import Download, Upload
 
 
 class PlanArrays(NamedTuple):
-    """A plan's arrays on the device; None where the batch does not need one.
+    """Arrays of a plan on the device; None for arrays that the batch does not need.
 
-    N lookups, B samples, F features, U distinct rows, T tables, H rows of more than 128 lookups. Slots are those of the
-    group's cache. Segment order has the lookups of each distinct row side by side, in the order of the batch.
+    N lookups, B samples, F features, U distinct rows, T tables, H rows with more than 128 lookups. Slots index the
+    group's cache. In segment order the lookups of each distinct row are adjacent, in the order of the batch.
 
     Attributes:
-        offsets: int64 `[F * B + 1]`, the group's bags, feature-major; pooled groups.
+        offsets: int64 `[F * B + 1]`, offsets of the group's bags, feature-major; pooled groups.
         slots: int32 `[N]`, the slot of each lookup.
-        unique_slots: int32 `[U]`, tables in order; the rows of a table are in no order.
-        table_offsets: int32 `[T + 1]`, the distinct rows of each table.
-        segment_offsets: int32 `[U + 1]`, the lookups of each distinct row in segment order.
-        grad_row: int32 `[N]` in segment order, the row of the gradient: the lookup among those of the gradient for a
-            sequence, the sample when pooled.
-        grad_source: int32 `[N]` in segment order, the feature; sequences whose features have a gradient each.
-        grad_column: int32 `[N]` in segment order, the first column of the gradient; pooled groups.
-        scale: float32 `[N]` in segment order, 1 / length of the bag for MEAN, else 1; groups with a MEAN feature.
-        positions: int32 `[N]`, segment order -> lookup; weighted bags.
-        swap_in_slots: int32, slots of the rows that come; rows that leave are in some of them.
-        swap_out_places: int32, for each of `swap_in_slots` the place of its row among those that leave, which are
-            numbered in this order, or -1 if the slot is free; batches that evict rows.
-        window_out_slots: int64, those of rows that leave with sums of an open window.
-        window_in_slots: int64, those of `swap_in_slots` with sums that come back.
-        unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically, or whose gradients wait
-            for `step()`.
-        hot_segments: int32 `[H, 4]`, what devices sum in chunks, as `rec_sdk::update_rows` takes it.
-        origins: int32 `[N]`, where the row of each lookup is before the swap: its slot, or the slots of the cache + i
-            if it is the i-th of the rows that come; batches that bring rows in, on devices that swap rows and look them
-            up in one launch.
+        unique_slots: int32 `[U]`, the slots of the distinct rows, table by table; unordered within a table.
+        table_offsets: int32 `[T + 1]`, offsets of the tables in `unique_slots`.
+        segment_offsets: int32 `[U + 1]`, offsets of the distinct rows' lookups in segment order.
+        grad_row: int32 `[N]` in segment order, the row of the gradient tensor: the lookup for a sequence, the sample
+            for pooled groups.
+        grad_source: int32 `[N]` in segment order, the feature; sequences with one gradient tensor per feature.
+        grad_column: int32 `[N]` in segment order, the first column in the gradient; pooled groups.
+        scale: float32 `[N]` in segment order, 1 / bag length for MEAN, else 1; groups with a MEAN feature.
+        positions: int32 `[N]`, the lookup at each index of the segment order; weighted bags.
+        swap_in_slots: int32 `[I]`, the slots that misses are copied to; some of them hold victims.
+        swap_out_places: int32 `[I]`, the index of the victim in each of these slots among all victims, or -1 for a free
+            slot; batches with victims.
+        window_out_slots: int64, the slots of victims that have accumulated gradients.
+        window_in_slots: int64, the slots of misses that have accumulated gradients.
+        unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically or have pending
+            gradients.
+        hot_segments: int32 `[H, 4]`, segments that a device sums in parts; see `rec_sdk::update_rows`.
+        origins: int32 `[N]`, the location of each lookup's row before the swap: its slot, or the number of slots + i
+            for the i-th miss; batches with misses, on devices that swap and look up in one launch.
     """
 
     offsets: torch.Tensor | None
@@ -73,20 +72,20 @@ _OTHER_TYPES: dict[str, type[np.generic]] = {
     "unique_ids": np.int64,
 }
 _DTYPES = [_OTHER_TYPES.get(name) for name in PlanArrays._fields]
-"""Data types of the arrays; None for int32, which the arena has all of them as."""
+"""NumPy types of the arrays; None for int32, the type of the arena that holds them all."""
 
 
-_from_capsule = torch._C._from_dlpack  # of torch.from_dlpack, which asks first whether it was given a tensor
+_from_capsule = torch._C._from_dlpack  # faster than torch.from_dlpack, which checks its argument's type first
 
 
 def arrays_on_host(host: _engine.Plan) -> PlanArrays:
-    """The plan's own arrays, where host and device are one."""
-    # not PlanArrays(...), which is a function of Python
+    """Returns the plan's own arrays as tensors, without a copy; for caches on the CPU."""
+    # tuple.__new__ is a C function, and faster than PlanArrays(...)
     return tuple.__new__(PlanArrays, [None if part is None else _from_capsule(part) for part in host.capsules])
 
 
 def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
-    """Views of `arena`, uint8, at the places that the plan names."""
+    """Returns the plan's arrays as views of `arena`, uint8, a copy of the plan's arena on the device."""
     words = arena.view(torch.int32)
     views = [None if field is None else words.narrow(0, *field) for field in host.fields]
     for place, dtype in enumerate(_DTYPES):
@@ -96,17 +95,23 @@ def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
     hot = views[_HOT_SEGMENTS]
     if hot is not None:
         views[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)
-    return PlanArrays(*views)  # type: ignore[arg-type]  # the engine gives what is never None
+    return PlanArrays(*views)  # type: ignore[arg-type]  # the engine always fills the required fields
 
 
 @dataclass(eq=False)
 class StagedPlan:
-    """Copies and memory that are ready for a plan which is not applied. They go with the plan, and do not hold it.
+    """Copies and buffers of a plan that is not applied yet. Freed with the plan; does not keep the plan alive.
 
     Attributes:
-        host: the engine's plan as it does not pin rows, once it is staged.
-        lock: held while `records` are made ready, which may be ahead of time in another thread.
-        late: places among the rows that come of those that were not read ahead; `late_rows` are their slots, records.
+        arrays: the plan's arrays on the device.
+        upload: the copy of the arrays.
+        host: the engine's plan in a form that does not pin rows; None until the plan is staged.
+        lock: held while `records` are read, possibly ahead of the forward in another thread.
+        victims: buffers for the victims; None until the plan is staged, or if there are no victims.
+        records: the copy of the misses' records, uint8 `[I, bytes]`; None until it is started.
+        late: indices of misses that could not be read ahead, since their write-back was pending.
+        late_rows: the copy of the late misses: their slots and their records.
+        sums: the copy of the misses' accumulated gradients, float32 `[n, 2 * D]`.
     """
 
     arrays: PlanArrays
@@ -122,13 +127,13 @@ class StagedPlan:
 
 @dataclass(eq=False, slots=True)
 class VictimBuffers:
-    """Memory for rows that leave, made before they do.
+    """Buffers for the victims of a plan, allocated before the swap so that the swap cannot fail.
 
     Attributes:
-        rows: uint8 `[O, bytes]`, where they are put.
-        staging: the same in host memory, which may be `rows` itself.
-        sums: of an accumulation window.
-        swapped: what the swap gave, once they have been put there, and others into their slots.
+        rows: uint8 `[O, bytes]`, receives the victims in the swap.
+        staging: the host buffer that `rows` is downloaded to; may be `rows` itself.
+        sums: the download of the victims' accumulated gradients.
+        swapped: result of the swap operator; empty until it has run.
     """
 
     rows: torch.Tensor
@@ -139,13 +144,13 @@ class VictimBuffers:
 
 @dataclass(eq=False, slots=True)
 class Plan:
-    """The rows that a batch needs of one group. They stay in the cache until the plan is released or dropped.
+    """The slots of a batch's rows in one group. Its rows stay in the cache until the plan is released or dropped.
 
     Attributes:
-        host: the engine's plan; one that was not applied undoes itself when it is dropped.
-        arrays: on the device.
-        arrival: of the arrays; None where they are there.
-        staged: until the plan is applied or released; None where no rows come.
+        host: the engine's plan; a plan that was not applied undoes itself when it is dropped.
+        arrays: the plan's arrays on the device.
+        upload: the copy of the arrays; None if they need no copy.
+        staged: staged copies until the plan is applied or released; None for a plan without misses.
     """
 
     host: _engine.Plan
@@ -154,6 +159,6 @@ class Plan:
     staged: StagedPlan | None
 
     def release(self) -> None:
-        """Ends the pins of its rows."""
+        """Unpins the plan's rows, which later plans may then evict."""
         self.host.release()
         self.staged = None

@@ -1,4 +1,4 @@
-"""The folder of host stores that are on disk."""
+"""The folder of host stores on disk (`host_store=`)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import weakref
 from ...runtime.forks import close_in_children
 
 MARKER = b"rec_sdk_torch host store: rows of a running process, no save\n"
-"""The beginning of the files of host stores, see torch_npu_ext/engine/store/store_file.cpp."""
+"""The first bytes of a host store's file, which torch_npu_ext/engine/store/store_file.cpp writes."""
 
 
 class FolderInUseError(RuntimeError):
-    """Another process, or another embedding of this one, has its host stores in the folder."""
+    """Error for a folder that another process, or another embedding of this process, uses."""
 
 
 class StoreFolder:
-    """A folder with the host stores of one embedding, which nothing else may use meanwhile.
+    """A locked folder with the host stores of one embedding.
 
-    The files are removed with their tables: the maps from ids to rows are in memory, so that they are of no use to
-    another process, and a checkpoint is the way to keep rows. Files of a process that was killed are removed here.
+    The files are removed with their tables. They cannot be reused by another process, since the maps from ids to rows
+    are in memory; rows are kept by saves. The constructor removes files that a killed process left.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self, path: str) -> None:
-        """Makes the folder, or takes it over.
+        """Creates the folder if needed, and locks it until this object is deleted.
 
         Raises:
-            FolderInUseError: it is in use.
-            OSError: it cannot be made or written to.
+            FolderInUseError: another embedding uses the folder.
+            OSError: the folder cannot be created or written.
         """
         self.path = path
         self._numbers = itertools.count()
@@ -64,13 +64,13 @@ class StoreFolder:
                 os.unlink(entry.path)
 
     def new_path(self, table: str) -> str:
-        """The path of a file for the host store of `table`."""
+        """Returns the path of a new file for the host store of `table`."""
         name = urllib.parse.quote(table, safe="")[:100]
         return os.path.join(self.path, f"{name}.{next(self._numbers)}.rows")
 
 
 def folder_for_copy(path: str) -> StoreFolder:
-    """The first folder `copy1`, `copy2`, ... inside of `path` that is not in use."""
+    """Locks and returns the first folder of `path`/copy1, `path`/copy2, ... that is not in use."""
     for number in itertools.count(1):
         with contextlib.suppress(FolderInUseError):
             return StoreFolder(os.path.join(path, f"copy{number}"))

@@ -1,7 +1,7 @@
-"""The swap of a group: rows that a batch misses come from the host store, rows that it evicts go back there.
+"""The swap of a group: misses are copied from the host store to the cache, victims from the cache to the host store.
 
-Nothing waits for a copy that it does not need. Rows that leave are in transit until `land` has them in the store; a
-plan or a read that wants one of them lands the plan that took it out, and no other.
+No call waits for a copy that it does not need. A victim's write-back is pending until `complete_write_back` has stored
+its row. A plan or a read that needs this row first completes the write-backs of the plan that evicted it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from .plan import Plan, PlanArrays, StagedPlan, VictimBuffers, arrays_on_device,
 from .transfers import Download, Transfers, Upload
 
 FusedLookup = tuple[Any, Sequence[object]]
-"""An overload of an operator that swaps rows and looks rows up, and its arguments behind those of the swap."""
+"""An operator overload that swaps and looks up in one launch, and its arguments after the arguments of the swap."""
 
 FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
-"""(places, tables, records) -> nothing: gives new rows among `records` other weights than the engine's."""
+"""(indices, tables, records) -> None: replaces the engine's initial weights of new rows, `records[indices]`."""
 
 
 def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> FusedLookup:
-    """The lookup of a plan that has `origins`, as part of its swap.
+    """Returns the operator that swaps and looks up a plan with `origins` in one launch.
 
-    `pooled` are the arguments of `lookup_pooled` behind its offsets, of which the last is None for a sequence.
+    Args:
+        layout: the record layout.
+        arrays: of the plan.
+        pooled: the arguments of `lookup_pooled` after `offsets`; the last one is None for a sequence.
     """
     rows = layout.dim, layout.weight_dtype, arrays.slots, arrays.origins
     if pooled[-1] is None:
@@ -43,7 +46,7 @@ def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]
 
 @dataclass(eq=False, slots=True)
 class _WriteBack:
-    """Copies of rows that leave, on their way to the host."""
+    """Downloads of a plan's victims: their records and their accumulated gradients."""
 
     records: Download
     sums: Download | None
@@ -53,10 +56,13 @@ _SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
 
 
 class Swap:
-    """Plans batches of one group, and brings the cache to where their plans want it.
+    """Plans the batches of one group and applies the plans to its cache.
 
-    Plans are made and dropped under the embedding's planning lock, and read ahead in the thread that made them; all
-    else is called under its launch lock.
+    Plans are applied in the order in which they were made. A plan is first staged, which can fail; then the engine
+    starts it, after which it can only be completed; then the rows are swapped.
+
+    `plan` and `drop` require the embedding's planning lock, and `read_ahead` runs in the thread that plans. All other
+    calls require the launch lock.
     """
 
     def __init__(
@@ -68,14 +74,15 @@ class Swap:
         transfers: Transfers,
         fill_new: FillNew | None,
     ) -> None:
-        """
+        """Creates a swap without plans.
+
         Args:
-            engine: the rows' directory and store.
+            engine: the row directory and host store.
             cache: uint8 `[slots, bytes]`.
             weights: view `[slots, D]` of the cache.
-            sums: float32 `[slots, 2 * D]`, gradients of an accumulation window.
-            transfers: to the cache's device.
-            fill_new: for tables with an `init_fn`; None if there are none.
+            sums: float32 `[slots, 2 * D]`, accumulated gradients; None without an accumulation buffer.
+            transfers: copies to and from the cache's device.
+            fill_new: fills new rows of tables with an `init_fn`; None if there are no such tables.
         """
         self.engine = engine
         self.cache = cache
@@ -83,34 +90,40 @@ class Swap:
         self.weights = weights
         self.sums = sums
         self.transfers = transfers
-        # A method of the owner of this swap: a cycle would keep the cache too long.
+        # fill_new is a method of the swap's owner: a strong reference would be a cycle, which delays freeing the cache.
         self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
-        self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial; their plans hold them
-        self._started: dict[int, StagedPlan] = {}  # by serial, of plans that can only be completed
-        self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # by serial, rows in transit
+        self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: their plans own them
+        self._started: dict[int, StagedPlan] = {}  # by serial number, of started plans
+        self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # by serial number, pending write-backs
         self._write_back_lock = threading.Lock()
 
     def staging_bytes(self) -> int:
-        """Host memory of plans that are not applied, and of rows on their way."""
+        """Returns the bytes of staged plans and of pending write-backs."""
         tensors: list[torch.Tensor] = []
-        waiting = {staged for ref in list(self._staged.values()) if (staged := ref()) is not None}
-        for staged in waiting.union(self._started.values()):
-            arrivals = staged.upload, staged.records, staged.late_rows, staged.sums
-            tensors += [arrival.memory for arrival in arrivals if arrival is not None]
+        pending = {staged for ref in list(self._staged.values()) if (staged := ref()) is not None}
+        for staged in pending.union(self._started.values()):
+            uploads = staged.upload, staged.records, staged.late_rows, staged.sums
+            tensors += [upload.memory for upload in uploads if upload is not None]
             tensors += [] if staged.victims is None else [staged.victims.staging]
         for _, copies in list(self._write_backs.values()):
-            tensors += [departure.tensor for departure in (copies.records, copies.sums) if departure is not None]
+            tensors += [download.tensor for download in (copies.records, copies.sums) if download is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
     def slot_bytes(self) -> int:
-        """Bytes of a row in the cache and, in a group with a window, of its sums."""
+        """Returns the bytes of one slot: its record and its accumulated gradient, if the group accumulates."""
         matrices = [matrix for matrix in (self.cache, self.sums) if matrix is not None]
         return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
 
     # ---- planning
 
     def plan(self, batch: Batch, keys: Int64Array, announced: _engine.Announcement | None = None) -> Plan:
-        """The plan of a training batch, which may have been announced. Waits for nothing."""
+        """Plans a training batch, without waiting for any copy.
+
+        Args:
+            batch: the batch.
+            keys: int64, the key that each feature of the group reads.
+            announced: the result of `Group.announce` for this batch, if it was announced.
+        """
         if self._write_backs or self._staged:
             self._complete_downloads()
         arguments = (batch.values, batch.offsets, keys, batch.batch_size, batch.weighted, batch.joined)
@@ -118,19 +131,19 @@ class Swap:
             staging = self.transfers.staging(1, self.engine.arena_bytes(*arguments))[0]
             host = self.engine.plan(*arguments, staging.numpy(), announced, *batch.signals)
             staged = self._upload_arrays(staging[: host.arena.nbytes], host)
-            arrays, arrival, comes = staged.arrays, staged.upload, host.rows_in
+            arrays, upload, misses = staged.arrays, staged.upload, host.rows_in
         else:
             host = self.engine.plan(*arguments, None, announced, *batch.signals)
-            arrays, arrival, comes = arrays_on_host(host), None, host.rows_in
-            if comes:
+            arrays, upload, misses = arrays_on_host(host), None, host.rows_in
+            if misses:
                 staged = StagedPlan(arrays, Upload((), arrays.slots))
-        if not comes:
-            return Plan(host, arrays, arrival, None)
+        if not misses:
+            return Plan(host, arrays, upload, None)
         self._staged[host.serial] = weakref.ref(staged)
-        return Plan(host, arrays, arrival, staged)
+        return Plan(host, arrays, upload, staged)
 
     def _complete_downloads(self) -> None:
-        """Lands the rows whose copies have arrived, and forgets plans that were dropped."""
+        """Completes the write-backs that are downloaded, and removes entries of dropped plans."""
         for serial, (_, copies) in list(self._write_backs.items()):
             if not self.transfers.pinned or self._is_downloaded(copies):
                 self.complete_write_back(serial)
@@ -139,19 +152,19 @@ class Swap:
                 self._staged.pop(serial, None)
 
     def _upload_arrays(self, arena: torch.Tensor, host: _engine.Plan) -> StagedPlan:
-        arrival = self.transfers.upload(arena)
-        return StagedPlan(arrays_on_device(arrival.tensors[0], host), arrival)
+        upload = self.transfers.upload(arena)
+        return StagedPlan(arrays_on_device(upload.tensors[0], host), upload)
 
     def drop(self, plan: Plan) -> None:
-        """Ends a plan. If it has not begun it undoes itself, when those made after it have: what was to leave stays."""
+        """Releases a plan. A plan that was not started is undone, once all plans after it are: its victims stay."""
         staged = plan.staged
         with staged.lock if staged else contextlib.nullcontext():
             plan.release()
 
     def read_ahead(self, plan: Plan) -> None:
-        """Starts to bring in the rows of a plan before its turn, in any thread, without the launch lock.
+        """Starts to stage the misses of a plan ahead of its forward, in any thread, without the launch lock.
 
-        Rows that a plan before it takes out, and that have not landed, are left to `stage`.
+        Misses whose write-back is pending, as an earlier plan evicts them, are left to `stage` as late rows.
         """
         staged = plan.staged
         if staged is None:
@@ -170,35 +183,36 @@ class Swap:
     # ---- applying
 
     def stage(self, plan: Plan) -> None:
-        """Applies the plans before this one, and makes ready what it brings in. All that can fail of a swap."""
-        host = plan.host.next  # which does not pin: rows in transit hold it
+        """Applies the plans before this one and stages its misses. Everything of a swap that can fail happens here."""
+        host = plan.host.next  # a reference that does not pin rows: pending write-backs keep it
         if host is None and not plan.host.applied:
             *before, host = self.engine.unapplied(plan.host)
-            for other in before:
-                self._apply(other)
+            for earlier in before:
+                self._apply(earlier)
         if plan.staged is not None and host is not None:
             plan.staged.host = host
             self._stage_misses(host, plan.staged)
 
     def finish(self, plan: Plan, fused: FusedLookup | None = None) -> Sequence[Any]:
-        """Brings in the rows of `plan`, which has begun. Its arrays may be used once they have arrived.
+        """Swaps in the rows of a started plan. Its arrays may be used after `plan.upload`.
 
-        Returns what `fused` gave; nothing where rows came in another way, and are still to be looked up.
+        Returns:
+            The results of `fused`; empty if it was not called, and the rows must still be looked up.
         """
         staged = plan.staged
-        done: Sequence[Any] = ()
-        if not plan.host.applied:  # as another thread may have, on its way to a later plan
-            done = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, fused)
+        results: Sequence[Any] = ()
+        if not plan.host.applied:  # another thread may have applied it to apply a later plan
+            results = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, fused)
         plan.staged = None
-        return done
+        return results
 
     def apply_all(self) -> None:
-        """Applies every plan there is: the cache holds all rows that the engine says it does."""
+        """Applies all plans, so that the cache matches the engine's row directory."""
         for host in self.engine.unapplied():
             self._apply(host)
 
     def _apply(self, host: _engine.Plan) -> None:
-        """May be done again from the start if it was interrupted: rows that were swapped are not swapped again."""
+        """Stages, starts and swaps a plan. Safe to repeat after an interrupt: rows are not swapped twice."""
         staged = self._staged_of(host)
         self._stage_misses(host, staged)
         _engine.start_plans([host])
@@ -209,26 +223,26 @@ class Swap:
         if staged is None:
             known = self._staged.get(host.serial)
             staged = None if known is None else known()
-        if staged is None:  # its plan was dropped, and later ones were not
+        if staged is None:  # its plan was dropped, but later plans were not
             staged = self._upload_arrays(torch.from_numpy(host.arena), host)
         return staged
 
     def _finish(self, host: _engine.Plan, staged: StagedPlan | None, fused: FusedLookup | None = None) -> Sequence[Any]:
-        done: Sequence[Any] = ()
+        results: Sequence[Any] = ()
         if staged is not None:
-            self._started[host.serial] = staged  # completed after an interrupt, it must not swap rows again
-            done = self._write(staged, fused)
+            self._started[host.serial] = staged  # for a repeat after an interrupt: it records the swap
+            results = self._write(staged, fused)
             if staged.victims is not None:
                 self._write_backs[host.serial] = host, self._download_victims(staged.victims)
         self.engine.applied(host)
-        for serial in list(self._staged):  # which a thread that plans adds to
+        for serial in list(self._staged):  # a copy: the planning thread adds entries
             if serial <= host.serial:
                 self._staged.pop(serial, None)
-        self._started.clear()  # one at a time begins
-        return done
+        self._started.clear()  # only one plan is started at a time
+        return results
 
     def _stage_misses(self, host: _engine.Plan, staged: StagedPlan) -> None:
-        """Takes memory for what leaves, and starts the copies of what comes. Changes nothing."""
+        """Allocates buffers for the victims and starts to upload the misses. Changes neither cache nor store."""
         if staged.upload.event is not None:
             staged.upload.wait()
         arrays = staged.arrays
@@ -266,7 +280,7 @@ class Swap:
         return transfers.upload(staging) if transfers.pinned and not transfers.direct else Upload((staging,), staging)
 
     def _allocate_victim_buffers(self, host: _engine.Plan, arrays: PlanArrays) -> VictimBuffers:
-        """For the rows that leave. Their sums leave already."""
+        """Allocates buffers for the victims' records, and starts to download their accumulated gradients."""
         shape = host.rows_out, self.record_bytes
         if self.transfers.direct:
             staging = rows = self.transfers.staging(*shape)
@@ -279,9 +293,10 @@ class Swap:
         return VictimBuffers(rows, staging, sums)
 
     def _write(self, staged: StagedPlan, fused: FusedLookup | None) -> Sequence[Any]:
-        """Swaps rows, those that leave with the updates that the current stream has been given.
+        """Launches the swap on the current stream, after the updates that it contains.
 
-        Returns what `fused` gave, unless there are late rows: they are not where it would read them.
+        Returns:
+            The results of `fused`; empty if it was not called. Late rows rule it out: it reads misses from one buffer.
         """
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:
@@ -290,19 +305,19 @@ class Swap:
             self.sums.index_copy_(0, arrays.window_in_slots, *staged.sums.wait())
         if arrays.swap_in_slots is None or staged.records is None:
             return ()
-        arrival = staged.records
-        (records,) = arrival.tensors if arrival.event is None else arrival.wait()
-        leaving = staged.victims
-        called: list[Any] = [] if leaving is None else leaving.swapped
-        rows = None if leaving is None else leaving.rows
-        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # perhaps of another stream
+        upload = staged.records
+        (records,) = upload.tensors if upload.event is None else upload.wait()
+        victims = staged.victims
+        called: list[Any] = [] if victims is None else victims.swapped
+        rows = None if victims is None else victims.rows
+        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # perhaps another stream allocated them
             rows.record_stream(torch.get_device_module(rows.device).current_stream(rows.device))
         swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
         if fused is not None and staged.late_rows is None and not called:
             operator, lookup = fused
             call_once(operator, (*swap, *lookup), called)
             return called
-        if leaving is None:
+        if victims is None:
             ops.scatter_rows(self.cache, arrays.swap_in_slots, records)
         else:
             call_once(ops.swap_rows.default, swap, called)
@@ -312,24 +327,24 @@ class Swap:
             self.transfers.hold_until_used(staged.records.memory)
         return ()
 
-    def _download_victims(self, leaving: VictimBuffers) -> _WriteBack:
-        """Starts to copy the rows that have left to the host."""
+    def _download_victims(self, victims: VictimBuffers) -> _WriteBack:
+        """Starts to download the victims after the swap."""
         if self.transfers.direct:
-            return _WriteBack(self.transfers.hold_until_used(leaving.rows), leaving.sums)
+            return _WriteBack(self.transfers.hold_until_used(victims.rows), victims.sums)
         if not self.transfers.pinned:
-            return _WriteBack(Download(leaving.rows, None), leaving.sums)
-        return _WriteBack(self.transfers.download(leaving.rows, leaving.staging), leaving.sums)
+            return _WriteBack(Download(victims.rows, None), victims.sums)
+        return _WriteBack(self.transfers.download(victims.rows, victims.staging), victims.sums)
 
-    # ---- landing
+    # ---- write-backs
 
     def _is_downloaded(self, copies: _WriteBack) -> bool:
-        """Whether rows that leave are in host memory, so that nothing waits for them."""
+        """Returns whether the victims are in host memory, so that `complete_write_back` does not wait."""
         if not self.transfers.pinned:
             return True
         return copies.records.done() and (copies.sums is None or copies.sums.done())
 
     def complete_write_back(self, serial: int) -> None:
-        """Writes the rows that plan `serial` took out to the host store. Waits for their copy alone."""
+        """Stores the victims of plan `serial` in the host store; waits for their download only."""
         with self._write_back_lock:
             host, copies = self._write_backs.get(serial, (None, None))
             if host is None or copies is None:
@@ -341,7 +356,7 @@ class Swap:
             self._write_backs.pop(serial, None)
 
     def settle(self) -> None:
-        """Applies all plans and lands all rows: whole tables may be read and written then."""
+        """Applies all plans and completes all write-backs, so that whole tables can be read and written."""
         self.apply_all()
         for serial in list(self._write_backs):
             self.complete_write_back(serial)

@@ -1,6 +1,6 @@
-"""Copies between the host and a device, on streams of their own: nothing waits for one before its data is needed.
+"""Asynchronous copies between the host and a device, on separate streams.
 
-On the CPU host and device are one, and the same calls copy nothing.
+A copy is waited for when its data is needed, not before. For a cache on the CPU the same calls copy nothing.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ...runtime.eager import check_stream
 from ...runtime.settings import read_settings
 
 _ALIGNMENT = 64
-"""Bytes that arrays of one copy start at multiples of, as in fresh device memory."""
+"""Alignment in bytes of the arrays in one copy, as device allocators align new memory."""
 
 
 @functools.cache
 def _streams(device: torch.device) -> tuple[Any, Any]:
-    """The device's streams for copies to it and from it: one each, since the link carries both at once."""
+    """Returns the streams for uploads and for downloads. Two streams: the link copies in both directions at once."""
     stream = torch.get_device_module(device).Stream
     return stream(device), stream(device)
 
 
 def current(stream: Any) -> Any:
-    """Makes `stream` the current one of a `with` block.
+    """Returns a context manager that makes `stream` the current stream of a `with` block.
 
-    Not `torch.cuda.stream`, which a KeyboardInterrupt may leave in its Python part, with the stream still current.
-    Each block has an object of its own, which remembers the stream before.
+    `torch.cuda.stream` is not used: a KeyboardInterrupt inside its Python code can leave the stream current. Each block
+    needs an object of its own, which remembers the former stream.
     """
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
 def device_context(device: torch.device) -> AbstractContextManager[Any]:
-    """The context in which a thread of its own works on `device`."""
+    """Returns the context in which a background thread must work on `device`."""
     if device.type in ("cpu", "meta"):
         return contextlib.nullcontext()
     context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
@@ -49,40 +49,38 @@ def device_context(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def download_context(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
-    """Gives contexts in which `tensor` may be copied to the host, as the current stream leaves it now, by any thread.
+    """Returns a factory of contexts in which any thread may copy `tensor` to the host.
 
-    The copy waits for nothing that the current stream is given later.
+    The copy has the values after the work that the current stream contains now; it does not wait for later work.
     """
     device = tensor.device
-    if device.type in ("cpu", "meta"):  # a batch on the meta device is refused when it is copied
+    if device.type in ("cpu", "meta"):  # copying a batch on the meta device raises later
         return contextlib.nullcontext
     event = torch.get_device_module(device).current_stream(device).record_event()
 
     @contextlib.contextmanager
     def copying() -> Iterator[None]:
-        _, outward = _streams(device)
-        with current(outward):
-            outward.wait_event(event)
+        _, downloads = _streams(device)
+        with current(downloads):
+            downloads.wait_event(event)
             yield
 
     return copying
 
 
 def _staging(pinned: bool, rows: int, width: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """An uninitialised buffer `[rows, width]` in host memory, which copies go through."""
+    """Returns an uninitialized staging buffer `[rows, width]` in host memory."""
     return torch.empty((rows, width), dtype=dtype, device="cpu", pin_memory=pinned)
 
 
 @dataclass(eq=False, slots=True)
 class Upload:
-    """Tensors on their way to the device; only what `wait` is called before may use them.
-
-    Where `event` is None they are there already.
+    """An asynchronous copy to the device. Only work after `wait` may use its tensors.
 
     Attributes:
         tensors: views of `memory`.
-        memory: of the copy, on the device.
-        event: the end of the copy; None where nothing is copied.
+        memory: the destination of the copy, on the device.
+        event: the end of the copy; None if nothing is copied and the tensors can be used at once.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -90,39 +88,40 @@ class Upload:
     event: Any = None
 
     def wait(self) -> tuple[torch.Tensor, ...]:
-        """The tensors, for what the current stream is given from now on. The host does not wait."""
+        """Returns the tensors; later work on the current stream runs after the copy. The host does not block."""
         if self.event is not None:
             stream = torch.get_device_module(self.memory.device).current_stream(self.memory.device)
             stream.wait_event(self.event)
-            self.memory.record_stream(stream)  # it belongs to the copy's stream, which would use it again too soon
+            self.memory.record_stream(stream)  # else the allocator could reuse it for the copy stream
         return self.tensors
 
 
 @dataclass(eq=False, slots=True)
 class Download:
-    """A tensor in host memory that a stream is still writing, or reading; none is where `event` is None."""
+    """A tensor in host memory that a stream is writing or reading until `event`; None: no stream uses it."""
 
     tensor: torch.Tensor
     event: Any
 
     def wait(self) -> torch.Tensor:
-        """The tensor, on the host; waits until the stream has copied it, and for nothing behind that."""
+        """Returns the tensor; blocks until the stream has reached the event, but not for later work."""
         if self.event is not None:
             self.event.synchronize()
         return self.tensor
 
     def done(self) -> bool:
+        """Returns whether `wait` would return at once."""
         return self.event is None or bool(self.event.query())
 
 
 class Transfers:
     """Copies to and from one device.
 
-    Attributes:
-        pinned: whether host and device are two, and staging is page-locked.
-        direct: whether kernels use staging in place of copies.
+    A staging buffer may be deleted right after a copy is started: torch's allocator reuses it only after the copy.
 
-    Staging may be dropped at once: torch's allocator hands it out again only behind the copies.
+    Attributes:
+        pinned: whether the device has memory of its own, so that staging buffers are page-locked and copied.
+        direct: whether kernels access staging buffers directly, without copies.
     """
 
     def __init__(self, device: torch.device, backend: Backend) -> None:
@@ -135,10 +134,10 @@ class Transfers:
         self._last: Any = None
 
     def follow_previous_stream(self) -> None:
-        """Puts what the current stream is given from now on behind what the stream of the last call was given.
+        """Orders later work on the current stream after all work on the stream of the previous call.
 
-        To be called before every use of a group's cache, where host and device are two: a row may leave it right after
-        its update was launched.
+        Must be called before every use of a group's cache on a device: the caller may change streams between an update
+        of a row and the swap that evicts it.
 
         Raises:
             RuntimeError: the stream is being captured.
@@ -155,49 +154,57 @@ class Transfers:
         """Starts to copy a staging buffer to the device."""
         if not self.pinned:
             return Upload((staging,), staging)
-        inward, _ = _streams(self.device)
-        with current(inward):
+        uploads, _ = _streams(self.device)
+        with current(uploads):
             memory = staging.to(self.device, non_blocking=True)
-            return Upload((memory,), memory, inward.record_event())
+            return Upload((memory,), memory, uploads.record_event())
 
     def upload_arrays(self, arrays: Sequence[np.ndarray]) -> Upload:
-        """Starts to copy arrays, at least one, to the device: all in one copy through staging."""
+        """Starts to copy arrays, at least one, to the device in a single copy."""
         tensors = [torch.from_numpy(array) for array in arrays]
         if not self.pinned:
             return Upload(tuple(tensors), tensors[0])
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         begins = [0, *accumulate(sizes)]
         staging = self.staging(1, begins.pop())[0]
-        places = [slice(begin, begin + tensor.nbytes) for begin, tensor in zip(begins, tensors, strict=True)]
-        for place, tensor in zip(places, tensors, strict=True):
-            staging[place].view(tensor.dtype).view_as(tensor).copy_(tensor)
-        there = self.upload(staging)
-        pairs = zip(places, tensors, strict=True)
-        views = tuple(there.memory[place].view(tensor.dtype).view_as(tensor) for place, tensor in pairs)
-        return Upload(views, there.memory, there.event)
+        ranges = [slice(begin, begin + tensor.nbytes) for begin, tensor in zip(begins, tensors, strict=True)]
+        for part, tensor in zip(ranges, tensors, strict=True):
+            staging[part].view(tensor.dtype).view_as(tensor).copy_(tensor)
+        upload = self.upload(staging)
+        pairs = zip(ranges, tensors, strict=True)
+        views = tuple(upload.memory[part].view(tensor.dtype).view_as(tensor) for part, tensor in pairs)
+        return Upload(views, upload.memory, upload.event)
 
     def to_device(self, *arrays: np.ndarray) -> tuple[torch.Tensor, ...]:
-        """Arrays on the device, for the current stream."""
+        """Copies arrays to the device; returns tensors that the current stream may use."""
         if not self.pinned:
             return tuple(map(torch.from_numpy, arrays))
         return self.upload_arrays(arrays).wait()
 
     def download(self, tensor: torch.Tensor, staging: torch.Tensor | None = None) -> Download:
-        """Starts to copy a matrix to the host, into `staging` if it is given, as the current stream leaves it."""
+        """Starts to copy a matrix to the host, after the work of the current stream.
+
+        Args:
+            tensor: the matrix.
+            staging: the destination; None allocates one.
+        """
         if not self.pinned:
             return Download(tensor, None)
-        _, outward = _streams(self.device)
-        outward.wait_stream(self._module.current_stream(self.device))
+        _, downloads = _streams(self.device)
+        downloads.wait_stream(self._module.current_stream(self.device))
         if staging is None:
             staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
-        with current(outward):
+        with current(downloads):
             staging.copy_(tensor, non_blocking=True)
-        tensor.record_stream(outward)
-        return Download(staging, outward.record_event())
+        tensor.record_stream(downloads)
+        return Download(staging, downloads.record_event())
 
     def hold_until_used(self, staging: torch.Tensor) -> Download:
-        """Keeps staging that a kernel on the current stream uses until it has: torch only knows of copies."""
-        self._in_use = [other for other in self._in_use if not other.done()]
+        """Keeps a staging buffer alive until kernels on the current stream have used it.
+
+        Torch's allocator tracks only copies, not kernels that access host memory.
+        """
+        self._in_use = [download for download in self._in_use if not download.done()]
         event = self._module.current_stream(self.device).record_event() if self.pinned else None
         self._in_use.append(Download(staging, event))
         return self._in_use[-1]

@@ -1,4 +1,4 @@
-"""Steps that an interrupt can break off and that go on where they stopped."""
+"""The update journal: resumes an update that an interrupt broke off, without repeating its calls."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 Call: TypeAlias = tuple[Any, ...]
-"""(function, *arguments), of a function of C: an interrupt finds it made or not made."""
+"""(function, *arguments) of a C function: an interrupt comes before or after the call, not inside it."""
 
 Run = Callable[..., None]
-"""(function, *arguments) -> nothing: calls it, or did before."""
+"""(function, *arguments) -> None: calls the function, unless a journal records that it has run."""
 
 
 def run_now(function: Callable[..., Any], *arguments: Any) -> None:
-    """Calls `function`, whatever was called before."""
+    """Calls `function` unconditionally; a `Run` without a journal."""
     function(*arguments)
 
 
 class UpdateJournal:
-    """Which calls of a step have run: updates of rows, which must not run twice.
+    """A record of the calls of an update that have run, since updates of rows must not run twice.
 
-    A step is begun again from its start after an interrupt; the calls that have run are passed over.
+    After an interrupt the update is repeated from its start; `run` skips the recorded calls.
     """
 
     def __init__(self) -> None:
         self._ran: dict[Hashable, list[None]] = {}
 
     def empty(self) -> bool:
-        """Whether nothing has run."""
+        """Returns whether no call has run."""
         return not any(self._ran.values())
 
     def has(self, key: Hashable) -> bool:
-        """Whether the call of this name has run."""
+        """Returns whether the call with this key has run."""
         return bool(self._ran.get(key))
 
     def run(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
-        """Calls `function` unless that was done. It must be one of C: Python lets interrupts in between others."""
+        """Calls `function` and records it under `key`, unless it is recorded already.
+
+        `function` must be a C function: Python checks for interrupts inside Python functions.
+        """
         ran = self._ran.setdefault(key, [])
         if not ran:
-            # One call of C runs it and notes that it has run: no interrupt comes between.
+            # `extend` over `map` is one C call that runs the function and records it: no interrupt comes in between.
             ran.extend(map(function, *((argument,) for argument in arguments)))
