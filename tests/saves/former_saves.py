@@ -1,9 +1,9 @@
-"""Small saves of every version, which later ones have to load: writes those of this version.
+"""Writes small saves of this version, which later versions must load.
 
-python tests/saves/former_saves.py     writes tests/data/saves/<version>: models that it does not have yet
+python tests/saves/former_saves.py     writes tests/data/saves/<version>, for models that are missing there
 
-For each model of `MODELS` there is an archive of its saves, `<model>.zip`. Its `expected.json` has the bits of rows,
-states, pending gradients, counts and clocks when the last one was written, read from the tables and not from the save.
+Each model of `MODELS` has an archive of its saves, `<model>.zip`. Its `expected.json` has the bits of rows, states,
+pending gradients, counters and clocks at the last save, read from the tables and not from the save.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from tables import delta
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # models of several ranks
+sys.path += [str(HERE.parent), str(HERE.parent / "distributed")]  # for models of several ranks
 
 import ranks  # noqa: E402
 import sharded_model  # noqa: E402
@@ -53,14 +53,14 @@ Contents = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Former:
-    """A model of which there are saves.
+class ArchivedModel:
+    """A model whose saves are archived.
 
     Attributes:
-        make: one that was not trained.
-        contents: all that is to be found again after a load.
-        write: trains one and saves it to a folder; what `contents` is of it.
-        place: of the last save in that folder.
+        make: builds an untrained model.
+        contents: returns everything that a load must restore.
+        write: trains a model, saves it to a folder, and returns its `contents`.
+        place: path of the last save in that folder.
     """
 
     make: Callable[[], Any]
@@ -70,7 +70,7 @@ class Former:
 
 
 def _series(model: Any, train: Callable[..., Any], ends: Sequence[int], *folders: Path) -> Iterator[Any]:
-    """Trains a model up to each end, yields its first table and saves it; to the last folder from then on."""
+    """Trains a model up to each end, yields its first table, then saves it; the last folder is used for the rest."""
     for place, (begin, end) in enumerate(pairwise((0, *ends))):
         train(model, range(begin, end))
         yield model.view("a")
@@ -78,7 +78,7 @@ def _series(model: Any, train: Callable[..., Any], ends: Sequence[int], *folders
 
 
 def _chain(*folders: Path) -> Contents:
-    """A full save and two deltas; ids leave in between, and a window is open at the end."""
+    """Writes a full save and two deltas, with ids removed in between and an open window at the end."""
     embedding = _window()
     for view in _series(embedding, tables.train, (4, 8, 13), *folders):
         view.remove(view.ids()[:3])
@@ -86,12 +86,12 @@ def _chain(*folders: Path) -> Contents:
 
 
 def _folders(folder: Path) -> Contents:
-    """The same with deltas in another folder."""
+    """Writes the chain with its deltas in another folder."""
     return _chain(folder / "base", folder / "deltas")
 
 
 def _packed(folder: Path) -> Contents:
-    """The same in packs, as saves of many tables have them."""
+    """Writes the chain in packs, as for many tables."""
     many, manifest.MANY_TABLES = manifest.MANY_TABLES, 1
     try:
         return _chain(folder)
@@ -104,7 +104,7 @@ def _window() -> Any:
 
 
 def _warm(folder: Path) -> Contents:
-    """One save of the same, and which rows were in the cache."""
+    """Writes one save that lists the cached rows."""
     embedding = tables.trained(6, tables.WINDOWS)
     delta(embedding, folder)
     return _cached(embedding)
@@ -120,28 +120,28 @@ def _lifecycle(folder: Path, of: int = 1) -> Contents:
     embedding = lifecycle.make(lifecycle.LIVES[of])
     for _ in _series(embedding, lifecycle.train, (5, 10), folder):
         pass
-    return _living(embedding)
+    return _with_lifecycle(embedding)
 
 
 def _sketch(folder: Path) -> Contents:
-    """Ids without a row are counted in a sketch."""
+    """Writes saves whose ids without a row are counted in a sketch."""
     return _lifecycle(folder, SKETCH)
 
 
-def _living(embedding: Any) -> Contents:
+def _with_lifecycle(embedding: Any) -> Contents:
     return {"lives": lifecycle.lifecycles(embedding), **tables.contents(embedding)}
 
 
 def _evicted(folder: Path) -> Contents:
-    """Rows left, and were taken in part."""
+    """Writes saves of evicted rows, some of them already taken."""
     embedding = leaving.make()
     for view in _series(embedding, leaving.train, (5, 10), folder):
         view.take_evicted(1)
-    return _waiting(embedding)
+    return _with_evicted(embedding)
 
 
-def _waiting(embedding: Any) -> Contents:
-    return {"evicted": leaving.waiting(embedding), **tables.contents(embedding)}
+def _with_evicted(embedding: Any) -> Contents:
+    return {"evicted": leaving.untaken(embedding), **tables.contents(embedding)}
 
 
 def _sharded(folder: Path) -> Contents:
@@ -152,19 +152,19 @@ def _sharded(folder: Path) -> Contents:
 
 
 MODELS = {
-    "chain": Former(_window, tables.contents, _chain),
-    "packs": Former(_window, tables.contents, _packed),
-    "folders": Former(_window, tables.contents, _folders, "deltas"),
-    "warm": Former(_window, _cached, _warm),
-    "lifecycle": Former(lambda: lifecycle.make(lifecycle.LIVES[1]), _living, _lifecycle),
-    "sketch": Former(lambda: lifecycle.make(lifecycle.LIVES[SKETCH]), _living, _sketch),
-    "evicted": Former(leaving.make, _waiting, _evicted),
-    "sharded": Former(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
+    "chain": ArchivedModel(_window, tables.contents, _chain),
+    "packs": ArchivedModel(_window, tables.contents, _packed),
+    "folders": ArchivedModel(_window, tables.contents, _folders, "deltas"),
+    "warm": ArchivedModel(_window, _cached, _warm),
+    "lifecycle": ArchivedModel(lambda: lifecycle.make(lifecycle.LIVES[1]), _with_lifecycle, _lifecycle),
+    "sketch": ArchivedModel(lambda: lifecycle.make(lifecycle.LIVES[SKETCH]), _with_lifecycle, _sketch),
+    "evicted": ArchivedModel(leaving.make, _with_evicted, _evicted),
+    "sharded": ArchivedModel(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
 }
 
 
 def plain(contents: Any) -> Any:
-    """The same as JSON gives it back."""
+    """Converts contents to the form in which JSON returns them."""
     if isinstance(contents, Mapping):
         return {str(name): plain(value) for name, value in contents.items()}
     if isinstance(contents, list | tuple):
@@ -173,7 +173,7 @@ def plain(contents: Any) -> Any:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     torch.set_num_threads(1)
     version = SAVES / rst.__version__
     version.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A small save of every kind of file, changed so that its checksums are right and what it says is wrong."""
+"""Writes small saves with every kind of file, and changes them so that checksums are right but contents are invalid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SKETCH = TableLifecycle(admission=Sketch(3, bytes=200))
 
 
 def make(lifecycle: TableLifecycle = LIFE, **options: Any) -> TableBatchedEmbedding:
-    """A hash table that admits ids, and may evict them, and an index table."""
+    """Builds a hash table with admission, and optionally eviction, and an index table."""
     tables = [
         TableConfig("a", 30, 4, track_changes=True, lifecycle=lifecycle),
         TableConfig("b", 12, 4, hashed=False, track_changes=True),
@@ -47,7 +47,7 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
 
 
 def saved(path: Path, lifecycle: TableLifecycle = LIFE) -> list[tuple[Path, dict[str, Any]]]:
-    """A full save, and a delta with removed ids and their rows, candidates and an open window; with what was saved."""
+    """Writes a full save and a delta with removed ids, candidates and an open window; returns paths and contents."""
     source = make(lifecycle)
     train(source, range(6))
     source.view("a").remove(source.view("a").ids()[-1:])
@@ -60,7 +60,7 @@ def saved(path: Path, lifecycle: TableLifecycle = LIFE) -> list[tuple[Path, dict
 
 
 def state_of(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """All there is to compare, read by calls that a broken embedding refuses."""
+    """Returns the model's state for comparison, read by calls that a broken embedding refuses."""
     result: dict[str, Any] = contents(embedding)
     view = embedding.view("a")
     ids = view.ids().sort().values
@@ -79,11 +79,11 @@ def body_of(save: Path) -> dict[str, Any]:
 
 
 def write_manifest(save: Path, body: dict[str, Any]) -> None:
-    """With the checksum that it should have."""
+    """Writes a manifest with a correct checksum."""
     rest = {name: value for name, value in body.items() if name != "checksum"}
 
     def value(field: Any) -> str:
-        """Each object of a list has a line."""
+        """Encodes a field with one line per object of a list."""
         if not isinstance(field, list) or not field or not isinstance(field[0], dict):
             return json.dumps(field, sort_keys=True)
         return "[\n  " + ",\n  ".join(json.dumps(each, sort_keys=True) for each in field) + "\n ]"
@@ -103,7 +103,7 @@ Header = dict[str, Any]
 
 
 def change_file(save: Path, table: str, role: str, change: Callable[[Header, dict[str, np.ndarray]], None]) -> None:
-    """Rewrites the first file of a role; `change` is given its header and the bytes of its tensors."""
+    """Rewrites the first file of a role after `change` modified its header and the bytes of its tensors."""
     body = body_of(save)
     file = files_of(body, table, role)[0]
     raw = (save / file["path"]).read_bytes()
@@ -130,16 +130,16 @@ def change_file(save: Path, table: str, role: str, change: Callable[[Header, dic
     write_manifest(save, body)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a manifest; of lists alone the first and last."""
+def value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of every value in a manifest; of a list only the first and last."""
     if path:
         yield path
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from places(each, (*path, name))
+            yield from value_paths(each, (*path, name))
     elif isinstance(value, list):
         for place in sorted({0, len(value) - 1}) if value else ():
-            yield from places(value[place], (*path, place))
+            yield from value_paths(value[place], (*path, place))
 
 
 def put(body: Any, path: tuple[Any, ...], value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings that the tests of saves train, save and load, and all that one has of its rows."""
+"""Builds, trains, saves and loads embeddings for the tests of saves, and reads all their contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WINDOWS = (AccumulateAdagrad, {"lr": 0.1, "use_accumulate": True, "accumulate_st
 
 
 def configs(**options: Any) -> list[TableConfig]:
-    """Two hash tables and two index tables in four groups."""
+    """Builds configs of two hash tables and two index tables in four groups."""
 
     def table(name: str, hashed: bool, dim: int, dtype: torch.dtype = torch.float32) -> TableConfig:
         more = {"initializer_type": InitializerType.UNIFORM, "track_changes": True, **options}
@@ -33,9 +33,9 @@ def configs(**options: Any) -> list[TableConfig]:
 
 
 def make(optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
-    """Returns an embedding of the four tables; other options than its own are of each table.
+    """Builds an embedding of the four tables; options that are not the embedding's apply to each table.
 
-    `cache` of fewer rows than tables have makes rows leave it.
+    A `cache` with fewer rows than the tables causes evictions from the cache.
     """
     names = {"cache", "seed", "device", "cache_policy", "host_store"}
     own = {name: options.pop(name) for name in names & options.keys()}
@@ -43,12 +43,12 @@ def make(optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
 
 
 def batch(seed: int, ids: int = IDS) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight lookups of each table, in bags of two."""
+    """Draws eight lookups of each table, in bags of two."""
     return torch.from_numpy(np.random.default_rng(seed).integers(0, ids, 32)), torch.arange(0, 33, 2)
 
 
 def train(embedding: TableBatchedEmbedding, seeds: Iterable[int]) -> list[torch.Tensor]:
-    """Takes a step for each seed; returns the outputs."""
+    """Runs a step for each seed; returns the outputs."""
     outputs = []
     for seed in seeds:
         indices, offsets = (each.to(embedding.device) for each in batch(seed))
@@ -59,7 +59,9 @@ def train(embedding: TableBatchedEmbedding, seeds: Iterable[int]) -> list[torch.
 
 
 def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
-    """The bytes of every row, state and pending gradient, by table and id; with steps, options and window counts."""
+    """Returns the bytes of every row, state and pending gradient, by table and id; with steps, options and window
+    counts.
+    """
     result: dict[str, dict[int, bytes]] = {}
     with embedding.exclusive():
         for config in embedding.tables:
@@ -82,14 +84,14 @@ def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
 
 
 def trained(steps: int | range = 3, optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
-    """Returns what `make` does after steps."""
+    """Builds a model and trains it."""
     embedding = make(optimizer, **options)
     train(embedding, range(steps) if isinstance(steps, int) else steps)
     return embedding
 
 
 def same(a: Any, b: Any) -> None:
-    """Fails where two models, or dicts of what they have, differ, and names the part."""
+    """Fails if two models, or their contents, differ, and names the part."""
     a, b = (contents(each) if isinstance(each, TableBatchedEmbedding) else each for each in (a, b))
     assert a.keys() == b.keys()
     for name in a:
@@ -102,7 +104,7 @@ def save(source: Any, path: Path, incremental: bool = False) -> Path:
 
 
 def delta(source: Any, path: Path) -> Path:
-    """Saves what changed, or all where there is no save that a delta can follow."""
+    """Saves a delta, or everything if there is no save that a delta can follow."""
     return save(source, path, incremental=True)
 
 
@@ -112,7 +114,7 @@ def written(source: Any, path: Path, incremental: bool = True) -> Manifest:
 
 
 def chain(path: Path, saves: int = 4) -> tuple[TableBatchedEmbedding, list[Path]]:
-    """Returns a model and its saves: a full one and deltas, of which each has a step more."""
+    """Returns a model and its saves: a full one and deltas, each one step later."""
     source, folders = make(), []
     for step in range(saves):
         train(source, range(step, step + 1))
@@ -121,14 +123,14 @@ def chain(path: Path, saves: int = 4) -> tuple[TableBatchedEmbedding, list[Path]
 
 
 def loaded(path: Any, target: Any = None, *, warm: bool = True, **options: Any) -> Any:
-    """Loads into a model, by default into one that `make` returns; returns the model."""
+    """Loads into a model, by default one built by `make`; returns the model."""
     target = make(**options) if target is None else target
     Saver().load(target, path, warm=warm)
     return target
 
 
 def refused(target: Any, path: Any, message: str, error: type[Exception] = CheckpointError) -> None:
-    """Fails unless a load raises, and leaves the model as it was."""
+    """Fails unless a load raises and leaves the model unchanged."""
     before = contents(target)
     with pytest.raises(error, match=message):
         Saver().load(target, path)

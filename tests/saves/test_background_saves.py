@@ -1,4 +1,4 @@
-"""Saves that are written while training goes on: they have the rows of their moment, bit by bit."""
+"""Saves that are written while training continues have the rows at their start, bit by bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HASHED = ("a", "c")
 
 
 def with_lifecycle(cache: int) -> TableBatchedEmbedding:
-    """As `make`, whose hash tables admit and evict ids."""
+    """Builds the tables of `make`, with hash tables that admit and evict ids."""
     configs = tables.configs()
     for config in configs:
         if config.hashed:
@@ -41,7 +41,7 @@ def with_lifecycle(cache: int) -> TableBatchedEmbedding:
 
 
 def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """The counts that tables have of their ids."""
+    """Returns the counters that tables have of their ids."""
     result: dict[str, Any] = {}
     for name in HASHED:
         view = embedding.view(name)
@@ -60,7 +60,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
-    """Rows are read a few at a time; `between` runs before each is written, where no thread holds a lock."""
+    """Reads rows in small pieces; `between` runs before each is written, while no thread holds a lock."""
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 200)
     monkeypatch.setattr(save_writer, "COPY_ON_WRITE_BYTES", 1000)
     pieces = snapshot.Snapshot.chunks
@@ -74,7 +74,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object])
 
 
 def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
-    """One change of the tables per call: steps, removals, writes, evictions."""
+    """Returns a function that makes one random change per call: steps, removals, writes, evictions."""
     random = np.random.default_rng(seed)
     count = iter(range(1000 * seed, 10**9))
 
@@ -102,10 +102,10 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
 
 @pytest.mark.parametrize("case", ["adagrad", "window", "packs", "lifecycle"])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
-def test_a_save_has_its_moment_whatever_happens_meanwhile(
+def test_a_save_has_the_state_at_its_start(
     case: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full save, and a delta of the next moment."""
+    """A full save, and a delta of the next moment, are compared."""
 
     def build(cache: int) -> TableBatchedEmbedding:
         return (
@@ -124,14 +124,14 @@ def test_a_save_has_its_moment_whatever_happens_meanwhile(
         if not incremental:
             small_pieces(monkeypatch, disturbance(source, seed + 1))
         job.run()
-        assert incremental or contents(source) != then  # it did go on
+        assert incremental or contents(source) != then  # training did continue
         same(loaded(tmp_path, target), then)
         same(counted(target), counts)
     with source.exclusive():
         assert not any(group.snapshots for group in source.groups)
 
 
-def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path) -> None:
+def test_a_load_during_a_save_does_not_change_the_save(tmp_path: Path) -> None:
     source, other = trained(5), trained(range(50, 55))
     save(other, tmp_path / "other")
     job, then = SaveJob(source, tmp_path / "own", False), contents(source)
@@ -141,8 +141,8 @@ def test_a_load_during_a_save_leaves_the_save_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
-def test_tables_that_are_laid_out_anew_during_a_save(optimizer: Any, tmp_path: Path) -> None:
-    """Ids that left before that are in no log any more: the next save is a full one."""
+def test_tables_with_a_new_layout_during_a_save(optimizer: Any, tmp_path: Path) -> None:
+    """The log of removed ids is lost with the old layout, so the next save is a full one."""
     source, ids = make(None), torch.arange(20)
     source.view("a").write(ids, {"weight": torch.ones(20, 4)})
     job = SaveJob(source, tmp_path, True)
@@ -156,7 +156,7 @@ def test_tables_that_are_laid_out_anew_during_a_save(optimizer: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_training_goes_on_beside_the_thread_that_writes(
+def test_training_continues_while_a_thread_writes(
     incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = trained(4, cache=30)
@@ -164,7 +164,7 @@ def test_training_goes_on_beside_the_thread_that_writes(
     train(source, range(4, 6))
     then = contents(source)
     steps = threading.Semaphore(0)
-    small_pieces(monkeypatch, lambda: steps.acquire(timeout=10))  # a step per piece, at least
+    small_pieces(monkeypatch, lambda: steps.acquire(timeout=10))  # at least one step per piece
     future = rst.Saver().save(source, tmp_path, incremental, background=True)
     number = 10
     while not future.done():
@@ -177,7 +177,9 @@ def test_training_goes_on_beside_the_thread_that_writes(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_prefetch_continues_during_a_save(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def collection() -> torch.nn.Module:
         config = bag_config("t0", ("f0",), num_embeddings=60, embedding_dim=4, is_incremental=True)
         model = torch.nn.ModuleList([bags_collection(torch.device("cpu"), config, cache=40)])
@@ -215,7 +217,7 @@ def test_training_with_prefetch_goes_on(depth: int, tmp_path: Path, monkeypatch:
     assert bytes_of(source[0]) == bytes_of(plain[0])
 
 
-def test_rows_of_plans_that_nobody_goes_on_with_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_abandoned_plans_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "MAX_EMPTY_PASSES", 2)
     source = trained(5)
     job, then = SaveJob(source, tmp_path, False), contents(source)
@@ -245,18 +247,18 @@ def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeyp
     assert isinstance(raised.value.__cause__, OSError)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    save(source, tmp_path)  # nothing is left of the one that failed
+    save(source, tmp_path)  # nothing is left of the failed save
 
 
-def test_an_error_of_the_background_is_raised_by_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_raises_the_error_of_a_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rec_sdk_torch.saves.save.job.publish_save", lambda *_: 1 / 0)
     future = rst.Saver().save(trained(), tmp_path, background=True)
     with pytest.raises(ZeroDivisionError):
         future.result(timeout=30)
 
 
-def test_a_process_that_is_forked_during_a_save_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the lock of the save, and not the thread that would let go of it."""
+def test_saving_in_a_child_forked_during_a_save_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child inherits the save's lock, but not the thread that would release it."""
     source = trained()
     save(make(), tmp_path / "first")
     go_on = threading.Semaphore(0)
@@ -268,7 +270,7 @@ def test_a_process_that_is_forked_during_a_save_says_so(tmp_path: Path, monkeypa
         "train": lambda: train(source, range(3, 4)),
     }
     children = {name: fork(each) for name, each in work.items()}
-    with sleeping_child():  # it has no lock of the folder either
+    with sleeping_child():  # the child has no lock of the folder either
         go_on.release(1000)
         future.result(timeout=60)
         delta(source, tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Loads that break off half-way: the model is as it was or, where there was no room for both, empty; and goes on."""
+"""After a failed load the model is unchanged or, where memory did not suffice for both, empty; and it can be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rec_sdk_torch.tbe.cache.device_cache import Group
 
 
 def before_a_load(**options: Any) -> rst.TableBatchedEmbedding:
-    """A model with other rows than the saves have."""
+    """Builds a model with other rows than the saves."""
     target = make(**options)
     train(target, range(50, 53))
     return target
@@ -29,12 +29,12 @@ def before_a_load(**options: Any) -> rst.TableBatchedEmbedding:
 
 @pytest.fixture
 def saves(tmp_path: Path) -> tuple[Path, Any]:
-    """(folder of saves, what is in the latest)."""
+    """Returns (folder of saves, contents of the latest)."""
     return tmp_path, odd_saves.saved(tmp_path)[-1][1]
 
 
-class Breaks:
-    """`open_file` fails at the n-th file that a load reads for its rows."""
+class FailingOpen:
+    """A wrapper of `open_file` that fails at the n-th file that a load reads for its rows."""
 
     def __init__(self, number: int, error: BaseException) -> None:
         self.left, self.error, self.open_file = number, error, save_reader.open_file
@@ -47,7 +47,7 @@ class Breaks:
 
 
 def files_read(saves: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    counting = Breaks(0, OSError())
+    counting = FailingOpen(0, OSError())
     with monkeypatch.context() as patch:
         patch.setattr(save_reader, "open_file", counting)
         loaded(saves, make())
@@ -55,7 +55,7 @@ def files_read(saves: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("error", [OSError("planted"), KeyboardInterrupt()], ids=["error", "interrupt"])
-def test_a_file_that_cannot_be_read_any_more(
+def test_an_unreadable_file_leaves_the_model_unchanged(
     error: BaseException, saves: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, saved = saves
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_any_more(
     before = state_of(target)
     for number in range(1, files + 1):
         with monkeypatch.context() as patch:
-            patch.setattr(save_reader, "open_file", Breaks(number, error))
+            patch.setattr(save_reader, "open_file", FailingOpen(number, error))
             with pytest.raises(type(error)):
                 loaded(path, target)
         same(state_of(target), before)
@@ -73,8 +73,8 @@ def test_a_file_that_cannot_be_read_any_more(
     same(state_of(loaded(path, target)), saved)
 
 
-def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their tables have the same names."""
+def test_two_collections_are_loaded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of the two collections have the same names."""
     source, target = (torch.nn.ModuleList([make(), make()]) for _ in range(2))
     for number, each in enumerate(source):
         train(each, range(4 * number, 4 * number + 4))
@@ -83,7 +83,7 @@ def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monke
         train(each, range(50, 52))
     before = [state_of(each) for each in target]
     with monkeypatch.context() as patch:
-        patch.setattr(save_reader, "open_file", Breaks(6, OSError("planted")))
+        patch.setattr(save_reader, "open_file", FailingOpen(6, OSError("planted")))
         with pytest.raises(OSError, match="planted"):
             loaded(tmp_path, target)
     for each, was in zip(target, before, strict=True):
@@ -93,17 +93,17 @@ def test_the_first_of_two_collections_waits_for_the_second(tmp_path: Path, monke
         same(state_of(each), state_of(its))
 
 
-# ---- no room for both
+# ---- not enough memory for both
 
 
 @pytest.fixture
-def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory for few rows."""
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits memory to few rows."""
     monkeypatch.setattr(capacity, "available_memory", lambda: 100)
 
 
 def large() -> Any:
-    """With more rows than the save: what they give back is enough."""
+    """Builds a model with more rows than the save: freeing them gives enough memory."""
     target = before_a_load()
     target.view("a").write(torch.arange(100, 300), {"weight": torch.ones(200, 4)})
     return target
@@ -111,13 +111,13 @@ def large() -> Any:
 
 @pytest.mark.parametrize("number", [2, 6])
 def test_tables_are_emptied_first_where_memory_is_short(
-    number: int, saves: tuple[Path, Any], little: None, monkeypatch: pytest.MonkeyPatch
+    number: int, saves: tuple[Path, Any], little_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, saved = saves
     target = large()
     optimizer = state_of(target)["optimizer 0"]
     with monkeypatch.context() as patch:
-        patch.setattr(save_reader, "open_file", Breaks(number, OSError("planted")))
+        patch.setattr(save_reader, "open_file", FailingOpen(number, OSError("planted")))
         with (
             pytest.warns(UserWarning, match=r"host memory has no room .* emptied first"),
             pytest.raises(OSError, match="planted"),
@@ -132,7 +132,7 @@ def test_tables_are_emptied_first_where_memory_is_short(
         same(state_of(loaded(path, large())), saved)
 
 
-def test_rows_that_fit_in_no_way(saves: tuple[Path, Any], little: None) -> None:
+def test_rows_that_never_fit_are_refused(saves: tuple[Path, Any], little_memory: None) -> None:
     target = make()
     before = state_of(target)
     with pytest.raises(MemoryError, match=r"its rows need [0-9]+ bytes of host memory, 100 are free"):
@@ -142,7 +142,7 @@ def test_rows_that_fit_in_no_way(saves: tuple[Path, Any], little: None) -> None:
 
 @pytest.fixture
 def small_disk() -> Iterator[None]:
-    """A limit on the size of files stands for a full disk."""
+    """Limits the size of files, which emulates a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
@@ -153,11 +153,13 @@ def small_disk() -> Iterator[None]:
 
 @pytest.fixture
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for rows on disk."""
+    """Returns a folder for rows on disk."""
     return tmp_path_factory.mktemp("stores")
 
 
-def test_a_disk_without_room(saves: tuple[Path, Any], stores: Path, request: pytest.FixtureRequest) -> None:
+def test_a_full_disk_leaves_the_model_unchanged(
+    saves: tuple[Path, Any], stores: Path, request: pytest.FixtureRequest
+) -> None:
     target = before_a_load(host_store=stores / "rows")
     files, before = sorted(stores.rglob("*.rows")), state_of(target)
     request.getfixturevalue("small_disk")
@@ -168,7 +170,7 @@ def test_a_disk_without_room(saves: tuple[Path, Any], stores: Path, request: pyt
     train(target, range(53, 54))
 
 
-def test_a_disk_with_room_for_one_of_both(
+def test_a_disk_with_space_for_one_copy_only(
     saves: tuple[Path, Any], stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows on disk need no memory."""
@@ -176,7 +178,7 @@ def test_a_disk_with_room_for_one_of_both(
     path, saved = saves
     target = before_a_load(host_store=stores / "rows")
     same(state_of(loaded(path, target)), saved)
-    assert len(list(stores.rglob("*.rows"))) == 2, "those of the rows before are gone"
+    assert len(list(stores.rglob("*.rows"))) == 2, "files of the previous rows are gone"
     monkeypatch.setattr(capacity, "_free_bytes", lambda store: 100)
     with pytest.warns(UserWarning, match="the disk of host_store .* emptied first"):
         same(state_of(loaded(path, target)), saved)
@@ -186,15 +188,15 @@ def test_a_disk_with_room_for_one_of_both(
         loaded(path, fresh)
 
 
-# ---- the moment of the change
+# ---- the exchange of the rows
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_interrupt_between_two_groups_is_made_good(
+def test_an_interrupt_between_two_groups_is_completed(
     number: int, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of the save are there for the next call, of all groups."""
+    """The next call completes the load for all groups."""
     configs = [rst.TableConfig("a", 30, 4), rst.TableConfig("b", 12, 8, hashed=False)]
     source, target = (embedding_of(*configs, cache=12) for _ in range(2))
     train(source, range(4))
@@ -221,7 +223,7 @@ def test_an_interrupt_between_two_groups_is_made_good(
     same(target, source)
 
 
-def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
+def test_cache_counters_continue_after_a_load(saves: tuple[Path, Any]) -> None:
     target = before_a_load()
     before = [target.cache_stats(table) for table in (None, "a", "b")]
     loaded(saves[0], target)
@@ -237,7 +239,7 @@ def test_counts_of_the_cache_go_on(saves: tuple[Path, Any]) -> None:
     assert not any(target.cache_stats().values())
 
 
-def test_changes_are_known_from_the_load_on(saves: tuple[Path, Any]) -> None:
+def test_changes_are_tracked_from_the_load_on(saves: tuple[Path, Any]) -> None:
     target = before_a_load()
     view = target.view("a")
     versions = [view.version()]
@@ -250,8 +252,8 @@ def test_changes_are_known_from_the_load_on(saves: tuple[Path, Any]) -> None:
     assert [int(i) for chunk in view.chunks(since=versions[1]) for i in chunk.ids] == view.ids()[:1].tolist()
 
 
-def test_prefetched_batches_are_planned_anew(saves: tuple[Path, Any]) -> None:
-    """Under a policy that was told of batches before the load."""
+def test_prefetched_batches_are_replanned_after_a_load(saves: tuple[Path, Any]) -> None:
+    """A look-ahead policy had batches announced before the load."""
     target, twin = (make(cache_policy="look_ahead") for _ in range(2))
     ids = torch.tensor([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])
     batches = [(ids + i, torch.arange(0, 11, 5)) for i in range(6)]

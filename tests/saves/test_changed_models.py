@@ -1,6 +1,6 @@
-"""A save is loaded into a model of other rules, sizes, optimizer or format, which then saves what changed.
+"""A save is loaded into a model with other rules, sizes, optimizer or dtypes, which then saves its changes.
 
-The second save is a delta where rows have the same columns and parts as before, and else a full one; readers agree.
+The second save is a delta if rows have the same columns and parts as before, else a full save; readers agree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ IGNORED = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 class Model(NamedTuple):
-    """A configuration, by names."""
+    """A configuration, by the names of its parts."""
 
     rules: str = "none"
     optimizer: str = "SGD"
@@ -89,19 +89,19 @@ def change(model: TableBatchedEmbedding, seed: int) -> None:
 
 
 def kept(model: TableBatchedEmbedding) -> tuple[set[str], set[str]]:
-    """The columns and the parts of a row."""
+    """Returns the columns and the parts of a row."""
     lifecycle, optimizer = model.tables[0].lifecycle, model.optimizers[0]
     states = [] if optimizer is None else [state.name for state in optimizer.spec.states]
     return set(lifecycle.columns() if lifecycle else ()), {"weight", *states}
 
 
 def family(model: Model) -> str:
-    """The optimizer whose states mean the same."""
+    """Returns the name of the optimizer family whose states are interchangeable."""
     return "Adam" if model.optimizer.startswith("Adam") else model.optimizer
 
 
 def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str) -> list[str]:
-    """Returns the configurations that follow `before`: all of a table, or without --full a quarter, by the day."""
+    """Returns the configurations to test after `before`: all of a table, or without --full a quarter of them by day."""
     if request.config.getoption("--full"):
         return list(table)
     shift = list(table).index(before) + request.config.getoption("--day")
@@ -109,7 +109,7 @@ def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str)
 
 
 def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedEmbedding) -> None:
-    """Whether loads, readers and the check of files have the rows of the model."""
+    """Checks that loads, readers and the verification of files see the model's rows."""
     same(loaded(path, again), model)
     view = model.view("t")
     ids = view.ids()
@@ -121,7 +121,7 @@ def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedE
 
 
 def follow(before: Model, after: Model, path: Path) -> None:
-    """Saves the one, loads that into the other, and saves twice more."""
+    """Saves one model, loads the save into another, and saves that twice."""
     source, model = before.make(), after.make()
     change(source, 0)
     save(source, path)
@@ -145,7 +145,9 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[str], Model]]] = {
 
 @IGNORED
 @pytest.mark.parametrize(("kind", "before"), [(kind, name) for kind, (names, _) in KINDS.items() for name in names])
-def test_another_model(kind: str, before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_changed_model_loads_and_saves(
+    kind: str, before: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     names, model = KINDS[kind]
     for after in partners(request, names, before):
         follow(model(before), model(after), tmp_path / after)
@@ -156,7 +158,7 @@ BEGUN = {"idle": "last_use", "age": "timestamp"}
 
 
 def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: set[str]) -> None:
-    """Whether no id is evicted for what a save lacks, which had the columns `saved`."""
+    """Checks that no id is evicted for values that the save, with columns `saved`, lacks."""
     if rules not in BEGUN or BEGUN[rules] in saved:
         return
     view = model.view("t")
@@ -166,7 +168,7 @@ def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: se
 
 
 def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
-    """A training step with one lookup of each of `ids`."""
+    """Runs a training step with one lookup of each of `ids`."""
     lifecycle = model.tables[0].lifecycle
     seen = {"timestamps": torch.full_like(ids, time)} if lifecycle is not None and lifecycle.rule(Age) else {}
     if lifecycle is not None and lifecycle.needs_clicks:
@@ -177,15 +179,15 @@ def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
 @IGNORED
 @pytest.mark.parametrize("after", BEGUN)
 @pytest.mark.parametrize("before", RULES)
-def test_a_rule_that_the_save_lacks_begins_with_the_load(before: str, after: str, tmp_path: Path) -> None:
-    """Rows, candidates and rows that wait to be taken are overdue so long after the load, and not at once."""
+def test_new_rules_start_counting_at_the_load(before: str, after: str, tmp_path: Path) -> None:
+    """Rows, candidates and untaken evicted rows become overdue only some time after the load."""
     source, model = Model(before).make(), Model(after).make()
     saved, view = kept(source)[0], model.view("t")
     for seed in range(0, 30, 3):
         change(source, seed)
-    once(source, torch.arange(100, 105), 300)  # candidates, where there are some
+    once(source, torch.arange(100, 105), 300)  # candidates, if the rules have some
     source.view("t").remove(source.view("t").ids()[:3])
-    source.view("t").set_clocks({"timestamp": 300})  # as of a table that had timestamps before
+    source.view("t").set_clocks({"timestamp": 300})  # as for a table that had timestamps before
     save(source, tmp_path)
     loaded(tmp_path, model)
     if BEGUN[after] in saved:
@@ -209,7 +211,7 @@ def test_a_rule_that_the_save_lacks_begins_with_the_load(before: str, after: str
 def loaded_elsewhere(
     random: np.random.Generator, model: TableBatchedEmbedding, before: Model, path: Path
 ) -> tuple[TableBatchedEmbedding, Model]:
-    """A model that differs and has loaded the latest save; the same one where that has rows which no other can have."""
+    """Returns a differing model that has loaded the latest save; or `model`, if its rows fit no other."""
     drawn = [str(random.choice(list(table))) for table in (RULES, OPTIMIZERS, FORMATS)]
     after = Model(*(new if random.random() < 0.4 else old for new, old in zip(drawn, before, strict=True)))
     other = after.make(cache=int(random.integers(30, 60)))
@@ -223,8 +225,8 @@ def loaded_elsewhere(
 
 
 @IGNORED
-def test_walks_through_configurations(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Training, saves, and loads into drawn models: each save has the rows of the model that wrote it."""
+def test_random_sequences_of_configurations(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Training, saves, and loads into randomly drawn models: each save has the rows of the model that wrote it."""
     day, full = request.config.getoption("--day"), request.config.getoption("--full")
     for seed in range(day, day + (20 if full else 1)):
         random, path = np.random.default_rng(seed), tmp_path / str(seed)
@@ -241,11 +243,11 @@ def test_walks_through_configurations(tmp_path: Path, request: pytest.FixtureReq
             same(loaded(folder, its.make()), expected)
 
 
-# ---- index tables with more rows, or fewer
+# ---- index tables with more or fewer rows
 
 
 def of_sizes(rows: int = 60, optimizer: Any = ADAGRAD, hashed: bool = False) -> TableBatchedEmbedding:
-    """Index tables, the first of so many rows; it may be a hash table."""
+    """Builds index tables, the first with `rows` rows, optionally as a hash table."""
     fields: dict[str, Any] = {"initializer_type": InitializerType.UNIFORM, "track_changes": True}
     configs = [
         TableConfig(name, size, 4, hashed=hashed and name == "i", pooling=Pooling.SUM, **fields)
@@ -255,7 +257,7 @@ def of_sizes(rows: int = 60, optimizer: Any = ADAGRAD, hashed: bool = False) -> 
 
 
 def train(model: TableBatchedEmbedding, steps: range) -> TableBatchedEmbedding:
-    """Eight lookups of each table by their sizes."""
+    """Trains eight lookups of each table within its size."""
     for step in steps:
         random = np.random.default_rng(step)
         ids = [torch.from_numpy(random.integers(0, table.num_embeddings, 8)) for table in model.tables]
@@ -266,13 +268,13 @@ def train(model: TableBatchedEmbedding, steps: range) -> TableBatchedEmbedding:
 @pytest.mark.parametrize("full", [False, True], ids=["delta", "full"])
 @pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=["rows", "windows"])
 @pytest.mark.parametrize("rows", [1, 23, 59, 61, 200])
-def test_rows_that_both_have(rows: int, optimizer: Any, full: bool, tmp_path: Path) -> None:
-    """Whole deltas follow in files of their own; pending gradients of rows that are left out are too."""
+def test_tables_of_different_size_share_rows(rows: int, optimizer: Any, full: bool, tmp_path: Path) -> None:
+    """Full deltas follow in separate files; pending gradients of rows that are left out are left out too."""
     source = train(of_sizes(60, optimizer), range(3))
     if not full:
         save(source, tmp_path)
     delta(train(source, range(3, 5)), tmp_path)
-    target = train(of_sizes(rows, optimizer), range(70, 73))  # other rows, which go
+    target = train(of_sizes(rows, optimizer), range(70, 73))  # these rows are replaced
     then = "the others begin anew" if rows > 60 else "the others are left out"
     message = f"'i' has num_embeddings {rows}, what is loaded 60: {min(rows, 60)} .*{then}"
     with pytest.warns(UserWarning, match=message) as said:
@@ -298,6 +300,6 @@ def test_a_delta_does_not_follow_a_save_of_another_size(rows: int, tmp_path: Pat
 
 
 def test_ids_of_a_hash_table_are_not_left_out(tmp_path: Path) -> None:
-    """They are no row numbers: a hash table with larger ones does not become a smaller index table."""
+    """Ids are not row numbers: a hash table with larger ids cannot become a smaller index table."""
     save(train(of_sizes(hashed=True), range(9)), tmp_path)
     refused(of_sizes(23), tmp_path, "are no rows of the index table 'i', which has num_embeddings 23")

@@ -1,4 +1,4 @@
-"""Checksums of saves are those of zlib, whatever the machine computes them with."""
+"""Checksums of saves equal zlib's, with whatever instructions the machine computes them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rec_sdk_torch.saves.format.tensors import crc32
 
 
 @pytest.mark.parametrize("checksum", [_engine.crc32, crc32], ids=["engine", "used"])
-def test_it_is_that_of_zlib(checksum: object) -> None:
-    """All lengths up to some hundred bytes are tried, at every alignment, behind other bytes."""
+def test_a_checksum_equals_zlibs(checksum: object) -> None:
+    """All lengths up to some hundred bytes are tried, at every alignment, with preceding bytes."""
     data = np.random.default_rng(0).integers(0, 256, 70_000, np.uint8)
     assert callable(checksum)
     for size in [*range(400), 4096, 65_537]:
@@ -26,7 +26,7 @@ def test_it_is_that_of_zlib(checksum: object) -> None:
     assert parts == zlib.crc32(data)
 
 
-def test_what_has_no_bytes() -> None:
+def test_objects_without_bytes_are_refused() -> None:
     text: Any = "text"
     with pytest.raises(TypeError):
         _engine.crc32(text)

@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.checkpoint`."""
+"""`python -m rec_sdk_torch.checkpoint`: export, show and verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves that break off, disks that fail and files that are damaged: the last complete save loads bit by bit."""
+"""After interrupted saves, failing disks and damaged files, the last complete save loads bit by bit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rec_sdk_torch.saves.format.manifest import MANIFEST
 
 @pytest.fixture(params=[manifest.MANY_TABLES, 1], ids=["files", "packs"])
 def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """From how many tables on a save has packs, instead of a file for each table and kind of rows."""
+    """Sets the number of tables from which on a save uses packs instead of a file per table and kind of rows."""
     monkeypatch.setattr(manifest, "MANY_TABLES", request.param)
     return int(request.param)
 
 
 class FailAt:
-    """Fails the n-th call that changes the file system, and all after it, as a disk that goes away does."""
+    """A hook that fails the n-th call that changes the file system, and by default all later ones, like a lost disk."""
 
     def __init__(self, number: int, only: bool) -> None:
         self.left, self.only, self.failed = number, only, 0
@@ -49,8 +49,10 @@ class FailAt:
             raise OSError(errno.EIO, f"planted at {call}", str(path))
 
 
-def numbers_of(calls: list[tuple[str, str]], full: bool, day: int) -> list[int]:
-    """The calls that are to fail, and one more: all of them, or one of each kind, every day another."""
+def failing_calls(calls: list[tuple[str, str]], full: bool, day: int) -> list[int]:
+    """Returns the numbers of calls to fail: all, or one of each kind (a different one each day), and one past the
+    end.
+    """
     if full:
         return list(range(1, len(calls) + 2))
     kinds: dict[tuple[str, str], list[int]] = {}
@@ -64,7 +66,9 @@ def numbers_of(calls: list[tuple[str, str]], full: bool, day: int) -> list[int]:
 def test_every_call_fails_once(
     incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Alone, or with all after it; beyond the full suite one call of every kind, in one of these ways."""
+    """One call fails, or it and all later ones. Outside the full suite one call of every kind is tried, in one of these
+    ways.
+    """
     source = trained()
     save(source, tmp_path)
     train(source, range(3, 4))
@@ -75,7 +79,7 @@ def test_every_call_fails_once(
     before = contents(loaded(tmp_path))
     same(before, source)
     full, day = map(request.config.getoption, ("--full", "--day"))
-    numbers = numbers_of(calls, full, day)
+    numbers = failing_calls(calls, full, day)
     ways = itertools.product(numbers, (True, False)) if full else ((each, (each + day) % 2 > 0) for each in numbers)
     for number, only in ways:
         train(source, range(3 + number, 4 + number))
@@ -85,7 +89,7 @@ def test_every_call_fails_once(
             with pytest.raises(OSError, match="planted") if fails else contextlib.nullcontext():
                 save(source, tmp_path, incremental)
         found, now = contents(loaded(tmp_path)), contents(source)
-        # a sync of the folder that fails after the rename leaves a complete save that was not promised
+        # a folder sync that fails after the rename leaves a complete save that was not reported
         assert found == now if not fails else found == before or (number == len(calls) and found == now)
         assert not only or not list(tmp_path.glob(f"{UNFINISHED}*"))
         before = found
@@ -95,7 +99,7 @@ def test_every_call_fails_once(
 
 
 def keep_saving(path: str, incremental: bool, many: int, out: Any) -> None:
-    """Trains and saves for ever, and says so."""
+    """Trains and saves forever, reporting each save."""
     torch.set_num_threads(1)
     manifest.MANY_TABLES = many
     source = loaded(path)
@@ -109,9 +113,9 @@ def keep_saving(path: str, incremental: bool, many: int, out: Any) -> None:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_killed_at_random_points(incremental: bool, many: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Every save that was reported is there, or a later one, bit by bit; at 25 points, in the fast suite at 5.
+    """Every reported save exists, or a later one, bit by bit; at 25 kill points, in the fast suite at 5.
 
-    More than a fifth of them have to be while it writes. Five may be too few for that, so there are more until it is.
+    More than a fifth of the kills must hit a save being written; more are tried until that is so.
     """
     enough = 25 if request.config.getoption("--full") else 5
     source = trained(1)
@@ -160,10 +164,11 @@ MAY_BE = {"longer": ("index", "pack"), "missing": ("index", MANIFEST)}
 def test_damaged_files(
     many: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """Each file of a chain is flipped in a bit, and damaged in another way: an error names it, and the model stays.
+    """Each file of a chain is damaged by a flipped bit and in another way; an error names it, and the model is
+    unchanged.
 
-    In the full suite in every way, and in a hundred bits. Loads do not read indexes, which are derived from the others;
-    `verify` does.
+    The full suite damages files in every way, and in a hundred bits. Loads do not read indexes, which are derived from
+    other files; `verify` does.
     """
     source, target = make(), trained(range(70, 72))
     for step in range(2):
@@ -191,7 +196,7 @@ def test_damaged_files(
 
 
 def test_damage_in_a_header_that_can_be_read(tmp_path: Path) -> None:
-    """Each is valid, and the bytes of the tensors are as they were."""
+    """The damaged headers are valid, and the bytes of the tensors unchanged."""
     target = make()
     folder = save(trained(), tmp_path)
     (file,) = folder.glob("a/*/*/rows-*")
@@ -205,8 +210,8 @@ def test_damage_in_a_header_that_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("many")
-def test_all_is_on_the_disk_before_a_save_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the power fails, what a file has is there if the file was synced since, and its name if its folder was."""
+def test_everything_is_synced_before_the_save_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure, a file has its contents if it was synced since, and its name if its folder was synced."""
     source = trained(2)
     calls: list[tuple[str, Path]] = []
     monkeypatch.setattr(files, "before_change", lambda call, path: calls.append((call, path)))
@@ -221,7 +226,7 @@ def test_all_is_on_the_disk_before_a_save_has_its_name(tmp_path: Path, monkeypat
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """A limit on the size of files stands for a full disk: writing fails half-way through a file."""
+    """A limit on the size of files emulates a full disk: writing fails half-way through a file."""
     source = trained(6)
     save(source, tmp_path)
     expected = contents(source)
@@ -248,7 +253,7 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_trying(path: Path, seed: int, saves: int) -> list[str]:
-    """Saves tables of its own again and again; returns the folders and errors."""
+    """Saves its own tables repeatedly; returns the folders and errors."""
     source, outcomes = trained(seed=seed), []
     for _ in range(saves):
         try:
@@ -263,7 +268,7 @@ POOLS = [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=forked_pyth
 
 @pytest.mark.parametrize("pool", POOLS, ids=["threads", "processes"])
 def test_two_jobs_at_one_path(pool: Callable[[int], Executor], tmp_path: Path) -> None:
-    """As two jobs that were given one folder by mistake: one is refused while another writes, and nothing is mixed."""
+    """Two jobs share a folder by mistake: one is refused while the other writes, and nothing is mixed."""
     with pool(2) as jobs:
         tasks = [jobs.submit(keep_trying, tmp_path, seed, 12) for seed in (1, 2)]
         found = list(itertools.chain(*(task.result(120) for task in tasks)))

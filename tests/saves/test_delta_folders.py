@@ -1,6 +1,6 @@
-"""Deltas in another folder than the save that they follow: which one that is, and how it is found again.
+"""Deltas in another folder than their base save: which save they follow, and how it is found again.
 
-A save does little while training waits for its moment, whatever the folders hold.
+A save does little work while training waits, whatever the folders contain.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def full(source: Any, path: Path) -> Manifest:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> tuple[Path, Path]:
+def two_folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "base", tmp_path / "deltas" / "of model"
 
 
-def base_and_delta(places: tuple[Path, Path]) -> tuple[Any, Manifest, Manifest]:
-    """A model, its full save in the one folder, and its delta in the other."""
+def base_and_delta(two_folders: tuple[Path, Path]) -> tuple[Any, Manifest, Manifest]:
+    """Returns a model, its full save in the first folder, and its delta in the second."""
     source = trained()
-    first = full(source, places[0])
+    first = full(source, two_folders[0])
     train(source, range(3, 4))
-    return source, first, written(source, places[1])
+    return source, first, written(source, two_folders[1])
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["", "in the background"])
-def test_a_folder_of_bases_and_one_of_deltas(background: bool, places: tuple[Path, Path]) -> None:
-    """Each delta follows the last save of the model, wherever it lies; a base begins a new chain."""
-    source, (base, deltas) = make(), places
+def test_a_folder_of_bases_and_one_of_deltas(background: bool, two_folders: tuple[Path, Path]) -> None:
+    """Each delta follows the last save of the model in any folder; a base save begins a new chain."""
+    source, (base, deltas) = make(), two_folders
     found = []
     for step in range(2):
         train(source, range(10 * step, 10 * step + 3))
@@ -68,19 +68,19 @@ def test_a_folder_of_bases_and_one_of_deltas(background: bool, places: tuple[Pat
     for paths in ((deltas,), (base, deltas), (deltas, base)):
         same(loaded(paths), source)
     two_steps = loaded(base)
-    rst.Saver().load(two_steps, deltas, incremental=True)  # as scripts of Rec SDK's do
+    rst.Saver().load(two_steps, deltas, incremental=True)  # like scripts of Rec SDK
     same(two_steps, source)
 
 
-def test_a_folder_with_a_whole_chain_goes_on_by_itself(places: tuple[Path, Path]) -> None:
-    a, b = places
-    source, first, second = base_and_delta(places)
+def test_a_folder_with_a_complete_chain_is_independent(two_folders: tuple[Path, Path]) -> None:
+    a, b = two_folders
+    source, first, second = base_and_delta(two_folders)
     train(source, range(4, 5))
     third = written(source, a)
     assert (second.previous, third.previous) == (first.id, first.id)
     assert (third.sequence, third.folders) == (1, [])
     train(source, range(5, 6))
-    assert written(source, b).previous == third.id  # the last one of all: what is in b depends on a anyway
+    assert written(source, b).previous == third.id  # the last save of all, since b depends on a anyway
     same(loaded(b), source)
     train(source, range(6, 7))
     assert written(source, a).previous == third.id
@@ -88,8 +88,8 @@ def test_a_folder_with_a_whole_chain_goes_on_by_itself(places: tuple[Path, Path]
     same(loaded(a), source)
 
 
-def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(places: tuple[Path, Path]) -> None:
-    source, folders_of_both = make(), list(places)
+def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(two_folders: tuple[Path, Path]) -> None:
+    source, folders_of_both = make(), list(two_folders)
     for path in folders_of_both:
         train(source, range(2))
         full(source, path)
@@ -97,14 +97,14 @@ def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(pla
         for path in folders_of_both:
             train(source, range(step, step + 1))
             assert written(source, path).folders == []
-    shutil.rmtree(places[0])
-    same(loaded(places[1]), source)
+    shutil.rmtree(two_folders[0])
+    same(loaded(two_folders[1]), source)
 
 
 @pytest.mark.parametrize("lost", ["deltas", "one of two deltas", "base"])
-def test_where_the_last_save_is_gone_an_earlier_one_is_followed(lost: str, places: tuple[Path, Path]) -> None:
-    """Scripts remove the folder of deltas before each save, or keep the latest alone."""
-    (base, deltas), (source, first, _) = places, base_and_delta(places)
+def test_where_the_last_save_is_gone_an_earlier_one_is_followed(lost: str, two_folders: tuple[Path, Path]) -> None:
+    """Scripts remove the folder of deltas before each save, or keep only the latest."""
+    (base, deltas), (source, first, _) = two_folders, base_and_delta(two_folders)
     source.view("a").remove(source.view("a").ids()[:2])
     delta(source, deltas)
     shutil.rmtree({"deltas": deltas, "base": base}.get(lost) or min(deltas.iterdir()))
@@ -114,9 +114,9 @@ def test_where_the_last_save_is_gone_an_earlier_one_is_followed(lost: str, place
     same(loaded(deltas), source)
 
 
-def test_a_delta_after_a_load_follows_what_was_loaded(places: tuple[Path, Path], tmp_path: Path) -> None:
-    _, _, last = base_and_delta(places)
-    resumed = loaded(places, cache=9)
+def test_a_delta_after_a_load_follows_what_was_loaded(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    _, _, last = base_and_delta(two_folders)
+    resumed = loaded(two_folders, cache=9)
     train(resumed, range(4, 5))
     now = written(resumed, tmp_path / "third")
     assert (now.kind, now.previous, now.sequence) == (DELTA, last.id, 2)
@@ -128,9 +128,11 @@ def test_a_delta_after_a_load_follows_what_was_loaded(places: tuple[Path, Path],
     assert (again.previous, again.folders) == (now.id, now.folders)
 
 
-def test_folders_that_move(places: tuple[Path, Path], tmp_path: Path) -> None:
-    """Together they find each other; apart they have to be given, or the model has read the other one."""
-    (base, deltas), (source, first, _) = places, base_and_delta(places)
+def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Folders that move together find each other; separately they must be passed, unless the model has read the other
+    one.
+    """
+    (base, deltas), (source, first, _) = two_folders, base_and_delta(two_folders)
     whole = tmp_path / "elsewhere" / "and there"
     shutil.copytree(tmp_path, whole, ignore=shutil.ignore_patterns("elsewhere"))
     base.rename(tmp_path / "away")
@@ -149,15 +151,15 @@ def test_folders_that_move(places: tuple[Path, Path], tmp_path: Path) -> None:
     for path in (now, deltas):
         loaded(path, target)
     train(target, range(4, 5))
-    following = written(target, deltas)  # says where the base is now
+    following = written(target, deltas)  # records the base's new location
     assert (following.kind, following.folders) == (DELTA, ["../../away"])
     same(loaded(deltas), target)
 
 
 def test_the_latest_of_several_folders_is_loaded(
-    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saves of one model have later names, whatever folder they are in, within a second too."""
+    """A later save of a model has a later name in any folder, even within the same second."""
     source, empty = make(), tmp_path / "empty"
     empty.mkdir()
     clock = folders.now()
@@ -165,26 +167,26 @@ def test_the_latest_of_several_folders_is_loaded(
     found: list[str] = []
     for step, place in enumerate((0, 1, 1, 0, 1)):
         train(source, range(step, step + 1))
-        found.append(rst.Saver().save(source, places[place], incremental=step != 3))
-        for paths in ((*places, empty), (empty, *reversed(places))):
+        found.append(rst.Saver().save(source, two_folders[place], incremental=step != 3))
+        for paths in ((*two_folders, empty), (empty, *reversed(two_folders))):
             if all(each.exists() for each in paths):
                 assert rst.Saver.get_latest_load_path(paths) == found[-1]
                 same(loaded(paths), source)
     names = [Path(each).name for each in found]
     assert names == sorted(set(names))
     with pytest.raises(rst.CheckpointError, match="nowhere: there is no such folder"):
-        loaded([places[0], tmp_path / "nowhere"])
+        loaded([two_folders[0], tmp_path / "nowhere"])
     with pytest.raises(rst.CheckpointError, match=r"empty, .*empty: holds no save"):
         loaded([empty, empty])
     with pytest.raises(ValueError, match="path is empty"):
         loaded([], source)
 
 
-def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(places: tuple[Path, Path]) -> None:
+def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(two_folders: tuple[Path, Path]) -> None:
     model = torch.nn.ModuleList([make(seed=1), make(seed=2)])
     for each in model:
         train(each, range(3))
-    base, deltas = places
+    base, deltas = two_folders
     whole = full(model, base)
     assert [written(model[0], deltas).kind for _ in range(2)] == [FULL, DELTA]
     now = written(model, deltas)
@@ -194,9 +196,9 @@ def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(places: tuple[Pat
         same(its, each)
 
 
-def test_copies_of_a_save(places: tuple[Path, Path], tmp_path: Path) -> None:
-    """One in another folder is as good; of two in one folder it is not known which is meant."""
-    (base, deltas), (source, _, _) = places, base_and_delta(places)
+def test_copies_of_a_save_in_other_folders(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """A copy in another folder is equivalent; of two copies in one folder it is unclear which is meant."""
+    (base, deltas), (source, _, _) = two_folders, base_and_delta(two_folders)
     shutil.copytree(base, tmp_path / "copy")
     same(loaded([tmp_path / "copy", deltas]), source)
     shutil.copytree(next(base.iterdir()), base / "20010101000000")
@@ -205,7 +207,7 @@ def test_copies_of_a_save(places: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def _write(save: Path, body: dict[str, Any]) -> None:
-    """A manifest with a right checksum."""
+    """Writes a manifest with a correct checksum."""
     manifest = read_manifest(save)
     for name, value in body.items():
         object.__setattr__(manifest, name, value)
@@ -224,9 +226,9 @@ def _write(save: Path, body: dict[str, Any]) -> None:
         (["../nowhere", "../base"], None),
     ],
 )
-def test_folders_of_a_manifest(value: Any, message: str | None, places: tuple[Path, Path]) -> None:
-    deltas = places[0].parent / "deltas"
-    source, _, _ = base_and_delta((places[0], deltas))
+def test_folders_of_a_manifest(value: Any, message: str | None, two_folders: tuple[Path, Path]) -> None:
+    deltas = two_folders[0].parent / "deltas"
+    source, _, _ = base_and_delta((two_folders[0], deltas))
     _write(next(deltas.iterdir()), {"folders": value})
     if message is None:
         same(loaded(deltas), source)
@@ -234,9 +236,9 @@ def test_folders_of_a_manifest(value: Any, message: str | None, places: tuple[Pa
         refused(make(), deltas, message)
 
 
-def test_the_version_says_that_other_folders_are_needed(places: tuple[Path, Path]) -> None:
-    """Versions before would look for the base beside the delta, and say that it is not there."""
-    (base, deltas), (source, _, _) = places, base_and_delta(places)
+def test_the_version_says_that_other_folders_are_needed(two_folders: tuple[Path, Path]) -> None:
+    """Former versions would look for the base beside the delta, and report that it is missing."""
+    (base, deltas), (source, _, _) = two_folders, base_and_delta(two_folders)
     full(source, base)
     saves = *sorted(base.iterdir()), *deltas.iterdir()
     assert [json.loads((each / MANIFEST).read_text())["version"] for each in saves] == [1, 1, 3]
@@ -250,8 +252,8 @@ def test_the_version_says_that_other_folders_are_needed(places: tuple[Path, Path
     refused(make(), saves[0], "a full save follows no save in")
 
 
-def test_the_command_shows_where_a_base_is(places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    (base, deltas), (_, first, _) = places, base_and_delta(places)
+def test_the_command_shows_where_a_base_is(two_folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    (base, deltas), (_, first, _) = two_folders, base_and_delta(two_folders)
     assert main(["show", str(base), str(deltas)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "full" in lines[0]
@@ -260,16 +262,16 @@ def test_the_command_shows_where_a_base_is(places: tuple[Path, Path], capsys: py
     assert len(os.listdir(base.parent / "out")) == 4
 
 
-def test_a_reader_follows_both_folders(places: tuple[Path, Path]) -> None:
+def test_a_reader_follows_both_folders(two_folders: tuple[Path, Path]) -> None:
     source, ids = trained(), torch.arange(tables.IDS)
-    full(source, places[0])
-    reader, alone = TableReader(list(places[:1]), "b"), None
-    places[1].mkdir(parents=True)
-    both = TableReader(places, "b")
+    full(source, two_folders[0])
+    reader, alone = TableReader(list(two_folders[:1]), "b"), None
+    two_folders[1].mkdir(parents=True)
+    both = TableReader(two_folders, "b")
     for step, place in enumerate((1, 1, 0, 1, 0)):
         train(source, range(step, step + 1))
-        save(source, places[place], incremental=place == 1)
-        alone = alone or TableReader(places[1], "b")
+        save(source, two_folders[place], incremental=place == 1)
+        alone = alone or TableReader(two_folders[1], "b")
         expected = source.view("b").read(ids).parts["weight"]
         assert both.refresh()
         assert torch.equal(both.lookup(ids), expected)
@@ -277,17 +279,19 @@ def test_a_reader_follows_both_folders(places: tuple[Path, Path]) -> None:
         assert torch.equal((reader if place == 0 else alone).lookup(ids), expected)
 
 
-def as_it_was(path: Path) -> Any:
-    """A model that loads a save; None where saves that it follows have been removed."""
+def load_if_complete(path: Path) -> Any:
+    """Returns a model that loads a save, or None if saves that it follows have been removed."""
     try:
         return loaded(path)
     except rst.CheckpointError as error:
         return None if "which is not in" in str(error) else pytest.fail(str(error))
 
 
-def test_random_lives_over_folders(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Training, removals, full saves and deltas into any of three folders, whose saves are removed from time to time:
-    the save that is written last loads as the tables were, and so does each whose chain is there."""
+def test_random_saves_over_folders(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Random sequences of training, removals, full saves and deltas in any of three folders, some of which are removed.
+
+    The last save loads as the tables were, and so does each save whose chain is complete.
+    """
     for seed in range(8) if request.config.getoption("--full") else [request.config.getoption("--day") % 8]:
         random = np.random.default_rng(seed)
         paths = [tmp_path / str(seed) / name for name in ("a", "b", "c/d")]
@@ -304,25 +308,25 @@ def test_random_lives_over_folders(tmp_path: Path, request: pytest.FixtureReques
                 folder = save(source, path, incremental=action == "delta")
                 then[folder] = contents(source)
                 kinds.append(read_manifest(folder).kind)
-                same(as_it_was(folder), then[folder])
+                same(load_if_complete(folder), then[folder])
             elif action == "lose" and one is not None and random.integers(2):
                 shutil.rmtree(one)
                 del then[one]
             elif action == "load" and one is not None:
-                source = as_it_was(one) or source
+                source = load_if_complete(one) or source
         assert {FULL, DELTA} <= set(kinds)
-        found = {folder: as_it_was(folder) for folder in then}
+        found = {folder: load_if_complete(folder) for folder in then}
         for folder, target in found.items():
             if target is not None:
                 same(target, then[folder])
         assert any(target is not None for target in found.values())
 
 
-# ---- the moment of a save
+# ---- reads at the start of a save
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Saves whose manifests are read from now on."""
+def record_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Returns a list that records the saves whose manifests are read from now on."""
     found: list[Path] = []
 
     def read(save: Path) -> Manifest:
@@ -334,15 +338,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_manifests_of_a_chain_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = counted(monkeypatch)
+    read = record_reads(monkeypatch)
     source, saves = chain(tmp_path)
     assert not read  # this process wrote them
-    monkeypatch.setattr(folders, "_links", {})  # as in one that loaded them
+    monkeypatch.setattr(folders, "_links", {})  # as in a process that loaded them
     assert [written(source, tmp_path).kind for _ in range(3)] == [DELTA] * 3
     assert sorted(read) == saves
 
 
-def test_nobody_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = chain(tmp_path, 2)
     calls: list[str] = []
     monkeypatch.setattr(files, "before_change", lambda call, path: calls.append(call))
@@ -353,8 +357,8 @@ def test_nobody_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         calls.clear()
 
 
-def another(manifest: Path) -> None:
-    """Puts the manifest of another save in its place, of the same length."""
+def replace_manifest(manifest: Path) -> None:
+    """Replaces a manifest by another save's of the same length."""
     found = read_manifest(manifest.parent).id
     manifest.write_text(manifest.read_text().replace(found, "f" * len(found)))
 
@@ -363,18 +367,18 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "removed": shutil.rmtree,
     "without a manifest": lambda save: (save / MANIFEST).unlink(),
     "damaged": lambda save: (save / MANIFEST).write_bytes((save / MANIFEST).read_bytes()[:-20]),
-    "another": lambda save: another(save / MANIFEST),
+    "another": lambda save: replace_manifest(save / MANIFEST),
     "twice": lambda save: shutil.copytree(save, save.parent / "20010101000000"),
 }
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_chain_that_is_not_whole_any_more(change: str, place: int, tmp_path: Path) -> None:
+def test_an_incomplete_chain_is_not_extended(change: str, place: int, tmp_path: Path) -> None:
     source, saves = chain(tmp_path, 3)
     CHANGES[change](saves[place])
     for step, kind in ((5, FULL), (6, DELTA)):
         train(source, range(step, step + 1))
         assert written(source, tmp_path).kind == kind
-    if change != "twice":  # which is refused, until one of them is removed
+    if change != "twice":  # refused until one of the copies is removed
         same(loaded(tmp_path), source)

@@ -1,4 +1,4 @@
-"""Incremental saves: what is in them, and chains of them."""
+"""Incremental saves: their contents, and chains of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def ids_in(folder: Path, table: str, role: str) -> list[int]:
 
 @pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=str)
 @pytest.mark.parametrize("cache", [9, 60])
-def test_random_lives(optimizer: Any, cache: int, tmp_path: Path, device: Any, request: pytest.FixtureRequest) -> None:
+def test_random_sequences_of_changes_and_saves(
+    optimizer: Any, cache: int, tmp_path: Path, device: Any, request: pytest.FixtureRequest
+) -> None:
     """Training, removals, writes and saves in any order: each save loads as the tables were."""
     for seed in range(4) if request.config.getoption("--full") else [request.config.getoption("--day") % 4]:
         random = np.random.default_rng(seed)
@@ -77,9 +79,11 @@ def test_a_delta_has_what_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) -> None:
-    """A delta of 60,000 rows reads the versions of those that changed; one that is asked for while batches are in
-    flight, also of those that changed before the save that it follows."""
+def test_a_delta_reads_changed_rows_only(in_flight: bool, tmp_path: Path) -> None:
+    """A delta of 60,000 rows reads only the versions of changed rows.
+
+    A delta that is requested while batches are in flight also reads rows that changed before its base save.
+    """
     rows = 60_000
     fields: dict[str, Any] = {"pooling": Pooling.SUM, "track_changes": True}
     configs = [TableConfig(name, rows, 4, hashed=name == "a", **fields) for name in "ab"]
@@ -109,7 +113,7 @@ def test_a_delta_looks_at_what_changed_alone(in_flight: bool, tmp_path: Path) ->
     same(loaded(tmp_path, embedding_of(*configs, cache=1000)), source)
 
 
-def test_an_id_that_came_back_is_a_new_row(tmp_path: Path) -> None:
+def test_a_reinserted_id_is_a_new_row(tmp_path: Path) -> None:
     source = trained(4)
     delta(source, tmp_path)
     view = source.view("a")
@@ -138,7 +142,7 @@ def aging() -> TableBatchedEmbedding:
 def test_columns_that_change_between_batches_are_in_the_next_delta(
     column: str, expected: list[int], tmp_path: Path
 ) -> None:
-    """Counts that a user writes; and timestamps of an eviction after the clock was set back: later rows are of then."""
+    """Changes are counters that a user writes, and timestamps of an eviction after the clock was set back."""
     source, ids = aging(), torch.arange(10)
     source(ids, torch.arange(11), timestamps=ids).sum().backward()
     delta(source, tmp_path)
@@ -154,7 +158,7 @@ def test_columns_that_change_between_batches_are_in_the_next_delta(
 
 
 def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
-    """A mark of another folder keeps the log of removed ids, which the next delta must not read from its start."""
+    """A base save in another folder keeps the log of removed ids, which the next delta must not read from its start."""
     source = trained(4)
     for folder in ("one", "other"):
         delta(source, tmp_path / folder)
@@ -168,21 +172,21 @@ def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
         same(loaded(tmp_path / folder), source)
 
 
-def test_what_a_delta_cannot_follow_is_saved_in_full(tmp_path: Path) -> None:
+def test_a_full_save_replaces_a_delta_without_base(tmp_path: Path) -> None:
     source = trained()
 
     def kind(where: str = "a") -> str:
         return written(source, tmp_path / where).kind
 
     assert [kind(), kind()] == [FULL, DELTA]
-    assert [kind("b"), kind("b"), kind()] == [DELTA, DELTA, DELTA]  # a mark for each folder
-    source.load_state_dict(make().state_dict())  # all ids left at once
+    assert [kind("b"), kind("b"), kind()] == [DELTA, DELTA, DELTA]  # a base save for each folder
+    source.load_state_dict(make().state_dict())  # all ids are removed at once
     assert [kind(), kind()] == [FULL, DELTA]
     save(source, tmp_path / "a")
     assert kind() == DELTA  # of that full save
     for folder in ("a", "b"):
         shutil.rmtree(tmp_path / folder)
-    assert kind() == FULL  # its save is not there any more
+    assert kind() == FULL  # its save does not exist any more
     for number in range(5):
         save(source, tmp_path / f"c{number}")
     assert written(source, tmp_path / "a").folders == ["../c4"]  # too many folders
@@ -194,7 +198,7 @@ def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path
     for each in source:
         train(each, range(3))
     kinds = [written(source, tmp_path).kind for _ in range(2)]
-    source[place].load_state_dict(make().state_dict())  # all ids left at once
+    source[place].load_state_dict(make().state_dict())  # all ids are removed at once
     kinds += [written(source, tmp_path).kind for _ in range(2)]
     assert kinds == [FULL, DELTA, FULL, DELTA]
     loaded(tmp_path, target)
@@ -223,7 +227,7 @@ def test_chains_with_a_save_missing(tmp_path: Path) -> None:
 
 
 def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
-    """Its bytes depend on the number of ids, not of removals, and are given back when all saves have them."""
+    """Its size depends on the number of ids, not of removals, and is freed when all saves have them."""
     source = make()
     view, ids = source.view("a"), torch.arange(405)
 
@@ -232,7 +236,7 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
             view.write(ids, {"weight": torch.zeros(len(ids), 4)})
             view.remove(ids)
 
-    for folder in ("other", "one"):  # of the first one ids that left before the second are kept
+    for folder in ("other", "one"):  # removed ids are kept for the first one from before the second
         delta(source, tmp_path / folder)
         come_and_leave(1, ids)
     come_and_leave(10, ids[:400])
@@ -251,7 +255,7 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
 
 
 def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
-    jagged, batches = pytest.importorskip("jagged"), pytest.importorskip("batches")
+    jagged, batches = pytest.importorskip("collection_factory"), pytest.importorskip("batches")
     config = jagged.bag_config(is_incremental=True)
     collections = (jagged.bags_collection(torch.device("cpu"), config) for _ in range(2))
     source, target = (jagged.apply(each, torch.optim.Adagrad, lr=0.1) for each in collections)
@@ -264,7 +268,7 @@ def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)
 def test_a_delta_follows_no_save_of_other_tables(change: dict[str, Any], tmp_path: Path) -> None:
-    """Tables that load a save into another data type, or as hash tables, begin a chain of their own."""
+    """Tables that load a save into another dtype, or as hash tables, begin a new chain."""
     config = TableConfig("t", 60, 4, hashed=False, track_changes=True)
     source, target = (embedding_of(each, optimizer=SGD, cache=60) for each in (config, replace(config, **change)))
     source.view("t").write(torch.arange(60), {"weight": torch.rand(60, 4)})

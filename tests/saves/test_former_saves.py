@@ -1,4 +1,4 @@
-"""Saves that former versions wrote are loaded with the bits that they had."""
+"""Saves of former versions load with the same bits."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def test_there_are_saves_of_this_version() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_next_version_can_write_them(name: str, tmp_path: Path) -> None:
-    """Before a release, `former_saves.py` does."""
+def test_archived_models_can_be_written(name: str, tmp_path: Path) -> None:
+    """`former_saves.py` writes them before a release."""
     expected = plain(MODELS[name].write(tmp_path))
     assert json.loads(json.dumps(expected)) == expected
     assert main(["verify", str(tmp_path / MODELS[name].place)]) == 0
 
 
 def assert_same_options(found: Any, expected: Any) -> None:
-    """The steps and options that a save has; an optimizer may have got others since, which ask for nothing."""
+    """Compares steps and options of a save; an optimizer may have gained options since, which must be off."""
     assert found.keys() == expected.keys()
     for step in expected:
         now, then = (dict(ast.literal_eval(bytes.fromhex(part[step]).decode())) for part in (found, expected))
@@ -44,8 +44,8 @@ def assert_same_options(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("version", "name"), SAVED)
-def test_they_load(version: str, name: str, tmp_path: Path) -> None:
-    """And are followed by a delta of this version."""
+def test_former_saves_load(version: str, name: str, tmp_path: Path) -> None:
+    """A delta of this version follows each loaded save."""
     shutil.unpack_archive(SAVES / version / f"{name}.zip", tmp_path)
     expected, path = json.loads((tmp_path / EXPECTED).read_text()), tmp_path / MODELS[name].place
     model = MODELS[name].make()
@@ -58,7 +58,7 @@ def test_they_load(version: str, name: str, tmp_path: Path) -> None:
         else:
             assert found[part] == expected[part], part
     assert main(["verify", str(path)]) == 0
-    tracked = name != "sharded"  # whose tables do not keep what changed
+    tracked = name != "sharded"  # its tables do not track changes
     last = read_manifest(Path(rst.Saver().get_latest_load_path(path)))
     now = written(model, path, incremental=tracked)
     assert now.previous == (last.id if tracked else None)

@@ -23,7 +23,7 @@ def resident() -> int:
 
 
 class Peak:
-    """The largest growth of this process meanwhile."""
+    """A measurement of this process's largest growth in memory within a block."""
 
     def __enter__(self) -> Peak:
         self.bytes, self._before, self._stop = 0, resident(), threading.Event()
@@ -46,9 +46,8 @@ def table(rows: int) -> rst.TableBatchedEmbedding:
 
 
 @pytest.mark.parametrize("rows", [1 << 19, pytest.param(1 << 21, marks=pytest.mark.full)])
-def test_a_gigabyte(rows: int, tmp_path: Path) -> None:
-    """Rows and states of 1 GiB, or a quarter, and a delta of half; of rows that were not written yet the table needs
-    no memory."""
+def test_memory_of_saving_and_loading_a_gigabyte(rows: int, tmp_path: Path) -> None:
+    """Rows and states of 1 GiB, or a quarter, and a delta of half of them; rows not written yet need no memory."""
     most = MOST[rows]
     source, target = table(rows), table(rows)
     for each in (source, target):

@@ -1,4 +1,4 @@
-"""Folders of saves with things that are no saves: pipes, folders, links; names that do not fit the clock."""
+"""Folders of saves with other contents: pipes, folders, links, and names that do not fit the clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rec_sdk_torch.serving import TableReader
 
 @pytest.fixture(autouse=True)
 def in_time() -> Iterator[None]:
-    """Opening a pipe without a writer waits for ever."""
+    """Fails a test after 30 seconds: opening a pipe without a writer would block forever."""
 
     def late(*_: Any) -> None:
         raise AssertionError("it waits")
@@ -39,13 +39,13 @@ def in_time() -> Iterator[None]:
 
 
 def link(file: Path) -> None:
-    """To the file itself, which lies elsewhere now: what is read through it is right."""
+    """Replaces a file by a link to itself in another place, with the right contents."""
     elsewhere = file.parent.parent / f"{file.name} elsewhere"
     file.rename(elsewhere)
     file.symlink_to(elsewhere)
 
 
-def other(make: Callable[[Path], object]) -> Callable[[Path], None]:
+def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
     def change(file: Path) -> None:
         file.unlink()
         make(file)
@@ -54,10 +54,10 @@ def other(make: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "pipe": (other(os.mkfifo), "no plain file"),
-    "folder": (other(os.mkdir), "no plain file"),
+    "pipe": (replaced_by(os.mkfifo), "no plain file"),
+    "folder": (replaced_by(os.mkdir), "no plain file"),
     "link": (link, "a link, which is not followed"),
-    "dangling link": (other(lambda file: file.symlink_to("/nowhere/at/all")), "a link, which is not followed"),
+    "dangling link": (replaced_by(lambda file: file.symlink_to("/nowhere/at/all")), "a link, which is not followed"),
 }
 
 
@@ -69,19 +69,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture
 def copied(source: tuple[Path, Any], tmp_path: Path) -> Path:
-    """A copy of the save."""
+    """Copies the save."""
     return Path(shutil.copytree(source[0], tmp_path / "copy" / source[0].name))
 
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    """A model with other rows, which no load that is refused changes."""
+    """Builds a model with other rows, which no refused load changes."""
     return trained(range(50, 52))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [MANIFEST, "a/rank-00000/layer-0/rows-00000.safetensors"])
-def test_in_place_of_a_file(name: str, kind: str, copied: Path, target: Any) -> None:
+def test_other_objects_in_place_of_a_file_are_refused(name: str, kind: str, copied: Path, target: Any) -> None:
     change, message = KINDS[kind]
     change(copied / name)
     message = f"{message}|holds no save" if kind == "dangling link" and name == MANIFEST else message
@@ -107,7 +107,7 @@ def test_a_link_to_a_whole_save_is_followed(source: tuple[Path, Any], tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_place_of_an_index(kind: str, copied: Path) -> None:
+def test_other_objects_in_place_of_an_index_are_refused(kind: str, copied: Path) -> None:
     KINDS[kind][0](index_path(copied, "a"))
     with pytest.raises(CheckpointError, match="index-a: no plain file; remove it to have the index rebuilt"):
         TableReader(copied, "a")
@@ -117,7 +117,7 @@ def test_in_place_of_an_index(kind: str, copied: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["slice.attribute", "slice.data"])
-def test_in_place_of_a_file_of_rec_sdk(name: str, kind: str, tmp_path: Path) -> None:
+def test_other_objects_in_place_of_a_rec_sdk_file_are_refused(name: str, kind: str, tmp_path: Path) -> None:
     test_rec_sdk.save(test_rec_sdk.trained(), tmp_path / "save", 2)
     change, message = KINDS[kind]
     change(tmp_path / "save/a/rank1/key" / name)
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_read(target: Any, tmp_path: Path) -> None:
 
 
 class Clock:
-    """Stands still until it is set."""
+    """A clock that stands still until it is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.time = datetime(2026, 11, 23, 10, 45, 0, 123456, tzinfo=UTC)
@@ -148,8 +148,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def named(path: Path) -> str:
-    """A save of the next name."""
+def next_save(path: Path) -> str:
+    """Creates a save with the next name; returns the name."""
     name = folders.next_name(path)
     assert folders.is_timestamp(name)
     (path / name).mkdir()
@@ -159,10 +159,10 @@ def named(path: Path) -> str:
 
 
 def test_a_name_is_the_time(clock: Clock, tmp_path: Path) -> None:
-    """Also of nine saves in a second; the first of a second has 14 digits, as Rec SDK's do."""
+    """Names are times, also for nine saves per second; the first of a second has 14 digits, like Rec SDK's."""
     names = []
     for _ in range(90):
-        names.append(named(tmp_path))
+        names.append(next_save(tmp_path))
         whole = datetime.strptime((names[-1] + ".000000")[:21], "%Y%m%d%H%M%S.%f").replace(tzinfo=UTC)
         assert timedelta() <= clock.time - whole < timedelta(seconds=1 if len(names[-1]) == 14 else 0.001)
         clock.time += timedelta(seconds=1 / 9)
@@ -173,7 +173,7 @@ def test_a_name_is_the_time(clock: Clock, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_saves_in_one_microsecond(clock: Clock, tmp_path: Path) -> None:
-    assert [named(tmp_path) for _ in range(4)] == [
+    assert [next_save(tmp_path) for _ in range(4)] == [
         "20261123104500",
         "20261123104500.123456",
         "20261123104500.123457",
@@ -181,14 +181,14 @@ def test_saves_in_one_microsecond(clock: Clock, tmp_path: Path) -> None:
     ]
 
 
-def test_a_clock_that_goes_back(clock: Clock, tmp_path: Path) -> None:
-    named(tmp_path)
+def test_names_increase_when_the_clock_goes_back(clock: Clock, tmp_path: Path) -> None:
+    next_save(tmp_path)
     clock.time -= timedelta(hours=1)
     message = "the save 20261123104500 is named by a time to come, the clock says 20261123094500"
     with pytest.warns(UserWarning, match=message):
-        assert named(tmp_path) == "20261123104500.000001"
+        assert next_save(tmp_path) == "20261123104500.000001"
     clock.time += timedelta(hours=2)
-    assert named(tmp_path) == "20261123114500"
+    assert next_save(tmp_path) == "20261123114500"
 
 
 @pytest.mark.filterwarnings("ignore:.*another optimizer")
@@ -201,24 +201,24 @@ def test_a_save_after_one_that_no_delta_can_follow_is_named_behind_it(clock: Clo
     assert folders.latest_save([tmp_path / "a", tmp_path / "b"]).parent.name == "b"
 
 
-def test_names_that_are_no_saves(clock: Clock, tmp_path: Path) -> None:
-    """They neither make later saves run ahead nor are taken."""
+def test_other_names_are_ignored(clock: Clock, tmp_path: Path) -> None:
+    """Such names neither affect the names of later saves nor are loaded."""
     for name in ("99991231235959", "99991231235959.999999", "20261123104500", "x", "20261123104500.12"):
         (tmp_path / name).mkdir()
-    assert named(tmp_path) == "20261123104500.123456"
+    assert next_save(tmp_path) == "20261123104500.123456"
 
 
-def test_the_last_name_there_is(clock: Clock, tmp_path: Path) -> None:
+def test_the_last_possible_name(clock: Clock, tmp_path: Path) -> None:
     for name in ("99991231235959", "99991231235959.999998"):
         (tmp_path / name).mkdir()
         (tmp_path / name / MANIFEST).touch()
     with pytest.warns(UserWarning, match="named by a time to come"):
-        assert named(tmp_path) == "99991231235959.999999"
+        assert next_save(tmp_path) == "99991231235959.999999"
     with pytest.raises(CheckpointError, match="no name is later"), pytest.warns(UserWarning, match="to come"):
         folders.next_name(tmp_path)
 
 
-def test_what_names_of_saves_are() -> None:
+def test_names_of_saves() -> None:
     good = ["20261123104500", "20261123104500.000000", "20261123104500.999999"]
     bad = ["2026", "latest", "2026112310450x", "20261323104500", "\u0662\u0660261123104500", "20261123104500\n", ""]
     bad += [f"20261123104500{end}" for end in (".", ".12", ".1234567", "x123456", ".12345x")] + ["2026112310450.123456"]

@@ -1,4 +1,4 @@
-"""Saves with right checksums and odd contents: a `CheckpointError`, and the model as it was, or what was saved.
+"""Saves with right checksums and invalid contents raise `CheckpointError` and leave the model unchanged, or load.
 
 Keys and paths that lead out of the folder are refused, and nothing is read or written there.
 """
@@ -53,42 +53,42 @@ OTHERS: dict[Any, tuple[Any, ...]] = {
 
 
 def load(target: Any, save: Path) -> list[str]:
-    """The warnings of the load."""
-    with warnings.catch_warnings(record=True) as told:
+    """Loads a save; returns the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rst.Saver().load(target, save)
-    return [str(each.message) for each in told]
+    return [str(each.message) for each in caught]
 
 
 def odd_values(path: tuple[Any, ...], whole: Any, few: int) -> list[Any]:
-    """Some of those that a place is tried with, or all: `few` 0."""
+    """Returns the invalid values to try at a path of a manifest: all for `few` 0, else one."""
     found = [odd for odd in [*ODD, *NAMES.get(str(path[-1]), ())] if odd != odd_saves.get(whole, path)]
     return found if not few else random.Random(f"{few} {path}").sample(found, 1)
 
 
-def tried(save: Path, saved: Any, target: Any, few: int) -> int:
-    """Loads `save` with each value of its manifest odd; how many of the loads were refused.
+def load_with_odd_values(save: Path, saved: Any, target: Any, few: int) -> int:
+    """Loads `save` with each value of its manifest replaced; returns the number of refused loads.
 
-    After others the target has what was saved, or they have said what they leave out.
+    After the other loads the target has what was saved, or warnings name what was left out.
     """
     whole, refused = body_of(save), 0
     original, before = (save / MANIFEST).read_bytes(), state_of(target)
     del whole["checksum"]
-    for path in odd_saves.places(whole):
+    for path in odd_saves.value_paths(whole):
         for odd in odd_values(path, whole, few):
             body = copy.deepcopy(whole)
             odd_saves.put(body, path, odd)
             write_manifest(save, body)
             where = f"{path} = {str(odd)[:40]}"
             try:
-                told = load(target, save)
+                caught = load(target, save)
             except CheckpointError:
                 refused += 1
                 continue
             except Exception as error:
                 raise AssertionError(f"{where}: {error!r}") from error
             before = state_of(target)
-            if not told and odd not in OTHERS.get(path[-1], ()) and odd not in OTHERS.get(path[-2:][0], ()):
+            if not caught and odd not in OTHERS.get(path[-1], ()) and odd not in OTHERS.get(path[-2:][0], ()):
                 same(before, saved)
         same(state_of(target), before)
     (save / MANIFEST).write_bytes(original)
@@ -103,7 +103,7 @@ def test_every_value_of_a_manifest(
     target = make(lifecycle)
     train(target, range(50, 53))
     full, day = map(request.config.getoption, ("--full", "--day"))
-    refused = [tried(save, saved, target, 0 if full else 1 + day) for save, saved in saves]
+    refused = [load_with_odd_values(save, saved, target, 0 if full else 1 + day) for save, saved in saves]
     assert min(refused) > least[full]
     rst.Saver().load(target, tmp_path)
     same(state_of(target), saves[-1][1])
@@ -120,7 +120,7 @@ def drop(name: str) -> Any:
 
 
 def typed(name: str, dtype: str, size: int, *shape: int) -> Any:
-    """Zeros of another type or shape, `size` bytes each."""
+    """Returns a change to zeros of another dtype or shape, `size` bytes each."""
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
         rows = header[name]["shape"][0]
@@ -131,7 +131,7 @@ def typed(name: str, dtype: str, size: int, *shape: int) -> Any:
 
 
 def value(name: str, number: float, place: int = 0) -> Any:
-    """One element of a tensor is another number."""
+    """Returns a change of one element of a tensor."""
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
         kinds = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "U8": np.uint8}
@@ -207,11 +207,11 @@ FILES: dict[str, tuple[tuple[str, str], Any, str]] = {
 
 
 class Changed:
-    """A folder of saves that is changed, and a model that must not be changed by what is refused.
+    """A folder of saves that tests change, and a model that refused loads must not change.
 
     Attributes:
-        save: the latest, a delta.
-        saved: what it has.
+        save: the latest save, a delta.
+        saved: its contents.
         target: a model with other rows.
     """
 
@@ -249,7 +249,7 @@ def odd(saves: Changed) -> Iterator[Changed]:
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_what_files_hold(case: str, odd: Changed) -> None:
+def test_invalid_contents_of_files_are_refused(case: str, odd: Changed) -> None:
     (table, role), change, message = FILES[case]
     change_file(odd.save, table, role, change)
     odd.refused(message)
@@ -321,7 +321,7 @@ def sketched(sketches: Changed) -> Iterator[Changed]:
 
 
 def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
-    """Sets a number before the cells of the sketch; the number before, and the state of the sketch then."""
+    """Sets a number in the header of a sketch; returns its previous value and the sketch's state."""
     found = []
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
@@ -333,10 +333,10 @@ def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
     return found[0]
 
 
-def test_every_number_of_a_sketch(sketched: Changed) -> None:
-    """Each is refused, but for those that can be: the sketch is then that of the file."""
+def test_invalid_numbers_of_a_sketch_are_refused(sketched: Changed) -> None:
+    """Each value is refused unless it is valid: the sketch is then the file's."""
     refused, target = 0, make(SKETCH)
-    can_be = {0: range(-2, 1), 7: range(2**53 + 1)}  # homes of one rank, counts of lookups
+    can_be = {0: range(-2, 1), 7: range(2**53 + 1)}  # ranks without owner, and counts of lookups
     for place, number in itertools.product(range(8), OF_SKETCHES):
         before, state = set_number(sketched.save, place, number)
         if number == before or number in can_be.get(place, ()):
@@ -360,7 +360,7 @@ def test_a_sketch_of_another_size(size: int, sketched: Changed) -> None:
     assert main(["verify", str(sketched.save)]) == 1
 
 
-# ---- strangers
+# ---- paths out of the folder
 
 
 @pytest.fixture(scope="module")
@@ -369,8 +369,8 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def strangers(full: Path, tmp_path: Path) -> Path:
-    """A save deep enough for what leads out of it, without indexes, with folders that make `..` behind a key work."""
+def nested_save(full: Path, tmp_path: Path) -> Path:
+    """Copies a save into deep folders, without indexes, with folders that make `..` after a key resolve."""
     save = tmp_path / "above" / "saves" / full.name
     shutil.copytree(full, save)
     for key in "ab":
@@ -384,7 +384,7 @@ def everything(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() if file.is_file() else b"" for file in path.rglob("*")}
 
 
-def nothing_is_taken(save: Path, table: str, tmp_path: Path, message: str) -> None:
+def check_nothing_is_accessed(save: Path, table: str, tmp_path: Path, message: str) -> None:
     (tmp_path / "out").mkdir()
     before = everything(tmp_path)
     attempts: list[Callable[[], Any]] = [
@@ -421,27 +421,31 @@ PATHS = (
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_keys(key: str, strangers: Path, tmp_path: Path) -> None:
-    body = body_of(strangers)
+def test_keys_out_of_the_folder_are_refused(key: str, nested_save: Path, tmp_path: Path) -> None:
+    body = body_of(nested_save)
     for table in body["tables"]:
         table["key"] = key if table["key"] == "a" else table["key"]
     for file in body["files"]:
         file["table"] = key if file["table"] == "a" else file["table"]
-    write_manifest(strangers, body)
-    nothing_is_taken(strangers, key, tmp_path, r"damaged: tables\[0\]\.key is .*, expected the name of a table")
+    write_manifest(nested_save, body)
+    check_nothing_is_accessed(
+        nested_save, key, tmp_path, r"damaged: tables\[0\]\.key is .*, expected the name of a table"
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_paths(path: str, strangers: Path, tmp_path: Path) -> None:
-    """The paths lead to what is right, so that reading it would do."""
-    body = body_of(strangers)
+def test_paths_out_of_the_folder_are_refused(path: str, nested_save: Path, tmp_path: Path) -> None:
+    """The paths lead to correct contents, so that reading them would succeed."""
+    body = body_of(nested_save)
     (file,) = files_of(body, "a", "rows")
     outside = tmp_path / "above" / "outside" / "rows"
     outside.parent.mkdir()
-    shutil.copyfile(strangers / file["path"], outside)
+    shutil.copyfile(nested_save / file["path"], outside)
     file["path"] = path.format(outside=outside)
-    write_manifest(strangers, body)
-    nothing_is_taken(strangers, "a", tmp_path, r"damaged: files\[[0-9]+\]\.path is .*, expected the path of a file in")
+    write_manifest(nested_save, body)
+    check_nothing_is_accessed(
+        nested_save, "a", tmp_path, r"damaged: files\[[0-9]+\]\.path is .*, expected the path of a file in"
+    )
 
 
 def test_an_export_through_a_link(full: Path, tmp_path: Path) -> None:
@@ -453,8 +457,8 @@ def test_an_export_through_a_link(full: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_rows_that_an_index_could_not_have(tmp_path: Path) -> None:
-    """The file has few rows; the index is made with room for all of them."""
+def test_an_index_with_too_many_rows_is_refused(tmp_path: Path) -> None:
+    """The file has few rows; the index is built with space for all of them."""
     delta = odd_saves.saved(tmp_path)[1][0]
     index_path(delta, "a").unlink()
     body = body_of(delta)

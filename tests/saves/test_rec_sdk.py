@@ -1,4 +1,4 @@
-"""Folders as Rec SDK's savers write them, both layouts."""
+"""Folders written by Rec SDK's savers, in both layouts, are loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 
 def write(folder: Path, array: np.ndarray) -> None:
-    """A part: an empty one has no data."""
+    """Writes a part; an empty one has no data."""
     folder.mkdir(parents=True)
     np.array([array.itemsize, *array.shape], np.int64).tofile(folder / "slice.attribute")
     if len(array):
@@ -27,7 +27,7 @@ def write(folder: Path, array: np.ndarray) -> None:
 
 
 def save(source: Any, path: Path, ranks: int, names: tuple[str, ...] = STATES, last: int | None = None) -> None:
-    """All rows of `source`, or the last ones; `ranks` 0: the layout without ranks."""
+    """Writes all rows of `source`, or the last ones; `ranks` 0: the layout without ranks."""
     for config in source.tables:
         view = source.view(config.name)
         ids = view.ids()[-last:] if last else view.ids()
@@ -52,7 +52,7 @@ def without_steps(embedding: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 def test_rows_and_states(ranks: int, tmp_path: Path) -> None:
-    """They are those of the latest save, or in the layout without ranks of the folder itself."""
+    """Rows are loaded from the latest save, or in the layout without ranks from the folder itself."""
     source, target = trained(), trained(range(50, 53))
     save(trained(range(1)), tmp_path / "20240101120000", ranks or 1)
     folder = tmp_path / ("20250101120000" if ranks else "merged")
@@ -60,7 +60,7 @@ def test_rows_and_states(ranks: int, tmp_path: Path) -> None:
     assert rst.Saver().load(target, tmp_path if ranks else folder) == str(folder)
     same(without_steps(target), without_steps(source))
     for embedding in (source, target):
-        embedding.optimizers[0].step = 4  # which Rec SDK does not save
+        embedding.optimizers[0].step = 4  # Rec SDK does not save the step
     for a, b in zip(train(source, range(4, 7)), train(target, range(4, 7)), strict=True):
         assert torch.equal(a, b)
 
@@ -84,18 +84,18 @@ LIFE = {
 }
 
 
-def seen(target: Any, ids: torch.Tensor, times: torch.Tensor) -> None:
-    """A step in which every id is seen twice, at its time."""
+def train_twice(target: Any, ids: torch.Tensor, times: torch.Tensor) -> None:
+    """Runs a step in which every id occurs twice, at its time."""
     twice, stamps = ids.repeat(2), times.repeat(2)
     target(twice, torch.arange(len(twice) + 1), timestamps=stamps).sum().backward()
 
 
-def alive() -> Any:
+def table_with_lifecycle() -> Any:
     return embedding_of(rst.TableConfig("a", 60, 4, **LIFE), cache=20)
 
 
-def counted(path: Path, ranks: int, source: Any, seen_by: list[tuple[list[int], list[int]]]) -> None:
-    """A save of `source` with counts, and with the timestamps that each rank has seen."""
+def save_with_counts(path: Path, ranks: int, source: Any, seen_by: list[tuple[list[int], list[int]]]) -> None:
+    """Writes a save of `source` with counters and with the timestamps of each rank."""
     save(source, path, ranks, ("sum",))
     for rank in range(max(1, ranks)):
         folder = path / "a" / (f"rank{rank}" if ranks else "")
@@ -115,26 +115,26 @@ SEEN = [([1, 2, 40], [500, 510, 530]), ([2, 3, 4], [505, 520, 400])]
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_counts_and_timestamps(ranks: int, tmp_path: Path) -> None:
-    source, target = alive(), alive()
+    source, target = table_with_lifecycle(), table_with_lifecycle()
     ids = torch.tensor([1, 2, 3, 4, 5])
-    seen(source, ids, torch.full((5,), 7))
-    counted(tmp_path / "save", ranks, source, SEEN)
+    train_twice(source, ids, torch.full((5,), 7))
+    save_with_counts(tmp_path / "save", ranks, source, SEEN)
     loaded(tmp_path / "save", target)
     view = target.view("a")
     columns = view.row_columns(ids)
     assert columns["count"].tolist() == [101, 102, 0, 104, 105]
     assert columns["timestamp"][:4].tolist() == [500, 510, 520, 400]
     assert view.clocks()["timestamp"] == 530
-    assert view.evict() == 1  # at 400; the fifth has not been seen
+    assert view.evict() == 1  # at 400; the fifth has no timestamp
     assert sorted(view.ids().tolist()) == [1, 2, 3, 5]
 
 
 def test_counts_and_timestamps_of_an_incremental_save(tmp_path: Path) -> None:
-    source, target = alive(), alive()
+    source, target = table_with_lifecycle(), table_with_lifecycle()
     ids = torch.tensor([1, 2, 3, 4, 5])
-    seen(source, ids[:2], torch.full((2,), 7))
-    seen(target, ids, torch.tensor([501, 400, 400, 600, 400]))
-    counted(tmp_path / "save", 0, source, SEEN)
+    train_twice(source, ids[:2], torch.full((2,), 7))
+    train_twice(target, ids, torch.tensor([501, 400, 400, 600, 400]))
+    save_with_counts(tmp_path / "save", 0, source, SEEN)
     before = target.view("a").row_columns(ids)["count"].tolist()
     rst.Saver().load(target, tmp_path / "save", incremental=True)
     columns = target.view("a").row_columns(ids)
@@ -144,9 +144,9 @@ def test_counts_and_timestamps_of_an_incremental_save(tmp_path: Path) -> None:
 
 
 def test_rules_that_need_neither_counts_nor_timestamps(tmp_path: Path) -> None:
-    source = alive()
-    seen(source, torch.arange(5), torch.full((5,), 7))
-    counted(tmp_path / "save", 0, source, SEEN)
+    source = table_with_lifecycle()
+    train_twice(source, torch.arange(5), torch.full((5,), 7))
+    save_with_counts(tmp_path / "save", 0, source, SEEN)
     plain = embedding_of(rst.TableConfig("a", 60, 4), optimizer=None, cache=20)
     with pytest.warns(UserWarning, match="1 optimizer states"):
         loaded(tmp_path / "save", plain)
@@ -154,9 +154,9 @@ def test_rules_that_need_neither_counts_nor_timestamps(tmp_path: Path) -> None:
 
 
 def test_damaged_counts_and_timestamps(tmp_path: Path) -> None:
-    source, target = alive(), alive()
-    seen(source, torch.arange(5), torch.full((5,), 7))
-    counted(tmp_path / "save", 0, source, SEEN)
+    source, target = table_with_lifecycle(), table_with_lifecycle()
+    train_twice(source, torch.arange(5), torch.full((5,), 7))
+    save_with_counts(tmp_path / "save", 0, source, SEEN)
     loaded(tmp_path / "save", target)
     wrong = r"has 6 counts, 5 ids|and 6 timestamps|has 7 ids and 6|has 6 ids and 7"
     for name in ("admit_count/slice", "evict_timestamp/slice_evict_key", "evict_timestamp/slice_evict_ts"):

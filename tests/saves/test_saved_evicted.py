@@ -1,4 +1,4 @@
-"""Rows that left a table and were not taken are in its saves: each is handed out once, across a load too."""
+"""Saves contain untaken evicted rows: each is returned once, also across a load."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def trained(steps: range = range(9), **options: Any) -> TableBatchedEmbedding:
     return embedding
 
 
-def waiting(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """The rows that wait, without taking them, as plain lists."""
+def untaken(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+    """Returns the untaken rows as plain lists, without taking them."""
     result = {}
     for name in "ab":
         pieces = embedding.view(name).pending_evicted_rows()
@@ -77,10 +77,10 @@ def test_a_load_has_the_rows_that_were_not_taken(
         train(source, range(begin, begin + 4))
         source.view("a").take_evicted(1)
         save(source, tmp_path, incremental)
-    # what waits there is of rows that are no more
+    # its untaken rows are replaced
     target = loaded(tmp_path, trained(range(50, 60), device=device, cache=40, weight_dtype=dtype))
-    assert all(waiting(source).values())
-    assert waiting(target) == waiting(source)
+    assert all(untaken(source).values())
+    assert untaken(target) == untaken(source)
     for embedding in (source, target):
         train(embedding, range(17, 21))
     assert taken(target) == taken(source)
@@ -89,13 +89,13 @@ def test_a_load_has_the_rows_that_were_not_taken(
 
 
 def rows_in(folder: Path, table: str) -> int:
-    """Evicted rows of a table that a save itself has."""
+    """Returns the number of evicted rows of a table that the save itself contains."""
     return sum(file.rows for file in read_manifest(folder).files_of(table, EVICTED))
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp_path: Path) -> None:
-    """Others are in the saves before, whose first ones may have been taken meanwhile, or all of them."""
+def test_a_delta_has_the_rows_evicted_since_the_previous_save(resumed: bool, tmp_path: Path) -> None:
+    """Other rows are in previous saves, some or all of which may have been taken meanwhile."""
     source, random = make(), np.random.default_rng(5)
     written: list[tuple[Path, dict[str, Any]]] = []
     for step, at_most in enumerate([0, 0, 3, 1, 10_000, 0, 5]):
@@ -105,7 +105,7 @@ def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp
         for name in "ab":
             source.view(name).take_evicted(at_most)
         folder = delta(source, tmp_path)
-        kept = waiting(source)
+        kept = untaken(source)
         new = {name: rows_in(folder, name) for name in "ab"}
         assert new == {name: min(left[name], len(kept[name])) for name in "ab"}
         written.append((folder, kept))
@@ -113,9 +113,9 @@ def test_a_delta_has_the_rows_that_left_since_the_save_before(resumed: bool, tmp
             source = loaded(tmp_path, make(cache=30))
     idle = delta(source, tmp_path)
     assert (rows_in(idle, "a"), rows_in(idle, "b")) == (0, 0)
-    assert all(waiting(source).values())
-    for folder, expected in [*written, (idle, waiting(source))]:
-        assert waiting(loaded(folder, make())) == expected
+    assert all(untaken(source).values())
+    for folder, expected in [*written, (idle, untaken(source))]:
+        assert untaken(loaded(folder, make())) == expected
         assert main(["verify", str(folder)]) == 0
 
 
@@ -125,7 +125,7 @@ def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
     train(source, range(9, 10))
     folder = delta(source, tmp_path)
     target = trained(range(20, 30))
-    then, body = waiting(target), odd_saves.body_of(folder)
+    then, body = untaken(target), odd_saves.body_of(folder)
     table = next(table for table in body["tables"] if table["name"] == "a")
     right = table["evicted_before"]
     assert body["version"] == 5
@@ -138,7 +138,7 @@ def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
         odd_saves.write_manifest(folder, body | {"version": version})
         refused(target, tmp_path, message)
         assert main(["verify", str(tmp_path)]) == 1
-    assert waiting(target) == then
+    assert untaken(target) == then
 
 
 def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:
@@ -153,39 +153,39 @@ def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:
     assert bool(its.knows(rows.ids).all())
     assert torch.equal(its.read(rows.ids).parts["weight"], rows.weight)
     assert its.row_columns(rows.ids)["count"].tolist() == rows.columns["count"].tolist()
-    assert waiting(target) == waiting(source)
+    assert untaken(target) == untaken(source)
 
 
-def test_nothing_waits_and_no_file_has_it(tmp_path: Path) -> None:
+def test_without_untaken_rows_no_file_is_written(tmp_path: Path) -> None:
     source = trained()
     taken(source)
     assert EVICTED not in {file.role for file in read_manifest(save(source, tmp_path)).files}
-    assert waiting(loaded(tmp_path, trained())) == {"a": [], "b": []}
+    assert untaken(loaded(tmp_path, trained())) == {"a": [], "b": []}
 
 
-def test_what_is_taken_while_a_save_is_written_is_in_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_taken_during_a_save_are_in_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = trained()
     taken(source)
-    source.view("a").remove(source.view("a").ids()[:5])  # one removal's rows
-    then = waiting(source)
+    source.view("a").remove(source.view("a").ids()[:5])  # the rows of one removal
+    then = untaken(source)
     written = save_writer.write_snapshot
 
-    def later(snapshot: save_writer.ModelSnapshot) -> save_writer.RankResult:
+    def write_later(snapshot: save_writer.ModelSnapshot) -> save_writer.RankResult:
         rows = source.view("a").take_evicted()
         for values in (rows.ids, rows.weight, *rows.states.values()):
-            values.fill_(7)  # they are the caller's
+            values.fill_(7)  # the caller owns these tensors
         train(source, range(9, 14))
         return written(snapshot)
 
-    monkeypatch.setattr(job, "write_snapshot", later)
+    monkeypatch.setattr(job, "write_snapshot", write_later)
     save(source, tmp_path)
-    assert waiting(loaded(tmp_path, make())) == then
+    assert untaken(loaded(tmp_path, make())) == then
 
 
-def test_a_table_that_keeps_none_leaves_them_out(tmp_path: Path) -> None:
+def test_a_table_without_keep_evicted_drops_saved_evicted_rows(tmp_path: Path) -> None:
     source, target = trained(), make(TableLifecycle(bound=Rows(20)))
     save(source, tmp_path)
-    rows = len(waiting(source)["a"])
+    rows = len(untaken(source)["a"])
     with pytest.warns(UserWarning, match=f"{rows} rows had left table 'a' and were not taken: they are left out"):
         loaded(tmp_path, target)
     assert target.view("a").count() == source.view("a").count()
@@ -205,18 +205,18 @@ def test_another_optimizer_has_states_of_new_rows(tmp_path: Path) -> None:
     assert target.view("a").put_back(ours) == len(set(ours.ids.tolist()))
 
 
-def test_a_load_that_fails_keeps_what_waits(tmp_path: Path) -> None:
+def test_a_failed_load_keeps_untaken_rows(tmp_path: Path) -> None:
     folder, target = save(trained(), tmp_path), trained(range(20, 30))
-    then = waiting(target)
+    then = untaken(target)
     file = next(file for file in read_manifest(folder).files if file.role == EVICTED)
     raw = bytearray((folder / file.path).read_bytes())
     raw[-1] ^= 1
     (folder / file.path).write_bytes(bytes(raw))
     refused(target, tmp_path, "evicted")
-    assert waiting(target) == then
+    assert untaken(target) == then
 
 
-def test_rows_of_a_collection_begin_anew_without_being_handed_out(device: torch.device) -> None:
+def test_reset_rows_are_not_returned_as_evicted(device: torch.device) -> None:
     rules = rst.AdmitAndEvictConfig(keep_evicted=True)
     config = rst.EmbCacheEmbeddingConfig(
         name="t0", feature_names=["f0"], num_embeddings=60, embedding_dim=4, admit_and_evict_config=rules

@@ -1,4 +1,4 @@
-"""Saves of tables that admit and evict ids: what is counted goes on where it stopped."""
+"""Saves of tables that admit and evict ids: counters and clocks continue after a load."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> list[torch.Tensor]:
 
 
 def lifecycles(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """Clocks, candidates and columns of rows, by table."""
+    """Returns clocks, candidates and columns of rows, by table."""
     result: dict[str, Any] = {}
     for name in "ab":
         view = embedding.view(name)
@@ -65,7 +65,9 @@ def lifecycles(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 
 @pytest.mark.parametrize("incremental", [False, True])
 @pytest.mark.parametrize("lifecycle", LIVES, ids=range(len(LIVES)))
-def test_life_goes_on_after_a_load(lifecycle: TableLifecycle, incremental: bool, tmp_path: Path) -> None:
+def test_admission_and_eviction_continue_after_a_load(
+    lifecycle: TableLifecycle, incremental: bool, tmp_path: Path
+) -> None:
     source, target = make(lifecycle), make(lifecycle, cache=50)
     train(target, range(100, 103))
     for begin in (0, 5, 9):
@@ -94,7 +96,9 @@ SKETCH = TableLifecycle(admission=Sketch(3, bytes=4000))
     ],
     ids=["into a sketch", "into counters", "into chance", "into another sketch"],
 )
-def test_counts_go_on_in_another_way(saved: TableLifecycle, other: TableLifecycle, knows: bool, tmp_path: Path) -> None:
+def test_counters_are_converted_to_other_rules(
+    saved: TableLifecycle, other: TableLifecycle, knows: bool, tmp_path: Path
+) -> None:
     source, target = make(saved), make(other)
     train(source, range(5))
     waiting = set(range(60)) - set(source.view("a").ids().tolist())
@@ -109,8 +113,8 @@ def test_counts_go_on_in_another_way(saved: TableLifecycle, other: TableLifecycl
     assert waiting & again[0]
 
 
-def test_the_state_of_a_sketch_that_is_damaged(tmp_path: Path) -> None:
-    """A checksum that is right does not make it right."""
+def test_a_damaged_sketch_state_is_refused(tmp_path: Path) -> None:
+    """A valid checksum does not make the state valid."""
     source = make(SKETCH)
     train(source, range(5))
     with mock.patch.object(TableView, "sketch", return_value=torch.zeros(99, dtype=torch.uint8)):

@@ -1,4 +1,4 @@
-"""Full saves of unsharded tables, and what they load into; torch's own ways to save tables."""
+"""Full saves of unsharded tables, loads into other models, and torch's own ways to save tables."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rec_sdk_torch.saves.format.manifest import MANIFEST, read_manifest
 from rec_sdk_torch.saves.format.manifest import ROWS as ROWS_ROLE
 
 
-def of_row(row: Row, window: int) -> tuple[type, dict[str, Any]]:
-    """The row's optimizer, at a rate that suits the batches here."""
+def optimizer_of(row: Row, window: int) -> tuple[type, dict[str, Any]]:
+    """Returns the row's optimizer, with a rate that suits these batches."""
     windowed = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
     return row.class_of(window), {**row.options, "lr": 0.01, **windowed}
 
@@ -41,13 +41,15 @@ def of_row(row: Row, window: int) -> tuple[type, dict[str, Any]]:
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_load_has_the_bits_and_goes_on_alike(row: Row, window: int, cache: int, tmp_path: Path, device: Any) -> None:
-    optimizer = of_row(row, window)
+def test_a_load_has_the_bits_and_training_continues(
+    row: Row, window: int, cache: int, tmp_path: Path, device: Any
+) -> None:
+    optimizer = optimizer_of(row, window)
     source = trained(5, optimizer, cache=cache, device=device)  # with a window of three passes: two of an open one
     folder = rst.Saver().save(source, tmp_path)
     assert folder == rst.Saver.get_latest_load_path(tmp_path)
     assert rst.Saver.is_timestamp_format(Path(folder).name)
-    # other rows, and another window, which go
+    # these rows and this window are replaced
     target = trained(range(100, 103), optimizer, cache=29 if cache == 9 else 9, device=device)
     assert rst.Saver().load(target, tmp_path) == folder
     same(target, source)
@@ -94,7 +96,7 @@ def test_options_of_optimizers_are_loaded(tmp_path: Path, kind: Any) -> None:
     ids=str,
 )
 def test_another_optimizer_gets_weights_alone(saved: Any, other: Any, state: float, tmp_path: Path) -> None:
-    """Its states have their first values; weights are converted where the model's have another data type."""
+    """Its states have their initial values; weights are converted if the model's dtype differs."""
     source, target = trained(3, saved), make(other)
     if other is None:
         configs = [rst.TableConfig(t.name, t.num_embeddings, t.embedding_dim, hashed=t.hashed) for t in source.tables]
@@ -128,7 +130,7 @@ _PLAIN, _DECAYED = {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.5}
 )
 @pytest.mark.filterwarnings("error:.*another optimizer")
 def test_states_are_loaded_by_an_optimizer_with_other_decay(saved: Any, other: Any, tmp_path: Path) -> None:
-    """The model keeps its decay, which may be of another kind than that of the save."""
+    """The model keeps its own weight decay, which may be of another kind than the save's."""
     source, target = trained(3, saved), make(other)
     source.optimizers[0].options["lr"] = 0.25
     decay = target.optimizers[0].options.get("weight_decay")
@@ -145,7 +147,7 @@ def test_states_are_loaded_by_an_optimizer_with_other_decay(saved: Any, other: A
     train(target, range(2))
 
 
-def test_a_window_that_the_model_cannot_go_on_with_is_said(tmp_path: Path) -> None:
+def test_dropping_an_open_window_warns(tmp_path: Path) -> None:
     save(trained(2, WINDOWS), tmp_path)
     target = make((WINDOWS[0], {**WINDOWS[1], "accumulate_step": 2}))
     with pytest.warns(UserWarning, match="open accumulation window"):
@@ -171,7 +173,7 @@ def test_a_save_with_batches_in_flight_and_prefetched(tmp_path: Path) -> None:
 
 
 def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
-    """Each step adds the same to all rows of one-row tables: of one moment, their weights are alike."""
+    """Each step adds the same to all rows of one-row tables, so in a consistent save their weights are equal."""
     config = {"hashed": True, "initializer_type": rst.InitializerType.UNIFORM, "init_min": 0.0, "init_max": 0.0}
     names = [f"t{i}" for i in range(4)]
     configs = [rst.TableConfig(name, 10, 4, **config) for name in names]
@@ -192,7 +194,7 @@ def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
         for _ in range(5):
             folders.append(save(source, tmp_path))
             step = optimizer.step
-            while optimizer.step == step:  # the lock is not fair: the other thread must have been in between
+            while optimizer.step == step:  # the lock is not fair: the other thread must have run in between
                 time.sleep(0.001)
     finally:
         stop.set()
@@ -205,11 +207,11 @@ def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
     assert len(set(steps)) > 1
 
 
-# ---- what is refused, with the model as it was
+# ---- refused loads leave the model unchanged
 
 
-def other(name: str, *fields: int, **options: Any) -> rst.TableBatchedEmbedding:
-    """Returns a model of one table that is not as the save has it."""
+def mismatched(name: str, *fields: int, **options: Any) -> rst.TableBatchedEmbedding:
+    """Builds a model of one table that does not match the save."""
     return embedding_of(rst.TableConfig(name, *fields, **options), optimizer=None, cache=2)
 
 
@@ -219,21 +221,21 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     refused(target, tmp_path / "nothing", "nothing: there is no such folder")
     refused(target, tmp_path / "empty", "empty: holds no save")
-    refused(other("x", 10, 4), folder, "has no table 'x'")
-    refused(other("a", 10, 8), folder, "'a' has embedding_dim 4, the model's 8")
-    refused(other("a", 2, 4, hashed=False), folder, "are no rows of the index table 'a'")
-    refused(other("a", 60, 4, capacity=rows - 1), folder, f"its capacity here is {rows - 1}", rst.CapacityError)
+    refused(mismatched("x", 10, 4), folder, "has no table 'x'")
+    refused(mismatched("a", 10, 8), folder, "'a' has embedding_dim 4, the model's 8")
+    refused(mismatched("a", 2, 4, hashed=False), folder, "are no rows of the index table 'a'")
+    refused(mismatched("a", 60, 4, capacity=rows - 1), folder, f"its capacity here is {rows - 1}", rst.CapacityError)
     output = target(*tables.batch(1))
     refused(target, folder, "batches are in flight", RuntimeError)
     del output
     loaded(folder, target)
-    fits = other("a", 60, 4, capacity=rows)
+    fits = mismatched("a", 60, 4, capacity=rows)
     with pytest.warns(UserWarning, match="only their weights"):
         loaded(folder, fits)
     assert fits.view("a").count() == rows
 
 
-def test_what_is_wrong_with_a_save_is_a_value_error_and_a_runtime_error(tmp_path: Path) -> None:
+def test_checkpoint_errors_are_value_and_runtime_errors(tmp_path: Path) -> None:
     for error in (ValueError, RuntimeError):
         with pytest.raises(error, match="there is no such folder"):
             loaded(tmp_path / "nowhere")
@@ -248,7 +250,7 @@ def test_what_is_wrong_with_a_save_is_a_value_error_and_a_runtime_error(tmp_path
         assert str(caught.value).count(str(path)) == 1, "it is told once"
 
 
-def test_arguments() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for rank in ("0", True, 1.0):
         with pytest.raises(ValueError, match=f"rank is {rank!r}, expected an int"):
             rst.Saver(rank)
@@ -281,16 +283,16 @@ def test_no_warning_where_nothing_is_lost(tmp_path: Path) -> None:
             loaded(tmp_path, target)
 
 
-# ---- torch's own ways
+# ---- torch's own ways to save
 
 
-def test_a_pickle_says_what_to_do_instead(tmp_path: Path) -> None:
+def test_pickling_names_the_alternative(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"rec_sdk_torch\.Saver\(\)\.save.*state_dict\(\)"):
         torch.save(torch.nn.Sequential(make()), tmp_path / "model.pt")
 
 
 def read_back(path: Path) -> dict[str, torch.Tensor]:
-    """`load` fills the tensors it is given, so those of hash tables come with the sizes of the save."""
+    """Loads a checkpoint into tensors of its own sizes, since `load` fills existing tensors."""
     reader = dcp.FileSystemReader(path)
     sizes = reader.read_metadata().state_dict_metadata
     state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in sizes.items()}
@@ -299,7 +301,7 @@ def read_back(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_torch_distributed_checkpoint(tmp_path: Path) -> None:
-    """It saves and loads index and hash tables."""
+    """torch.distributed.checkpoint saves and loads index and hash tables."""
     source, target = trained(5), make()
     dcp.save(source.state_dict(), checkpoint_id=tmp_path)
     target.load_state_dict(read_back(tmp_path))

@@ -1,4 +1,4 @@
-"""Threads that have no memory to begin, or for their results: an error, and no lock stays."""
+"""Threads that cannot start, or lack memory for their results, raise an error and leave no lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ start = getattr(threading, START)
 
 
 def start_and_end(function: Callable[[], object], *others: Any, **options: Any) -> Any:
-    """Starts a thread; one of this package ends before it runs a line of Python, as without memory for a frame."""
+    """Starts a thread; a thread of this package ends before running Python, as without memory for a frame."""
     thread = getattr(getattr(function, "func", function), "__self__", None)
     return start(int if isinstance(thread, OwnThread) else function, *others, **options)
 
@@ -35,7 +35,7 @@ def fail(*_: object) -> None:
 
 @pytest.fixture(params=["before Python", "before its work"])
 def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Threads of this package end early, until it is undone."""
+    """Makes threads of this package end early, until it is undone."""
     if request.param == "before Python":
         monkeypatch.setattr(threading, START, start_and_end)
     else:
@@ -44,7 +44,7 @@ def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def within(seconds: float, work: Callable[[], object]) -> Any:
-    """The result of a call, or the error that it raises; None if it hangs."""
+    """Returns the result or the error of a call; None if it hangs."""
     outcome: list[Any] = []
 
     def call() -> None:
@@ -74,7 +74,7 @@ def test_a_thread_that_cannot_begin(no_threads: pytest.MonkeyPatch) -> None:
 @ENDS
 @pytest.mark.parametrize("background", [False, True])
 def test_a_save_whose_threads_cannot_begin(background: bool, tmp_path: Path, no_threads: pytest.MonkeyPatch) -> None:
-    """It raises, and leaves no lock: the model goes on to train, and is saved when there is memory."""
+    """The save raises and leaves no lock: training continues, and a later save succeeds."""
     source, saver = trained(2), Saver()
     assert isinstance(within(30, partial(saver.save, source, tmp_path, background=background)), MemoryError)
     no_threads.undo()
@@ -94,7 +94,7 @@ def test_checksums_whose_threads_cannot_begin(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("call", ["set_running_or_notify_cancel", "set_result"])
 def test_a_task_without_memory_ends_by_an_error(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller does not wait forever, and later tasks run."""
+    """The caller does not wait forever, and later tasks run."""
     with Pool("test") as pool:
         assert pool.submit(int, "7").result(30) == 7
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""After a load the device cache has the rows that were hot: the next steps miss no more than they would have."""
+"""After a load the device cache has the hot rows: the next steps have no more misses than without a restart."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
 ROWS, SLOTS, BATCH = 4000, 400, 32
 MARGIN = 1.03
-"""Misses after a load, over those of the model that was saved, which goes on with the same batches."""
+"""Allowed ratio of misses after a load to misses of the saved model, which trains on the same batches."""
 
 
 def skewed(
     cache: int = SLOTS, policy: str = "lrfu", device: Any = "cpu", rows: int = ROWS, **options: Any
 ) -> TableBatchedEmbedding:
-    """A table of which a batch uses some rows much more often than others."""
+    """Builds a table with a small cache."""
     table = TableConfig("t", rows, 4, pooling=Pooling.SUM, **options)
     return embedding_of(table, cache=cache, cache_policy=policy, device=device)
 
 
 def power_law(seed: int) -> Iterator[torch.Tensor]:
-    """Ids of batches; which are frequent has nothing to do with their order."""
+    """Yields batches of ids with power-law frequencies that are unrelated to the ids' order."""
     weights = 1 / np.arange(1, ROWS + 1) ** 1.05
     places, rng = np.random.default_rng(0).permutation(ROWS), np.random.default_rng(seed)
     while True:
@@ -45,7 +45,7 @@ def power_law(seed: int) -> Iterator[torch.Tensor]:
 
 
 def misses(embedding: TableBatchedEmbedding, batches: Iterator[torch.Tensor], steps: int) -> int:
-    """Rows that the next batches do not find in the cache."""
+    """Returns the number of misses in the next batches."""
     before = embedding.cache_stats()["unique_misses"]
     for _ in range(steps):
         ids = next(batches).to(embedding.device)
@@ -64,7 +64,7 @@ def trained(steps: int, **options: Any) -> TableBatchedEmbedding:
 
 
 def ids_in_cache(embedding: TableBatchedEmbedding, table: str = "t") -> list[int]:
-    """Hottest first."""
+    """Returns the cached ids, the hottest first."""
     with embedding.exclusive():
         ids, _ = embedding.view(table).cached().by_heat()
     return [int(i) for i in ids]
@@ -73,7 +73,9 @@ def ids_in_cache(embedding: TableBatchedEmbedding, table: str = "t") -> list[int
 @pytest.mark.parametrize(
     ("policy", "hashed"), [("lrfu", False), *((policy, True) for policy in _engine.cache_policies())]
 )
-def test_first_steps_miss_no_more_than_later_ones(policy: str, hashed: bool, tmp_path: Path, device: Any) -> None:
+def test_first_steps_have_no_more_misses_than_later_ones(
+    policy: str, hashed: bool, tmp_path: Path, device: Any
+) -> None:
     options = {"policy": policy, "device": device, "hashed": hashed}
     source = trained(600, **options)
     save(source, tmp_path)
@@ -103,7 +105,7 @@ def test_a_cache_of_another_size_has_the_hottest_rows(policy: str, tmp_path: Pat
             assert set(kept) <= set(ids_in_cache(target)), "the coldest leave first"
 
 
-def test_counts_of_lfu_go_on(tmp_path: Path) -> None:
+def test_lfu_counts_continue_after_a_load(tmp_path: Path) -> None:
     source = trained(100, policy="lfu")
     save(source, tmp_path)
     heats = []
@@ -118,7 +120,7 @@ def test_counts_of_lfu_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=["", "within a window"])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_results_are_the_same_bits(optimizer: Any, on_disk: bool, tmp_path: Path, device: Any) -> None:
-    """Tables in several groups, of float32, bfloat16, and of bfloat16 in the cache alone."""
+    """Tables are in several groups: float32, bfloat16, and bfloat16 in the cache only."""
     source = trained_tables(5, optimizer, device=device)
     save(source, tmp_path / "saves")
     stores = [{"host_store": str(tmp_path / name)} if on_disk else {} for name in "ab"]
@@ -132,8 +134,8 @@ def test_results_are_the_same_bits(optimizer: Any, on_disk: bool, tmp_path: Path
     same(*targets)
 
 
-def test_the_list_of_the_latest_save_counts(tmp_path: Path) -> None:
-    """A delta has the whole of it, 10 bytes for each row."""
+def test_the_latest_list_of_cached_rows_is_used(tmp_path: Path) -> None:
+    """A delta lists all of them, with 10 bytes per row."""
     source = trained(20, track_changes=True)
     delta(source, tmp_path)
     misses(source, power_law(2), 80)
@@ -156,8 +158,8 @@ def save_without_the_list(source: TableBatchedEmbedding, path: Path) -> None:
         save(source, path)
 
 
-def test_a_save_without_the_list(tmp_path: Path) -> None:
-    """Counts of a table's rules say which rows were hot; without any the cache is empty."""
+def test_a_save_without_a_list_of_cached_rows(tmp_path: Path) -> None:
+    """Counters of a table's rules show which rows were hot; without counters the cache is empty."""
     counts = {"score": TableLifecycle(eviction=Share(0.1)), "count": TableLifecycle(bound=Rows(10**6)), None: None}
     for column, lifecycle in counts.items():
         folder = tmp_path / str(column)
@@ -171,8 +173,8 @@ def test_a_save_without_the_list(tmp_path: Path) -> None:
             assert (view.row_columns(torch.tensor(ids_in_cache(target)))[column] >= least).all()
 
 
-def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
-    """A score is of the last batch that had the row, and rows are compared as they are now."""
+def test_a_save_without_a_list_uses_decayed_scores(tmp_path: Path) -> None:
+    """A score dates from the last batch with the row, so scores are compared after decay."""
     lifecycle = TableLifecycle(bound=Rows(10**6), score=Score(half_life=3))
     source = trained(50, lifecycle=lifecycle)
     save_without_the_list(source, tmp_path)
@@ -184,8 +186,8 @@ def test_a_save_without_the_list_of_scores_that_decay(tmp_path: Path) -> None:
     assert left[warmed].min() >= left[~warmed].max() * (1 - 1e-12)
 
 
-def test_a_load_without_room_on_the_device_is_whole(tmp_path: Path) -> None:
-    """The rows are loaded; that they are not in the cache is a warning."""
+def test_a_load_without_device_memory_is_complete(tmp_path: Path) -> None:
+    """The rows are loaded; a warning states that they are not in the cache."""
     source, target = trained(20), skewed()
     save(source, tmp_path)
     with (
@@ -198,10 +200,10 @@ def test_a_load_without_room_on_the_device_is_whole(tmp_path: Path) -> None:
     assert misses(target, power_law(1), 20) > 0
 
 
-# ---- own ids
+# ---- ids given by the caller
 
 
-def test_own_ids(device: Any) -> None:
+def test_warming_with_given_ids(device: Any) -> None:
     embedding = skewed(40, device=device, hashed=True)
     view = embedding.view("t")
     view.write(torch.arange(100), {"weight": torch.ones(100, 4)})
@@ -220,7 +222,7 @@ def test_own_ids(device: Any) -> None:
         view.warm(torch.ones(3))
 
 
-def test_rows_of_an_index_table_that_no_batch_has_met() -> None:
+def test_warming_unused_rows_of_an_index_table() -> None:
     embedding, other = skewed(40, hashed=False), skewed(40, hashed=False)
     assert embedding.view("t").warm(torch.tensor([5, 6, 5])) == 2
     with pytest.raises(IndexError):
@@ -230,7 +232,7 @@ def test_rows_of_an_index_table_that_no_batch_has_met() -> None:
     assert embedding.cache_stats()["unique_misses"] == 1
 
 
-def test_beside_batches_in_flight_and_prefetched_ones() -> None:
+def test_warming_beside_batches_in_flight_is_refused() -> None:
     embedding = skewed(60)
     embedding.view("t").write(torch.arange(100), {"weight": torch.ones(100, 4)})
     some, offsets = torch.arange(20), torch.arange(21)
@@ -259,32 +261,32 @@ def test_frozen_tables_are_read_from_the_cache() -> None:
     assert embedding.cache_stats()["unique_misses"] == 0
 
 
-# ---- another data type in the cache
+# ---- another dtype in the cache
 
 
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("hashed", [True, False])
 def test_a_load_that_rounds_is_followed_by_a_full_save(tmp_path: Path, hashed: bool, warm: bool) -> None:
-    """A delta would leave out rows that no batch has met since, which the reader of the chain has as they were."""
+    """A delta would omit rows that no batch has used since the load, which a reader would then see unrounded."""
     options: dict[str, Any] = {"hashed": hashed, "track_changes": True}
     narrow = options | {"cache_dtype": torch.bfloat16}
     save(trained(20, **options), tmp_path)
     with pytest.warns(UserWarning, match=r"tables \['t'\]: weights of the save are not numbers of the .*cache_dtype"):
         target = loaded(tmp_path, skewed(**narrow), warm=warm)
-    agree(target, tmp_path, expected=False)
+    check_reader(target, tmp_path, expected=False)
     misses(target, power_law(2), 3)
-    for kind in ("full", "delta"):  # what a save of the narrow table has is exact in the next one
+    for kind in ("full", "delta"):  # contents of a save of the narrow table are exact in the next one
         assert written(target, tmp_path).kind == kind
-        agree(target, tmp_path)
+        check_reader(target, tmp_path)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             target = loaded(tmp_path, skewed(**narrow), warm=warm)
-        agree(target, tmp_path)
+        check_reader(target, tmp_path)
         misses(target, power_law(3), 3)
 
 
-def agree(embedding: TableBatchedEmbedding, path: Path, *, expected: bool = True) -> None:
-    """A reader of the latest save has the rows of the table, or has not."""
+def check_reader(embedding: TableBatchedEmbedding, path: Path, *, expected: bool = True) -> None:
+    """Checks whether a reader of the latest save has the rows of the table, as `expected`."""
     reader = TableReader(path, "t")
     ids = embedding.view("t").ids()
     weights, found = reader.find(ids)
@@ -297,6 +299,6 @@ def test_a_wider_cache_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     options: dict[str, Any] = {"hashed": True, "track_changes": True, "weight_dtype": torch.bfloat16}
     save(trained(20, **options), tmp_path)
     target = loaded(tmp_path, skewed(cache_dtype=torch.float32, **options))
-    agree(target, tmp_path)
+    check_reader(target, tmp_path)
     misses(target, power_law(2), 3)
     assert written(target, tmp_path).kind == "delta"
