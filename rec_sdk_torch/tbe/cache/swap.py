@@ -310,7 +310,7 @@ class Swap:
         victims = staged.victims
         called: list[Any] = [] if victims is None else victims.swapped
         rows = None if victims is None else victims.rows
-        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # perhaps another stream allocated them
+        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # of another stream, maybe
             rows.record_stream(torch.get_device_module(rows.device).current_stream(rows.device))
         swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
         if fused is not None and staged.late_rows is None and not called:
