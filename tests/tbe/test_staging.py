@@ -149,7 +149,7 @@ ENDS_OF_PLANS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
     "load": lambda embedding: embedding.load_state_dict(embedding.state_dict()),
     "exclusive": lambda embedding: embedding.exclusive().__enter__(),
     "fails to stage": lambda embedding: fail_in(embedding, OSError, embedding.groups[1], "stage"),
-    "interrupted": lambda embedding: fail_in(embedding, KeyboardInterrupt, training_step._engine, "begin"),
+    "interrupted": lambda embedding: fail_in(embedding, KeyboardInterrupt, training_step._engine, "start_plans"),
     "planning interrupted": fail_in_planning,
     "too large": plan_a_too_large_batch,
     "let go": drop_plans_oldest_first,
