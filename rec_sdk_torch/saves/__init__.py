@@ -1,1 +1,1 @@
-"""Saves of tables: their format, how they are written, loaded and served."""
+"""Checkpoints of tables: their format, and how they are written, loaded and served."""

@@ -1,4 +1,4 @@
-"""The tables of a model, wherever in it they are, and which of their rows this process has."""
+"""Finds the modules of a model that hold embedding tables, and the rows of each table that this rank owns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from ..distributed.placement import Placement
 
 _WRAPPERS = {"module", "_dmp_wrapped_module", "_orig_mod"}
-"""Names in the path of a module that are there because something wraps the model."""
+"""Components of module paths that wrappers of the model add."""
 
 
 @dataclass(eq=False)
 class TableOwner:
-    """A table-batched embedding of a model.
+    """A module of the model that holds tables, with the placement of their rows.
 
     Attributes:
-        path: of its module in the model, without wrappers.
-        embedding: this process's rows.
-        configs: of the whole tables, by name.
-        placements: by name, of tables that are divided among ranks.
-        exchange: with those ranks.
+        path: path of the module in the model, without the names that wrappers add.
+        embedding: the table-batched embedding with this rank's rows.
+        configs: configs of the whole tables, by name.
+        placements: placements of the tables that are sharded or replicated, by name.
+        exchange: exchange with the other ranks; None for a module that is not sharded.
     """
 
     path: str
@@ -39,22 +39,24 @@ class TableOwner:
     exchange: Exchange | None = None
 
     def owned(self, table: str, ids: Int64Array) -> np.ndarray | slice:
-        """Which of `ids` are at home in this process."""
+        """Selects the `ids` that this rank owns: a mask `[n]`, or a slice for all."""
         return slice(None) if self.exchange is None else self.placements[table].owns(ids)
 
     def is_sharded(self, table: str) -> bool:
-        """Whether each rank has rows that no other has."""
+        """Checks that the table's rows are divided among ranks: it is neither local nor replicated."""
         return self.exchange is not None and not self.placements[table].replicated
 
     def writes_rows(self, table: str) -> bool:
-        """Whether this process writes rows of the table into a save: those that all ranks have, the first one does."""
+        """Checks that this rank writes rows of the table into a save; replicated rows are written by rank 0."""
         return self.exchange is None or self.exchange.rank == 0 or self.is_sharded(table)
 
     def check_replicas(self) -> None:
-        """Compares the updates of tables that all ranks have, where `step()` makes them; all ranks must call it.
+        """Checks that all ranks applied the same updates to replicated tables (collective).
+
+        It compares only tables whose updates are applied by `step()`.
 
         Raises:
-            ValueError: ranks have made other updates, so that their rows differ: on all of them.
+            ValueError: on all ranks, if the updates and thus the rows of ranks differ.
         """
         layout = self.embedding.layout
         if self.exchange is not None and layout.replicated and layout.options.updates_at_step:
@@ -65,18 +67,21 @@ class TableOwner:
             self.exchange.check_same("saves", compared)
 
     def ids(self, view: TableView) -> Iterator[Int64Array]:
-        """Ids of all rows of a table that are at home here, some at a time; hold `exclusive()` meanwhile."""
+        """Yields the ids of all rows of a table that this rank owns, in chunks.
+
+        The caller holds `exclusive()` until the iterator is exhausted.
+        """
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
             yield from view.id_chunks()
             return
-        rows = view.chunk_rows()  # of an index table whose part is a hash table, which knows those it has met
+        rows = view.chunk_rows()  # the local shard is a hash table, which only lists ids that were looked up
         for begin in range(0, config.num_embeddings, rows):
             ids = np.arange(begin, min(begin + rows, config.num_embeddings), dtype=np.int64)
             yield ids[self.owned(config.name, ids)]
 
     def count(self, view: TableView) -> int:
-        """How many `ids` gives."""
+        """Returns the number of rows that this rank owns."""
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
             return view.count()
@@ -86,7 +91,7 @@ class TableOwner:
 def _as_owner(path: str, module: torch.nn.Module) -> TableOwner | None:
     if isinstance(module, TableBatchedEmbedding):
         return TableOwner(path, module, {table.name: table for table in module.tables})
-    # A model can have what needs TorchRec only where these are imported.
+    # Without importing TorchRec: a model that uses these classes has imported their modules.
     sharded: Any = sys.modules.get("rec_sdk_torch.distributed.sharded")
     if sharded is not None and isinstance(module, sharded.ShardedCollection):
         tables = module.tables
@@ -100,11 +105,11 @@ def _as_owner(path: str, module: torch.nn.Module) -> TableOwner | None:
 
 
 def table_owners(model: torch.nn.Module) -> list[TableOwner]:
-    """The embeddings in a model, each once, with the optimizers that were applied.
+    """Returns the modules of a model that hold tables, each embedding once, with their optimizers attached.
 
     Raises:
-        ValueError: no module, as of Rec SDK, or a model without tables.
-        RuntimeError: tables on the meta device.
+        ValueError: `model` is not a module, or has no tables.
+        RuntimeError: a table is on the meta device.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"module is {model!r}, expected a torch.nn.Module")

@@ -1,4 +1,4 @@
-"""The processes that save or load together: those that share the sharded tables of a model."""
+"""The ranks that save or load together because they share the sharded tables of a model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _Result = TypeVar("_Result")
 
 
 class Participants:
-    """The ranks of a model; one, without sharded tables.
+    """The ranks that share a model's sharded tables; only this process if there are none.
 
     Attributes:
-        rank, size: of this process, of all.
+        rank: this rank.
+        size: number of ranks.
     """
 
     def __init__(self, owners: Sequence[TableOwner]) -> None:
-        """
+        """Takes the process group from the sharded modules.
+
         Raises:
-            ValueError: collections that are sharded over groups of other sizes.
+            ValueError: modules are sharded over process groups that give this process another rank or size.
         """
         exchanges = [owner.exchange for owner in owners if owner.exchange is not None]
         if len({(each.rank, each.world_size) for each in exchanges}) > 1:
@@ -34,7 +36,10 @@ class Participants:
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 
     def with_own_group(self) -> Participants:
-        """Returns the same ranks, in a process group that nothing else uses (collective)."""
+        """Returns the same ranks with a process group of their own (collective).
+
+        A background save needs it: its messages must not mix with messages of training.
+        """
         if self._group is None:
             return self
         participants = copy.copy(self)
@@ -42,10 +47,17 @@ class Participants:
         return participants
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Returns `value` of each rank (collective). `what` names it in errors.
+        """Gathers `value` from every rank (collective).
+
+        Args:
+            value: value to send; it is pickled.
+            what: name of the value in errors.
+
+        Returns:
+            The values, by rank.
 
         Raises:
-            RuntimeError: a rank has ended, or does not come within the process group's timeout.
+            RuntimeError: a rank has ended, or does not call this within the process group's timeout.
         """
         if self._group is None:
             return [value]
@@ -55,9 +67,18 @@ class Participants:
         return values
 
     def run_on_all(self, work: Callable[[], _Result], what: str) -> list[_Result]:
-        """Returns the results of `work` on all ranks (collective); an error that one rank raises, all raise.
+        """Runs `work` on every rank and gathers the results (collective).
 
-        `what` names the results in errors of the exchange.
+        Args:
+            work: function without arguments.
+            what: name of the results in errors.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            CheckpointError: another rank raised an error; the message names the rank.
+            Exception: `work` raised it on this rank.
         """
         result, error = None, None
         try:
@@ -75,5 +96,13 @@ class Participants:
         return [each for each, _ in found]
 
     def run_on_first(self, work: Callable[[], _Result], what: str) -> _Result:
-        """Returns the result of `work` on rank 0, which alone does it (collective); `what` is as of `run_on_all`."""
+        """Runs `work` on rank 0 only, and returns its result on every rank (collective).
+
+        Args:
+            work: function without arguments.
+            what: name of the result in errors.
+
+        Raises:
+            CheckpointError: rank 0 raised an error, and this is another rank.
+        """
         return cast("_Result", self.run_on_all(lambda: work() if self.rank == 0 else None, what)[0])

@@ -1,4 +1,4 @@
-"""`Saver`: the tables of a model to a folder and back."""
+"""`Saver` writes the tables of a model to a folder and loads them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ logger = logging.getLogger("rec_sdk_torch.checkpoint")
 
 
 class Saver:
-    """Saves and loads the tables of a model: rows, optimizer states, steps and options, open accumulation windows.
+    """Saver and loader of a model's tables: rows, optimizer states, steps, options and accumulation buffers.
 
-    A model: a collection or a `TableBatchedEmbedding`, a module that has some, or what DistributedModelParallel made of
-    one. All ranks that share sharded tables call `save` and `load` together, with one `path` that all of them see.
+    A model is a collection, a `TableBatchedEmbedding`, a module that contains some, or the result of
+    DistributedModelParallel. All ranks that share sharded tables call `save` and `load` together, with the same `path`
+    on a shared file system.
 
     Args:
-        rank: of this process, as in Rec SDK; that of the process group when None.
+        rank: rank of this process, as in Rec SDK; None takes it from the process group.
 
     Raises:
-        ValueError: no int, a negative one, or another than the process group says.
+        ValueError: `rank` is not an int, is negative, or differs from the process group's.
 
     Example:
         >>> import tempfile, torch
@@ -55,7 +56,7 @@ class Saver:
         >>> model(torch.tensor([7, -7]), torch.tensor([0, 2])).sum().backward()
         >>> path = Saver().save(model, folder)
         >>> model(torch.tensor([8]), torch.tensor([0, 1])).sum().backward()
-        >>> path = Saver().save(model, folder, incremental=True)  # what has changed
+        >>> path = Saver().save(model, folder, incremental=True)  # only changed rows
         >>> again = make()
         >>> Saver().load(again, folder) == path
         True
@@ -73,16 +74,16 @@ class Saver:
 
     @staticmethod
     def is_timestamp_format(dir_name: str) -> bool:
-        """Whether a folder of this name holds a save: date and time, 14 digits, perhaps with a dot and 6 more."""
+        """Checks that a folder name has the form of a save's name: 14 digits, optionally with a dot and 6 more."""
         return folders.is_timestamp(dir_name)
 
     @staticmethod
     def get_latest_load_path(path: Paths) -> str:
-        """The latest complete save in the folder `path`, or in several.
+        """Returns the latest complete save in the folder `path`, or in several folders.
 
         Raises:
-            CheckpointError: there is none.
-            ValueError: an empty sequence.
+            CheckpointError: there is no save.
+            ValueError: the sequence of folders is empty.
         """
         return str(folders.latest_save(path).resolve())
 
@@ -99,29 +100,30 @@ class Saver:
     def save(
         self, module: torch.nn.Module, path: PathLike, incremental: bool = False, *, background: bool = False
     ) -> str | Future[str]:
-        """Writes one moment of all tables of `module` to a new folder in `path`, and returns that folder.
+        """Writes a consistent snapshot of all tables of `module` to a new folder in `path`, and returns that folder.
 
-        The moment is when this is called, or when an earlier save of the model is written, for which it waits. Batches
-        may be in flight, windows open, others prefetched: rows are as the latest backward pass left them. While the
-        rows are written other threads may train. The old one of a row that is about to change is put aside before.
+        The snapshot is taken when this is called, after an earlier save of the model is complete. Batches may be in
+        flight or prefetched, and accumulation buffers may be open: rows are as the latest backward pass left them.
+        Other threads may train while the rows are written; a row that is about to change is first copied to a
+        copy-on-write buffer.
 
         Args:
             module: the model.
-            path: a folder for the saves of one job; made when it is not there.
-            incremental: only rows that changed since the save that it follows, and the ids that were removed since.
-                That is the last save of this model in `path`, where that and all that it follows lie there; or else the
-                last one that this model was saved to or loaded from, in any folder. A full save where there is none.
-            background: return as soon as the moment is taken, and write in a thread of its own. The result
-                is then a `concurrent.futures.Future` of the folder, whose `result` also raises what went wrong. At
-                its end the interpreter waits for it.
+            path: folder for the saves of one job; it is created if it does not exist.
+            incremental: save only the rows that changed since the base save, and the ids that were removed since. The
+                base is the last save of this model in `path`, if its whole chain is there. Otherwise it is the save
+                that the model was last saved to or loaded from, in any folder. Without a base, a full save is written.
+            background: return once the snapshot is taken, and write in a thread. The result is then a
+                `concurrent.futures.Future` of the folder, whose `result` also raises errors. At exit the interpreter
+                waits for the save.
 
         Raises:
-            TypeError: a `path` that is none.
-            ValueError: no module, or one without tables; `incremental` for tables that do not keep what changed; some
-                tables are sharded and others not, of which each rank has rows of its own.
-            CheckpointError: another process saves to `path` now.
-            OSError: a file cannot be written; earlier saves are as before.
-            MemoryError, RuntimeError: no thread can be started; earlier saves are as before.
+            TypeError: `path` is not a path.
+            ValueError: `module` is not a module, or has no tables; `incremental` for tables that do not track changes;
+                on several ranks, some tables are sharded and others are not.
+            CheckpointError: another process saves to `path` at this time.
+            OSError: a file cannot be written; earlier saves are unchanged.
+            MemoryError, RuntimeError: no thread can be started; earlier saves are unchanged.
         """
         with calls:
             root = folders.to_path(path).resolve()
@@ -131,7 +133,7 @@ class Saver:
             future.set_running_or_notify_cancel()
             jobs: SimpleQueue[SaveJob | None] = SimpleQueue()
             work = functools.partial(_run_next, jobs, future)
-            # Before the job has locks, which would stay if no thread could be started.
+            # The thread starts first: without a thread the job's locks would never be released.
             thread = OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False)
             job = None
             try:
@@ -142,31 +144,34 @@ class Saver:
             return future
 
     def load(self, module: torch.nn.Module, path: Paths, incremental: bool = False, *, warm: bool = True) -> str:
-        """Makes the tables of `module` what the latest save in `path`, or the save `path`, has of them.
+        """Replaces the tables of `module` by the latest save in `path`, or by the save `path`.
 
-        Saves that it follows are looked for beside it, in the folders of `path`, in those that this model was saved to
-        or loaded from, and where they were when the save was written, seen from its own folder.
+        Earlier saves of its chain are searched for beside it, in the folders of `path`, in folders that this model was
+        saved to or loaded from, and in the folders that its manifest names.
 
-        Cache size, device, data type, prefetching and the number of ranks may be others than those of the model that
-        was saved. With another optimizer only weights are loaded, and a warning says so.
+        Cache size, device, data type, prefetching and the number of ranks may differ from the saved model. With another
+        optimizer only the weights are loaded, with a warning.
+
+        If memory cannot hold the old and the new rows, the tables are emptied first, with a warning. In this case alone
+        a load that fails leaves them empty.
 
         Args:
-            module: the model; optimizers have to be applied, if it is to train.
-            path: what `save` was given, or what it returned; or several of these, of which the latest save is loaded;
-                or a save of Rec SDK's, which has no steps and options.
-            incremental: of a save of Rec SDK's: its rows are written over those of the tables, in which all others
-                stay. A save of this package is read with all that it follows either way.
+            module: the model; apply optimizers first if it is to train.
+            path: the argument or the result of `save`; or a sequence of these, from which the latest save is loaded; or
+                a save of Rec SDK, which has no steps and options.
+            incremental: for a save of Rec SDK: overwrite its rows and keep all other rows of the tables. A save of this
+                package is always loaded with its whole chain.
             warm: fill the device caches with the rows that were hot when the save was made, as many as fit. Without,
-                they are empty, and the first steps miss every row.
+                the caches are empty, and every row of the first steps is a miss.
 
         Returns:
-            The save that was loaded.
+            The folder of the save that was loaded.
 
         Raises:
-            CheckpointError: a file is missing, damaged or of something else; the model is as it was.
-            CapacityError, MemoryError, OSError: more rows than fit; the model is as it was.
-            RuntimeError: batches are in flight; the model is as it was.
-            ValueError: an empty sequence.
+            CheckpointError: a file is missing, damaged or does not fit the model; the model is unchanged.
+            CapacityError, MemoryError, OSError: more rows than fit; the model is unchanged.
+            RuntimeError: batches are in flight; the model is unchanged.
+            ValueError: the sequence of folders is empty.
         """
         with calls:
             folder = _load(module, path, incremental, warm)
@@ -221,7 +226,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
 
 
 def _rec_sdk_save(paths: Sequence[Path]) -> Path | None:
-    """The save of Rec SDK's that is meant; None where there is none."""
+    """Returns the save of Rec SDK that `paths` name; None if they name none."""
     found = [folder for each in paths if (folder := rec_sdk.find_save(each.resolve())) is not None]
     if found and len(paths) > 1:
         raise CheckpointError(f"{found[0]}: a save of Rec SDK's, which is loaded by itself, not beside other folders")
@@ -258,11 +263,12 @@ def _run(job: SaveJob) -> str:
 
 
 def _run_next(jobs: SimpleQueue[SaveJob | None], future: Future[str]) -> None:
-    """Runs a job that the queue gets; None: there is none."""
+    """Runs the next job of the queue; None means that the job could not be created."""
     job = jobs.get()
     if job is None:
         return
-    # The caller waits until this thread runs, and then for the interpreter's lock, which a new thread keeps for 5 ms.
+    # Thread.start() returns once this thread runs. Sleeping hands the interpreter lock back at once; a new thread would
+    # keep it for 5 ms.
     time.sleep(0.001)
     try:
         folder = _run(job)

@@ -81,7 +81,7 @@ def test_a_range_that_float32_has_is_served_as_finite_numbers() -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_reader_follows_quantized_saves(tmp_path: Path, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize_module, "_PIECE", 64)
+    monkeypatch.setattr(quantize_module, "_CHUNK_ROWS", 64)
     embedding = saved(tmp_path / "saves")
     first = quantize_save(tmp_path / "saves", tmp_path / "small", bits)
     assert [table.rows for table in first.tables] == [300, 300, 1000]

@@ -386,9 +386,7 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 
 
 def _to_json_lines(value: Any) -> str:
-    """Converts a value to JSON: a list of objects, such as the files, with one object per line, other values on one
-    line.
-    """
+    """Converts a value to JSON on one line; a list of objects, such as the files, gets a line per object."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(map(_encode, value)) + "\n ]"
     return _encode(value)

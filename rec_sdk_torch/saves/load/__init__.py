@@ -1,1 +1,1 @@
-"""Reads a save into the tables of a model: a save of this package, or of Rec SDK."""
+"""Loads the tables of a model from a checkpoint of this package or of Rec SDK."""

@@ -1,4 +1,4 @@
-"""The rows that were in the device cache at a save: they are brought to the cache of the model that loads it."""
+"""Fills the device caches after a load with the rows that were cached when the save was made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .save_reader import TableMatch
 
 
 def warm_tables(matches: Sequence[TableMatch]) -> None:
-    """Fills the caches of tables that were loaded with the rows that were hot at the save."""
+    """Fills the caches of loaded tables with the rows that were hot at the time of the save."""
     for match in matches:
         ids, heats = _hottest(match)
         if len(ids):
@@ -26,14 +26,14 @@ def warm_tables(matches: Sequence[TableMatch]) -> None:
 
 
 def warm_by_counts(owners: Sequence[TableOwner]) -> None:
-    """The same after a load of a save that does not say which rows were hot, where rules of tables count uses."""
+    """Fills the caches by the counts or timestamps of the tables' rules, for saves that do not list cached rows."""
     for owner in owners:
         for name in owner.configs:
             _warm_by_counts(owner.embedding.view(name))
 
 
 def _hottest(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
-    """Ids at home here that were in the cache of any rank, hottest first, and their heats."""
+    """Returns the ids of this rank that any rank had cached, hottest first, and their heats."""
     ids, heats, positions = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
     folder, manifest, table = match.tables.chain[-1]
     files = manifest.files_of(table.key, CACHED)
@@ -42,18 +42,20 @@ def _hottest(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
             of_rank, counted = reader.array("ids"), reader.array("heats")
         owned = match.owned(of_rank)
         if owned is None and len(files) == 1 and (counted[1:] <= counted[:-1]).all():
-            return of_rank, counted  # as the sort would have them
+            return of_rank, counted  # sorted already
         chosen = slice(None) if owned is None else owned
         ids.append(of_rank[chosen])
         heats.append(counted[chosen])
-        positions.append(np.arange(file.rows)[chosen] / file.rows)  # ranks whose policies count nothing take turns
+        positions.append(
+            np.arange(file.rows)[chosen] / file.rows
+        )  # breaks ties: equal heats of several ranks are interleaved
     heat = np.concatenate(heats)
     order = np.lexsort((np.concatenate(positions), -heat))
     return np.concatenate(ids)[order], heat[order]
 
 
 def _warm_by_counts(view: TableView) -> None:
-    """By how often, or when, ids were used in batches, as far as the rules of the table keep it."""
+    """Fills the cache by the first of score, count, last use and timestamp that the table keeps per row."""
     if view.config.lifecycle is None:
         return
     lifecycle = view.config.lifecycle
@@ -63,14 +65,14 @@ def _warm_by_counts(view: TableView) -> None:
         return
     columns = view.row_columns(ids)
     values = columns[by]
-    if lifecycle.score and lifecycle.score.half_life:  # each is of the last batch that had the row
+    if lifecycle.score and lifecycle.score.half_life:  # a score decays from the row's last batch on
         values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / lifecycle.score.half_life)
     chosen = ids[values.argsort(descending=True, stable=True)].numpy()
     _warm(view, chosen, np.ones(len(chosen)))
 
 
 def _warm(view: TableView, ids: Int64Array, heats: np.ndarray) -> None:
-    """The rows are loaded: whatever goes wrong here, they are whole, and come when batches need them."""
+    """Fills the cache; an error becomes a warning, because the table itself is loaded correctly."""
     try:
         view.warm_hottest(ids, heats.astype(np.float32))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Whether the rows of a save have room in this process, beside those that tables have."""
+"""Capacity check: whether the rows of a save fit into memory and disk beside the current rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from ...runtime.warn import SaveWarning, warn
 from ...tbe import TableView
 
 RowCounts = Sequence[tuple[TableView, int]]
-"""Tables, and how many rows they are to have, roughly."""
+"""Tables, and the approximate number of rows that each will have."""
 
 
 def fits_beside_tables(row_counts: RowCounts, folder: Path) -> bool:
-    """Whether there is room for the rows of the save in `folder` while the tables still have theirs.
+    """Checks that the rows of the save in `folder` fit while the tables keep their current rows.
+
+    Returns:
+        True if both fit; False, with a warning, if the tables must be emptied first.
 
     Raises:
-        MemoryError, OSError: not even without those.
+        MemoryError, OSError: the rows would not even fit without the current ones.
     """
     beside = True
     for store in {view.layout.options.host_store for view, _ in row_counts}:

@@ -1,4 +1,4 @@
-"""A save on its way into a model: everything that can be wrong is found before the first row changes."""
+"""Checks that a save fits a model, and replaces the model's tables; no row changes before all checks pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from .save_reader import TableMatch, read_evicted, read_layers, read_lifecycle_s
 
 
 def check_fit(matches: Sequence[TableMatch]) -> list[int]:
-    """Whether the tables fit the model; how many rows of each are at home here.
+    """Checks that the tables of a save fit the model.
+
+    Returns:
+        The number of rows of each table that this rank owns.
 
     Raises:
-        CheckpointError: options that no update may use, or ids that cannot be.
-        CapacityError: too many ids.
+        CheckpointError: optimizer options or ids are invalid.
+        CapacityError: a table has more ids than its capacity.
         RuntimeError: batches are in flight.
     """
     for layout in {id(each.view.layout): each.view.layout for each in matches}.values():
@@ -40,7 +43,7 @@ def check_fit(matches: Sequence[TableMatch]) -> list[int]:
 
 
 def _optimizers(matches: Sequence[TableMatch]) -> list[tuple[TableMatch, TableOptimizer, SavedOptimizer]]:
-    """Returns tables whose optimizer goes on where a saved one was, with both."""
+    """Returns the tables whose optimizer continues from a saved one, with both optimizers."""
     pairs = [(each, each.optimizer, each.saved.optimizer) for each in matches if each.same_optimizer]
     return [
         (each, optimizer, each.manifest.optimizers[number])
@@ -61,12 +64,14 @@ def _check_rows(match: TableMatch) -> int:
 
 
 def check_row_counts(matches: Sequence[TableMatch], of_ranks: Sequence[Sequence[int]]) -> None:
-    """
+    """Checks that each table has as many rows, over all ranks, as when it was saved.
+
     Args:
-        of_ranks: what `check_fit` gave on each.
+        matches: the tables.
+        of_ranks: result of `check_fit` of each rank.
 
     Raises:
-        CheckpointError: a table has not the rows that it had when it was saved.
+        CheckpointError: a table has more or fewer rows.
     """
     for each, *rows in zip(matches, *of_ranks, strict=True):
         problem = row_count_problem(each.saved, sum(rows) if each.owner.is_sharded(each.name) else rows[0], each.rows)
@@ -77,7 +82,7 @@ def check_row_counts(matches: Sequence[TableMatch], of_ranks: Sequence[Sequence[
 def make_replacements(
     owners: Sequence[TableOwner], matches: Sequence[TableMatch], fits_beside: bool
 ) -> list[Replacement]:
-    """Makes replacements of each owner's tables by the save; `fits_beside`: there is room for both."""
+    """Prepares to replace each owner's tables; `fits_beside` is True if memory holds the old and the new rows."""
     result = []
     for owner in owners:
         own = [each for each in matches if each.owner is owner]
@@ -92,10 +97,10 @@ def make_replacements(
 def replace_tables(
     participants: Participants, owners: Sequence[TableOwner], replacements: Sequence[Replacement]
 ) -> list[str]:
-    """Makes the tables of all owners on all ranks what was saved, or none of them.
+    """Replaces the tables of all owners on all ranks, or on none if one rank fails (collective).
 
     Returns:
-        names of tables of which some rank rounded weights to the data type of its cache; a warning names them.
+        Names of the tables for which some rank rounded weights to the data type of its cache; a warning names them.
     """
 
     def prepare() -> list[str]:
@@ -136,9 +141,9 @@ def _source(match: TableMatch, with_window: bool) -> TableSource:
 
 
 def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
-    """Options that the saved optimizer had, in the types that the class has them in.
+    """Returns the saved options that apply to the optimizer, in the types that its class uses.
 
-    Weight decay of another kernel is of another kind, as that of AdamW is for Adam: then the model keeps its own.
+    Weight decay differs between kernels, such as AdamW's and Adam's. With another kernel the model keeps its own.
     """
     other = {"weight_decay"} if saved.kernel != optimizer.spec.kernel else set()
     common = {name: value for name, value in saved.options.items() if name in optimizer.options.keys() - other}
@@ -146,7 +151,7 @@ def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]
 
 
 def _windows(matches: Sequence[TableMatch]) -> dict[int, int]:
-    """Backward passes of the open windows; none where the tables cannot go on with them."""
+    """Returns the backward passes in each accumulation buffer; empty if the tables cannot continue with them."""
     manifest = matches[0].manifest
     counts = {int(length): count for length, count in manifest.windows.get(matches[0].saved.module, {}).items()}
     lengths = set()
@@ -161,7 +166,7 @@ def _windows(matches: Sequence[TableMatch]) -> dict[int, int]:
 
 
 def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manifest) -> None:
-    """Says what of the save the model does not take over."""
+    """Warns of the parts of a save that the model does not take over."""
     for each in matches:
         config = each.owner.configs[each.name]
         if not config.hashed and not each.saved.hashed and config.num_embeddings != each.saved.num_embeddings:
@@ -195,10 +200,7 @@ def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manife
 
 
 def can_be_base(matches: Sequence[TableMatch], last: Manifest, formats: TableFormats) -> bool:
-    """Whether a delta of the tables can follow the save `last`: they have all that it has, in the same format.
-
-    `formats`: the formats of the tables that were found, in their order.
-    """
+    """Checks that a delta of the tables can follow the save `last`: they hold all of it, in the formats `formats`."""
     same = (_is_as_saved(each, own) for each, (_, _, own) in zip(matches, formats, strict=True))
     return len(matches) == len(last.tables) and all(same)
 

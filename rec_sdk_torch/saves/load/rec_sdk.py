@@ -1,10 +1,10 @@
-"""Reads the folders that Rec SDK's own savers write, so that a job can move over.
+"""Reads checkpoints that Rec SDK's own savers wrote, so that jobs can migrate.
 
-Two layouts, of raw arrays: `<date and time>/<table>/rank<N>/<part>/slice.data` of each rank, and
-`<table>/<part>/slice.data` of all ranks. Parts: `key` int64 `[n]`, `embedding` float32 `[n, D]`, and `momentum1`,
-`momentum2` float32 `[n, D]`, the optimizer's states in its order. `slice.attribute` beside each: int64, bytes of an
-element and the shape. Counts of admission and eviction are beside them: `rec_sdk_life.py`. Steps and options of
-optimizers are not in them.
+There are two layouts of raw arrays: `<date and time>/<table>/rank<N>/<part>/slice.data` for each rank, and
+`<table>/<part>/slice.data` for all ranks together. The parts are `key` int64 `[n]`, `embedding` float32 `[n, D]`, and
+the optimizer states `momentum1`, `momentum2` float32 `[n, D]`. Beside each array, `slice.attribute` has the bytes of an
+element and the shape, int64. `rec_sdk_lifecycle.py` reads the counts of admission and eviction. Steps and options of
+optimizers are not saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANK = re.compile("rank[0-9]{1,9}")
 
 
 def find_save(path: Path) -> Path | None:
-    """The save of Rec SDK's at `path`, or the latest of those in it; None where there is none.
+    """Returns the save of Rec SDK at `path`, or the latest one in it; None if there is none.
 
     Raises:
         CheckpointError: a folder cannot be read.
@@ -58,7 +58,7 @@ def _find_save(path: Path) -> Path | None:
 
 
 def _ranks(table: Path) -> list[Path]:
-    """The folders of a table that have parts: those of the ranks, or its own."""
+    """Returns the folders of a table that hold its parts: one for each rank, or the table's folder."""
     if (table / _KEY / _ATTRIBUTE).exists():
         return [table]
     ranks = [each for each in table.glob("rank*") if _RANK.fullmatch(each.name) and (each / _KEY).is_dir()]
@@ -66,7 +66,7 @@ def _ranks(table: Path) -> list[Path]:
 
 
 def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
-    """An array in a folder of a save, mapped to memory: `[n]`, or `[n, columns]`."""
+    """Maps an array of a save into memory, `[n]` or `[n, columns]`, and checks its size."""
     attribute, data = folder / _ATTRIBUTE, folder / _DATA
     try:
         raw = files.read_regular_file(attribute, save)
@@ -89,7 +89,13 @@ def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> 
 
 @dataclass(eq=False)
 class _RecSdkTable:
-    """A table of a model and its arrays, those of each rank: `key`, then the parts by name; and what is counted."""
+    """A table of a model, with its arrays in a save.
+
+    Attributes:
+        owner, name: the table.
+        arrays: `key` and the parts by name, for each rank that saved.
+        lifecycle: counts and timestamps for admission and eviction.
+    """
 
     owner: TableOwner
     name: str
@@ -97,7 +103,7 @@ class _RecSdkTable:
     lifecycle: SavedLifecycle | None
 
     def chunks(self, rows: int) -> Iterator[SavedRows]:
-        """Rows that are at home in this process, so many at a time."""
+        """Yields the rows that this rank owns, from `rows` saved rows at a time."""
         for ids, parts in self.arrays:
             for begin in range(0, len(ids), rows):
                 some = np.array(ids[begin : begin + rows])
@@ -106,7 +112,7 @@ class _RecSdkTable:
                 yield SavedRows(torch.from_numpy(some[owned]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
 
     def ids(self) -> np.ndarray:
-        """The ids at home in this process."""
+        """Returns the ids that this rank owns."""
         parts = [np.array(ids)[self.owner.owned(self.name, np.array(ids))] for ids, _ in self.arrays]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
@@ -157,11 +163,14 @@ def _check(table: _RecSdkTable, folder: Path) -> None:
 
 
 def read_tables(owners: Sequence[TableOwner], folder: Path) -> list[list[_RecSdkTable]]:
-    """The tables of a model in a save of Rec SDK's, by owner.
+    """Finds the tables of a model in a save of Rec SDK and checks them.
+
+    Returns:
+        The tables of each owner.
 
     Raises:
-        CheckpointError: a table or a file is missing, or is not as the model's.
-        CapacityError: more ids than a table may have.
+        CheckpointError: a table or file is missing, damaged, or does not fit the model.
+        CapacityError: a table has more ids than its capacity.
         RuntimeError: batches are in flight.
     """
     found = [[_match_table(owner, name, folder) for name in owner.configs] for owner in owners]
@@ -172,7 +181,7 @@ def read_tables(owners: Sequence[TableOwner], folder: Path) -> list[list[_RecSdk
 
 
 def overwrite_rows(owners: Sequence[TableOwner], found: Sequence[Sequence[_RecSdkTable]]) -> None:
-    """Sets the rows that were read; the others of the tables stay."""
+    """Writes the saved rows over the tables' rows; rows that the save lacks stay."""
     for owner, tables in zip(owners, found, strict=True):
         contents = []
         for table in tables:
@@ -186,7 +195,7 @@ def overwrite_rows(owners: Sequence[TableOwner], found: Sequence[Sequence[_RecSd
 
 
 def restore_lifecycle(found: Sequence[Sequence[_RecSdkTable]]) -> None:
-    """Sets what is counted of the rows, once they are in the tables."""
+    """Restores counts and timestamps of ids, after the rows are in the tables."""
     for tables in found:
         for table in tables:
             if table.lifecycle is not None:
@@ -194,10 +203,10 @@ def restore_lifecycle(found: Sequence[Sequence[_RecSdkTable]]) -> None:
 
 
 def fits_beside(found: Sequence[Sequence[_RecSdkTable]], folder: Path) -> bool:
-    """Whether there is room for the rows that were read beside those of the tables.
+    """Checks that the saved rows fit while the tables keep their current rows.
 
     Raises:
-        MemoryError, OSError: not even without those.
+        MemoryError, OSError: the rows would not even fit without the current ones.
     """
     every = [table for tables in found for table in tables]
     return fits_beside_tables([(t.owner.embedding.view(t.name), len(t.ids())) for t in every], folder)
@@ -206,10 +215,7 @@ def fits_beside(found: Sequence[Sequence[_RecSdkTable]], folder: Path) -> bool:
 def make_replacements(
     owners: Sequence[TableOwner], found: Sequence[Sequence[_RecSdkTable]], fits_beside: bool
 ) -> list[Replacement]:
-    """Makes a replacement for each owner, which will put the rows that were read in the place of its tables.
-
-    `fits_beside`: there is room for both.
-    """
+    """Prepares to replace each owner's tables; `fits_beside` is True if memory holds the old and the new rows."""
     replacements = []
     for owner, tables in zip(owners, found, strict=True):
         sources = []

@@ -1,8 +1,9 @@
-"""Reads from Rec SDK's saves what goes with admission and eviction: counts of ids, and when they were last seen.
+"""Reads counts and timestamps of ids, for admission and eviction, from checkpoints of Rec SDK.
 
-`admit_count/slice.data`, int64 `[n]`, has the count of each id in `key/slice.data`; -1: none. `evict_timestamp/` has
-ids of its own, all that a rank's batches had: `slice_evict_key.data` and `slice_evict_ts.data`, int64, under one
-`slice.attribute`. An id may be there for several ranks. Rec SDK leaves both out for a rank that has one id alone.
+`admit_count/slice.data`, int64 `[n]`, has the count of each id in `key/slice.data`; -1 means no count.
+`evict_timestamp/` lists ids of its own, all that a rank looked up: `slice_evict_key.data` and `slice_evict_ts.data`,
+int64, with a common `slice.attribute`. Several ranks may list the same id. Rec SDK writes neither for a rank with a
+single id.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from ..owners import TableOwner
 _COUNTS, _STAMPS = "admit_count", "evict_timestamp"
 _DATA, _STAMP_IDS, _STAMP_TIMES = "slice.data", "slice_evict_key.data", "slice_evict_ts.data"
 _MAX_COUNT = 2**32 - 1
-"""The largest count of a row."""
+"""Largest count that a row can store."""
 
 
 @dataclass(frozen=True, eq=False)
 class SavedLifecycle:
-    """The counts and timestamps of a table's ids that are at home in this process.
+    """Counts and timestamps of the ids of a table that this rank owns.
 
     Attributes:
-        counts: of the ids with one: ids, counts.
-        stamps: ids, each once, and its latest timestamp.
-        latest: of the timestamps of all ranks.
+        counts: ids that have a count, and the counts.
+        stamps: ids without duplicates, and their latest timestamps.
+        latest: latest timestamp of all ranks.
     """
 
     counts: tuple[np.ndarray, np.ndarray]
@@ -41,7 +42,7 @@ class SavedLifecycle:
     latest: int
 
     def apply_to(self, view: TableView) -> None:
-        """Sets those of the table's rows. A timestamp of a row that is later stays, and so does such a clock."""
+        """Writes counts and timestamps to the table's rows; later timestamps and clocks of the table stay."""
         ids, counts = _known_ids(view, *self.counts)
         if len(ids):
             view.write_row_columns(ids, {"count": counts})
@@ -61,9 +62,13 @@ def _known_ids(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[to
 def read_lifecycle(
     owner: TableOwner, name: str, save: Path, ranks: Sequence[tuple[Path, np.ndarray]]
 ) -> SavedLifecycle | None:
-    """The counts and timestamps that the rules of a table go by; None where they need none.
+    """Reads the counts and timestamps that the rules of a table need; returns None if they need none.
 
-    `ranks`: folders of the table's parts, and the ids in `key` of each.
+    Args:
+        owner: module that holds the table.
+        name: name of the table.
+        save: folder of the save.
+        ranks: for each rank, the folder of the table's parts and its ids.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -93,7 +98,7 @@ def _owned(
 
 
 def _latest_stamps(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each id once, with its latest timestamp."""
+    """Removes duplicate ids, keeping the latest timestamp of each."""
     order = np.lexsort((stamps, ids))
     ids, stamps = ids[order], stamps[order]
     last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
@@ -122,7 +127,7 @@ def _stamps(save: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_int64(save: Path, path: Path) -> np.ndarray:
-    """The int64 in a file; none where it is not there."""
+    """Reads a file of int64; empty if the file does not exist."""
     try:
         raw = files.read_regular_file(path, save) if files.is_regular_file(path) else b""
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Finds what a save says of the tables of a model, and reads its rows in their order."""
+"""Finds the tables of a model in a chain of saves, and reads their rows in order."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from ..owners import TableOwner
 
 @dataclass(frozen=True, eq=False)
 class TableMatch:
-    """A table of a model and what a chain of saves has of it.
+    """A table of a model and the saved tables that it is loaded from.
 
     Attributes:
-        owner, name: the table of the model.
-        view: the same.
-        tables: in each save of the chain.
-        saved: in the last save.
-        parts: of a row, those that are loaded.
-        same_optimizer: whether states of the save mean the same to the table's optimizer, or neither has one.
-        cut: ids from here on are left out, as an index table has no such rows that was saved with more; None: none is.
+        owner, name: the table.
+        view: its interface for reading and writing.
+        tables: the table in each save of the chain.
+        saved: the table in the last save.
+        parts: parts of a row that are loaded.
+        same_optimizer: whether saved states fit the table's optimizer, or neither side has one.
+        cut: ids from this one on are ignored, for an index table that is smaller than the saved one; else None.
     """
 
     owner: TableOwner
@@ -68,16 +68,16 @@ class TableMatch:
 
     @property
     def optimizer(self) -> TableOptimizer | None:
-        """The optimizer of the table."""
+        """The optimizer of the table; None without one."""
         return self.owner.embedding.layout.optimizer_of(self.name)
 
     @property
     def rows(self) -> int:
-        """Rows that are loaded, in all ranks."""
+        """Number of rows to load, over all ranks."""
         return self.saved.rows if self.cut is None else min(self.saved.rows, self.cut)
 
     def owned(self, ids: Int64Array) -> np.ndarray | None:
-        """Which of the ids are to be loaded here; None for all."""
+        """Returns a mask of the ids that this rank loads; None for all."""
         owned = self.owner.owned(self.name, ids)
         if self.cut is not None:
             owned = (ids < self.cut) & (True if isinstance(owned, slice) else owned)
@@ -85,10 +85,10 @@ class TableMatch:
 
 
 def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
-    """Reads every file of the saves; with several ranks, each its share.
+    """Reads every file of a chain and checks it; each of several ranks reads its share.
 
     Raises:
-        CheckpointError: one is missing or damaged, or has not what its role needs.
+        CheckpointError: a file is missing or damaged, or lacks tensors of its role.
     """
     all_files = [(folder, manifest, file) for folder, manifest in chain for file in manifest.files]
     for folder, manifest, file in all_files[rank::world_size]:
@@ -103,10 +103,10 @@ def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
 
 
 def verify_tables(chain: Chain) -> None:
-    """Reads the ids of every table of the last save. All its files are in order, each by itself.
+    """Reads the ids of every table of the last save and checks them across files; `verify_files` comes first.
 
     Raises:
-        CheckpointError: ids that do not fit each other, or that are missing.
+        CheckpointError: ids contradict each other, or are missing.
     """
     folder, last = chain[-1]
     for saved in last.tables:
@@ -119,10 +119,10 @@ def verify_tables(chain: Chain) -> None:
 
 
 def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]:
-    """The tables of a model in a chain of saves, by module and name; by name where that is clear.
+    """Finds the tables of a model in a chain of saves: by module and name, or by name if that is unambiguous.
 
     Raises:
-        CheckpointError: a table that the save does not have, or has with rows that the model's cannot have.
+        CheckpointError: the save lacks a table, or has rows that the model's table cannot hold.
     """
     folder, last = chain[-1]
     names = Counter(name for owner in owners for name in owner.configs)
@@ -159,9 +159,9 @@ def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]
 
 
 def read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds]:
-    """The steps that make the table from an empty one: so many rows at a time, those that are at home here.
+    """Yields the rows and removals that rebuild this rank's part of the table from an empty one, `rows` at a time.
 
-    A thread reads the next ones meanwhile, where they are many.
+    For large tables a thread reads ahead.
     """
     chunks = _read_layers(match, rows)
     of_saves = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in match.tables.chain]
@@ -188,7 +188,7 @@ def _read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedId
 def _read(
     match: TableMatch, reader: TensorReader, names: Sequence[str], begin: int = 0, end: int | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Reads ids and the named tensors of rows [begin, end), and keeps the rows that are at home here."""
+    """Reads the ids and the named tensors of rows [begin, end), and selects the rows that this rank loads."""
     ids = reader.read("ids", begin, end)
     tensors = {name: reader.read(name, begin, end) for name in names}
     owned = match.owned(ids.numpy())
@@ -199,7 +199,7 @@ def _read(
 
 
 def _names(match: TableMatch, reader: TensorReader) -> list[str]:
-    """The tensors of a file of rows that are loaded: the parts, and columns that file, save and table have."""
+    """Returns the tensors of a file of rows to load: parts, and columns that file, save and table share."""
     names = [part if part == WEIGHT else f"state.{part}" for part in match.parts]
     lifecycle = match.view.config.lifecycle
     if lifecycle is not None:
@@ -209,7 +209,7 @@ def _names(match: TableMatch, reader: TensorReader) -> list[str]:
 
 
 def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Divides the tensors of a file of rows, by the names that the table has for them."""
+    """Splits the tensors of a file of rows into parts and columns, under the names that the table uses."""
     parts: dict[str, torch.Tensor] = {}
     columns: dict[str, torch.Tensor] = {}
     for name, values in tensors.items():
@@ -219,7 +219,7 @@ def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, t
 
 
 def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
-    """The state that admission and eviction of the table go by; None where it or the save has none."""
+    """Reads the clocks, candidates and sketches of a table's rules; None if the table or the save has none."""
     rules = match.view.config.lifecycle
     if rules is None or not match.saved.clocks:
         return None
@@ -230,7 +230,7 @@ def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
 
 
 def _candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the candidates at home here, of all ranks' files, and those of the named columns that the files have."""
+    """Returns the candidates that this rank owns, from all ranks' files, and the named columns that the files have."""
     chunks = []
     folder, manifest, table = match.tables.chain[-1]
     for file in manifest.files_of(table.key, CANDIDATES):
@@ -243,7 +243,7 @@ def _candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, 
 
 
 def _sketches(match: TableMatch) -> list[torch.Tensor]:
-    """The states of sketches that the table's counts at least as much as."""
+    """Returns the saved sketches that the table's sketch must count at least as much as."""
     saved = []
     folder, manifest, table = match.tables.chain[-1]
     for file in manifest.files_of(table.key, SKETCH):
@@ -253,7 +253,7 @@ def _sketches(match: TableMatch) -> list[torch.Tensor]:
 
 
 def read_evicted(match: TableMatch) -> list[EvictedRows]:
-    """Rows at home here that have left the table and were not taken, of all ranks' files; none where it keeps none."""
+    """Reads the pending evicted rows that this rank owns; empty if the table does not keep evicted rows."""
     if match.name not in match.owner.embedding.layout.evicted:
         return []
     result = []
@@ -267,7 +267,7 @@ def read_evicted(match: TableMatch) -> list[EvictedRows]:
 
 
 def read_pending_gradients(match: TableMatch, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
-    """Pending gradients of the table's rows that are at home here: ids, float32 `[n, 2 * D]`."""
+    """Yields the saved accumulation buffer of this rank's rows: ids, and float32 `[n, 2 * D]`."""
     folder, manifest, table = match.tables.chain[-1]
     for file in manifest.files_of(table.key, WINDOW):
         with open_file(folder, manifest, file) as reader:

@@ -1,4 +1,7 @@
-"""Notes the saves that an embedding's tables were last written to or read from: a delta follows one of them."""
+"""Records the saves that each embedding was last written to or loaded from.
+
+An incremental save needs one of them as its base.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from ..format.folders import SaveLocation
 from ..format.manifest import TableFormats
 
 MAX_BASE_SAVES = 4
-"""Folders of saves that one embedding keeps a mark for; ids that were removed are remembered for the oldest."""
+"""Folders of saves remembered per embedding. Removed ids are kept for the oldest, so the log grows with this number."""
 
 
 @dataclass(frozen=True, eq=False)
 class BaseSave:
-    """The moment of a save.
+    """A save that an embedding was written to or loaded from, and the versions of its tables at that time.
 
     Attributes:
-        place: where the save is.
-        formats: of the tables of the model that was saved; None where no delta can follow.
-        versions: of each group, then.
-        groups: of the embedding, then.
-        evicted: by table, a serial after those of this rank's evicted rows in the save; a table is left out where the
-            save may have them in another order.
+        location: id, chain position and folder of the save.
+        formats: formats of the saved model's tables; None if no delta may follow the save.
+        versions: version of each group at the time of the save.
+        groups: groups of the embedding at the time of the save.
+        evicted: by table, a serial number greater than the serials of this rank's evicted rows in the save. A table is
+            missing if the save may hold them in another order.
     """
 
     location: SaveLocation
@@ -34,21 +37,21 @@ class BaseSave:
     evicted: Mapping[str, int]
 
     def is_valid_for(self, embedding: TableBatchedEmbedding) -> bool:
-        """Whether the versions are those of the groups that the embedding has now."""
+        """Checks that the embedding still has the groups that the versions belong to."""
         return [ref() for ref in self.groups] == embedding.groups
 
 
 _base_saves: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, BaseSave]] = weakref.WeakKeyDictionary()
-"""By the folder of saves, the latest save in each; the latest of all is the last one."""
+"""The latest save in each folder, by folder, in the order of the saves."""
 
 
 def base_saves_of(embedding: TableBatchedEmbedding) -> list[BaseSave]:
-    """The latest save in each folder, if a delta can follow it; the latest of all first."""
+    """Returns the latest save in each folder that a delta can follow, the newest first."""
     return [save for save in reversed(_base_saves.get(embedding, {}).values()) if save.is_valid_for(embedding)]
 
 
 def save_locations_of(embedding: TableBatchedEmbedding) -> list[SaveLocation]:
-    """Where the latest save in each folder is, whether or not a delta can follow it."""
+    """Returns the location of the latest save in each folder, whether or not a delta can follow it."""
     return [save.location for save in _base_saves.get(embedding, {}).values()]
 
 
@@ -60,12 +63,19 @@ def set_base_save(
     groups: Sequence[Group] | None = None,
     evicted: Mapping[str, int] | None = None,
 ) -> None:
-    """Notes that the tables were those of a save when they had these versions.
+    """Records that the tables of an embedding were saved or loaded at these versions.
+
+    Removed ids that no recorded save needs any more are forgotten.
 
     Args:
-        formats: of the tables; None where no delta can follow the save, after which later saves are named all the same.
-        groups: of the embedding then; None: those of now.
-        evicted: by table, a serial of then, where the save has this rank's evicted rows as they were.
+        embedding: the embedding.
+        location: id, chain position and folder of the save.
+        formats: formats of the tables; None if no delta may follow. New saves get later names than this one in any
+            case.
+        versions: version of each group at the time of the save.
+        groups: groups at the time of the save; None for the current ones.
+        evicted: by table, a serial number at the time of the save, if the save has this rank's evicted rows in their
+            order.
     """
     saves = _base_saves.setdefault(embedding, {})
     saves.pop(location.folders[0], None)
@@ -82,5 +92,5 @@ def set_base_save(
 
 
 def drop_base_saves(embedding: TableBatchedEmbedding) -> None:
-    """Forgets all marks: no delta can follow any save."""
+    """Forgets all recorded saves, so that the next save is a full one."""
     _base_saves.pop(embedding, None)

@@ -1,4 +1,4 @@
-"""The manifest of a save whose files are not written yet."""
+"""Builds the manifest of a save before its files are written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..owners import TableOwner
 
 @dataclass(frozen=True)
 class SaveIdentity:
-    """The facts that the ranks of a save agree on.
+    """The id, chain position and folder of a new save, equal on all ranks.
 
     Attributes:
-        id: of the save.
-        base, previous, sequence: its place in a chain.
-        folder: where it is written.
-        folders: of saves, in which those that it follows lie.
+        id: id of the save.
+        base, previous, sequence: position in a chain, as in the manifest.
+        folder: temporary folder that it is written to.
+        folders: folders that hold the other saves of its chain.
     """
 
     id: str
@@ -37,7 +37,7 @@ class SaveIdentity:
 
 
 def table_keys(owners: Sequence[TableOwner]) -> dict[tuple[int, str], str]:
-    """The name of each table in a save, by its embedding's place and its own name."""
+    """Returns the key of each table in the save, by the position of its owner and its name."""
     keys: dict[tuple[int, str], str] = {}
     counts: dict[str, int] = {}
     for position, owner in enumerate(owners):
@@ -49,7 +49,7 @@ def table_keys(owners: Sequence[TableOwner]) -> dict[tuple[int, str], str]:
 
 
 def draft_manifest(owners: Sequence[TableOwner], keys: dict[tuple[int, str], str], identity: SaveIdentity) -> Manifest:
-    """Returns the manifest of a save of this moment, without files and without numbers of rows."""
+    """Returns the manifest of a save of the current tables, without files and row counts."""
     optimizers: dict[int, tuple[int, TableOptimizer]] = {}
     tables = []
     for position, owner in enumerate(owners):
@@ -81,13 +81,13 @@ def draft_manifest(owners: Sequence[TableOwner], keys: dict[tuple[int, str], str
 
 
 def draft_table(owner: TableOwner, name: str, key: str, optimizer: int | None = None) -> SavedTable:
-    """Returns a table as a save has it now, without its rows and clocks.
+    """Returns the manifest entry of a table, without its row count and clocks.
 
     Args:
-        owner: has the table.
-        name: of the table.
-        key: of the table in the save.
-        optimizer: its place in the save's optimizers.
+        owner: module that holds the table.
+        name: name of the table.
+        key: key of the table in the save.
+        optimizer: index of its optimizer in the manifest.
     """
     config, view = owner.configs[name], owner.embedding.view(name)
     lifecycle = view.config.lifecycle
@@ -118,5 +118,5 @@ def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
 
 
 def current_formats(owners: Sequence[TableOwner]) -> TableFormats:
-    """Returns the tables of a model and the formats that a save has of their rows now."""
+    """Returns the formats that a save made now would give a model's tables."""
     return table_formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])

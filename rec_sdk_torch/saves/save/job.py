@@ -1,4 +1,4 @@
-"""One save, from the moment that it takes to the folder that it leaves."""
+"""Runs one save: takes the snapshot, writes the files, and publishes the folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .save_writer import (
 
 
 class SaveJob:
-    """A save whose moment is taken, and whose rows have yet to be written."""
+    """A save whose snapshot is taken, and whose rows are still to be written by `run`."""
 
     def __init__(self, module: torch.nn.Module, root: Path, incremental: bool) -> None:
-        """Takes the moment. Ranks that share sharded tables do so together.
+        """Takes the snapshot. Ranks that share sharded tables must create the job together.
 
         Raises:
-            ValueError, CheckpointError, OSError: as `Saver.save`.
+            ValueError, CheckpointError, OSError: see `Saver.save`.
         """
         self._owners = table_owners(module)
         if incremental:
@@ -51,7 +51,7 @@ class SaveJob:
             stack.enter_context(_locked_folder(self._participants, root))
             stack.callback(self._clean_up)
             self._take_snapshot(incremental)
-            # Later calls are from another thread, beside those of training.
+            # Later exchanges run in another thread, at the same time as exchanges of training.
             self._participants = self._participants.with_own_group()
             self._stack = stack.pop_all()
 
@@ -71,7 +71,7 @@ class SaveJob:
             participants.run_on_all(take, "whether all ranks have begun a save")
 
     def run(self) -> str:
-        """Writes the rows; the folder of the save. To be called once."""
+        """Writes the files and returns the folder of the save. It must be called once."""
         with self._stack:
             snapshot, identity, participants = self._snapshot, self._identity, self._participants
             assert snapshot is not None
@@ -86,7 +86,7 @@ class SaveJob:
         return str(folder)
 
     def _clean_up(self) -> None:
-        """Ends the save: nothing is kept aside any more, and files of a save that failed are removed."""
+        """Releases the snapshot; after a failure also removes the files."""
         if self._snapshot is not None:
             self._snapshot.close()
         if self._participants.rank == 0 and self._identity is not None:
@@ -95,7 +95,7 @@ class SaveJob:
 
 @contextlib.contextmanager
 def exclusive_tables(owners: Sequence[TableOwner]) -> Iterator[None]:
-    """Keeps other threads from all tables; always in one order, for two threads that save."""
+    """Excludes other threads from all tables; embeddings are locked in one order, so that two saves cannot deadlock."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
             stack.enter_context(owner.embedding.exclusive())
@@ -104,7 +104,10 @@ def exclusive_tables(owners: Sequence[TableOwner]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_other_save(owners: Sequence[TableOwner]) -> Iterator[None]:
-    """Waits for other saves of these tables. It is a lock, since it ends in the thread that writes."""
+    """Blocks while another save of these tables runs, and excludes others.
+
+    The lock can be released by the thread that writes, not only by the thread that took it.
+    """
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
             stack.enter_context(owner.embedding.layout.locks.saving)
@@ -113,10 +116,9 @@ def _no_other_save(owners: Sequence[TableOwner]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_folder(participants: Participants, root: Path) -> Iterator[None]:
-    """Holds the lock of a folder of saves, on rank 0, for all ranks."""
-    participants.gather(
-        None, "whether all ranks save"
-    )  # until then a rank that is late may remove the folder, as scripts do
+    """Holds the lock of a folder of saves for all ranks; rank 0 takes it."""
+    # Rank 0 creates the folder once all ranks are here: a script may remove the folder before it saves.
+    participants.gather(None, "whether all ranks save")
     with contextlib.ExitStack() as stack:
 
         def lock() -> None:

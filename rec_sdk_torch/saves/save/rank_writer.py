@@ -1,4 +1,4 @@
-"""One rank's files of a save."""
+"""Writes the files of one rank in the folder of a save."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from ..format.manifest import REMOVED, ROWS, SavedFile
 from ..format.tensors import TensorLayout, TensorSpec, TensorWriter
 
 MAX_FILE_BYTES = 1 << 30
-"""A file of rows, or a pack, has at most these."""
+"""Largest size of a file of rows, and of a pack."""
 MAX_PACKED_BYTES = 64 << 20
-"""A file in a pack has at most these. Anything larger takes so long that it may have a file of its own."""
+"""Largest size of a file in a pack. For larger files, opening a file of their own takes little time beside writing."""
 
 CACHED_SPECS = (TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,)))
-"""Tensors of a file of rows that were in the cache, none yet: 10 bytes for each."""
+"""Tensors of the file that lists cached rows, with 0 rows: 10 bytes per row."""
 
 Chunk = Mapping[str, torch.Tensor]
-"""Rows of each tensor of a file, by name."""
+"""Some rows of each tensor of a file, by tensor name."""
 
 
 def cached_rows_chunk(cached: CachedRows) -> Chunk:
-    """The tensors of a file of rows that were in the cache: hottest first."""
+    """Returns the tensors of the file that lists the cached rows, hottest first."""
     ids, heats = cached.by_heat()
     most = torch.finfo(torch.float16).max
     return {"ids": torch.from_numpy(ids), "heats": torch.from_numpy(heats.clip(0, most)).half()}
 
 
 class RankFiles:
-    """Files that a rank writes into the folder of a save. `finish` it, or `close` it where the save fails.
+    """Writer of one rank's files. Call `finish`, or `close` if the save fails.
 
     Attributes:
-        written: those that are complete, for the manifest.
+        written: manifest entries of the complete files.
     """
 
     def __init__(self, folder: Path, rank: int, save: str, packed: bool) -> None:
-        """
+        """Creates a writer for files in `folder`.
+
         Args:
-            folder: of the save.
-            rank: of this process.
-            save: the id of the save.
-            packed: files of up to `MAX_PACKED_BYTES` share pack files, for saves of many tables.
+            folder: folder of the save.
+            rank: rank of this process.
+            save: id of the save.
+            packed: put files of up to `MAX_PACKED_BYTES` into pack files; for saves of many tables.
         """
         self._folder, self._rank, self._save, self._packed = folder, rank, save, packed
         self._folders = {folder}
@@ -56,14 +57,14 @@ class RankFiles:
         self.written: list[SavedFile] = []
 
     def finish(self) -> None:
-        """Returns when all files are on the disk, with their names."""
+        """Blocks until all files and their names are on disk."""
         if self._pack is not None:
             self._pack.finish()
         for folder in sorted(self._folders, key=lambda each: -len(each.parts)):
             files.sync_folder(folder)
 
     def close(self) -> None:
-        """Gives up what is open."""
+        """Closes the pack that is still open."""
         if self._pack is not None:
             self._pack.close()
 
@@ -83,7 +84,18 @@ class RankFiles:
         return self._pack
 
     def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]) -> None:
-        """Writes `count` rows in files of at most `MAX_FILE_BYTES`; `specs` are of no rows, and no piece is empty."""
+        """Writes rows of a table, in files of at most `MAX_FILE_BYTES`.
+
+        Args:
+            table: key of the table.
+            layer: layer of the rows.
+            specs: tensors of a file, with 0 rows.
+            count: number of rows.
+            chunks: the rows, in chunks that are not empty.
+
+        Raises:
+            ValueError: the chunks have more or fewer rows.
+        """
         most = max(1, MAX_FILE_BYTES // sum([spec.row_bytes for spec in specs]))
         following = iter(chunks)
         remainder: Chunk = {}
@@ -94,13 +106,13 @@ class RankFiles:
             raise ValueError(f"table {table!r}: more than its {count} rows")
 
     def removed(self, table: str, layer: int, ids: torch.Tensor) -> None:
-        """Writes ids that have left the table, int64 `[n]`."""
+        """Writes the ids that were removed from a table since the previous save, int64 `[n]`."""
         spec = TensorSpec("ids", torch.int64, (0,))
         name = f"layer-{layer}/removed.safetensors"
         self._write(REMOVED, table, layer, name, [spec], len(ids), {"ids": ids}, iter(()))
 
     def other(self, role: str, table: str, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]) -> None:
-        """Writes the file of a role that a table has once: a window, candidates."""
+        """Writes a file that a table has once per rank, such as `window` or `candidates`; its role names it."""
         self._write(role, table, 0, f"{role}.safetensors", specs, count, {}, iter(chunks))
 
     def _write(
@@ -114,7 +126,7 @@ class RankFiles:
         remainder: Chunk,
         following: Iterator[Chunk],
     ) -> Chunk:
-        """Writes `count` rows of `remainder` and then of `following`, and returns what is left of the last piece."""
+        """Writes a file of `count` rows from `remainder`, then `following`; returns the rest of the last chunk."""
         layout = _layout(tuple(specs), count)
         path = f"{table}/rank-{self._rank:05d}/{name}"
         packed = self._packed and layout.bytes <= MAX_PACKED_BYTES
@@ -141,7 +153,7 @@ class RankFiles:
 
 @lru_cache(64)
 def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
-    """The tensors of a file of so many rows. Many tables have the same."""
+    """Returns the layout of a file of `count` rows. It is cached, because many tables have the same."""
     return TensorLayout([TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs])
 
 
@@ -149,11 +161,11 @@ def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
 def row_specs(
     parts: Sequence[tuple[str, torch.dtype, int]], columns: Sequence[tuple[str, torch.dtype]]
 ) -> tuple[TensorSpec, ...]:
-    """Tensors of a file of rows, none yet, those of wide elements first.
+    """Returns the tensors of a file of rows, with 0 rows; wide data types come first, so that all are aligned.
 
     Args:
-        parts: names, data types and elements.
-        columns: names and data types.
+        parts: name, data type and number of elements of each part.
+        columns: name and data type of each column.
     """
     specs = [TensorSpec("ids", torch.int64, (0,))]
     specs += [TensorSpec(f"column.{name}", kind, (0,)) for name, kind in columns]

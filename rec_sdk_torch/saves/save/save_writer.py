@@ -1,4 +1,4 @@
-"""A save on its way to the disk."""
+"""The steps of a save: chooses its base, takes a snapshot, writes rows, publishes the folder."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from .draft import SaveIdentity, current_formats, draft_manifest
 from .rank_writer import CACHED_SPECS, Chunk, RankFiles, cached_rows_chunk, row_specs
 
 COPY_ON_WRITE_BYTES = 64 << 20
-"""Bytes of rows put aside that a save keeps in memory; more wait on the disk."""
+"""Bytes of changed rows that a save keeps in memory; further rows are spilled to disk."""
 
 
 def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> SaveIdentity:
-    """Makes the folder of a save, on rank 0, which holds the lock of `path`.
+    """Creates the temporary folder of a save and chooses its base. Rank 0 calls this, holding the lock of `path`.
 
     Args:
-        path: where saves are.
-        follows: of each embedding on each rank, rank 0 first, saves that a delta can follow, the first of them best.
+        path: folder of saves.
+        bases: for each embedding of each rank, rank 0 first, saves that a delta can follow, the best first.
     """
-    for left in path.glob(f"{UNFINISHED}*"):  # no other process writes here now: these broke off
+    for left in path.glob(f"{UNFINISHED}*"):  # leftovers of crashed saves: this rank holds the lock of the folder
         files.remove_tree(left)
     save_id = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{save_id}"
@@ -61,7 +61,7 @@ def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> S
 
 
 def _common_base(bases: Sequence[Sequence[SaveLocation]]) -> SaveLocation | None:
-    """The first save that is whole and that all can follow."""
+    """Returns the first save that all embeddings can follow and whose chain is intact; None if there is none."""
     for location in bases[0] if bases else ():
         if all(any(each.save == location.save for each in own) for own in bases[1:]) and is_chain_intact(location):
             return location
@@ -70,15 +70,15 @@ def _common_base(bases: Sequence[Sequence[SaveLocation]]) -> SaveLocation | None
 
 @dataclass
 class RankResult:
-    """The files that a rank has written.
+    """The manifest entries that one rank contributes to a save.
 
     Attributes:
-        files: for the manifest.
-        rows: of each table, by its key.
-        versions: of each embedding.
-        clocks: of each table that admits or evicts ids, by its key.
-        evicted_before: of each table, by its key, evicted rows that wait and are in the save before.
-        serial: later than those of all evicted rows of the moment.
+        files: files.
+        rows: number of rows of each table, by key.
+        versions: versions of each embedding's groups.
+        clocks: clocks of each table that admits or evicts ids, by key.
+        evicted_before: by key, how many pending evicted rows are in the previous save.
+        serial: a serial number greater than the serials of all evicted rows in the snapshot.
     """
 
     files: list[SavedFile]
@@ -90,10 +90,10 @@ class RankResult:
 
 
 def possible_bases(owners: Sequence[TableOwner], path: str) -> list[list[SaveLocation]]:
-    """For each embedding, the saves that a delta in the folder `path` could follow, the first of them best.
+    """Returns, for each embedding, the saves that a delta in the folder `path` can follow, the best first.
 
-    It is the one before it in a folder that has a whole chain, and elsewhere the last save of the model, wherever that
-    is; where it is not there any more, one before it.
+    A save in `path` comes first if its whole chain is there. Then come the last saves of the model in any folder, the
+    newest first; older ones serve if the newest is gone.
     """
     base_saves, result = [base_saves_of(owner.embedding) for owner in owners], []
     now = current_formats(owners) if any(base_saves) else ()
@@ -108,14 +108,15 @@ def possible_bases(owners: Sequence[TableOwner], path: str) -> list[list[SaveLoc
 
 
 def _version_at(owner: TableOwner, table: str, base_save: BaseSave) -> int:
-    """The version of a table's group at the moment of a save."""
+    """Returns the version of a table's group at the time of a base save."""
     return base_save.versions[owner.embedding.groups.index(owner.embedding.layout.find_table(table)[0])]
 
 
 def check_changes_tracked(owners: Sequence[TableOwner]) -> None:
-    """
+    """Checks that all tables track changes, as incremental saves require.
+
     Raises:
-        ValueError: tables that do not know which of their rows changed.
+        ValueError: a table does not track changes.
     """
     missing = [name for owner in owners for name, config in owner.configs.items() if not config.track_changes]
     if missing:
@@ -126,9 +127,10 @@ def check_changes_tracked(owners: Sequence[TableOwner]) -> None:
 
 
 def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
-    """
+    """Checks that on several ranks all tables are sharded.
+
     Raises:
-        ValueError: tables of which each of several ranks has rows of its own, beside others that the ranks share.
+        ValueError: some tables are not sharded, so that each rank has other rows.
     """
     alone = [owner for owner in owners if owner.exchange is None]
     if ranks > 1 and alone:
@@ -141,16 +143,17 @@ def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
 
 @dataclass
 class TableSnapshot:
-    """The part of a table that one rank has at the moment of a save.
+    """The rows of a table that one rank writes in a save.
 
     Attributes:
-        key: of the table in the save.
+        key: key of the table in the save.
         owner, view: the table.
-        specs, count: of its file of rows.
-        snapshot: the rows that it knows.
-        initial: ids that it does not know have initial rows in the save.
-        removed: ids that have left it since the save before.
-        others: the files that it has beside its rows: role, tensors, count, and pieces, which nothing changes.
+        specs: tensors of its files of rows.
+        count: number of rows.
+        row_snapshot: rows that the table holds.
+        initial: whether the save also has rows that were never looked up, with their initial values.
+        removed: ids removed since the base save.
+        other_files: its other files: role, tensors, number of rows, and chunks that later training does not change.
     """
 
     key: str
@@ -166,13 +169,15 @@ class TableSnapshot:
 
 @dataclass
 class ModelSnapshot:
-    """All tables of a model on one rank, at the moment of a save: training may go on.
+    """The tables of a model on one rank at the time of a save; training may continue.
 
     Attributes:
-        tables: with rows that wait.
-        groups: of each embedding.
-        draft: the manifest without what is written.
-        aside: where rows wait that were about to change.
+        tables: tables whose rows are still to be written.
+        groups: groups of each embedding.
+        draft: manifest without files.
+        aside: copy-on-write buffer for rows that change before they are written.
+        out: writer of the files.
+        written: manifest entries so far.
     """
 
     tables: list[TableSnapshot]
@@ -191,9 +196,9 @@ class ModelSnapshot:
 def take_snapshot(
     owners: Sequence[TableOwner], keys: dict[tuple[int, str], str], identity: SaveIdentity, rank: int
 ) -> ModelSnapshot:
-    """Takes one moment of all tables, whose embeddings the caller holds. `close` it.
+    """Takes a consistent snapshot of all tables; the caller holds all embeddings exclusively, and closes the result.
 
-    Sums of open windows are written now; all else waits for `write_snapshot`.
+    Accumulation buffers are written at once, everything else by `write_snapshot`.
     """
     draft = draft_manifest(owners, keys, identity)
     out = RankFiles(Path(identity.folder), rank, identity.id, draft.has_many_tables)
@@ -225,7 +230,7 @@ def take_snapshot(
 def _take_table_snapshot(
     snapshot: ModelSnapshot, owner: TableOwner, saved: SavedTable, since: int | None
 ) -> TableSnapshot:
-    """`saved`: the table in the draft of the manifest."""
+    """Takes the snapshot of the table `saved`; `since` is its version in the base save, None for a full save."""
     name, key = saved.name, saved.key
     view = owner.embedding.view(name)
     rows = snapshot.written.rows[key] = owner.count(view)
@@ -235,7 +240,7 @@ def _take_table_snapshot(
     removed = None if since is None else view.removed(since)
     ids = None
     if since is not None and removed is not None and len(removed) and not view.config.hashed:
-        ids, removed = view.changed(since)  # rows of an index table that were removed are initial ones now
+        ids, removed = view.changed(since)  # removed rows of an index table have initial values
     row_snapshot = Snapshot(view, snapshot.aside, ids, since if ids is None else None)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
@@ -269,7 +274,7 @@ def _take_table_snapshot(
 
 
 def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | None) -> None:
-    """Takes the evicted rows that wait and are not in the save before, which had all up to the serial `since`."""
+    """Adds the pending evicted rows that the base save lacks: it has all rows up to the serial `since`."""
     waiting = table.view.pending_evicted_rows(-1 if since is None else since)
     count = sum(map(len, waiting))
     departures = table.owner.embedding.layout.evicted.get(table.view.config.name)
@@ -284,14 +289,14 @@ def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | No
 
 
 def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
-    """Writes this rank's rows of a moment. Training may go on."""
+    """Writes this rank's rows and files; training may continue meanwhile."""
     out = snapshot.out
     for table in snapshot.tables:
         if table.removed is not None:
             out.removed(table.key, 0, table.removed)
         out.rows(table.key, 0, table.specs, table.count, _row_chunks(table))
         table.row_snapshot.close()
-        while table.other_files:  # each is written and forgotten
+        while table.other_files:  # popped, to free the memory of each once it is written
             role, specs, count, chunks = table.other_files.popleft()
             out.other(role, table.key, specs, count, chunks)
     out.finish()
@@ -322,13 +327,13 @@ def _chunk(row_snapshot: Snapshot, rows: SnapshotRows) -> Chunk:
 def _tensors(
     ids: torch.Tensor, parts: Mapping[str, torch.Tensor], columns: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Rows as a file has them."""
+    """Returns the rows under the tensor names of a file."""
     states = {f"state.{name}": part for name, part in parts.items() if name != WEIGHT}
     return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
 def complete_manifest(draft: Manifest, written: Sequence[RankResult]) -> Manifest:
-    """The manifest of a save whose files the ranks have written."""
+    """Returns the manifest with the files and row counts of all ranks."""
     tables = []
     for table in draft.tables:
         before = [each.evicted_before.get(table.key, 0) for each in written]
@@ -339,7 +344,10 @@ def complete_manifest(draft: Manifest, written: Sequence[RankResult]) -> Manifes
 
 
 def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentity, manifest: Manifest) -> Path:
-    """Makes a save of what is written, on rank 0."""
+    """Writes the indexes and the manifest, and gives the folder its final name, on rank 0.
+
+    The manifest is written after all other files, and the folder is renamed last: a crash leaves no incomplete save.
+    """
     folder = Path(identity.folder)
     write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
@@ -348,13 +356,13 @@ def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentit
     target = path / next_name(path, before)
     files.rename(folder, target)
     files.sync_folder(path)
-    with contextlib.suppress(OSError):  # it has been removed
+    with contextlib.suppress(OSError):  # another process may have removed the save
         cache_chain_link(target, manifest)
     return target
 
 
 def record_base_save(owners: Sequence[TableOwner], save: Path, identity: SaveIdentity, snapshot: ModelSnapshot) -> None:
-    """Lets later deltas follow this save, which is in the folder `save`."""
+    """Records the save in the folder `save` as a base for later deltas."""
     folders = tuple(dict.fromkeys([str(save.parent), *identity.folders]))
     location = SaveLocation(identity.id, identity.base, identity.sequence, save.name, folders)
     now = table_formats(snapshot.draft.tables)

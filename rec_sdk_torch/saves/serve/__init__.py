@@ -1,1 +1,1 @@
-"""Tables for serving: lookups in saves, copies of saves, live tables as modules and files."""
+"""Exports and serves tables: lookups in checkpoints, quantized copies, and exports of live tables."""

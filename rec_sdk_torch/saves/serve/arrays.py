@@ -1,4 +1,4 @@
-"""Tables as arrays, and as safetensors."""
+"""Exports live tables as numpy arrays and safetensors files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Tables = CachedCollection | TableBatchedEmbedding
 
 
 def embedding_of(tables: Tables) -> TableBatchedEmbedding:
-    """The table-batched embedding of a collection, or itself.
+    """Returns the table-batched embedding of a collection, or `tables` itself if it is one.
 
     Raises:
-        TypeError: something else, a sharded collection too: its ranks have a part each, export from a save.
+        TypeError: another object, or a sharded collection: each rank has only a part of its rows. Export it from a
+            save.
     """
     if isinstance(tables, Tables):
         tables.sync_optimizers()
@@ -30,13 +31,15 @@ def embedding_of(tables: Tables) -> TableBatchedEmbedding:
 
 
 def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]]:
-    """By table ids int64 `[n]` and weights `[n, D]` in its data type; those of bfloat16 as float32.
+    """Returns the ids, int64 `[n]`, and the weights, `[n, D]`, of each table.
+
+    Weights have the table's data type; bfloat16 becomes float32, because numpy has no bfloat16.
 
     Args:
         tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
 
     Raises:
-        TypeError: `tables` is no collection or embedding of this package.
+        TypeError: `tables` is not a collection or embedding of this package, or is sharded.
 
     Example:
         >>> import torch
@@ -60,20 +63,20 @@ def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDAr
 
 
 def to_safetensors(tables: Tables, folder: str | os.PathLike[str]) -> list[Path]:
-    """Writes `<table>.safetensors` for each table: `ids` int64 `[n]`, `weight` `[n, D]`.
+    """Writes `<table>.safetensors` for each table, with `ids` int64 `[n]` and `weight` `[n, D]`.
 
-    Some rows are in memory at a time.
+    Rows are written in chunks, so that large tables need little memory.
 
     Args:
         tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
-        folder: made when it is not there.
+        folder: target folder; it is created if it does not exist.
 
     Returns:
-        the files.
+        The paths of the files.
 
     Raises:
-        TypeError: `tables` is no collection or embedding of this package.
-        OSError: a file is there already, or the disk is full; what was written of that table is removed.
+        TypeError: `tables` is not a collection or embedding of this package, or is sharded.
+        OSError: a file exists, or the disk is full; an incomplete file is removed.
 
     Example:
         >>> import tempfile, torch

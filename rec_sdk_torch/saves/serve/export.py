@@ -1,4 +1,4 @@
-"""Tables of a save as files of ids and weights."""
+"""Exports the tables of a checkpoint to files of ids and weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ from ..format.tensors import DTYPES, TensorLayout, TensorReader, TensorSpec, Ten
 from ..format.validation import TableChain, open_file, table_chain
 from ..load.save_reader import verify_files, verify_tables
 
-_PIECE = 1 << 16
-"""Rows that are in memory at a time, with safetensors."""
+_CHUNK_ROWS = 1 << 16
+"""Rows in memory at a time, for safetensors."""
 
 
 Opener = Callable[[], TensorReader]
+"""Function that opens a file of tensors."""
 
 
 def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array, list[Opener]]:
-    """(ids, the file of each, its row there, what opens the files): where the latest row of each id is."""
+    """Finds the latest row of each id of a table.
+
+    Returns:
+        The ids; the index of each id's file; its row in the file; and functions that open the files.
+    """
     openers: list[Opener] = []
     ids = files = rows = np.empty(0, np.int64)
     for folder, manifest, table in tables.chain:
@@ -46,14 +51,14 @@ def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array
 
 
 def _weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> Iterator[torch.Tensor]:
-    """Weights at these places, which are in the order of the files and of their rows."""
+    """Yields the weights of these rows, which are sorted by file and row, in chunks."""
     for number, opener in enumerate(openers):
         own = rows[files == number]
         if not len(own):
             continue
         with opener() as reader:
-            for begin in range(0, reader.specs["weight"].shape[0], _PIECE):
-                some = own[np.searchsorted(own, begin) : np.searchsorted(own, begin + _PIECE)]
+            for begin in range(0, reader.specs["weight"].shape[0], _CHUNK_ROWS):
+                some = own[np.searchsorted(own, begin) : np.searchsorted(own, begin + _CHUNK_ROWS)]
                 if len(some):
                     end = int(some[-1]) + 1
                     yield reader.read("weight", begin, end)[torch.from_numpy(some - begin)]
@@ -63,14 +68,17 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
     """Writes `ids` int64 `[n]` and `weight` `[n, D]` of tables to `output/<table>.safetensors` or `.npz`.
 
     Args:
-        path: a save, or a folder of saves, of which the latest is taken, or several; deltas are applied.
-        output: a folder, made when it is not there.
-        kind: `safetensors`, with weights as they were saved, or `npz`, where bfloat16 becomes float32.
-        tables: keys of tables; all when None.
+        path: a save, or one or several folders of saves, of which the latest save is taken; deltas are applied.
+        output: target folder; it is created if it does not exist.
+        kind: `safetensors`, with weights in the saved data type, or `npz`, where bfloat16 becomes float32.
+        tables: keys of the tables; None for all.
+
+    Returns:
+        The paths of the files.
 
     Raises:
-        CheckpointError: a save that is missing or damaged, or has no such table.
-        FileExistsError: the file is there already.
+        CheckpointError: the save is missing, damaged or quantized, or lacks a table.
+        FileExistsError: a file exists.
     """
     chain = chain_of(latest_save(path), to_paths(path))
     manifest = chain[-1][1]
@@ -100,7 +108,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
             empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
             weight = torch.cat([empty, *chunks])
             saved_weight = weight.float() if dtype is torch.bfloat16 else weight
-            with open(target, "xb") as file:  # also where it is a link that leads nowhere yet
+            with open(target, "xb") as file:  # "x" also refuses a dangling link, which `exists` does not see
                 np.savez(file, ids=ids, weight=saved_weight.numpy())
         else:
             count = len(ids)

@@ -1,4 +1,4 @@
-"""Maps ids of live tables to rows of exported ones."""
+"""Maps ids of tables to rows of exported tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...modules.bags import Bags
 
 
 def _select_bags(part: JaggedTensor, bags: torch.Tensor) -> JaggedTensor:
-    """Returns the bags `[n]` of a feature, each as often as it is named.
+    """Returns the bags with the indices `bags` `[n]` of a feature, repeated as often as they are listed.
 
     Raises:
-        IndexError: there is no such bag, where it is on the host.
+        IndexError: an index is out of range; checked on the host only.
     """
     lengths = part.lengths().index_select(0, bags)
     begins = part.offsets().index_select(0, bags) - (lengths.cumsum(0) - lengths)
@@ -26,18 +26,21 @@ def _select_bags(part: JaggedTensor, bags: torch.Tensor) -> JaggedTensor:
 
 
 class IdMap(torch.nn.Module):
-    """Ids of tables -> rows of exported ones. An id that a table does not know is its last row, which is zeros.
+    """Module that maps the ids of tables to rows of exported tables.
+
+    An unknown id maps to the table's last row, which is zeros.
 
     Attributes:
-        tables: place of the table that each feature reads, by its name.
+        tables: index of the table that each feature reads, by feature name.
     """
 
     def __init__(self, ids: list[torch.Tensor | None], tables: dict[str, int], *, pooled: bool = True) -> None:
-        """
+        """Stores the sorted ids of each table as buffers.
+
         Args:
-            ids: of each table int64 `[n]`, of row 0 and so on; None where ids are rows.
-            tables: place of the table that each feature reads, by its name.
-            pooled: a batch with `inverse_indices` becomes one in which each sample has its bags itself.
+            ids: for each table its ids, int64 `[n]`, in row order; None if ids are row numbers.
+            tables: index of the table that each feature reads, by feature name.
+            pooled: whether tables pool bags; then a batch with `inverse_indices` is expanded to one bag per sample.
         """
         super().__init__()
         self.tables = tables
@@ -48,7 +51,7 @@ class IdMap(torch.nn.Module):
             self.register_buffer(f"rows{table}", rows)
 
     def rows_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of `ids`, int64 of their shape."""
+        """Returns the rows of `ids` in table number `table`, int64 of the same shape."""
         known, rows = getattr(self, f"ids{table}"), getattr(self, f"rows{table}")
         ids = ids.long()
         if known is None:
@@ -59,13 +62,13 @@ class IdMap(torch.nn.Module):
         return torch.where(known[positions] == ids, rows[positions], len(known))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Returns the batch with rows for ids, and the features that tables read.
+        """Returns the batch with rows in place of ids, reduced to the features that tables read.
 
-        Keys of sequences keep batch sizes of their own. Keys of bags have that of `inverse_indices`.
+        Sequence keys keep their own batch sizes. Pooled keys get the batch size of `inverse_indices`.
 
         Raises:
-            ValueError: lengths or `inverse_indices` that do not fit the keys; pooled keys with several batch sizes
-                and no `inverse_indices`.
+            ValueError: lengths or `inverse_indices` do not fit the keys, or pooled keys have several batch sizes and no
+                `inverse_indices`.
         """
         batch_keys: list[str] = features.keys()
         bags = Bags.of(features, len(batch_keys))

@@ -1,4 +1,4 @@
-"""Collections as stock modules: torch's EmbeddingBag, TorchRec's collections, and those that are quantized."""
+"""Exports collections as stock modules: torch's EmbeddingBag, TorchRec's collections, and quantized ones."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .id_map import IdMap
 
 
 class ExportedCollection(torch.nn.Module):
-    """An id map and a stock collection behind it: takes and gives what the live collection does in evaluation.
+    """An id map followed by a stock collection, with the inputs and outputs of the live collection in evaluation.
 
     Attributes:
-        id_map: ids -> rows.
-        collection: TorchRec's.
+        id_map: maps ids to rows.
+        collection: TorchRec's collection.
     """
 
     def __init__(self, id_map: IdMap, collection: torch.nn.Module) -> None:
@@ -40,7 +40,10 @@ class ExportedCollection(torch.nn.Module):
 
 
 def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-    """Looks up keys with batch sizes of their own in a collection that takes one size: with empty samples behind."""
+    """Looks up keys of several batch sizes in a collection that requires one size.
+
+    Shorter keys are padded with empty samples, which are removed from the output.
+    """
     sizes = dict(zip(rows.keys(), rows.stride_per_key(), strict=True))
     most = max(sizes.values())
     parts = rows.lengths().split(list(sizes.values()))
@@ -53,10 +56,12 @@ def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTen
 
 
 def _ids_and_weights(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-    """For each table ids, None where they are rows, and weights; behind those with ids a row of zeros.
+    """Returns the ids and weights of each table; ids are None where they are row numbers.
+
+    Weights of tables with ids end with a row of zeros, for unknown ids.
 
     Raises:
-        ValueError: a MEAN does not count some id, or is weighted.
+        ValueError: a table uses MEAN pooling with `padding_idx` or with weights per sample.
     """
     embedding = embedding_of(source)
     ids: list[torch.Tensor | None] = []
@@ -98,20 +103,21 @@ def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
 
 
 def to_torchrec(source: CachedCollection) -> ExportedCollection:
-    """A copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, on the host, with an id map before it.
+    """Returns a host copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, preceded by an id map.
 
-    Weights are the live ones' bits, so outputs for ids that are known are the same up to the order in which bags are
-    summed; ids that are not known give zeros. Keys may have batch sizes of their own, as in the live collection. An
-    index table without `padding_idx` has no id map, and an id outside it is an error of torch's. With `padding_idx`
-    such an id gives zeros without a word.
+    Weights are copied exactly. Outputs for known ids are equal up to the order in which bags are summed; unknown ids
+    give zeros. Keys may have different batch sizes, as in the live collection.
+
+    An index table without `padding_idx` needs no id map; torch raises an error for an id out of range. With
+    `padding_idx` such an id gives zeros without an error.
 
     Args:
         source: a collection that is not sharded.
 
     Raises:
-        TypeError: `source` is no unsharded collection.
-        ValueError: several hash tables read one feature; a MEAN does not count the table's `padding_idx`, or is
-            weighted per sample.
+        TypeError: `source` is not a collection of this package, or is sharded.
+        ValueError: several tables read one feature, or a table uses MEAN pooling with `padding_idx` or with weights per
+            sample.
 
     Example:
         >>> import torch
@@ -151,15 +157,17 @@ def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
 
 
 def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
-    """The id map, and by table torch's `EmbeddingBag`, `[n + 1, D]`, for programs without TorchRec.
+    """Returns the id map, and each table as torch's `EmbeddingBag` `[n + 1, D]`, for programs without TorchRec.
+
+    The last row, zeros for unknown ids, is missing where ids are row numbers.
 
     Args:
         source: a collection of pooled tables that is not sharded.
 
     Raises:
-        TypeError: `source` is no unsharded collection, or not of pooled tables.
-        ValueError: several tables read one feature; a MEAN does not count the table's `padding_idx`, or is weighted
-            per sample.
+        TypeError: `source` is not a collection of this package, is sharded, or holds sequence tables.
+        ValueError: several tables read one feature, or a table uses MEAN pooling with `padding_idx` or with weights per
+            sample.
 
     Example:
         >>> import torch
@@ -184,20 +192,22 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
 
 
 _WIDTHS = {torch.qint8: 2, torch.quint4x2: 4}
-"""D must be a multiple of these: fbgemm's rows are of whole 16 bits."""
+"""D must be a multiple of these: fbgemm's quantized rows consist of whole 16-bit words."""
 
 
 def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:
-    """The same with TorchRec's quantized collection: each row as integers with a scale and an offset of its own.
+    """Returns the collection with TorchRec's quantized tables: integer rows, each with a scale and an offset.
+
+    An element differs from the live one by at most half a step, that is (largest - smallest of its row) / 510 for
+    `torch.qint8`, or / 30 for `torch.quint4x2`, and by the rounding of scale and offset to float16.
 
     Args:
-        exported: what `to_torchrec` gave.
-        dtype: `torch.qint8` or `torch.quint4x2`. An element is then within half a step of the live one, that is
-            (largest - smallest of its row) / 510, or / 30, and what a scale and a bias of float16 lose.
+        exported: result of `to_torchrec`.
+        dtype: `torch.qint8` or `torch.quint4x2`.
 
     Raises:
-        ValueError: another dtype; a table whose rows fbgemm cannot quantize: D must be even for `torch.qint8`, and a
-            multiple of 4 for `torch.quint4x2`.
+        ValueError: another dtype, or a table whose D does not fit: it must be even for `torch.qint8`, and a multiple of
+            4 for `torch.quint4x2`.
 
     Example:
         >>> import torch

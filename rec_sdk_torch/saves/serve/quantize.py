@@ -1,4 +1,4 @@
-"""Copies of saves whose weights have 8 or 4 bits, for serving."""
+"""Copies checkpoints with weights of 8 or 4 bits, for serving."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ..format.validation import open_file
 from ..load.save_reader import verify_files
 from ..save.rank_writer import Chunk, RankFiles
 
-_PIECE = 1 << 14
-"""Rows that are in memory at a time."""
+_CHUNK_ROWS = 1 << 14
+"""Rows in memory at a time."""
 
 
 @dataclass
 class QuantizedTable:
-    """The rows of a table that a call has written, and their errors.
+    """Statistics of a table that `quantize_save` has written.
 
     Attributes:
-        key: of the table.
-        rows: that were written, in all saves.
-        bytes: of their weights.
-        max_error: the largest difference of a weight.
-        relative_error: 2-norm of all differences, by that of the weights; 0 where all weights are 0.
+        key: key of the table.
+        rows: rows written, over all saves.
+        bytes: bytes of their quantized weights.
+        max_error: largest absolute error of a weight.
+        relative_error: 2-norm of all errors divided by the 2-norm of all weights; 0 if all weights are 0.
     """
 
     key: str
@@ -51,7 +51,7 @@ class QuantizedTable:
         return math.sqrt(self._error_squares / self._squares) if self._squares else 0.0
 
     def add(self, weights: np.ndarray, packed: np.ndarray, bits: int) -> None:
-        """Counts some rows."""
+        """Adds rows and their errors to the statistics."""
         exact = weights.astype(np.float64)
         errors = dequantize(packed, bits, weights.shape[1]) - exact
         self.rows += len(weights)
@@ -66,9 +66,9 @@ class QuantizedSave:
     """The result of `quantize_save`.
 
     Attributes:
-        save: the latest save, quantized.
-        written: copies that were not there before, the first one first.
-        tables: of `written`.
+        save: quantized copy of the latest save.
+        written: copies that this call wrote, in the order of the chain.
+        tables: statistics of the written rows.
     """
 
     save: Path
@@ -77,22 +77,22 @@ class QuantizedSave:
 
 
 def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
-    """Copies the latest save, and those that it follows, with weights of 8 or 4 bits.
+    """Copies the latest save and its chain with weights of 8 or 4 bits.
 
-    A full save becomes a full one, and a delta a delta, of the same name; `TableReader` opens and follows them. Copies
-    that `out` has already stay, so that a call after each save writes what is new. Optimizer states, windows and
+    Full saves and deltas keep their kind and name, and `TableReader` opens and follows the copies. Existing copies in
+    `out` are kept, so that a call after each save writes only new ones. Optimizer states, accumulation buffers and
     candidates are left out.
 
     Args:
-        path: a save, or a folder of saves, of which the latest is taken, or several such folders.
-        out: a folder for the copies, made when it is not there.
-        bits: 8, or 4.
+        path: a save, or one or several folders of saves, of which the latest save is taken.
+        out: folder for the copies; it is created if it does not exist.
+        bits: 8 or 4.
 
     Raises:
-        ValueError: other `bits`.
-        CheckpointError: a save is missing, damaged or quantized itself, weights are not finite, or `out` has another
-            save of a name that a copy would have, or is in use.
-        OSError: the disk has no room.
+        ValueError: another value of `bits`.
+        CheckpointError: a save is missing, damaged or already quantized, weights are not finite, `out` has another save
+            under the name of a copy, or another process writes to `out`.
+        OSError: the disk is full.
 
     Example:
         >>> import tempfile, torch
@@ -130,7 +130,7 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
 
 
 def _identity(save: str, bits: int) -> str:
-    """The id of the copy of a save: the same whenever and wherever it is made."""
+    """Returns the id of a save's copy. It depends only on the save and the bits, so that copies are recognized."""
     return hashlib.sha256(f"{save} {NAMES[bits]}".encode()).hexdigest()[:32]
 
 
@@ -190,7 +190,7 @@ def _quantized_table(table: SavedTable, bits: int) -> SavedTable:
 def _copy_layer(
     out: RankFiles, folder: Path, manifest: Manifest, table: SavedTable, layer: int, bits: int, counts: QuantizedTable
 ) -> None:
-    """The rows and the removed ids of a table, of all ranks, as those of one."""
+    """Copies the rows and removed ids of one layer of a table; the files of all ranks become files of one rank."""
     sources = [file for file in manifest.files_of(table.key, REMOVED, ROWS) if file.layer == layer]
     removed = [file for file in sources if file.role == REMOVED]
     if removed:
@@ -213,8 +213,8 @@ def _chunks(
 ) -> Iterator[Chunk]:
     for file in rows:
         with open_file(folder, manifest, file) as reader:
-            for begin in range(0, file.rows, _PIECE):
-                end = min(begin + _PIECE, file.rows)
+            for begin in range(0, file.rows, _CHUNK_ROWS):
+                end = min(begin + _CHUNK_ROWS, file.rows)
                 weights = reader.read(WEIGHT, begin, end).float().numpy()
                 try:
                     packed = quantize(weights, bits)

@@ -1,4 +1,4 @@
-"""Read-only tables of a save, mapped into memory, that follow the saves that come."""
+"""Looks up weights in checkpoints that are mapped into memory, and follows new checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, eq=False)
 class _OpenedSave:
-    """The rows of the table in one chain of saves."""
+    """The mapped rows of the table in one chain of saves."""
 
     save: Path
     id: str
@@ -49,22 +49,23 @@ class _OpenedSave:
 
 
 class TableReader:
-    """Looks up weights of one table in the saves of a folder.
+    """Read-only lookups of one table in the checkpoints of a folder.
 
-    Opening maps files into memory, whatever their size; their pages come when they are read, and processes share them.
-    A lookup sees one moment: the latest save that `refresh` found, with all deltas before it. Threads may share a
-    reader.
+    Opening maps files into memory, whatever their size. Pages are loaded when they are read, and processes share them.
+    A lookup sees one consistent state: the latest save that `refresh` found, with the saves before it in its chain.
+    Threads may share a reader.
 
     Args:
-        path: the folder that `Saver.save` was given, or one of its saves, which is then the only one; or several such
-            folders, of which the latest save is read. Saves that it follows may lie in any of them.
-        table: its name, or its key in the manifest where several tables have the name.
-        default: every element of the row of an id that the saves do not have.
-        follow: looks for later saves every so many seconds, in a thread; None leaves that to `refresh`.
+        path: the folder passed to `Saver.save`; or one of its saves, which the reader then stays at; or several
+            folders, of which the latest save is read. The saves of its chain may lie in any of them.
+        table: name of the table, or its key in the manifest if several tables have the name.
+        default: value of every element of the row of an unknown id.
+        follow: interval in seconds at which a thread looks for later saves; None for calls of `refresh` only.
 
     Raises:
-        CheckpointError: there is no save, no such table, or files are missing or damaged.
-        ValueError: `follow` is not positive, or an empty sequence of folders.
+        CheckpointError: there is no save or no such table, or a file is missing or damaged.
+        TypeError: `default` or `follow` is not a number.
+        ValueError: `follow` is not positive, or the sequence of folders is empty.
 
     Example:
         >>> import tempfile, torch
@@ -99,12 +100,12 @@ class TableReader:
             weakref.finalize(self, self._ended.set).atexit = False
 
     def _open(self, save: Path) -> _OpenedSave:
-        """Maps a save."""
+        """Maps the table's rows in the chain of `save`."""
         chain = chain_of(save, self._paths)
         about = chain[-1][1].table(self._key(*chain[-1]))
         bits = BITS.get(about.weight_dtype)
         dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
-        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # whose files stay mapped
+        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # deleted files stay mapped
             saves = []
             for folder, manifest, saved in reversed(table_chain(chain, about).chain):
                 saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, Path(temporary))))
@@ -120,15 +121,15 @@ class TableReader:
             raise CheckpointError(f"{folder}: no table {self._name!r}, only {keys}")
         return found[0]
 
-    # ---- following
+    # ---- following new saves
 
     def refresh(self) -> bool:
-        """Goes on to the latest save, when there is a later one, and returns whether there was.
+        """Opens the latest save if it is a new one, and returns whether it was.
 
-        Lookups go on meanwhile, of the moment before.
+        Lookups continue in the previous save until the new one is open.
 
         Raises:
-            CheckpointError: the save, or one that it follows, is missing or damaged; the reader stays where it was.
+            CheckpointError: a save of the chain is missing or damaged; the reader stays at the previous save.
         """
         with calls, self._refreshing:
             save = latest_save(self._paths)
@@ -139,7 +140,7 @@ class TableReader:
             return True
 
     def _follow(self, last_problem: str) -> str:
-        """Refreshes and returns the error's text, or ""; warns unless the text is `last_problem`."""
+        """Refreshes and returns the text of an error, or ""; warns unless the text is `last_problem`."""
         try:
             self.refresh()
         except (CheckpointError, OSError) as error:
@@ -149,7 +150,10 @@ class TableReader:
         return ""
 
     def close(self) -> None:
-        """Ends the thread that follows, as dropping the reader does. The files are let go with the reader."""
+        """Ends the thread that follows new saves; deleting the reader does so, too.
+
+        Files stay mapped until the reader is deleted.
+        """
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -162,50 +166,51 @@ class TableReader:
     ) -> None:
         self.close()
 
-    # ---- what is there
+    # ---- properties
 
     @property
     def save(self) -> Path:
-        """The save that lookups see."""
+        """The folder of the save that lookups read."""
         return self._opened.save
 
     @property
     def embedding_dim(self) -> int:
-        """D, columns of a row."""
+        """D, the number of weights of a row."""
         return self._opened.dim
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type of the weights that `lookup` gives: the table's, float32 where rows are quantized."""
+        """The data type that `lookup` returns: the table's, or float32 for quantized rows."""
         return self._opened.dtype
 
     @property
     def bits(self) -> int | None:
-        """8 or 4 where rows are quantized; else None."""
+        """8 or 4 for quantized rows; None otherwise."""
         return self._opened.bits
 
     def __len__(self) -> int:
-        """Rows of the table when it was saved."""
+        """Returns the number of rows in the save."""
         return self._opened.rows
 
-    # ---- looking up
+    # ---- lookups
 
     @overload
     def lookup(self, ids: torch.Tensor) -> torch.Tensor: ...
     @overload
     def lookup(self, ids: Array) -> Array: ...
     def lookup(self, ids: torch.Tensor | Array) -> torch.Tensor | Array:
-        """Weights of `ids`, `[..., D]`; of those that the saves do not have, the default.
+        """Returns the weights of `ids`, `[..., D]`; unknown ids have the default.
 
         Args:
-            ids: integers of any shape; a tensor, on the host, or an array.
+            ids: integers of any shape: a tensor on the host, or an array.
 
         Returns:
-            of the same kind, in the table's data type; an array of a bfloat16 table is float32.
+            A tensor for a tensor, an array for an array, in the table's data type. An array of a bfloat16 table is
+                float32.
 
         Raises:
-            TypeError: ids that are no integers, or on a device.
-            CheckpointError: a damaged index.
+            TypeError: `ids` are not integers, or are on a device.
+            CheckpointError: the index is damaged.
         """
         return self.find(ids)[0]
 
@@ -214,7 +219,15 @@ class TableReader:
     @overload
     def find(self, ids: Array) -> tuple[Array, Array]: ...
     def find(self, ids: torch.Tensor | Array) -> tuple[torch.Tensor, torch.Tensor] | tuple[Array, Array]:
-        """The rows as `lookup` gives them, and which of the ids are rows: bool, of their shape."""
+        """Returns the rows of `ids`, `[..., D]`, and which ids are known, bool of the shape of `ids`.
+
+        Args:
+            ids: integers of any shape: a tensor on the host, or an array.
+
+        Raises:
+            TypeError: `ids` are not integers, or are on a device.
+            CheckpointError: the index is damaged.
+        """
         opened = self._opened
         wanted = _integers(ids, "ids")
         missing = torch.full((opened.dim,), self._default, dtype=opened.dtype, device="cpu")
@@ -253,21 +266,21 @@ class TableReader:
         weights: torch.Tensor | Array | None = None,
         pooling: str = "sum",
     ) -> torch.Tensor | Array:
-        """Sums or means of the rows of bags, float32 `[B, D]`, without the rows of all ids in memory.
+        """Returns sums or means of the rows of each bag, float32 `[B, D]`.
 
-        They have the bits that the operator `lookup_pooled` gives on the CPU of the rows that `lookup` gives, whatever
-        `torch.get_num_threads()` is. An empty bag gives zeros.
+        The rows of all ids are never in memory at once. Results have the same bits as the operator `lookup_pooled` on
+        the CPU with the rows of `lookup`, for any `torch.get_num_threads()`. An empty bag gives zeros.
 
         Args:
-            ids: integers `[N]`, bag after bag: a tensor, on the host, or an array. The result is of the same kind.
-            offsets: integers `[B + 1]`, from 0 to N: where each bag begins, and where the last one ends.
-            weights: float `[N]`, by which rows are multiplied as float32; None for none.
-            pooling: "sum", or "mean": the (weighted) sum by the number of ids of the bag.
+            ids: integers `[N]`, bag after bag: a tensor on the host, or an array. The result is of the same kind.
+            offsets: integers `[B + 1]`, ascending from 0 to N: where each bag begins, and where the last one ends.
+            weights: float `[N]`, factors of the rows, used as float32; None for no factors.
+            pooling: "sum", or "mean": the (weighted) sum divided by the number of ids in the bag.
 
         Raises:
-            TypeError: ids or offsets that are no integers, or on a device.
-            ValueError: another `pooling`, offsets that do not ascend from 0 to N, other shapes.
-            CheckpointError: a damaged index.
+            TypeError: `ids` or `offsets` are not integers, or are on a device.
+            ValueError: `pooling` is unknown, `offsets` do not ascend from 0 to N, or shapes do not fit.
+            CheckpointError: the index is damaged.
         """
         opened = self._opened
         wanted, ends = _integers(ids, "ids"), _integers(offsets, "offsets")
@@ -288,7 +301,7 @@ class TableReader:
 
 @contextlib.contextmanager
 def _engine_errors_as_checkpoint_errors() -> Iterator[None]:
-    """Makes an error of the engine, which is told what fits, one of the save."""
+    """Converts a ValueError of the engine to a CheckpointError; arguments are checked before."""
     try:
         with calls:
             yield
@@ -323,4 +336,4 @@ def _follow(reader: weakref.ref[TableReader], ended: threading.Event, seconds: f
         if alive is None:
             return
         last_problem = alive._follow(last_problem)
-        del alive  # while it waits, the caller alone holds the reader
+        del alive  # so that the thread does not keep the reader alive while it waits
