@@ -1,1 +1,1 @@
-"""Users build models of these: collections, their configs and the tables' handles. Needs torchrec."""
+"""Embedding collections and their configs."""

@@ -1,4 +1,4 @@
-"""Rules of admission and eviction, as Rec SDK users write them."""
+"""Rules of admission and eviction, with Rec SDK's configs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..tbe import TableLifecycle
 
 @unique
 class AdmitAndEvictPolicyType(Enum):
-    """The rule that admission and eviction of ids go by.
+    """The kind of rule for admission and eviction of ids.
 
-    NONE: every id is admitted, none is evicted. POLICY_COUNT: by the number of times that an id was seen, and its age.
+    NONE: every id is admitted, none is evicted. POLICY_COUNT: by the number of lookups of an id, and its age.
     POLICY_SHOWCLICK: by a score of shows and clicks.
 
     Example:
@@ -31,18 +31,19 @@ class AdmitAndEvictPolicyType(Enum):
 
 @dataclass
 class ShowClickParams:
-    """Score of a feature: `alpha * show + beta * click`, decayed by `score_decay`; see docs/admission_eviction.md.
+    """Score of an id: `alpha * show + beta * click`, decayed by `score_decay`; see docs/admission_eviction.md.
 
     Attributes:
-        alpha: factor of the times that an id was looked up.
-        beta: factor of the times that it was clicked.
-        admit_threshold: an id is admitted from this score on; 0: every id is.
-        evict_percentage: the share of the rows, 0 to 1, with the lowest decayed scores that leaves; 0: none does.
-        score_decay: factor of a row's score in each batch that has it, 0 to 1.
+        alpha: factor of the number of lookups.
+        beta: factor of the number of clicks.
+        admit_threshold: an id is admitted when its score reaches this value; 0 admits every id.
+        evict_percentage: fraction of the rows, 0 to 1, that is evicted: rows with the lowest decayed scores; 0 evicts
+            none.
+        score_decay: factor of a row's score in each batch that contains it, 0 to 1.
 
     Raises:
-        TypeError: a field that is not a number.
-        ValueError: a field that is not finite, a negative threshold, a share or decay outside [0, 1].
+        TypeError: a field is not a number.
+        ValueError: a field is not finite, a threshold is negative, a fraction or decay is outside [0, 1].
 
     Example:
         >>> from rec_sdk_torch import AdmitAndEvictConfig, AdmitAndEvictPolicyType, ShowClickParams
@@ -66,34 +67,37 @@ class ShowClickParams:
 
 @dataclass
 class AdmitAndEvictConfig:
-    """Admission and eviction of features, which the defaults leave off: every id is admitted, none is evicted.
+    """Admission and eviction of ids, both off by default: every id is admitted, none is evicted.
 
     Attributes:
-        admit_threshold: POLICY_COUNT admits an id that was seen this often; -1 (or None): off.
-        not_admitted_default_value: what an id that is not admitted is looked up as. Without admission it means nothing.
-        evict_threshold: POLICY_COUNT evicts an id that was not seen for more seconds; 0 (or None): off.
-        evict_step_interval: steps between evictions. Without eviction it means nothing.
-        showclick_params: of POLICY_SHOWCLICK, which reads neither threshold.
-        policy_type: which of the rules, or NONE, which reads none of the others.
-        evict_idle_steps: evicts an id that none of so many batches, the latest ones, had; 0: off.
-        max_rows: ids beyond so many leave, those with the smallest count (POLICY_COUNT) or score; 0: off.
-        max_bytes: the same for the bytes of the rows; 0: off.
-        keep_evicted: rows that leave wait for `take_evicted` of the collection.
-        admit_probability: POLICY_COUNT admits an id with this probability in each batch that has it, in place of
-            `admit_threshold`, and counts nothing until then; None: off.
-        evict_norm: evicts an id when the 2-norm of its row's weight is less; 0: off.
-        score_half_life: scores of rows that leave are what batches add to them, of which half is left after so many
-            batches; 0: counts (POLICY_COUNT) or scores as `showclick_params` says.
-        sketch_bytes: ids without a row are counted in a sketch of so many bytes, which never counts too little; 0: each
-            has a counter of its own.
-        sketch_depth: cells of an id in the sketch, up to 16.
-        sketch_halve_after: lookups in the sketch with which its cells are halved; 0: never.
+        admit_threshold: POLICY_COUNT admits an id after this many lookups; -1 or None turns it off.
+        not_admitted_default_value: value that every element of the row has for an id that is not admitted. It has no
+            effect without admission.
+        evict_threshold: POLICY_COUNT evicts an id that was not looked up for more than this many seconds; 0 or None
+            turns it off.
+        evict_step_interval: training steps between evictions. It has no effect without eviction.
+        showclick_params: parameters of POLICY_SHOWCLICK, which ignores both thresholds.
+        policy_type: kind of rule; NONE allows no other rule.
+        evict_idle_steps: evicts an id that was in none of this many latest batches; 0 turns it off.
+        max_rows: maximum number of rows; beyond it, ids with the smallest count (POLICY_COUNT) or score are evicted; 0
+            turns it off.
+        max_bytes: maximum number of bytes of the rows, with the same effect; 0 turns it off.
+        keep_evicted: whether evicted rows are kept for the collection's `take_evicted`.
+        admit_probability: POLICY_COUNT admits an id with this probability in each batch that contains it, instead of
+            `admit_threshold`, and does not count lookups before; None turns it off.
+        evict_norm: evicts an id when the 2-norm of its row's weight is less; 0 turns it off.
+        score_half_life: number of batches after which half of a score remains, for eviction by the smallest score; 0
+            uses counts (POLICY_COUNT) or scores with `score_decay`.
+        sketch_bytes: size of a sketch that counts ids without a row, and never counts too little; 0 uses one exact
+            counter for each id.
+        sketch_depth: number of cells of an id in the sketch, up to 16.
+        sketch_halve_after: number of lookups after which the sketch's cells are halved; 0 never halves them.
 
     Raises:
-        TypeError: a field of the wrong type.
-        ValueError: `admit_threshold` below -1, another number that is negative, a `not_admitted_default_value` that is
-            not finite; a rule beside NONE that it would not read, of those that Rec SDK does not have; a sketch
-            without admission, or beside clicks that it would not count.
+        TypeError: a field has the wrong type.
+        ValueError: `admit_threshold` is below -1, another number is negative, `not_admitted_default_value` is not
+            finite; NONE is combined with another rule; a sketch is used without admission, or with clicks, which it
+            would not count.
 
     Example:
         >>> from rec_sdk_torch import AdmitAndEvictConfig
@@ -126,34 +130,36 @@ class AdmitAndEvictConfig:
             raise TypeError(
                 f"AdmitAndEvictConfig: showclick_params is {self.showclick_params!r}, expected ShowClickParams"
             )
-        given: object = self.policy_type
-        if isinstance(given, int) and not isinstance(given, bool):
-            self.policy_type = AdmitAndEvictPolicyType(given)
+        value: object = self.policy_type
+        if isinstance(value, int) and not isinstance(value, bool):
+            self.policy_type = AdmitAndEvictPolicyType(value)
         if not isinstance(self.policy_type, AdmitAndEvictPolicyType):
             raise TypeError(
                 f"AdmitAndEvictConfig: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType"
             )
-        self.table_lifecycle()  # which checks that the rules fit together
+        self.table_lifecycle()  # checks that the rules are compatible
 
     def is_feature_admit_enabled(self) -> bool:
-        """Whether ids have to be admitted."""
+        """Returns whether ids have to be admitted before they get a row."""
         lifecycle = self.table_lifecycle()
         return lifecycle is not None and lifecycle.admits
 
     def is_feature_evict_enabled(self) -> bool:
-        """Whether ids leave their table."""
+        """Returns whether ids are evicted."""
         lifecycle = self.table_lifecycle()
         return lifecycle is not None and bool(lifecycle.eviction or lifecycle.bound)
 
     def is_feature_filter_enabled(self) -> bool:
-        """Whether either is on."""
+        """Returns whether admission or eviction is on."""
         return self.is_feature_admit_enabled() or self.is_feature_evict_enabled()
 
     def table_lifecycle(self) -> TableLifecycle | None:
-        """The rules as the table-batched embedding takes them; None where all are off."""
+        """Returns the rules for a `TableConfig`; None if all are off."""
         kinds, params, owner = AdmitAndEvictPolicyType, self.showclick_params, type(self).__name__
-        ours = [each for each in fields(self) if each.kw_only and getattr(self, each.name) not in (None, each.default)]
-        options = {each.name: getattr(self, each.name) for each in ours}
+        extensions = [
+            each for each in fields(self) if each.kw_only and getattr(self, each.name) not in (None, each.default)
+        ]
+        options = {each.name: getattr(self, each.name) for each in extensions}
         if self.policy_type is kinds.NONE:
             if options.keys() - {"keep_evicted"}:
                 raise ValueError(f"{owner}: policy_type is NONE, which admits and evicts nothing, beside {options}")

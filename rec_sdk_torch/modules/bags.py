@@ -1,4 +1,4 @@
-"""The bags of a KeyedJaggedTensor, whose keys may have batch sizes of their own."""
+"""The bags of a KeyedJaggedTensor whose keys may have different batch sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tbe import Batch, padded_offset_indices
 
 @functools.cache
 def _has_expected_fields() -> bool:
-    """Whether a JaggedTensor is what we know: other releases of TorchRec may keep more in it."""
+    """Returns whether JaggedTensor has the expected fields; other releases of TorchRec may store more."""
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     return list(vars(JaggedTensor(none, lengths=none))) == ["_values", "_weights", "_lengths", "_offsets"]
 
@@ -28,13 +28,13 @@ def _length_error(offsets: torch.Tensor, of_keys: str) -> ValueError:
 
 @dataclass(eq=False, slots=True)
 class Bags:
-    """A batch as the tables look it up: with one batch size.
+    """A batch with one batch size for all keys, as tables look it up.
 
     Attributes:
         features: the batch.
-        offsets: int32 or int64 `[K * B + 1]`.
+        offsets: int32 or int64 `[K * B + 1]`, padded with empty bags.
         size: B, the largest batch size of a key.
-        sizes: of each key its own; None where all keys have B.
+        sizes: batch size of each key; None if all keys have B.
     """
 
     features: KeyedJaggedTensor
@@ -44,10 +44,10 @@ class Bags:
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor, keys: int) -> Bags:
-        """The bags of a batch with so many keys.
+        """Returns the bags of a batch with `keys` keys.
 
         Raises:
-            ValueError: lengths that do not fit the keys.
+            ValueError: the lengths do not fit the keys.
         """
         offsets = features.offsets()
         if features.variable_stride_per_key():
@@ -72,13 +72,13 @@ class Bags:
     def sequences(
         self, names: Sequence[str], batch: Batch, rows: Sequence[torch.Tensor], need_indices: bool
     ) -> dict[str, JaggedTensor]:
-        """The rows of each output, with the lengths of its key.
+        """Returns the rows of each output as a JaggedTensor with the lengths of its key.
 
         Args:
-            names: of the outputs.
-            batch: of these bags, as it was given.
-            rows: of each output float32 `[n_f, D]`.
-            need_indices: the ids are the outputs' weights.
+            names: names of the outputs.
+            batch: the batch of these bags, with all of its lookups.
+            rows: rows of each output, float32 `[n_f, D]`.
+            need_indices: whether ids are returned as weights of the outputs.
         """
         device, keys = rows[0].device, batch.feature_keys.tolist()
         lengths = self.features.lengths().to(device)
@@ -91,16 +91,17 @@ class Bags:
         outputs = zip(names, keys, rows, weights, strict=True)
         if not _has_expected_fields():
             return {name: JaggedTensor(part, weight, of_keys[key]) for name, key, part, weight in outputs}
-        found: dict[str, JaggedTensor] = {}
-        for name, key, part, weight in outputs:  # without the 16 calls of a constructor that checks what fits
-            found[name] = made = _new_jagged(JaggedTensor)
+        outputs_by_name: dict[str, JaggedTensor] = {}
+        for name, key, part, weight in outputs:  # skips a constructor of 16 calls, whose checks always pass here
+            outputs_by_name[name] = made = _new_jagged(JaggedTensor)
             made._values, made._weights, made._lengths, made._offsets = part, weight, of_keys[key], None
-        return found
+        return outputs_by_name
 
     def check_pooled(self) -> None:
-        """
+        """Raises an error if pooled outputs cannot be assigned to samples.
+
         Raises:
-            ValueError: keys have several batch sizes, and nothing says the bag of each sample.
+            ValueError: keys have different batch sizes, and the batch has no inverse indices.
         """
         if self.sizes is not None and self.features.inverse_indices_or_none() is None:
             sizes = dict(zip(self.features.keys(), self.sizes, strict=True))
@@ -110,18 +111,18 @@ class Bags:
             )
 
     def expand(self, values: torch.Tensor, dims: Sequence[int], keys: Sequence[int]) -> torch.Tensor:
-        """Pooled outputs of samples from those of bags.
+        """Expands pooled outputs of bags to pooled outputs of samples, with the batch's `inverse_indices`.
 
         Args:
-            values: float32 `[B, sum(dims)]`.
-            dims, keys: of each output its D, and the place of its key.
+            values: float32 `[B, sum(dims)]`, pooled outputs of bags.
+            dims, keys: D and key index of each output.
 
         Returns:
-            float32 `[samples, sum(dims)]`: by `inverse_indices`, if the batch has them; else `values`.
+            float32 `[samples, sum(dims)]`; `values` itself if the batch has no `inverse_indices`.
 
         Raises:
-            ValueError: `inverse_indices` without a row for each key.
-            IndexError: an index that is no bag of its key, where they are on the host.
+            ValueError: `inverse_indices` lack the row of a key.
+            IndexError: an index is not a bag of its key (checked on the host only).
         """
         places = self.bags_of_samples([self.features.keys()[key] for key in keys], values.device)
         if places is None:

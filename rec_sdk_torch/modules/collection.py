@@ -1,4 +1,4 @@
-"""The part that all collections share: handles, optimizers, and batches from KeyedJaggedTensors."""
+"""Base class of the collections: table parameters, optimizers, and batches from KeyedJaggedTensors."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from .quantization import refuse_quantization
 
 
 class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
-    """Base of the collections: tables of one table-batched embedding, seen through KeyedJaggedTensors.
+    """Base class of the collections: the tables of one table-batched embedding, looked up by KeyedJaggedTensors.
 
     Attributes:
-        output_names: of the outputs, in order.
-        feature_keys: the place in the batch of each feature of each table, int64 `[F]`; of the latest batch.
+        output_names: names of the outputs, in order.
+        feature_keys: index of the key of each feature of each table in the latest batch, int64 `[F]`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         if embedding_optimizer_cls is not None:
             spec_for(embedding_optimizer_cls)
         self.configs = list(configs)
-        # Not a submodule: its tables are those of the handles, and would be in a state dict twice.
+        # Not a submodule: a state dict would contain its tables twice, since the handles save them.
         self.__dict__["embedding"] = embedding
         self._feature_names = [name for config in configs for name in feature_names(config)]
         self.names_by_table = self._embedding_names()
@@ -78,7 +78,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         self._fused_optimizer: KeyedOptimizer | None = None
 
     def _embedding_names(self) -> list[list[str]]:
-        """Output names by table: the feature's, or `feature@table` for one that several tables share."""
+        """Returns output names by table: the feature's name, or `feature@table` if several tables share the feature."""
         count: dict[str, int] = {}
         for name in self._feature_names:
             count[name] = count.get(name, 0) + 1
@@ -93,15 +93,15 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         if self._applied_classes and sum(map(len, self._applied_classes)) == len(self._applied_classes):
             return
         handles = self.table_parameters()
-        found = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
+        new = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
         for name, optimizer in self._table_optimizers.items():
-            # Raises if the table was given a second, different optimizer meanwhile.
+            # raises if a second, different optimizer was applied to the table meanwhile
             table_optimizers({name: handles[name]})
             share_options(handles[name], optimizer)
-        places = {table.name: index for index, table in enumerate(self.embedding.tables)}
-        self.embedding.set_optimizers({places[name]: optimizer for name, optimizer in found.items()})
-        self._table_optimizers.update(found)
-        if found:
+        indices = {table.name: index for index, table in enumerate(self.embedding.tables)}
+        self.embedding.set_optimizers({indices[name]: optimizer for name, optimizer in new.items()})
+        self._table_optimizers.update(new)
+        if new:
             self._fused_optimizer = None
         if len(self._table_optimizers) == len(handles):
             self._applied_classes = [handle.__dict__["_optimizer_classes"] for handle in handles.values()]
@@ -109,7 +109,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
     @property
     @eager
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The tables' optimizer as a TorchRec `KeyedOptimizer`; an empty one while none was applied."""
+        """The optimizer of the tables as a TorchRec `KeyedOptimizer`; an empty one before an optimizer is applied."""
         self.sync_optimizers()
         if self._fused_optimizer is None:
             params = {
@@ -125,13 +125,13 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
     # ---- batches
 
     def _batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[Bags, Batch]:
-        """`features`, and as the planner reads it.
+        """Returns the bags of `features` and the batch for the planner.
 
         Raises:
-            ValueError: a feature that a table needs is missing, or weights are; lengths that do not fit the keys; a
-                tensor on the meta device.
-            TypeError: ids that are neither int32 nor int64.
-            RuntimeError: a tracer's stand-in for a batch, or any in a function that torch.func transforms.
+            ValueError: a table's feature or the weights are missing; lengths do not fit the keys; a tensor is on the
+                meta device.
+            TypeError: ids are neither int32 nor int64.
+            RuntimeError: the batch is a tracer's stand-in, or the call is inside a function transformed by torch.func.
         """
         bags = self.checked_bags(features)
         features, weights = bags.features, None
@@ -151,17 +151,19 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         return bags, batch
 
     def id_signals(self, features: KeyedJaggedTensor) -> IdSignals | None:
-        """The facts about the ids of a training batch that the tables admit and evict by."""
+        """Returns the id signals of a training batch for the tables' admission and eviction; None if not needed."""
         if not self._needs_signals or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
         return IdSignals(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
     def checked_bags(self, features: KeyedJaggedTensor) -> Bags:
-        """Returns the bags of a batch, and finds its features in it: `feature_keys`; for errors see `_batch`."""
+        """Returns the bags of a batch, and updates `feature_keys`; for errors see `_batch`."""
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
-            if isinstance(features, dict) or not hasattr(features, "keys"):  # a tracer's stand-in has every attribute
+            if isinstance(features, dict) or not hasattr(
+                features, "keys"
+            ):  # a tracer's stand-in for a batch has every attribute
                 raise TypeError(f"a batch is a {type(features).__name__}, expected a KeyedJaggedTensor")
         keys = features.keys()
         if keys != self._matched_keys:
@@ -173,20 +175,20 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         return bags
 
     def prefetch(self, features: KeyedJaggedTensor, *, depth: int | None = None) -> Prefetched:
-        """Plans the batch of a training forward to come, and starts to bring its rows in; in another thread.
+        """Plans the batch of a later training forward and starts to fetch its missing rows, in another thread.
 
-        The forward finds the plan by itself, whether it is given `features`, a copy, or the same ids on a device.
-        Batches come in the order in which they were prefetched, and results are those without prefetching. Nothing is
-        planned before the first training forward, nor in evaluation mode. The ids must not be written to before the
-        forward. `rec_sdk_torch.prefetch` calls this for a whole model.
+        The forward finds the plan by itself if it gets `features`, a copy, or the same ids on a device. Forwards must
+        run in the order of the `prefetch` calls; results are the same as without prefetching. Nothing is planned before
+        the first training forward, nor in evaluation mode. The ids must not be written to before the forward.
+        `rec_sdk_torch.prefetch` calls this method for a whole model.
 
         Args:
-            features: of the batch.
-            depth: as of `rec_sdk_torch.prefetch`: the batch is planned beside so many others at the most.
+            features: the batch.
+            depth: see `rec_sdk_torch.prefetch`: the batch is planned together with at most this many others.
 
         Raises:
             RuntimeError: 16 batches are prefetched already.
-            ValueError: as in the forward.
+            ValueError: see the forward.
         """
         bags = self.checked_bags(features)
         prefetched = Prefetched(
@@ -203,26 +205,26 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
-        """Forgets a batch that was prefetched, or all of them when None: their forward will not come, or is over."""
+        """Discards a prefetched batch, or all of them if None: its forward has run or will not run."""
         self.embedding.forget(prefetched)
 
     def _match_keys(self, keys: list[str]) -> None:
-        place = {key: index for index, key in enumerate(keys)}
-        missing = sorted(set(self._feature_names) - place.keys())
+        index_of = {key: index for index, key in enumerate(keys)}
+        missing = sorted(set(self._feature_names) - index_of.keys())
         if missing:
             tables = [c.name for c in self.configs if set(feature_names(c)) & set(missing)]
             raise ValueError(f"the batch lacks features {missing} that tables {tables} need; it has {keys}")
-        self.feature_keys = np.array([place[name] for name in self._feature_names], np.int64)
+        self.feature_keys = np.array([index_of[name] for name in self._feature_names], np.int64)
         self._matched_keys = list(keys)
 
-    # ---- what torch.nn.Module does to modules
+    # ---- methods of torch.nn.Module
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.embedding._apply(fn)  # first: `.half()` is refused before a handle was converted
+        self.embedding._apply(fn)  # first, so that `.half()` is refused before a handle is converted
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> Any:
-        """As any module's."""
+        """Sets training or evaluation mode, as for any module."""
         self.embedding.train(mode)
         return super().train(mode)
 

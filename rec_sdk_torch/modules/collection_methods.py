@@ -1,4 +1,4 @@
-"""Methods of collections and their shards, beside the methods of every module with tables."""
+"""Methods that collections and sharded collections share, in addition to `TableMethods`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..tbe import TableBatchedEmbedding, TableMethods
 
 
 class CollectionMethods(TableMethods):
-    """Methods of collections, and of their shards.
+    """Methods of collections and sharded collections.
 
     Attributes:
-        embedding: has the rows; of a sharded collection, those of this rank.
-        configs: of the whole tables, as given.
-        names_by_table: of the outputs.
-        handles_name: of the module that holds the tables' handles.
+        embedding: the table-batched embedding with the rows; in a sharded collection the rows of this rank.
+        configs: configs of the whole tables, as the user passed them.
+        names_by_table: output names of each table.
+        handles_name: name of the module that contains the tables' handles.
     """
 
     embedding: TableBatchedEmbedding
@@ -30,21 +30,21 @@ class CollectionMethods(TableMethods):
     _modules: dict[str, torch.nn.Module | None]
     _is_weighted = False
 
-    # ---- what the tables are
+    # ---- properties of the tables
 
     def embedding_names_by_table(self) -> list[list[str]]:
         """Returns the output names of each table."""
         return self.names_by_table
 
     def is_weighted(self) -> bool:
-        """Whether bags are sums weighted per sample."""
+        """Returns whether bags are sums weighted per sample."""
         return self._is_weighted
 
     def embedding_dim(self) -> int:
         """Returns D of the tables.
 
         Raises:
-            ValueError: the tables have several.
+            ValueError: the tables have different D.
         """
         dims = sorted({config.embedding_dim for config in self.configs})
         if len(dims) > 1:
@@ -52,18 +52,18 @@ class CollectionMethods(TableMethods):
         return int(dims[0])
 
     def table_handles(self) -> dict[str, TableHandle]:
-        """Returns the handles of the tables by name."""
+        """Returns the handles of the tables, by table name."""
         handles: Any = self._modules[self.handles_name]
         return dict(handles.items())
 
     def table_parameters(self) -> dict[str, TableParameter]:
-        """Returns the parameters of the tables by name."""
+        """Returns the parameters of the tables, by table name."""
         return {name: handle.weight for name, handle in self.table_handles().items()}
 
     def table_ids(self, table: str) -> torch.Tensor:
-        """Returns the ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`.
+        """Returns a hash table's ids in the order of their first lookup, or an index table's row numbers; int64 `[n]`.
 
-        A sharded table has the ids of this rank.
+        For a sharded table, returns the ids that this rank owns.
 
         Raises:
             KeyError: there is no such table.
@@ -73,19 +73,21 @@ class CollectionMethods(TableMethods):
     # ---- optimizers
 
     def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
-        """Returns norms of gradients: of each table, and of all together. Tables without a gradient have 0.
+        """Returns gradient norms of each table and of all tables together; 0 for tables without a gradient.
 
-        With `update="step"` the gradients that wait for `step()` count; with `update="backward"`, after
-        `count_grad_norms()`, the gradients of the last update, see `counted_norms`. Where ranks have divided the
-        tables, the rows of all ranks count, and all ranks have to call it. The host waits for the device.
+        With `update="step"` these are norms of the pending gradients. With `update="backward"`, after
+        `count_grad_norms()`, they are norms of the gradients of the last update, see `counted_norms`. For sharded
+        tables the norms cover the rows of all ranks, and all ranks must call this method. The host waits for the
+        device.
 
         Args:
-            norm_type: p of the norm; `float("inf")` gives the largest element. Updates count these two.
-            local: of the rows of this rank alone, which no other rank has to ask for.
+            norm_type: p of the p-norm; `float("inf")` is the largest absolute element. With `update="backward"`: 2 or
+                infinity.
+            local: covers only the rows of this rank; other ranks need not call the method then.
 
         Raises:
-            RuntimeError: gradients are used up in the backward pass, and nothing counts their norms.
-            ValueError: with `update="backward"`, another norm than 2 and infinity.
+            RuntimeError: gradients are used up in the backward pass, and their norms are not counted.
+            ValueError: another norm than 2 and infinity, with `update="backward"`.
         """
         handles, at_step = self.table_parameters(), self.embedding.options.updates_at_step
         own = pending_norms(handles, norm_type) if at_step else self.counted_norms(norm_type)
@@ -102,17 +104,17 @@ class CollectionMethods(TableMethods):
     # ---- rows and batches
 
     def reset_parameters(self) -> None:
-        """Draws all rows anew: weights and states are as at first, hash tables know no id, open windows are dropped.
+        """Draws all rows anew, resets optimizer states, removes all ids of hash tables and clears accumulation buffers.
 
-        Weights depend on seed, table and id: they are those that the collection began with, but for an `init_fn`. All
-        ranks should call it.
+        The weights are a function of seed, table name and id, so they are the initial weights again, except with an
+        `init_fn`. All ranks should call it.
 
         Raises:
             RuntimeError: batches in flight use rows.
         """
         layout = self.embedding.layout
         if not layout.built:
-            return  # no row was drawn yet
+            return  # rows are drawn at the first use
         self.sync_optimizers()
         with self.exclusive():
             layout.drop_windows()
@@ -121,38 +123,38 @@ class CollectionMethods(TableMethods):
             layout.fill(layout)
 
     def wait_for_plans(self) -> None:
-        """Waits until the prefetched batches are planned, as far as they can be now."""
+        """Blocks until all prefetched batches that can be planned now are planned."""
         self.embedding.queue.wait()
 
 
 class SequenceTables:
-    """TorchRec's names for what sequence tables are.
+    """Methods of TorchRec's interface for sequence tables.
 
     Attributes:
-        configs: of the tables.
+        configs: configs of the tables.
     """
 
     configs: Sequence[BaseEmbeddingConfig]
     _need_indices: bool
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Returns the configs of sequence tables, as given: of whole tables."""
+        """Returns the configs of the whole tables, as the user passed them."""
         return [config for config in self.configs if isinstance(config, EmbeddingConfig)]
 
     def need_indices(self) -> bool:
-        """Whether outputs carry their ids as weights."""
+        """Returns whether outputs carry their ids as weights."""
         return self._need_indices
 
 
 class PooledTables:
-    """TorchRec's name for what pooled tables are.
+    """Methods of TorchRec's interface for pooled tables.
 
     Attributes:
-        configs: of the tables.
+        configs: configs of the tables.
     """
 
     configs: Sequence[BaseEmbeddingConfig]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Returns the configs of pooled tables, as given: of whole tables."""
+        """Returns the configs of the whole tables, as the user passed them."""
         return [config for config in self.configs if isinstance(config, EmbeddingBagConfig)]

@@ -1,4 +1,4 @@
-"""Configurations of tables, as TorchRec and Rec SDK users write them."""
+"""Table configs with the interfaces of TorchRec and Rec SDK."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEATURE_NAME = re.compile(r"[^\s@]+")
 
 @dataclass
 class _HashTableFields:
-    """The fields that a hash table's config has beyond TorchRec's."""
+    """Fields of a hash table's config that TorchRec's config does not have."""
 
     weight_init_mean: float = 0.0
     weight_init_stddev: float = 0.05
@@ -35,14 +35,14 @@ class _HashTableFields:
     is_incremental: bool = False
 
     def __post_init__(self) -> None:
-        """Leaves `init_fn` as given: TorchRec's fills it in, and a user's choice could not be told apart."""
+        """Leaves `init_fn` unset, because TorchRec's method fills it in and hides whether the user set it."""
 
 
 @dataclass
 class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
-    """A hash table of sequences: its ids are any int64, its rows are in host memory, hot ones in the device cache.
+    """Config of a hash table for sequences: ids are any int64, rows are in host memory, hot rows in the device cache.
 
-    Its fields are those of `EmbCacheEmbeddingBagConfig`, with its errors, but for `pooling`.
+    The fields and errors are the same as in `EmbCacheEmbeddingBagConfig`, except that there is no `pooling`.
 
     Example:
         >>> from rec_sdk_torch import EmbCacheEmbeddingConfig
@@ -54,35 +54,35 @@ class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
 
 @dataclass
 class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
-    """A hash table of bags: its ids are any int64, its rows are in host memory, hot ones in the device cache.
+    """Config of a hash table for bags: ids are any int64, rows are in host memory, hot rows in the device cache.
 
     Attributes:
-        num_embeddings: how many ids to expect, from 1 on. It sizes cache and planner, sets the default range of initial
-            weights, and is no limit.
-        embedding_dim: D, columns of a row, 1 to 4096.
-        name: of the table: letters, digits and underscores, 1 to 100 of them, unique in its collection.
-        feature_names: keys of the batch that look the table up.
-        data_type: of the weights: `DataType.FP32`, `FP16` or `BF16`.
-        pooling: what a bag becomes: `PoolingType.SUM` or `MEAN`.
-        weight_init_min: least initial weight. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard
+        num_embeddings: expected number of ids, at least 1. It sizes the cache and the planner, determines the default
+            range of initial weights, and is not a limit.
+        embedding_dim: D, number of columns, 1 to 4096.
+        name: table name: 1 to 100 letters, digits and underscores, unique in its collection.
+        feature_names: keys of the batch that look up the table.
+        data_type: data type of the weights: `DataType.FP32`, `FP16` or `BF16`.
+        pooling: pooling of a bag: `PoolingType.SUM` or `MEAN`.
+        weight_init_min: minimum initial weight. None: -sqrt(1 / num_embeddings), or for TRUNCATED_NORMAL two standard
             deviations below the mean.
-        weight_init_max: the greatest, likewise.
+        weight_init_max: maximum initial weight. None: likewise, above.
         weight_init_mean: mean of a TRUNCATED_NORMAL.
-        weight_init_stddev: its standard deviation.
+        weight_init_stddev: standard deviation of a TRUNCATED_NORMAL.
         initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`. None: UNIFORM; LINEAR under
             `rec_sdk_torch.compat`.
-        init_fn: fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the order in which
-            ids arrive.
-        admit_and_evict_config: which ids get a row, and when they lose it: Rec SDK's `AdmitAndEvictConfig`, or a
-            `TableLifecycle` of `rules`. None or the default: all do, and keep it.
-        is_incremental: rows know when they changed last, which `Saver.save(incremental=True)` needs; 8 to 10 bytes
-            for each row.
+        init_fn: function that fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the
+            order in which ids are first looked up.
+        admit_and_evict_config: rules for admission and eviction: Rec SDK's `AdmitAndEvictConfig`, or a `TableLifecycle`
+            of `rules`. None or the default: every id gets a row and keeps it.
+        is_incremental: whether rows record when they last changed, which `Saver.save(incremental=True)` needs; takes 8
+            to 10 bytes per row.
 
-    Other fields of TorchRec's config have to keep their defaults.
+    Other fields of TorchRec's config must keep their defaults.
 
     Raises:
-        ValueError, TypeError: by the collection that takes the config, where a field is out of range or of another
-            type; the message names table and field.
+        ValueError, TypeError: raised by the collection if a field is out of range or has another type; the message
+            names table and field.
 
     Example:
         >>> from torchrec import DataType, PoolingType
@@ -100,12 +100,12 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
 
 @dataclass
 class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
-    """A hash table of bags that is wholly in device memory, of a `HashEmbeddingBagCollection`.
+    """Config of a hash table for bags whose rows are all in device memory, for `HashEmbeddingBagCollection`.
 
-    Its fields are those of `EmbCacheEmbeddingBagConfig`, but for these:
+    The fields are the same as in `EmbCacheEmbeddingBagConfig`, except:
 
     Attributes:
-        num_embeddings: the capacity: one id more is a `CapacityError`.
+        num_embeddings: capacity of the table; one more id raises `CapacityError`.
         initializer_type: None is UNIFORM, also under `rec_sdk_torch.compat`.
 
     Example:
@@ -115,7 +115,7 @@ class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
 
 
 def _init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
-    """The user's `init_fn`: none where it is TorchRec's own, which is UNIFORM under another name."""
+    """Returns the user's `init_fn`; None if TorchRec filled it in, which is the same as UNIFORM."""
     fn: InitFn | None = config.init_fn
     if isinstance(fn, functools.partial) and fn.func is torch.nn.init.uniform_ and not fn.args:
         return None if fn.keywords == {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()} else fn
@@ -123,11 +123,11 @@ def _init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
 
 
 def feature_names(config: BaseEmbeddingConfig) -> list[str]:
-    """The features of a table: those named, else one of the table's own name, as in TorchRec.
+    """Returns the features of a table: `feature_names`, or if that is empty one with the table's name, as in TorchRec.
 
     Raises:
-        TypeError: no list of names, such as a single string.
-        ValueError: a name that is empty or has spaces or `@`, or one that is there twice.
+        TypeError: `feature_names` is not a list, for example a single string.
+        ValueError: a name is empty, has spaces or `@`, or occurs twice.
     """
     if isinstance(config.feature_names, str) or not isinstance(config.feature_names, Iterable):
         raise TypeError(
@@ -143,26 +143,26 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
 
 
 def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerType:
-    """Returns a config's initializer, or the default of its kind of table, which is announced once."""
-    name, given = config.name, getattr(config, "initializer_type", None)
-    if given is None:
+    """Returns the initializer of a config, or the default of its kind of table, with a warning once per process."""
+    name, initializer = config.name, getattr(config, "initializer_type", None)
+    if initializer is None:
         if config.init_fn is None and isinstance(config, _HashTableFields):
             warn_changed_default(name)
         return config_defaults.cached_initializer if cached else InitializerType.UNIFORM
-    if not isinstance(given, InitializerType):
-        raise TypeError(f"table {name!r}: initializer_type is {given!r}, not InitializerType")
-    return given
+    if not isinstance(initializer, InitializerType):
+        raise TypeError(f"table {name!r}: initializer_type is {initializer!r}, not InitializerType")
+    return initializer
 
 
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
-    """The engine's config of a table, from a collection's config, which is not changed.
+    """Returns the `TableConfig` of a collection's config, which is not changed.
 
-    A config of this module makes a hash table, a plain TorchRec one an index table (under compat a hash table too).
+    A config of this module makes a hash table, TorchRec's own an index table (under compat a hash table too).
     `capacity` makes `num_embeddings` a hash table's limit, as in `HashEmbeddingBagCollection`.
 
     Raises:
-        ValueError, TypeError: a field that cannot be met; the message names table and field.
-        NotImplementedError: a feature that is not built yet.
+        ValueError, TypeError: an invalid field; the message names table and field.
+        NotImplementedError: an unsupported feature.
     """
     _check_fields_without_effect(config)
     hashed = hashes_torchrec_configs() or isinstance(config, _HashTableFields)
@@ -172,11 +172,11 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
     if isinstance(config, _HashTableFields):
         if not isinstance(config.is_incremental, bool):
             raise TypeError(f"table {name!r}: is_incremental is {config.is_incremental!r}, expected a bool")
-        given = config.admit_and_evict_config
-        lifecycle = given.table_lifecycle() if isinstance(given, AdmitAndEvictConfig) else given
+        rules = config.admit_and_evict_config
+        lifecycle = rules.table_lifecycle() if isinstance(rules, AdmitAndEvictConfig) else rules
         if not isinstance(lifecycle, (TableLifecycle, type(None))):
             raise TypeError(
-                f"table {name!r}: admit_and_evict_config is {given!r}, expected AdmitAndEvictConfig or TableLifecycle"
+                f"table {name!r}: admit_and_evict_config is {rules!r}, expected AdmitAndEvictConfig or TableLifecycle"
             )
         mean, stddev = config.weight_init_mean, config.weight_init_stddev
     pooling = Pooling.NONE
@@ -223,7 +223,7 @@ _WITHOUT_EFFECT = (
     "enable_embedding_update",
     "stash_weights",
 )
-"""Fields of TorchRec's configs that tables of this package cannot follow; older versions of TorchRec have fewer."""
+"""Fields of TorchRec's configs that are not supported; older versions of TorchRec have fewer of them."""
 
 
 def _check_fields_without_effect(config: BaseEmbeddingConfig) -> None:
@@ -239,9 +239,9 @@ def _check_fields_without_effect(config: BaseEmbeddingConfig) -> None:
 def check_kind(
     tables: Sequence[BaseEmbeddingConfig], kind: type[BaseEmbeddingConfig], collection: str, *, capacity: bool
 ) -> None:
-    """Raises TypeError for tables that are no list, or a table config that the collection cannot take.
+    """Raises TypeError if `tables` is not a list, or contains a config that the collection does not support.
 
-    Only a collection with `capacity` can keep what `HashEmbeddingBagConfig` says.
+    Only a collection with `capacity` supports `HashEmbeddingBagConfig`.
     """
     if isinstance(tables, str) or not isinstance(tables, Sequence):
         raise TypeError(f"{collection} takes a list of {kind.__name__} tables, got {type(tables).__name__}")

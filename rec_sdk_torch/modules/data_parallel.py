@@ -1,9 +1,9 @@
-"""A change of torch's DistributedDataParallel: it leaves tables alone.
+"""A patch of torch's DistributedDataParallel that makes it ignore tables.
 
-A handle never gets a gradient, and carries the attributes of an optimizer in backward. DistributedDataParallel would
-wait for the first, and take the second for a reason to hand dense gradients to no one. It has a list of names to
-ignore, but reads it from the module that is wrapped, which a collection inside it does not know; so its constructor is
-wrapped. Done when the first collection is made, not on import.
+A table's parameter never gets a gradient, and has the attributes of an optimizer in backward. DistributedDataParallel
+would wait for the gradient, and would stop reducing dense gradients because of the attributes. It has a list of
+parameter names to ignore, but reads it from the wrapped module, which a collection inside does not know. So its
+constructor is wrapped, when the first collection is created.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
 def exclude_tables() -> None:
-    """Lets every DistributedDataParallel made from now on ignore the tables of its module."""
+    """Makes every DistributedDataParallel that is created from now on ignore the tables of its module."""
     construct = DistributedDataParallel.__init__
     if is_ours(construct):
         return
@@ -43,20 +43,20 @@ def exclude_tables() -> None:
                 "get_default_hybrid_sharders(host_env); for a reference that is trained as dense parameters are, use "
                 "torchrec.EmbeddingBagCollection; to read only, call eval() on the model"
             )
-        own = _IGNORED in module.__dict__
-        given = getattr(module, _IGNORED, ())
+        was_set = _IGNORED in module.__dict__
+        before = getattr(module, _IGNORED, ())
         names = [f"{prefix}.{name}" for prefix, part in handles.items() for name in part.state_names()]
-        setattr(module, _IGNORED, [*given, *names])
+        setattr(module, _IGNORED, [*before, *names])
         try:
             construct(self, module, *args, **kwargs)
         finally:
-            if own:
-                setattr(module, _IGNORED, given)
+            if was_set:
+                setattr(module, _IGNORED, before)
             else:
                 delattr(module, _IGNORED)
-        alone = tuple(part.table for part in handles.values() if not part.sharded)
-        if alone and torch.distributed.get_world_size(self.process_group) > 1:
-            _warn_per_rank(alone)
+        unsharded = tuple(part.table for part in handles.values() if not part.sharded)
+        if unsharded and torch.distributed.get_world_size(self.process_group) > 1:
+            _warn_per_rank(unsharded)
             for part in handles.values():
                 part.weight.differs_by_rank = not part.sharded
 

@@ -1,4 +1,4 @@
-"""How a collection reads a config where the config does not say it; `rec_sdk_torch.compat` sets Rec SDK's ways."""
+"""Defaults for what a table's config leaves open; `rec_sdk_torch.compat` switches to Rec SDK's defaults."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ..tbe import InitializerType
 
 @dataclass
 class ConfigDefaults:
-    """
+    """Defaults for configs of tables.
+
     Attributes:
-        torchrec_configs_hashed: TorchRec's own configs make hash tables, not index tables.
-        cached_range: initial weights of cached hash tables whose configs give no min or max; None: as
-            `TableConfig` has them.
-        cached_initializer: of cached hash tables whose configs give no `initializer_type`.
+        torchrec_configs_hashed: whether TorchRec's own configs create hash tables instead of index tables.
+        cached_range: range of initial weights of cached hash tables without min or max in the config; None:
+            `TableConfig`'s.
+        cached_initializer: initializer of cached hash tables without `initializer_type` in the config.
         warns_changed_default: whether the next config without `initializer_type` warns that the default has changed.
     """
 
@@ -36,13 +37,13 @@ _AS_INDEX: ContextVar[bool] = ContextVar("_AS_INDEX", default=False)
 
 
 def hashes_torchrec_configs() -> bool:
-    """Whether TorchRec's own configs make hash tables here and now."""
+    """Returns whether TorchRec's own configs create hash tables in this context."""
     return config_defaults.torchrec_configs_hashed and not _AS_INDEX.get()
 
 
 @contextlib.contextmanager
 def torchrec_configs_as_index() -> Iterator[None]:
-    """Within it TorchRec's own configs make index tables: those of TorchRec's own collections."""
+    """Makes TorchRec's own configs create index tables inside the context, for TorchRec's own collections."""
     token = _AS_INDEX.set(True)
     try:
         yield
@@ -51,7 +52,7 @@ def torchrec_configs_as_index() -> Iterator[None]:
 
 
 def use_rec_sdk_defaults() -> None:
-    """From now on those of Rec SDK hold."""
+    """Switches this process to Rec SDK's defaults."""
     config_defaults.torchrec_configs_hashed = True
     config_defaults.cached_range = (0.0, 1.0)
     config_defaults.cached_initializer = InitializerType.LINEAR
@@ -59,7 +60,7 @@ def use_rec_sdk_defaults() -> None:
 
 
 def warn_changed_default(table: str) -> None:
-    """Warns once in a process that the default of `initializer_type` has changed."""
+    """Warns once per process that the default of `initializer_type` has changed."""
     if not config_defaults.warns_changed_default:
         return
     config_defaults.warns_changed_default = False

@@ -1,4 +1,4 @@
-"""Embedding collections whose tables are larger than device memory; TorchRec's interfaces, Rec SDK's names."""
+"""Embedding collections for tables larger than device memory, with TorchRec's interfaces and Rec SDK's names."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .collection_methods import PooledTables, SequenceTables
 from .configs import HashEmbeddingBagConfig, check_kind, table_config
 
 HomeOption: TypeAlias = Home | str | Mapping[str, Home | str]
-"""The home of the rows of all tables, or of those that are named; others are at home by MODULO."""
+"""Rule by which ranks own the rows of all tables, or a dict of rules by table name; the default is MODULO."""
 
 
-def _by_table(option: str, given: Any, tables: Sequence[BaseEmbeddingConfig]) -> Mapping[str, Any]:
-    """An option of the tables, by name: the same of all, or as a dict has it.
+def _by_table(option: str, value: Any, tables: Sequence[BaseEmbeddingConfig]) -> Mapping[str, Any]:
+    """Returns an option as a dict by table name, from one value for all tables or a dict.
 
     Raises:
-        ValueError: it names a table that is not there.
+        ValueError: the dict names an unknown table.
     """
     names = [table.name for table in tables]
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(names, given)
-    unknown = sorted(set(given) - set(names))
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(names, value)
+    unknown = sorted(set(value) - set(names))
     if unknown:
         raise ValueError(f"{option} names tables {unknown}, only {names} are there")
-    return given
+    return value
 
 
 def _embedding(
@@ -47,7 +47,10 @@ def _embedding(
     capacity: bool = False,
     **of_tables: Any,
 ) -> TableBatchedEmbedding:
-    """The tables of a collection, whose configs must be of `kind`; `of_tables`: fields of `TableConfig` of them all."""
+    """Creates the table-batched embedding of a collection, whose configs must be of the class `kind`.
+
+    `of_tables` are fields of `TableConfig` that all tables get.
+    """
     check_kind(tables, kind, type(collection).__name__, capacity=capacity)
     paddings, homes = _by_table("padding_idx", padding_idx, tables), _by_table("home", home, tables)
     configs = [
@@ -59,24 +62,26 @@ def _embedding(
         )
         for table in tables
     ]
-    if any(config.track_changes for config in configs):  # so do TorchRec's own, which have no is_incremental
-        own = [hasattr(table, "is_incremental") for table in tables]
-        configs = [c if has else replace(c, track_changes=True) for c, has in zip(configs, own, strict=True)]
+    if any(
+        config.track_changes for config in configs
+    ):  # then also tables of TorchRec's configs, which have no is_incremental
+        has_option = [hasattr(table, "is_incremental") for table in tables]
+        configs = [c if has else replace(c, track_changes=True) for c, has in zip(configs, has_option, strict=True)]
     return TableBatchedEmbedding.from_options(configs, options)
 
 
 class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCollectionInterface):
-    """Looks up a row for each id, with all rows in host memory and a cache of them on the device.
+    """Collection that looks up a row for each id, with all rows in host memory and a cache on the device.
 
-    It takes the place of TorchRec's `EmbeddingCollection`. The rows and the cache are laid out at the first use. In
-    training mode a forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
+    It replaces TorchRec's `EmbeddingCollection`. Rows and cache are allocated at the first use. In training mode a
+    forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
 
-    Its arguments are those of `EmbCacheEmbeddingBagCollection`, with its errors, but for these:
+    Arguments and errors are the same as for `EmbCacheEmbeddingBagCollection`, except:
 
     Args:
-        tables: `EmbCacheEmbeddingConfig` makes a hash table, whose ids are any int64; TorchRec's `EmbeddingConfig` an
-            index table, whose ids are from 0 to `num_embeddings - 1`.
-        need_indices: outputs carry their ids as weights; in place of `is_weighted`.
+        tables: configs. `EmbCacheEmbeddingConfig` makes a hash table, whose ids are any int64; TorchRec's
+            `EmbeddingConfig` makes an index table, whose ids are 0 to `num_embeddings - 1`.
+        need_indices: whether outputs carry their ids as weights; there is no `is_weighted`.
 
     Example:
         >>> import torch
@@ -133,11 +138,11 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
         """Looks up every feature.
 
         Args:
-            features: ids int32 or int64, on the host for speed; features no table has are ignored. Keys may have batch
-                sizes of their own; inverse indices are ignored, as in TorchRec.
+            features: ids int32 or int64, fastest on the host; features that no table has are ignored. Keys may have
+                different batch sizes; inverse indices are ignored, as in TorchRec.
 
         Returns:
-            by embedding name, values float32 `[n_f, D]` with the feature's lengths.
+            Dict by embedding name: values float32 `[n_f, D]` with the feature's lengths.
         """
         bags, batch = self._batch(features, weighted=False)
         parts = self.embedding.lookup_features(batch)
@@ -145,7 +150,7 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
 
 
 class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionInterface):
-    """Pooled embeddings as a KeyedTensor."""
+    """Collection that returns pooled embeddings as a KeyedTensor."""
 
     handles_name = "embedding_bags"
 
@@ -164,11 +169,12 @@ class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionIn
         """Looks up and pools every feature.
 
         Args:
-            features: ids int32 or int64, on the host for speed; weights when the collection is weighted;
-                features no table has are ignored. Keys may have batch sizes of their own, with inverse indices.
+            features: ids int32 or int64, fastest on the host; weights if the collection is weighted; features that no
+                table has are ignored. Keys may have different batch sizes, with inverse indices.
 
         Returns:
-            values float32 `[B, sum of the features' dims]`, keys in table order. With inverse indices, B is theirs.
+            Values float32 `[B, sum of the features' dims]`, keys in table order. With inverse indices, B is their
+            number of samples.
         """
         bags, batch = self._batch(features, weighted=self._is_weighted)
         dims = self.embedding.feature_dims
@@ -179,43 +185,44 @@ class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionIn
 
 
 class EmbCacheEmbeddingBagCollection(_PooledCollection):
-    """Looks up bags of ids and pools their rows, with all rows in host memory and a cache of them on the device.
+    """Collection that pools the rows of bags of ids, with all rows in host memory and a cache on the device.
 
-    It takes the place of TorchRec's `EmbeddingBagCollection`. The rows and the cache are laid out at the first use. In
-    training mode a forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
+    It replaces TorchRec's `EmbeddingBagCollection`. Rows and cache are allocated at the first use. In training mode a
+    forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
 
     Args:
-        tables: `EmbCacheEmbeddingBagConfig` makes a hash table, whose ids are any int64; TorchRec's
-            `EmbeddingBagConfig` an index table, whose ids are from 0 to `num_embeddings - 1`.
-        world_size: ranks whose batches meet in one cache. This and the next two only size a derived cache.
-        batch_size: samples of a batch of one rank; larger batches are legal. None: a batch counts as one row.
+        tables: configs. `EmbCacheEmbeddingBagConfig` makes a hash table, whose ids are any int64; TorchRec's
+            `EmbeddingBagConfig` makes an index table, whose ids are 0 to `num_embeddings - 1`.
+        world_size: number of ranks whose batches share one cache. This and the next two arguments only affect a cache
+            size that is derived.
+        batch_size: samples per batch of one rank; larger batches are allowed. None: a batch counts as one row.
         multi_hot_sizes: ids per sample of each table. None: one for each of its features.
-        is_weighted: bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
-        need_accumulate_offset: has no effect; scripts of Rec SDK give it.
-        device: where the cache is, such as `"cuda"` or `"npu:0"`. None: torch's default device.
+        is_weighted: whether bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
+        need_accumulate_offset: accepted for Rec SDK's scripts; has no effect.
+        device: device of the cache, such as `"cuda"` or `"npu:0"`. None: torch's default device.
         embedding_optimizer_cls: the only optimizer class that may be applied; None: any.
-        cache: size of the device cache. None: derived from the memory that is free; an int: rows of each table; a
-            float in (0, 1]: that share of `num_embeddings`; a string such as `"2GiB"`: device memory of all tables;
-            a dict: one of these by table name.
-        seed: of the initial weights, which are a function of seed, table name and id. None: drawn from torch's
+        cache: size of the device cache. None: derived from free memory; an int: rows of each table; a float in (0, 1]:
+            fraction of `num_embeddings`; a string such as `"2GiB"`: device memory for all tables; a dict: one of these
+            by table name.
+        seed: seed of the initial weights, which are a function of seed, table name and id. None: drawn from torch's
             generator.
-        bounds_check_mode: what an id outside an index table does: `"fatal"` raises IndexError, `"warning"` reads row 0
-            and warns, `"ignore"` and `"none"` read row 0.
-        check_finite: what a NaN or infinite gradient does: `"off"` nothing, `"warn"` a warning, `"raise"` a
+        bounds_check_mode: handling of an id outside an index table: `"fatal"` raises IndexError, `"warning"` reads row
+            0 and warns, `"ignore"` and `"none"` read row 0.
+        check_finite: handling of a NaN or infinite gradient: `"off"` ignores it, `"warn"` warns, `"raise"` raises a
             FloatingPointError before any row changes.
-        cache_policy: which rows leave a full cache: a policy of docs/cache.md. Results are the same.
-        update: when rows are updated: in the `"backward"` pass, or by `"step"`, `fused_optimizer.step()`.
-        host_store: a folder for the rows, as files that are mapped into memory; None: they are in host memory.
-        stochastic_rounding: updates round 16-bit weights up or down at random, right on average.
+        cache_policy: policy that chooses victims of a full cache, see docs/cache.md. Results are the same.
+        update: time of row updates: in the `"backward"` pass, or at `"step"`, that is `fused_optimizer.step()`.
+        host_store: folder for the rows, as memory-mapped files; None: they are in host memory.
+        stochastic_rounding: whether updates round 16-bit weights up or down at random, without bias.
         cache_dtype: data type of the weights in the cache: torch.float32, float16 or bfloat16; None: the table's.
-        padding_idx: an id that means nothing, of all tables, or by table name: it has no row and no gradient.
-        home: which rank has a row of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; of all tables,
-            or by table name.
+        padding_idx: padding id of all tables, or a dict by table name: such an id has no row and no gradient.
+        home: rule by which ranks own the rows of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; for
+            all tables, or a dict by table name.
 
     Raises:
-        ValueError, TypeError: tables or options that cannot be met; the message names them.
-        MemoryError: index tables that the host cannot hold.
-        ImportError, NotImplementedError: the device has no software here, or no tables can be on it.
+        ValueError, TypeError: invalid tables or options; the message names them.
+        MemoryError: index tables do not fit into host memory.
+        ImportError, NotImplementedError: the device's software is missing, or the device is not supported.
 
     Example:
         >>> import torch
@@ -271,21 +278,21 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
 
 
 class HashEmbeddingBagCollection(_PooledCollection):
-    """Looks up bags of ids and pools their rows, which are wholly in device memory.
+    """Collection that pools the rows of bags of ids, with all rows in device memory.
 
-    An id is any int64. `num_embeddings` is the capacity of a table: one id more is a `CapacityError`. Initial weights
+    An id is any int64. `num_embeddings` is the capacity of a table; one more id raises `CapacityError`. Initial weights
     depend on a seed that is drawn from torch's generator.
 
     Args:
-        tables: `HashEmbeddingBagConfig`, or another `EmbeddingBagConfig`.
-        is_weighted: bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
-        device: where the rows are, such as `"cuda"` or `"npu:0"`. None: torch's default device.
+        tables: configs: `HashEmbeddingBagConfig`, or another `EmbeddingBagConfig`.
+        is_weighted: whether bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
+        device: device of the rows, such as `"cuda"` or `"npu:0"`. None: torch's default device.
 
-    Its other arguments are those of `EmbCacheEmbeddingBagCollection`.
+    The other arguments are the same as for `EmbCacheEmbeddingBagCollection`.
 
     Raises:
-        ValueError, TypeError: tables or options that cannot be met; the message names them.
-        ImportError, NotImplementedError: the device has no software here, or no tables can be on it.
+        ValueError, TypeError: invalid tables or options; the message names them.
+        ImportError, NotImplementedError: the device's software is missing, or the device is not supported.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
-"""A change of torch's `quantize_dynamic`, and so of TorchRec's `quantize_embeddings`: no tables.
+"""A patch of torch's `quantize_dynamic`, also used by TorchRec's `quantize_embeddings`, that refuses tables.
 
-Both replace modules of the classes that they are given, and would leave tables as they are without a word. A
-request for dense modules alone goes on. Only what `quantize_dynamic` calls is wrapped, as programs have imported it by
-name. Done when the first collection is made, not on import.
+Both replace modules of the given classes, and would silently leave tables unquantized. Quantization of dense modules
+alone continues to work. Only the function that `quantize_dynamic` calls is wrapped, because programs import
+`quantize_dynamic` by name. The patch is installed when the first collection is created.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingBagCollection
 
 @functools.cache
 def refuse_quantization() -> None:
-    """Lets quantization of a model's embeddings raise where the model has tables; wraps once."""
+    """Makes quantization of embeddings raise for models with tables; installs the patch once."""
     after_import("torch.ao.quantization.quantize", _wrap)
 
 
@@ -34,12 +34,13 @@ def _refuse_table_quantization(propagate: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(propagate)
     def refusing(module: torch.nn.Module, qconfig_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
         tables = [part.table for part in module.modules() if isinstance(part, TableHandle)]
-        asked = [key for key in qconfig_dict or () if isinstance(key, type) and issubclass(key, _EMBEDDINGS)]
-        if tables and asked:
+        classes = [key for key in qconfig_dict or () if isinstance(key, type) and issubclass(key, _EMBEDDINGS)]
+        if tables and classes:
             raise TypeError(
-                f"tables {tables} cannot be quantized in their model, as {[key.__name__ for key in asked]} are to be. "
-                "Export their collection: rec_sdk_torch.export.quantized(rec_sdk_torch.export.to_torchrec(tables)). "
-                "Quantize the other modules by themselves"
+                f"tables {tables} cannot be quantized inside a model, as requested for "
+                f"{[each.__name__ for each in classes]}. Export their collection instead: "
+                "rec_sdk_torch.export.quantized(rec_sdk_torch.export.to_torchrec(tables)). Quantize dense modules "
+                "without these classes"
             )
         return propagate(module, qconfig_dict, *args, **kwargs)
 

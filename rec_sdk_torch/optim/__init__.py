@@ -1,1 +1,1 @@
-"""How tables get their optimizer, how TorchRec sees it, and the Accumulate optimizers."""
+"""Optimizers of tables: assignments, the fused optimizer for TorchRec, norms and clipping, Accumulate classes."""

@@ -1,8 +1,8 @@
-"""Optimizers with an accumulation window: the gradients of `accumulate_step` backward passes, one update.
+"""Accumulate optimizers: one update with the gradients of `accumulate_step` backward passes.
 
-On embedding tables `apply_optimizer_in_backward` recognises these classes and the window is kept beside the
-device cache. On other parameters they are ordinary optimizers: `step()` is called once per backward pass and
-changes the parameters in every `accumulate_step`-th call, with the sum (not the mean) of the gradients.
+On embedding tables, `apply_optimizer_in_backward` recognizes these classes, and an accumulation buffer is kept with the
+device cache. On other parameters they are ordinary optimizers: `step()` is called once per backward pass, and every
+`accumulate_step`-th call updates the parameters with the sum (not the mean) of the gradients.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ON_PARAMETERS = """Example:
 
 
 class Accumulating(torch.optim.Optimizer):
-    """Puts a window before the base optimizer's `step`.
+    """Base class that accumulates gradients before the `step` of the base optimizer.
 
-    A subclass names the `example` that is appended to its docstring, where `{name}` stands for the class.
+    A subclass passes an `example` that is appended to its docstring, with `{name}` replaced by the class name.
 
     Args:
-        params: parameters, as the base optimizer takes them.
-        args, kwargs: of the base optimizer.
-        use_accumulate: whether there is a window; False: each backward pass is an update.
-        accumulate_step: backward passes of a window, from 1 on. The update is made with the sum of their gradients.
+        params: parameters, as for the base optimizer.
+        args, kwargs: arguments of the base optimizer.
+        use_accumulate: whether to accumulate; False: each backward pass is followed by an update.
+        accumulate_step: number of backward passes per update, at least 1. The update uses the sum of their gradients.
 
     Raises:
-        TypeError: `use_accumulate` is no bool, `accumulate_step` no whole number.
+        TypeError: `use_accumulate` is not a bool, or `accumulate_step` not an integer.
         ValueError: `accumulate_step` is below 1, or above 1 without `use_accumulate`.
     """
 
@@ -70,7 +70,7 @@ class Accumulating(torch.optim.Optimizer):
                 self._sums[param] = param.grad.clone() if total is None else total.add_(param.grad)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Adds the gradients to the window; at its end, the base optimizer's step with their sum."""
+        """Adds the gradients to the buffer; every `accumulate_step`-th call updates the parameters with their sum."""
         loss = closure() if closure is not None else None
         self._backwards += 1
         self._add_gradients()
@@ -100,7 +100,7 @@ class AccumulateRMSprop(Accumulating, torch.optim.RMSprop, example=_ON_PARAMETER
 
 
 def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
-    """`grad` as a sparse tensor that also names the rows of zeros, which `to_sparse` leaves out."""
+    """Returns `grad` as a sparse tensor of all rows, including rows of zeros, which `to_sparse` would leave out."""
     rows = grad if grad.dim() else grad[None]
     places = torch.arange(len(rows), device=grad.device)[None] if grad.dim() else rows.new_empty((0, 1)).long()
     return torch.sparse_coo_tensor(
@@ -109,7 +109,7 @@ def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
 
 
 class _DenseAsSparse(torch.optim.SparseAdam):
-    """SparseAdam that takes a dense gradient as one that touches every row."""
+    """SparseAdam that treats a dense gradient as a sparse one of all rows."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         for group in self.param_groups:

@@ -1,6 +1,6 @@
 """Accumulate variants of TorchRec's optimizers, see `accumulate`.
 
-All but RowWiseAdagrad stand in TorchRec for an optimizer of tables: on other parameters their `step` raises.
+All but RowWiseAdagrad are placeholders in TorchRec for an optimizer of tables: on other parameters their `step` raises.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A change of torch's `clip_grad_norm_` and `clip_grad_value_`: what they do to tables is said, and done over ranks.
+"""A patch of torch's `clip_grad_norm_` and `clip_grad_value_` that handles tables among the parameters.
 
-With `update="backward"` a table's gradients are used up in the backward pass, so these functions would leave tables out
-without a word. With `update="step"` they clip the gradients that wait; of a table whose rows are on several ranks the
-norm is that of all of them. The functions stay the ones that programs have imported by name: only what they call is
-wrapped. Done when the first collection is made, not on import. Where another library has put a function of its own in
-place of torch's, the change reaches it through torch's, if it calls that; if it does not, a warning says so.
+With `update="backward"` a table's gradients are used up in the backward pass, so that these functions would silently
+skip tables. With `update="step"` they clip the pending gradients; the norm of a sharded table covers its rows on all
+ranks. Programs import the functions by name, so only the functions that they call are wrapped, when the first
+collection is created. If another library has replaced torch's functions by its own, the patch still works where those
+call torch's; otherwise a warning is issued.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 _wrapped_functions: dict[tuple[str, str], Any] = {}
-"""The function that was found last under each name in each module of torch."""
+"""The function found last under each name in each module of torch."""
 
 
 def wrap_clipping() -> None:
-    """Lets torch's clipping look for tables among its parameters; warns of functions in its place that cannot."""
+    """Wraps torch's clipping functions to handle tables; warns of replacements that do not call torch's functions."""
     for module in (clip_grad, torch.nn.utils):
         for name in _FUNCTIONS:
-            place, function = (module.__name__, name), getattr(module, name)
-            if _wrapped_functions.get(place) is not function:
-                _wrapped_functions[place] = function
+            location, function = (module.__name__, name), getattr(module, name)
+            if _wrapped_functions.get(location) is not function:
+                _wrapped_functions[location] = function
                 if not any(_wrap(each, name) for each in callees(function)):
-                    _warn_not_wrapped(".".join(place), function)
+                    _warn_not_wrapped(".".join(location), function)
 
 
 def _wrap(function: Any, name: str) -> bool:
-    """Wraps what a function of torch's calls under no_grad; False where this is not torch's function `name`."""
+    """Wraps what torch's function calls under no_grad; returns False if `function` is not torch's function `name`."""
     if not isinstance(function, types.FunctionType) or function.__globals__ is not vars(clip_grad):
         return False
     if function.__name__ != name or not function.__closure__:
@@ -51,10 +51,10 @@ def _wrap(function: Any, name: str) -> bool:
     return True
 
 
-def _warn_not_wrapped(place: str, function: Any) -> None:
+def _warn_not_wrapped(location: str, function: Any) -> None:
     known = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__name__)}"
     warn(
-        f"{place} is {known}, which does not call torch's function: it does not say which tables it leaves out, and "
+        f"{location} is {known}, which does not call torch's function: it does not say which tables it leaves out, and "
         "where ranks share tables it clips on each rank by another norm, so that dense parameters grow apart. Let it "
         "call torch's function, or scale gradients by collection.grad_norm()",
         ConfigurationWarning,
@@ -79,7 +79,7 @@ def _with_tables(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) -> None:
-    """Raises for tables that a function of torch's cannot clip, and warns once of those beside other parameters."""
+    """Raises for tables that cannot be clipped, and warns once if only some parameters are such tables."""
     updated = [handle.table for handle in handles if not handle.updates_at_step]
     if updated and only_tables and len(updated) == len(handles):
         raise ValueError(
@@ -104,23 +104,23 @@ def _clip_across_ranks(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """`clip_grad_norm_` where ranks have other rows of some tables. All of them must call it.
+    """Clips as `clip_grad_norm_`, with norms over all ranks of sharded tables (collective).
 
-    The norms of ranks are put together in float64, in the order of the ranks: all of them have the same bits.
+    The ranks' norms are combined in float64 in rank order, so that all ranks get the same bits.
     """
     norm_type = float(norm_type)
-    here: list[torch.Tensor] = []
+    local: list[torch.Tensor] = []
     divided: dict[Ranks, list[torch.Tensor]] = {}
     for parameter in given:
         grad = parameter.grad
         if grad is not None:
             ranks = parameter.ranks if isinstance(parameter, TableParameter) else None
-            (here if ranks is None else divided.setdefault(ranks, [])).append(grad)
-    norms = [float(get_total_norm(here, norm_type, False, foreach))]
+            (local if ranks is None else divided.setdefault(ranks, [])).append(grad)
+    norms = [float(get_total_norm(local, norm_type, False, foreach))]
     for ranks, grads in divided.items():
         own = float(get_total_norm(grads, norm_type, False, foreach))
         norms += [norm for (norm,) in ranks.gather_numbers([own], "norms of gradients")]
-    grads = [*here, *(grad for of_ranks in divided.values() for grad in of_ranks)]
+    grads = [*local, *(grad for of_ranks in divided.values() for grad in of_ranks)]
     device = grads[0].device if grads else torch.device("cpu")
     total = torch.tensor(combined_norm(norms, norm_type), dtype=torch.float32, device=device)
     if error_if_nonfinite and not bool(total.isfinite()):

@@ -1,4 +1,4 @@
-"""The optimizer of a collection's tables as TorchRec's `KeyedOptimizer`: updates happen in the backward pass."""
+"""The fused optimizer: the optimizer of a collection's tables as TorchRec's `KeyedOptimizer`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .optimizer_assignments import defaults_of
 from .torchrec_hooks import wrap_gradient_clipping
 
 _FIRST_STATE = "momentum1"
-"""TorchRec's name of a table's first state, whatever the optimizer calls it; the others have the optimizer's."""
+"""TorchRec's name of a table's first state; the other states have the optimizer's names."""
 
 
 _ALREADY_LOADED: Any = object()
-"""The value of a state that was loaded together with others."""
+"""Marker for a state that was already loaded together with others."""
 
 
 class _TableState(abc.ABC):
-    """A table's optimizer state as one value of a state dict; reads and writes the engine when asked."""
+    """A value of the optimizer's state dict, which is read from and written to the engine on access."""
 
     def __init__(self, embedding: TableBatchedEmbedding, table: str) -> None:
         self._embedding = embedding
@@ -47,24 +47,27 @@ class _TableState(abc.ABC):
 
     @abc.abstractmethod
     def problem(self, value: Any, rows: int) -> str | None:
-        """Says what keeps `value` from being loaded as the state of `rows` rows; None when nothing does."""
+        """Returns why `value` cannot be loaded as the state of `rows` rows; None if it can."""
 
     def _raise_problem(self, value: Any, rows: int = 0) -> None:
-        """A CombinedOptimizer loads states one by one, past the check of all of them."""
+        """Raises an error if `value` cannot be loaded.
+
+        A CombinedOptimizer loads states one by one, without the check of all of them.
+        """
         problem = self.problem(value, rows)
         if problem:
             raise ValueError(f"a state of table {self._table!r}: {problem}")
 
 
 class StepState(_TableState):
-    """Updates applied so far (`<table>.step`), a scalar."""
+    """Number of updates applied (`<table>.step`), a scalar."""
 
     def __init__(self, embedding: TableBatchedEmbedding, table: str, optimizer: TableOptimizer) -> None:
         super().__init__(embedding, table)
         self.optimizer = optimizer
 
     def state_dict(self) -> torch.Tensor:
-        with self._embedding.exclusive():  # a step that an interrupt broke off counts
+        with self._embedding.exclusive():  # completes an interrupted update first
             return torch.tensor(float(self.optimizer.step), dtype=torch.float64, device="cpu")
 
     def problem(self, value: Any, rows: int) -> str | None:
@@ -77,15 +80,15 @@ class StepState(_TableState):
         load(self._embedding.layout, [], [self.number(value)])
 
     def number(self, value: Any) -> tuple[TableOptimizer, int]:
-        """The optimizer and its step that loading `value` sets."""
+        """Returns the optimizer and the step count that loading `value` sets."""
         return self.optimizer, int(float(value))
 
 
 class IdsState(_TableState):
-    """Ids of a hash table (`<table>.ids`), int64 `[n]`: which row each row of the other states belongs to."""
+    """Ids of a hash table (`<table>.ids`), int64 `[n]`, in the row order of the other states."""
 
     loading: torch.Tensor | None = None
-    """The ids of the load that is under way."""
+    """The ids of a load in progress."""
 
     def __init__(self, embedding: TableBatchedEmbedding, config: TableConfig) -> None:
         super().__init__(embedding, config.name)
@@ -112,9 +115,9 @@ class IdsState(_TableState):
 
 
 class RowState(_TableState):
-    """One state block of every row of a table, `[n, D]` in its data type, or `[n]` when row-wise.
+    """An optimizer state of all rows of a table, `[n, D]` in its data type, or `[n]` if row-wise.
 
-    Loading replaces the state of the whole table: rows that are not among the loaded ids get its initial value.
+    Loading replaces the state of the whole table: rows that are not among the loaded ids get the initial value.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class RowState(_TableState):
         self._shape = () if optimizer.spec.states[index].rowwise else (config.embedding_dim,)
 
     def chunks(self) -> Iterator[torch.Tensor]:
-        """The state chunk by chunk, in row order."""
+        """Yields the state chunk by chunk, in row order."""
         for chunk in self._embedding.view(self._table).chunks([self._name]):
             yield chunk.parts[self._name].reshape(-1, *self._shape)
 
@@ -159,7 +162,7 @@ class RowState(_TableState):
             self._ids.loading = None
 
     def content(self, ids: torch.Tensor, value: torch.Tensor) -> TableWrite:
-        """The state of `ids` that loading `value` sets, and that of the table's other rows, as at first."""
+        """Returns what loading `value` writes: the state of `ids`, and the initial value for the table's other rows."""
         view = self._embedding.view(self._table)
         initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
         shape = (len(ids), *view.parts()[self._name])
@@ -173,16 +176,16 @@ def _table_states(
     states: dict[str, _TableState] = {}
     ids = IdsState(embedding, config) if config.hashed and spec.states else None
     if ids is not None:
-        states[f"{table}.ids"] = ids  # first, so that the others find what it loads
+        states[f"{table}.ids"] = ids  # first, because the other states need the loaded ids
     for index, state in enumerate(spec.states):
         states[f"{table}.{state.name if index else _FIRST_STATE}"] = RowState(embedding, config, optimizer, index, ids)
     states[f"{table}.step"] = StepState(embedding, table, optimizer)
     return states
 
 
-def _updated_group(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _updated_group(group: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in group.items() if name != "params"}
-    for name, value in given.items():
+    for name, value in changes.items():
         if name in ("beta1", "beta2") and "betas" in options:
             beta1, beta2 = options["betas"]
             options["betas"] = (value, beta2) if name == "beta1" else (beta1, value)
@@ -196,12 +199,12 @@ def _updated_group(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
 
 
 class EmbCacheFusedOptimizer(FusedOptimizer):
-    """Optimizer of the tables of one collection.
+    """The optimizer of the tables of one collection.
 
-    `step()` and `zero_grad()` do nothing, but with `update="step"`. `param_groups[i]` holds the live options of one
-    `apply_optimizer_in_backward` call, read at every update. `state[handle]` maps `<table>.momentum1`,
-    `<table>.exp_avg_sq`, `<table>.step` (and `<table>.ids` of a hash table with states) to views of the
-    engine, which `state_dict()` reads.
+    `step()` and `zero_grad()` do nothing, except with `update="step"`. `param_groups[i]` contains the live options of
+    one `apply_optimizer_in_backward` call, which every update reads. `state[handle]` maps `<table>.momentum1`,
+    `<table>.exp_avg_sq`, `<table>.step` (and `<table>.ids` of a hash table with states) to objects that `state_dict()`
+    reads from the engine.
     """
 
     def __init__(
@@ -210,12 +213,12 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         params: dict[str, TableParameter],
         optimizers: Mapping[str, TableOptimizer],
     ) -> None:
-        """Makes the optimizer of the tables in `optimizers`.
+        """Creates the optimizer of the tables in `optimizers`.
 
         Args:
-            embedding: holds the rows.
-            params: the handle of each table by its parameter name.
-            optimizers: by table name.
+            embedding: the table-batched embedding with the rows.
+            params: handle of each table, by parameter name.
+            optimizers: optimizer of each table, by table name.
         """
         self._embedding = embedding
         configs = {table.name: table for table in embedding.tables}
@@ -232,7 +235,8 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         self._optimizers = list(distinct.values())
         super().__init__(dict(params), state, [optimizer.options for optimizer in self._optimizers])
         self.defaults.update(defaults_of(self._optimizers))
-        self._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
+        # Schedulers warn if they step before the optimizer does; here backward passes are the optimizer's steps.
+        self._opt_called = True
         wrap_gradient_clipping(EmbCacheFusedOptimizer)
 
     @property
@@ -242,16 +246,16 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """With `update="step"` updates the rows with the gradients that wait, and uses them up; else does nothing.
+        """Updates the rows with the pending gradients and clears them; does nothing without `update="step"`.
 
         Args:
-            closure: is called first, with gradients enabled; it runs forward and backward.
+            closure: called first, with gradients enabled; it runs forward and backward.
 
         Returns:
-            The value of `closure`, if rows are updated here.
+            The value of `closure`; None without `update="step"`, where it is not called.
 
         Raises:
-            ValueError, TypeError: an option that no update may use; nothing was changed.
+            ValueError, TypeError: an option is invalid; nothing was changed.
         """
         if not self.updates_at_step:
             return None
@@ -264,23 +268,23 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """With `update="step"` forgets the gradients that wait, whatever `set_to_none` says; else does nothing."""
+        """Discards the pending gradients, for either value of `set_to_none`; does nothing without `update="step"`."""
         if self.updates_at_step:
             self._embedding.drop_gradients()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Sets how many updates every table has had; the next one is number `step` + 1.
+        """Sets the number of updates of every table; the next update has the number `step` + 1.
 
         Raises:
-            ValueError: no int of at least 0.
+            ValueError: not an int of at least 0.
         """
         self._embedding.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Sets options of every table's optimizer, of their names in `param_groups`, or `beta1` and `beta2`.
+        """Sets options of every table's optimizer, by their names in `param_groups`, or `beta1` and `beta2`.
 
         Raises:
-            NotImplementedError: an option that one of the optimizers does not have; nothing was set.
+            NotImplementedError: one of the optimizers does not have an option; nothing was set.
         """
         updated = [_updated_group(group, params_dict) for group in self.param_groups]
         for group, options in zip(self.param_groups, updated, strict=True):
@@ -288,7 +292,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     @eager
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict as TorchRec has it: one moment of all tables, copied to the host, in order of ids."""
+        """Returns the state dict in TorchRec's format: a consistent snapshot in host memory, in order of ids."""
         with self._embedding.exclusive():
             result: dict[str, Any] = super().state_dict()
         for name, handle in self.params.items():
@@ -299,14 +303,13 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     @eager
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads strictly, as TorchRec's does; `<table>.momentum2` is read as `<table>.exp_avg_sq`.
+        """Loads a state dict strictly, as TorchRec does; `<table>.momentum2` is accepted for `<table>.exp_avg_sq`.
 
-        `<table>.ids` may be missing: rows are then those of the ids from 0 on. So may `<table>.step`, where the formula
-        does not use it.
+        Without `<table>.ids`, rows belong to the ids from 0 on. `<table>.step` may be missing if the formula does not
+        use it.
 
         Raises:
-            ValueError, TypeError: tables, states, shapes or options that do not match, or that no update may use:
-                nothing was loaded.
+            ValueError, TypeError: tables, states, shapes or options do not match or are invalid; nothing was loaded.
         """
         renamed = {
             param: {key.replace(".momentum2", ".exp_avg_sq"): value for key, value in values.items()}
@@ -320,11 +323,11 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict["param_groups"])
         self._load_states(renamed)
-        ours = {name for name, handle in self.params.items() if isinstance(handle, TableParameter)}
-        loaded = {name: dict.fromkeys(v, _ALREADY_LOADED) if name in ours else v for name, v in renamed.items()}
+        tables = {name for name, handle in self.params.items() if isinstance(handle, TableParameter)}
+        loaded = {name: dict.fromkeys(v, _ALREADY_LOADED) if name in tables else v for name, v in renamed.items()}
         super().load_state_dict({**state_dict, "state": loaded})
 
-    def _load_states(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+    def _load_states(self, states_by_param: Mapping[str, Mapping[str, Any]]) -> None:
         """Loads all states of all tables, or none."""
         contents: list[TableWrite] = []
         numbers: list[tuple[TableOptimizer, int]] = []
@@ -332,20 +335,20 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             if not isinstance(handle, TableParameter):
                 continue
             for key, state in self.state[handle].items():
-                value = given[name][key]
+                value = states_by_param[name][key]
                 if isinstance(state, RowState):
-                    ids = given[name].get(f"{handle.table}.ids", row_numbers(value))
+                    ids = states_by_param[name].get(f"{handle.table}.ids", row_numbers(value))
                     contents.append(state.content(ids.cpu(), value))
                 elif isinstance(state, StepState):
                     numbers.append(state.number(value))
         load(self._embedding.layout, contents, numbers)
 
-    def _with_defaults(self, handle: TableParameter, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A table's values of a state dict, with those that TorchRec's leave out, and without rows that do not fit.
+    def _with_defaults(self, handle: TableParameter, loaded: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a table's states from a state dict, with missing ones added and rows beyond the table left out.
 
-        Rows without ids have those from 0 on. A step that no update uses stays as it is.
+        Rows without ids belong to the ids from 0 on. A missing step count that no update uses stays as it is.
         """
-        table, states, values = handle.table, self.state[handle], dict(given)
+        table, states, values = handle.table, self.state[handle], dict(loaded)
         of_rows = [key for key, state in states.items() if isinstance(state, RowState) and key in values]
         step = states[f"{table}.step"]
         if f"{table}.step" not in values and not step.optimizer.uses_step():
@@ -360,10 +363,10 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 values.update({key: values[key][:rows] for key in of_rows})
         return values
 
-    def _check_groups(self, given: Sequence[Mapping[str, Any]]) -> None:
-        """Whether options can become those of the groups, which are found by the names of their parameters."""
+    def _check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Checks that options can be loaded into the param_groups, which are matched by their parameters' names."""
         names = {handle: name for name, handle in self.params.items()}
-        of_params = {tuple(sorted(group["params"])): group for group in given}
+        of_params = {tuple(sorted(group["params"])): group for group in groups}
         for optimizer, group in zip(self._optimizers, self.param_groups, strict=False):
             new = of_params.get(tuple(sorted(names[handle] for handle in group["params"])))
             if new is None or new.keys() != group.keys():
@@ -371,10 +374,10 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 raise ValueError(f"the options of {optimizer.where} are missing, or are not {expected}")
             optimizer.check_options({name: new[name] for name in new if name != "params"})
 
-    def _check(self, name: str, handle: TableParameter, given: Mapping[str, Mapping[str, Any]]) -> None:
-        if name not in given:
+    def _check(self, name: str, handle: TableParameter, states_by_param: Mapping[str, Mapping[str, Any]]) -> None:
+        if name not in states_by_param:
             raise ValueError(f"the state of {name} is missing")
-        states, values = self.state[handle], given[name]
+        states, values = self.state[handle], states_by_param[name]
         missing, unexpected = sorted(states.keys() - values.keys()), sorted(values.keys() - states.keys())
         if missing or unexpected:
             raise ValueError(f"states of {name}: missing are {missing}, unexpected {unexpected}")

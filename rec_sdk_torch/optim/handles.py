@@ -1,4 +1,4 @@
-"""The parameters a collection shows: one handle per table, which stands for rows that live in the engine."""
+"""Table parameters: one handle per table of a collection, a parameter that stands for rows in the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import optimizer_assignments
 
 
 def _is_write(function: Callable[..., Any]) -> bool:
-    """Whether a function of torch's changes its first argument."""
+    """Returns whether a torch function changes its first argument."""
     name = getattr(function, "__name__", "")
     if name == "__set__":
         return _attribute(function) == "data"
@@ -27,14 +27,14 @@ def _is_write(function: Callable[..., Any]) -> bool:
 
 
 def _attribute(function: Any) -> str | None:
-    """The attribute of tensors that `function` gets or sets; None for other functions."""
+    """Returns the name of the tensor attribute that `function` gets or sets; None for other functions."""
     return getattr(getattr(function, "__self__", None), "__name__", None)
 
 
 class _ReadOnlyTensor(torch.Tensor):
-    """A tensor without rows in place of a table, which cannot be filled: that would change no row.
+    """A tensor without rows that stands for a table; functions that write to it raise, because no row would change.
 
-    Its `detach()` and `data`, which share its memory, are of this class too.
+    Results of `detach()` and `data`, which share its memory, are of this class too.
     """
 
     table: str
@@ -58,7 +58,7 @@ class _ReadOnlyTensor(torch.Tensor):
 
 
 def _raise_if_table(function: Any, target: Any) -> None:
-    """Raises RuntimeError where `target`, a tensor or several, has a table's."""
+    """Raises RuntimeError if `target`, a tensor or a list of tensors, stands for a table."""
     for tensor in target if isinstance(target, (list, tuple)) else [target]:
         if isinstance(tensor, _ReadOnlyTensor):
             name = "data" if function.__name__ == "__set__" else function.__name__
@@ -79,11 +79,11 @@ def _gradient(embedding: TableBatchedEmbedding, table: str) -> torch.Tensor | No
 
 
 class Ranks(Protocol):
-    """The ranks that share a table.
+    """Interface of the exchanges between the ranks that share a table.
 
     Attributes:
-        rows: their process group for tensors on the table's device.
-        rank, world_size: of that group.
+        rows: process group for tensors on the table's device.
+        rank, world_size: this rank and the number of ranks.
     """
 
     rank: int
@@ -96,24 +96,24 @@ class Ranks(Protocol):
 
 
 class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
-    """A table's handle: shape `[0, D]`, a leaf of the autograd graph that gets no gradient through it.
+    """A table's handle: a parameter of shape `[0, D]`, a leaf of the autograd graph that gets no gradient through it.
 
-    TorchRec's and torch's `apply_optimizer_in_backward` leave what they were asked for on it, which is checked there;
-    the next training forward hands it to the engine.
+    `apply_optimizer_in_backward` of TorchRec and torch stores assignments on it, where they are checked; the next
+    training forward passes them to the engine.
     """
 
     embedding_optimizer_cls: type | None
     sharded = False
-    """Whether other ranks have the other rows of the table."""
+    """Whether other ranks own other rows of the table."""
     ranks: Ranks | None = None
-    """The ranks that have the other rows of the table, each row once; None where there are none."""
+    """Exchanges with the ranks that own the other rows, each row on one rank; None if there are none."""
     differs_by_rank = False
-    """Whether other ranks train a model with the same dense parameters, and with rows of their own."""
+    """Whether other ranks train the same dense parameters, but have rows of their own in this table."""
 
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:
-        """The handle of `config`."""
-        with torch.inference_mode(False):  # an inference tensor cannot be a leaf of a graph
+        """Returns the handle of a table."""
+        with torch.inference_mode(False):  # an inference tensor cannot be a leaf of the autograd graph
             data = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device=device)
             check_real(data)
             handle: TableParameter = torch.Tensor._make_subclass(cls, data, True)
@@ -122,7 +122,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         return handle
 
     def twin(self, data: torch.Tensor) -> TableParameter:
-        """A handle on `data` with the same requests. The optimizer objects that torch made stay with the first."""
+        """Returns a handle on `data` with the same assignments, without the optimizer objects that torch created."""
         with torch.inference_mode(False):
             twin: TableParameter = torch.Tensor._make_subclass(TableParameter, torch.empty_like(data), True)
         attributes = {name: self.__dict__[name] for name in optimizer_assignments.ATTRIBUTES if name in self.__dict__}
@@ -135,21 +135,22 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         return twin
 
     def _embedding_with_step(self) -> TableBatchedEmbedding | None:
-        """The embedding, where its gradients wait for `step()`."""
+        """Returns the embedding if it keeps pending gradients for `step()`, else None."""
         embedding = self._embedding_of()
         return embedding if embedding is not None and embedding.options.updates_at_step else None
 
     @property
     def updates_at_step(self) -> bool:
-        """Whether its gradients wait for `step()` of the optimizer."""
+        """Whether gradients are kept until `step()` of the optimizer."""
         return self._embedding_with_step() is not None
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """With `update="step"` the gradient of the rows that wait, see `TableBatchedEmbedding.gradient`.
+        """The pending gradient, float32 `[n, D]`, with `update="step"`; None if there is none.
 
-        Float32 `[n, D]`, or None. Setting it to None leaves the table out of the next update. torch.compile finds none
-        as it makes a tensor without values in the handle's place, which cannot have a gradient of another shape.
+        See `TableBatchedEmbedding.gradient`. Setting it to None excludes the table from the next update. While
+        torch.compile traces, it is always None: tracing creates a tensor without values in place of the handle, whose
+        gradient would need the handle's shape.
         """
         embedding = None if TracingContext.try_get() is not None else self._embedding_with_step()
         return super().grad if embedding is None else _gradient(embedding, self.table)
@@ -175,7 +176,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
 
     @property
     def _optimizer_kwargs(self) -> optimizer_assignments.CheckedKeywords:
-        """The keywords that torch's apply adds to, checked; the attribute is there when an optimizer was recorded."""
+        """The keywords that torch's apply appends to, with a check; the attribute exists after the first assignment."""
         try:
             keywords: optimizer_assignments.CheckedKeywords = self.__dict__[optimizer_assignments.KEYWORDS]
         except KeyError:
@@ -192,22 +193,22 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         return self
 
     def bind(self, embedding: TableBatchedEmbedding) -> None:
-        """Makes this the handle of a table of `embedding`, which it does not keep alive."""
+        """Binds this handle to a table of `embedding`, with a weak reference."""
         self._embedding = weakref.ref(embedding)
         embedding.set_parameter(self.table, self)
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Never calls `hook`: no gradient goes through the graph to a table's parameter."""
+        """Ignores `hook`: no gradient reaches a table's parameter through the graph."""
         return RemovableHandle(OrderedDict())
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
-        """Calls `hook` with this handle after backward passes that left a gradient in `grad`: with `update="step"`."""
+        """Registers `hook`, which is called with this handle after backward passes that leave a pending gradient."""
 
-        def called(handle: torch.Tensor) -> None:
+        def call_with_gradient(handle: torch.Tensor) -> None:
             if handle.grad is not None:
                 hook(handle)
 
-        result: RemovableHandle = super().register_post_accumulate_grad_hook(called)
+        result: RemovableHandle = super().register_post_accumulate_grad_hook(call_with_gradient)
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the table trains: it is not frozen."""
+        """Whether the table trains, that is, is not frozen."""
         embedding = self._embedding_of()
         return embedding is None or self.table not in embedding.options.frozen
 
@@ -232,19 +233,19 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
             (embedding.thaw if value else embedding.freeze)(self.table)
 
     def mark_rank_rows(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Notes that `tensors` of a state dict have the rows of this rank alone, if other ranks have others."""
+        """Marks `tensors` of a state dict as rows of this rank alone, if other ranks have other rows."""
         if self.ranks is not None and self.ranks.world_size > 1:
             mark_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
         elif self.differs_by_rank:
             mark_rank_rows(tensors, torch.distributed.get_rank(), torch.distributed.get_world_size())
 
     def assignments(self) -> list[tuple[type, dict[str, Any]]]:
-        """Optimizer classes and keywords that were applied to the table, in order."""
+        """Returns optimizer classes and keywords that were applied to the table, in order."""
         return optimizer_assignments.assignments_of(self)
 
 
 class _HandleParameters(dict[str, Any]):
-    """The parameters of a TableHandle: its handle, in whose place nothing else would have an effect."""
+    """The parameters of a TableHandle: only its handle, which cannot be replaced by other tensors."""
 
     def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
         super().__init__(weight=handle)
@@ -257,8 +258,8 @@ class _HandleParameters(dict[str, Any]):
         if value is handle:
             return
         check_real(value)
-        brought = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
-        if brought and owner is not None:  # by DistributedModelParallel, to its device
+        leaves_meta = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
+        if leaves_meta and owner is not None:  # DistributedModelParallel moves the model to its device
             for module in (owner.embedding, owner):
                 module.to_empty(device=value.device)
             return
@@ -275,7 +276,7 @@ class _HandleParameters(dict[str, Any]):
         )
 
     def replace(self, handle: TableParameter) -> None:
-        """Puts another handle of the table in place."""
+        """Replaces the handle by another one of the same table."""
         owner = self._owner()
         assert owner is not None
         handle.bind(owner.embedding)
@@ -283,28 +284,30 @@ class _HandleParameters(dict[str, Any]):
 
 
 class TableHandle(torch.nn.Module):
-    """Holds a table's handle under the name TorchRec users know, `<collection>.embeddings.<table>.weight`.
+    """Module that holds a table's parameter under TorchRec's name, `<collection>.embeddings.<table>.weight`.
 
-    In a state dict an index table is `weight` `[num_embeddings, D]`; a hash table is `ids` int64 `[n]` and
-    their `weight` `[n, D]`.
+    In a state dict an index table is `weight` `[num_embeddings, D]`; a hash table is `ids` int64 `[n]` and `weight`
+    `[n, D]`.
     """
 
     embedding: TableBatchedEmbedding
     weight: TableParameter
     ids: torch.Tensor
     sharded = False
-    """Whether other ranks have the other rows of the table."""
+    """Whether other ranks own other rows of the table."""
 
     def __init__(
         self, embedding: TableBatchedEmbedding, config: TableConfig, embedding_optimizer_cls: type | None
     ) -> None:
         super().__init__()
-        self.__dict__["embedding"] = embedding  # not a submodule of every one of its tables
+        self.__dict__["embedding"] = (
+            embedding  # not a submodule, since the embedding would be one of each of its tables
+        )
         self._config = config
         handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
         self._parameters: _HandleParameters = _HandleParameters(self, handle)
         if config.hashed:
-            # Stands for the key of the state dict: torch.distributed.checkpoint looks keys up as attributes.
+            # A placeholder: torch.distributed.checkpoint looks up the keys of a state dict as attributes.
             self.register_buffer("ids", torch.empty(0, dtype=torch.int64, device=embedding.device))
 
     @property
@@ -313,36 +316,36 @@ class TableHandle(torch.nn.Module):
         return self._config.name
 
     def extra_repr(self) -> str:
-        """Rows, columns, data type, cache and optimizer; of a sharded table this rank's."""
+        """Returns rows, columns, data type, cache and optimizer of the table; for a sharded table this rank's rows."""
         return self.embedding.describe(self.table, self.weight.assignments())
 
     def known_ids(self) -> torch.Tensor:
-        """Returns the ids of a hash table in order of arrival, or an index table's row numbers; int64 `[n]`."""
+        """Returns a hash table's ids by their first lookup, or an index table's row numbers; int64 `[n]`."""
         return self.embedding.view(self.table).ids()
 
     def state_names(self) -> list[str]:
-        """The names of the table in a state dict, behind its prefix."""
+        """Returns the names of the table's tensors in a state dict, without prefix."""
         return ["ids", "weight"] if self._config.hashed else ["weight"]
 
     def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
-        """This handle for a copy of the embedding."""
+        """Returns a copy of this handle for a copy of the embedding."""
         twin = TableHandle(embedding, self._config, None)
         twin.replace_weight(copy.deepcopy(self.weight, memo))
         return twin
 
     def replace_weight(self, weight: TableParameter) -> None:
-        """Puts another parameter of the table in place."""
+        """Replaces the parameter by another one of the same table."""
         self._parameters.replace(weight)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
-        """`.to(device)` and `.to_empty(device=...)` move the handle, which keeps its type and dtype."""
+        """Moves the handle for `.to(device)` and `.to_empty(device=...)`; its class and dtype stay the same."""
         if self._config.hashed:
             self.ids = fn(self.ids).to(torch.int64)
         with torch._C.DisableTorchFunctionSubclass():
             data = fn(self.weight.data).to(self.weight.dtype)
             if torch._has_compatible_shallow_copy_type(self.weight, data):
                 self.weight.data = data
-            else:  # from the meta device
+            else:  # on leaving the meta device
                 self.replace_weight(self.weight.twin(data))
         return self
 
@@ -360,21 +363,21 @@ class TableHandle(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Loads nothing: the collection has loaded all of its tables by now, or none."""
+        """Does nothing, because the collection has loaded all of its tables already, or none."""
 
 
 class _Handles(torch.nn.ModuleDict):
-    """The handles of a collection, which loads them, and lists what is wrong with a state dict of theirs."""
+    """The handles of a collection; the collection loads them and reports problems of a state dict."""
 
     def _get_name(self) -> str:
         return "ModuleDict"
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Loads and lists nothing: a key would be in a message twice."""
+        """Does nothing, otherwise a problem would be reported twice."""
 
 
 def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:
-    """The handles by table name; set past ModuleDict's own check, which refuses names such as `items`."""
+    """Returns a ModuleDict of the handles, without ModuleDict's check, which rejects table names such as `items`."""
     modules = _Handles()
     modules._modules.update(handles)
     return modules

@@ -1,4 +1,4 @@
-"""`apply_optimizer_in_backward` for embedding tables, and for everything else as TorchRec does it."""
+"""`apply_optimizer_in_backward`: the fused update for embedding tables, TorchRec's behavior for other parameters."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def apply_optimizer_in_backward(
 ) -> None:
     """Makes the backward pass update `params` with `optimizer_class`.
 
-    A collection's tables get the fused update; other parameters get what
-    `torch.distributed.optim._apply_optimizer_in_backward` does. Nothing is applied if a check fails.
+    The tables of a collection get the fused update; other parameters are passed to
+    `torch.distributed.optim._apply_optimizer_in_backward`. If a check fails, nothing is applied.
 
     Args:
-        optimizer_class: one of those in the table of docs/optimizers.md, such as `torch.optim.Adagrad`, or an
-            Accumulate class.
+        optimizer_class: a class of the table in docs/optimizers.md, such as `torch.optim.Adagrad`, or an Accumulate
+            class.
         params: parameters, such as `collection.parameters()`.
-        optimizer_kwargs: keywords of the class, plus `gradient_clipping` and `max_gradient` (clamp the
-            aggregated gradient elementwise), `state_dtypes` (data types by name of a state, see
-            docs/optimizers.md); `use_accumulate` and `accumulate_step` for the Accumulate classes.
+        optimizer_kwargs: keywords of the class. Also `gradient_clipping` and `max_gradient` (clamp the aggregated
+            gradient elementwise), `state_dtypes` (data types by state name, see docs/optimizers.md), and for the
+            Accumulate classes `use_accumulate` and `accumulate_step`.
 
     Raises:
-        TypeError: a class or keyword that the fused update does not know, a value of the wrong type, or a
-            class that is not of the family of a table's `embedding_optimizer_cls`.
-        ValueError: a value out of range, or a keyword that the fused update cannot honour.
-        RuntimeError: a table that has another optimizer.
+        TypeError: the fused update does not support the class or a keyword, a value has the wrong type, or the class is
+            not of the family of a table's `embedding_optimizer_cls`.
+        ValueError: a value is out of range, or a keyword is not supported by the fused update.
+        RuntimeError: a table has another optimizer.
 
     Example:
         >>> import torch
@@ -43,19 +43,19 @@ def apply_optimizer_in_backward(
         >>> tables.fused_optimizer.param_groups[0]["lr"]
         0.1
     """
-    every = _parameters(params)
+    parameters = _parameters(params)
     if not isinstance(optimizer_kwargs, Mapping):
         raise TypeError(f"optimizer_kwargs is {optimizer_kwargs!r}, expected a dict of the optimizer's keywords")
-    handles = [param for param in every if isinstance(param, TableParameter)]
+    handles = [param for param in parameters if isinstance(param, TableParameter)]
     kwargs = dict(optimizer_kwargs)
     for handle in handles:
         optimizer_assignments.check(handle, optimizer_class, kwargs, handle.assignments())
-    others = [param for param in every if not isinstance(param, TableParameter)]
-    if others:
-        # imported here: torch compiles eight optimizers as it imports this, a third of a second
+    dense = [param for param in parameters if not isinstance(param, TableParameter)]
+    if dense:
+        # imported here, because torch then compiles eight optimizers, which takes a third of a second
         from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
-        _apply_optimizer_in_backward(optimizer_class, others, kwargs)
+        _apply_optimizer_in_backward(optimizer_class, dense, kwargs)
     for handle in handles:
         if not handle.assignments():
             optimizer_assignments.record(handle, optimizer_class, kwargs)
@@ -65,7 +65,7 @@ def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the parameters as a list.
 
     Raises:
-        TypeError: one parameter alone, or what is no parameter.
+        TypeError: `params` is a single parameter, or contains something else than tensors.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise TypeError(

@@ -1,6 +1,4 @@
-"""Norms of the gradients of tables, those that wait for `step()` or of the last update, over all ranks that have rows
-of them.
-"""
+"""Norms of table gradients: pending gradients, or gradients of the last update, over all ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ class GradientNorms(NamedTuple):
     """Norms of gradients.
 
     Attributes:
-        total: of all tables together.
-        tables: of each table by its name.
+        total: norm of the gradients of all tables together.
+        tables: norm of each table's gradient, by table name.
     """
 
     total: float
@@ -25,13 +23,13 @@ class GradientNorms(NamedTuple):
 
 
 def combined_norm(norms: Iterable[float], norm_type: float) -> float:
-    """The norm of parts that have these norms, computed in float64."""
+    """Returns the norm of a vector whose parts have the norms `norms`, computed in float64."""
     every = torch.tensor([0.0, *norms], dtype=torch.float64, device="cpu")
     return float(torch.linalg.vector_norm(every, norm_type))
 
 
 def pending_norms(handles: Mapping[str, TableParameter], norm_type: float) -> dict[str, float]:
-    """Returns the norm of each table's gradient that waits for `step()`, of the rows of this rank."""
+    """Returns the norm of each table's pending gradient, over the rows of this rank."""
     grads = {name: handle.grad for name, handle in handles.items()}
     none = torch.zeros((), device="cpu")
     norms = [none if grad is None else torch.linalg.vector_norm(grad, norm_type) for grad in grads.values()]

@@ -1,7 +1,8 @@
-"""Which optimizer a table was asked to have: through this package's apply, torch's, or TorchRec's, which is torch's.
+"""Optimizer assignments: the optimizer classes and keywords that were applied to a table's parameter.
 
-torch's makes an optimizer for each parameter, and records on the parameter that, its class and its keywords, in three
-lists. The last of them checks each entry, so that a request that a table cannot meet is an error at the call.
+They come from this package's `apply_optimizer_in_backward`, or from torch's, which TorchRec's calls. torch's function
+creates an optimizer for each parameter and appends the optimizer, its class and its keywords to three lists of the
+parameter. The last list checks each entry, so that an invalid assignment raises at the call.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 
 OPTIMIZERS, CLASSES, KEYWORDS = ATTRIBUTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
-"""The attributes that torch records an optimizer in, the last one last."""
+"""Attributes of a parameter in which torch stores its optimizers, in the order in which torch writes them."""
 
 
 class Handle(Protocol):
-    """A table's parameter, which requests are recorded on."""
+    """Interface of a table's parameter, which stores assignments."""
 
     table: str
     embedding_optimizer_cls: type | None
@@ -33,20 +34,23 @@ class Handle(Protocol):
 
 
 def assignments_of(parameter: object) -> list[tuple[type, dict[str, Any]]]:
-    """Optimizer classes and keywords that were applied to a parameter, of any module, in order."""
+    """Returns optimizer classes and keywords that were applied to a parameter of any module, in order."""
     attributes = vars(parameter)
     return list(zip(attributes.get(CLASSES, []), attributes.get(KEYWORDS, []), strict=True))
 
 
 class CheckedKeywords(list[dict[str, Any]]):
-    """The keywords of a handle's optimizers; what torch adds is checked, and a request that fails leaves no trace."""
+    """List of the keywords of a table's optimizers. Each entry that torch appends is checked.
+
+    If the check fails, the assignment is removed again.
+    """
 
     def __init__(self, handle: Handle, values: Iterable[dict[str, Any]] = ()) -> None:
         super().__init__(values)
         self._handle = weakref.ref(handle)
 
     def append(self, keywords: dict[str, Any]) -> None:
-        """Adds the keywords of the optimizer whose class was added before.
+        """Adds the keywords of the optimizer whose class was added last.
 
         Raises:
             TypeError, ValueError, RuntimeError: see `check`.
@@ -59,10 +63,10 @@ class CheckedKeywords(list[dict[str, Any]]):
             optimizer_class = handle.__dict__[CLASSES][-1]
             made = check(handle, optimizer_class, keywords, handle.assignments()[:-1])
             optimizer = handle.__dict__[OPTIMIZERS][-1]
-            if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholders
+            if not hasattr(optimizer, "param_groups"):  # a placeholder of TorchRec's
                 optimizer.param_groups = [{"params": [handle], **made.options}]
             (group,) = optimizer.param_groups
-            # torch filled in its own defaults, which need not be those of tables
+            # torch filled in its own defaults, which may differ from the defaults for tables
             group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
             if decouples(optimizer_class, keywords, handle.sharded):
                 group["decoupled_weight_decay"] = True
@@ -74,24 +78,24 @@ class CheckedKeywords(list[dict[str, Any]]):
 
 
 def defaults_of(optimizers: Sequence[TableOptimizer]) -> dict[str, Any]:
-    """`defaults` of a torch optimizer that stands for these: options that all have, with the first one's values.
+    """Returns the `defaults` of a torch optimizer that stands for `optimizers`.
 
-    Schedulers look there for what they may change: those that cycle a momentum (OneCycleLR, CyclicLR) for `betas` or
-    `momentum`, and raise where there is neither.
+    They are the options that all of them have, with the values of the first. Schedulers look up there which options
+    they may change: OneCycleLR and CyclicLR cycle `betas` or `momentum`, and raise if neither exists.
     """
     common = set.intersection(*(set(optimizer.spec.options) for optimizer in optimizers))
     return {name: value for name, value in optimizers[0].options.items() if name in common}
 
 
 def record(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
-    """Notes a request that was checked, without an optimizer object: the engine is the optimizer."""
+    """Adds a checked assignment, without an optimizer object, because the engine performs the updates."""
     handle.__dict__.setdefault(OPTIMIZERS, [])
     handle.__dict__.setdefault(CLASSES, []).append(optimizer_class)
     list.append(handle.__dict__.setdefault(KEYWORDS, CheckedKeywords(handle)), keywords)
 
 
 def remove_last(handle: Handle) -> None:
-    """Takes back the last request, which torch recorded."""
+    """Removes the last assignment, which torch added."""
     for name in ATTRIBUTES:
         del handle.__dict__[name][-1:]
     if not handle.assignments():
@@ -105,54 +109,54 @@ def check(
     keywords: Mapping[str, Any],
     earlier: Iterable[tuple[type, Mapping[str, Any]]],
 ) -> TableOptimizer:
-    """The optimizer that a table can have, where it was asked for those `earlier`.
+    """Returns the optimizer of a table for a class and keywords, given its `earlier` assignments.
 
     Raises:
-        TypeError: the fused update does not know the class or a keyword, a value of the wrong type, or a class that is
+        TypeError: the fused update does not support the class or a keyword, a value has the wrong type, or the class is
             not of the family of the table's `embedding_optimizer_cls`.
-        ValueError: a value out of range, or a keyword that the fused update cannot honour.
+        ValueError: a value is out of range, or a keyword is not supported by the fused update.
         RuntimeError: the table has another optimizer, or the same with other keywords.
     """
     spec = spec_for(optimizer_class)
-    made_for = handle.embedding_optimizer_cls
-    if made_for is not None and spec_for(made_for).family != spec.family:
+    allowed = handle.embedding_optimizer_cls
+    if allowed is not None and spec_for(allowed).family != spec.family:
         raise TypeError(
-            f"table {handle.table!r} was made with embedding_optimizer_cls={class_name(made_for)}, but "
+            f"table {handle.table!r} was made with embedding_optimizer_cls={class_name(allowed)}, but "
             f"apply_optimizer_in_backward gives it {class_name(optimizer_class)}: change one of the two"
         )
     where = f"table {handle.table!r}, {optimizer_class.__name__}"
     optimizer = TableOptimizer.create(*effective_optimizer(optimizer_class, keywords, handle.sharded), where)
     if handle.updates_at_step:
         optimizer.check_deferrable()
-    for given, options in earlier:
-        if given is not optimizer_class or options != dict(keywords):
+    for applied, options in earlier:
+        if applied is not optimizer_class or options != dict(keywords):
             raise RuntimeError(
-                f"table {handle.table!r} already has {class_name(given)} with {options}; "
+                f"table {handle.table!r} already has {class_name(applied)} with {options}; "
                 f"{class_name(optimizer_class)} with {dict(keywords)} cannot be applied on top"
             )
     return optimizer
 
 
 def is_hooked(handle: Handle) -> bool:
-    """Whether the optimizer is to act in the backward pass: torch's apply can be told that it is not."""
+    """Returns whether the optimizer acts in the backward pass; False after torch's apply with register_hook=False."""
     if not handle.__dict__.get(OPTIMIZERS):
         return True
     return handle in _hooks()
 
 
 def _hooks() -> Any:
-    """Returns the hooks of each parameter that torch's apply has registered."""
-    # imported here: torch compiles eight optimizers as it imports this, a third of a second
+    """Returns the hooks that torch's apply has registered, by parameter."""
+    # imported here, because torch then compiles eight optimizers, which takes a third of a second
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
     return param_to_optim_hook_handle_map
 
 
 def _remove_hooks(handle: Handle) -> None:
-    """Removes torch's hooks, which would call `step()` of optimizers that have no rows, and set the gradient to None.
+    """Removes torch's hooks, which would call `step()` of optimizers without rows, and set the gradient to None.
 
     Raises:
-        RuntimeError: there are none.
+        RuntimeError: there are no hooks.
     """
     if handle.__dict__.get(OPTIMIZERS) and is_hooked(handle):
         for hook in _hooks()[handle]:
@@ -167,14 +171,17 @@ def _remove_hooks(handle: Handle) -> None:
 
 
 def share_options(handle: Handle, optimizer: TableOptimizer) -> None:
-    """Lets the param_groups of the optimizers that torch made for a table be the live options of the update."""
+    """Makes the live options of the update the param_groups of the optimizers that torch created for a table."""
     for made in handle.__dict__[OPTIMIZERS]:
         made.param_groups[0] = optimizer.options
-        made._opt_called = True  # a scheduler warns of its first step before the optimizer's: backward passes are those
+        made._opt_called = True  # schedulers warn if they step before the optimizer; backward passes are its steps
 
 
 def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]:
-    """The optimizer of each table that has one: one for all tables of a call of ours, one for each table of torch's.
+    """Returns the optimizer of each table that has one, by table name.
+
+    All tables of one call of this package's `apply_optimizer_in_backward` share an optimizer; torch's creates one for
+    each table.
 
     Raises:
         TypeError, ValueError, RuntimeError: see `check`.
@@ -192,7 +199,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]
             for option, value in optimizer.options.items():
                 group.setdefault(option, value)
-            optimizer.options = group  # as it may have been changed by now
+            optimizer.options = group  # the live options, which may have been changed already
             share_options(handle, optimizer)
         else:
             for other, made in shared:
@@ -205,7 +212,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
     return result
 
 
-# ---- optimizers of TorchRec's sharded tables, which are FBGEMM's
+# ---- FBGEMM's conventions, which TorchRec's sharded tables follow
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 1e-2},
@@ -213,24 +220,24 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "RowWiseAdagrad": {"lr": 1e-2, "eps": 1e-8},
     "Adam": {"lr": 1e-2},
 }
-"""Defaults that FBGEMM has and the class of torch has not, by the name of the class."""
+"""Defaults of FBGEMM's optimizers that differ from torch's, by class name."""
 
 
 def _is_torchrec_optimizer(cls: type) -> bool:
-    """Whether TorchRec makes one of FBGEMM's optimizers of the class."""
+    """Returns whether TorchRec uses one of FBGEMM's optimizers for the class."""
     return class_name(cls).startswith(("torch.optim.", "torchrec.optim.")) and cls.__name__ in _DEFAULTS
 
 
 def decouples(cls: type, keywords: Mapping[str, Any], sharded: bool) -> bool:
-    """Whether it is Adam with weight decay of a sharded table, which FBGEMM decouples as AdamW does.
+    """Returns whether weight decay is decoupled as in AdamW: Adam of a sharded table, as in FBGEMM.
 
-    torch adds it to the gradient, and so does a table that is not sharded.
+    torch adds the weight decay to the gradient, and so do tables that are not sharded.
     """
     return sharded and cls.__name__ == "Adam" and _is_torchrec_optimizer(cls) and bool(keywords.get("weight_decay"))
 
 
 def effective_optimizer(cls: type, keywords: Mapping[str, Any], sharded: bool) -> tuple[type, dict[str, Any]]:
-    """The class whose formula the update has, and the keywords, with FBGEMM's defaults if the table is sharded."""
+    """Returns the class whose formula the update uses, and the keywords; a sharded table has FBGEMM's defaults."""
     defaults = _DEFAULTS[cls.__name__] if sharded and _is_torchrec_optimizer(cls) else {}
     options = {**defaults, **keywords}
     if not decouples(cls, keywords, sharded):

@@ -1,4 +1,4 @@
-"""An optimizer of tables that updates nothing: gradients are handed out."""
+"""`SparseGradients`: an optimizer of tables that updates no rows, but keeps gradients for the user."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 
 class SparseGradients(torch.optim.Optimizer):
-    """The backward pass aggregates a table's gradients per row, and leaves its rows alone.
+    """Optimizer for tables only: the backward pass aggregates gradients per row and leaves the rows unchanged.
 
-    `collection.take_gradients()` gives what was aggregated since it was last called. For tables only.
+    `collection.take_gradients()` returns the gradients aggregated since its last call.
 
     Args:
-        params: tables' parameters, as `apply_optimizer_in_backward` hands them on.
+        params: parameters of tables, passed by `apply_optimizer_in_backward`.
 
     Raises:
-        RuntimeError: by `step()`, for other parameters.
+        RuntimeError: raised by `step()`, for other parameters.
 
     Example:
         >>> import torch
@@ -38,5 +38,5 @@ class SparseGradients(torch.optim.Optimizer):
         super().__init__(params, {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises RuntimeError: other parameters keep their gradients without it."""
+        """Raises RuntimeError, because other parameters keep their gradients without this optimizer."""
         raise RuntimeError("SparseGradients is for embedding tables: other parameters have their grad without it")

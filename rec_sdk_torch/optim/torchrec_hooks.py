@@ -1,11 +1,11 @@
-"""Changes TorchRec's optimizers, in two places; `patches/` has the other changes.
+"""Patches of TorchRec's optimizers, in two places; `patches/` has the other patches.
 
-- `import rec_sdk_torch` adds three names to `torchrec.optim`, as soon as that is imported: `AccumulateSGD`,
-  `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. TorchRec is not imported for it: that takes
-  seconds, and it may be missing.
-- Making a fused optimizer of ours (not importing anything) lets TorchRec's `GradientClippingOptimizer` refuse to wrap
-  one whose gradients it never sees, and know which tables are divided among ranks. TorchRec has no place to ask for
-  that, so its constructor is wrapped.
+- `import rec_sdk_torch` adds three names to `torchrec.optim` when that is imported: `AccumulateSGD`,
+  `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. It does not import TorchRec, which takes
+  seconds and may not be installed.
+- The first fused optimizer patches TorchRec's `GradientClippingOptimizer`, so that it refuses to wrap a fused optimizer
+  whose gradients it never sees, and finds out which tables are sharded. TorchRec has no extension point for this, so
+  its constructor is wrapped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIP_INSTEAD = (
 
 
 def install() -> None:
-    """Adds the names to `torchrec.optim` now if it is imported, else when it will be."""
+    """Adds the names to `torchrec.optim`, now or when it is imported."""
     after_import("torchrec.optim", _extend)
 
 
@@ -37,7 +37,7 @@ def _extend(optim: Any) -> None:
 
 
 def wrap_gradient_clipping(fused_class: type) -> None:
-    """Lets every GradientClippingOptimizer made from now on look for fused optimizers; called when one is made."""
+    """Makes every GradientClippingOptimizer that is created from now on check for fused optimizers."""
     from torchrec.optim.clipping import GradientClippingOptimizer
 
     construct = GradientClippingOptimizer.__init__
@@ -57,9 +57,7 @@ def wrap_gradient_clipping(fused_class: type) -> None:
 
 
 def _raise_if_fused(optimizer: Any, fused_class: type[Any]) -> None:
-    """Raises for fused optimizers that update in the backward pass, bare, wrapped or combined; warns for one that is
-    combined with others.
-    """
+    """Raises if all optimizers in `optimizer` are fused and update in the backward pass; warns if only some are."""
     fused = [isinstance(leaf, fused_class) and not leaf.updates_at_step for leaf in _leaves(optimizer)]
     if fused and all(fused):
         raise ValueError(
@@ -71,7 +69,10 @@ def _raise_if_fused(optimizer: Any, fused_class: type[Any]) -> None:
 
 
 def _move_sharded_tables(clipping: Any) -> None:
-    """Puts tables that are divided among ranks with TorchRec's own, where `param_to_pgs` has named some of these."""
+    """Moves sharded tables from the replicated parameters of a GradientClippingOptimizer to its sharded ones.
+
+    Only called when the user passed `param_to_pgs` for some of TorchRec's sharded parameters.
+    """
     replicated = []
     for parameter in clipping._replicate_params:
         ranks = getattr(parameter, "ranks", None)
@@ -83,7 +84,7 @@ def _move_sharded_tables(clipping: Any) -> None:
 
 
 def _leaves(optimizer: Any) -> Iterator[Any]:
-    """The optimizers that are wrapped and combined in `optimizer`."""
+    """Yields the optimizers that `optimizer` wraps or combines."""
     from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
     while isinstance(optimizer, OptimizerWrapper):
@@ -97,7 +98,7 @@ def _leaves(optimizer: Any) -> Iterator[Any]:
 
 @functools.cache
 def warn_tables_not_clipped() -> None:
-    """Says so once."""
+    """Warns, once per process, that tables are not clipped."""
     warn(
         "gradients are clipped of the dense parameters only: embedding tables are updated in the backward pass; "
         f"{CLIP_INSTEAD} to clip those",
