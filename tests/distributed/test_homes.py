@@ -31,7 +31,7 @@ from sharded_model import (
 )
 
 import rec_sdk_torch as rst
-from rec_sdk_torch._engine import ranks_of as engine_ranks_of
+from rec_sdk_torch._engine import owner_ranks
 from rec_sdk_torch.distributed.placement import Replicated, RowWise, TableWise
 from rec_sdk_torch.distributed.replicas import Replicas, Route
 from rec_sdk_torch.tbe import Home
@@ -46,14 +46,14 @@ EDGES = [0, 1, -1, 7, -7, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 @pytest.mark.parametrize("home", [(-1, 0), (-2, 0), (-3, 1), (-3, 5), (-3, 2**62), (0, 0)], ids=str)
 def test_the_engine_finds_the_rank(home: tuple[int, int], world_size: int) -> None:
     ids = np.concatenate([EDGES, np.random.default_rng(0).integers(-99, 99, 200)]).astype(np.int64)
-    found = engine_ranks_of(ids, home, world_size)
+    found = owner_ranks(ids, home, world_size)
     assert found.tolist() == [home_of(int(i), home, world_size) for i in ids]
 
 
 def test_hashed_ranks_do_not_change_between_versions() -> None:
     """State dicts of ranks, also from other versions, hold rows by these ranks."""
     hashed = [4, 4, 0, 0, 2, 3, 3, 4, 2, 4, 3, 0, 3, 2, 2, 4]
-    assert engine_ranks_of(np.arange(-4, 12), (-2, 0), 5).tolist() == hashed
+    assert owner_ranks(np.arange(-4, 12), (-2, 0), 5).tolist() == hashed
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_hashed_ranks_do_not_change_between_versions() -> None:
 )
 def test_invalid_homes_are_refused(home: tuple[int, int], world_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        engine_ranks_of(np.arange(3), home, world_size)
+        owner_ranks(np.arange(3), home, world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -161,7 +161,7 @@ def test_only_hashed_homes_spread_ids_with_a_stride(rank: int, world_size: int) 
 def test_ids_of_a_rank_do_not_crowd_its_map() -> None:
     """Ranks and id maps use different hashes: the ids of one rank spread over its whole map."""
     ids = np.arange(1_000_000)
-    own_ids = ids[engine_ranks_of(ids, (-2, 0), 8) == 3]
+    own_ids = ids[owner_ranks(ids, (-2, 0), 8) == 3]
     places = [home_in_map(int(i), 64) for i in own_ids[:20_000]]
     counts = np.bincount(places, minlength=64)
     assert abs(counts - counts.mean()).max() < 6 * counts.mean() ** 0.5

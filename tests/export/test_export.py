@@ -1,4 +1,4 @@
-"""Exported modules and files against the live collection in evaluation."""
+"""Exported modules and files give the outputs of the live collection in evaluation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def values(output: Any, keys: list[str] = KEYS) -> torch.Tensor:
 
 
 def trained_on_all(tables: Any, keys: list[str], ids: int = 40) -> Any:
-    """The tables in evaluation, after a batch that has ids from 0 to `ids` - 1 in each key."""
+    """Trains a batch with ids from 0 to `ids` - 1 in each key; returns the tables in evaluation."""
     count = len(keys) * ids
     every = torch.arange(ids).repeat(len(keys))
     features = KeyedJaggedTensor(keys, every, torch.ones(count), torch.ones(count, dtype=torch.int64))
@@ -86,8 +86,8 @@ def test_embedding_bags_give_the_live_outputs() -> None:
 @pytest.mark.parametrize(
     ("pooled", "form"), [(True, "stock"), (True, "qint8"), (True, "bags"), (False, "stock"), (False, "qint8")]
 )
-def test_keys_with_batch_sizes_of_their_own(pooled: bool, form: str, inverse: bool) -> None:
-    """With inverse indices each sample of a pooled output has the bags that they say."""
+def test_keys_with_different_batch_sizes(pooled: bool, form: str, inverse: bool) -> None:
+    """With inverse indices each sample of a pooled output has the bags that they select."""
     tables = trained_on_all(collection(pooled), KEYS)
     if form == "bags":
         id_map, bags = export.to_embedding_bags(tables)
@@ -131,7 +131,7 @@ def test_weights_of_samples_that_share_a_bag() -> None:
 
 
 def test_a_weighted_mean_is_refused() -> None:
-    """torch's EmbeddingBag, and TorchRec's collection of it, have no such bags."""
+    """torch's EmbeddingBag, and so TorchRec's collection, has no such bags."""
     config = index_bag_config(embedding_dim=8, pooling=PoolingType.MEAN)
     live = bags_collection(None, config, cache=40, is_weighted=True)
     for call in export.to_torchrec, export.to_embedding_bags:
@@ -158,7 +158,7 @@ def test_quantized_outputs_are_bounded(pooled: bool, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize(("dtype", "codes"), [(torch.qint8, 255), (torch.quint4x2, 15)])
 @pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-3, 100.0), (1e-5, 0.0), (1e-8, 0.0), (1e-6, 0.5)])
-def test_quantized_rows_lose_what_the_docs_say(scale: float, offset: float, dtype: torch.dtype, codes: int) -> None:
+def test_quantization_errors_match_the_docs(scale: float, offset: float, dtype: torch.dtype, codes: int) -> None:
     tables = bags_collection(None, index_bag_config(num_embeddings=64, embedding_dim=8), cache=64).eval()
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1)) * scale + offset
     tables.load_state_dict({"embedding_bags.t0.weight": rows})
@@ -192,7 +192,7 @@ def test_arrays_and_safetensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(("dtype", "width"), [(torch.qint8, 2), (torch.quint4x2, 4)])
 def test_widths_that_cannot_be_quantized_are_named(pooled: bool, dtype: torch.dtype, width: int) -> None:
-    """The reference is what fbgemm takes."""
+    """The reference is the set of widths that fbgemm accepts."""
     for dim in range(1, 10):
         exported = export.to_torchrec(collection(pooled, dim))
         if dim % width:

@@ -1,4 +1,4 @@
-"""Row records, batches and calls, as the operators take them."""
+"""Builds row records, batches and calls for the operators' tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cache:
 
 
 def default(name: str, *args: Any, **kwargs: Any) -> Any:
-    """An operator in plain torch: the reference of its kernels, whose bits it has."""
+    """Calls an operator in plain torch, the bitwise reference of its kernels."""
     done = KERNELS[name](*args, **kwargs)
     if isinstance(done, Write):
         done.to[done.at] = done.rows
@@ -55,12 +55,12 @@ def default(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def states_of(optimizer: str, dim: int) -> list[int]:
-    """Elements of each state of an optimizer."""
+    """Returns the number of elements of each state of an optimizer."""
     return list(FORMULAS[optimizer].state_elements(dim))
 
 
 def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """unique_slots, segment_offsets and the lookups in segment order."""
+    """Returns unique_slots, segment_offsets and the lookups in segment order."""
     unique, inverse, counts = torch.unique(slots, return_inverse=True, return_counts=True)
     offsets = torch.zeros(len(unique) + 1, dtype=torch.int32, device=slots.device)
     offsets[1:] = torch.cumsum(counts, 0)
@@ -68,7 +68,7 @@ def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def segments_of(slots: torch.Tensor, scale: torch.Tensor | None = None) -> Arguments:
-    """The arguments of one gradient whose row j is for lookup j of `slots`."""
+    """Returns the arguments for one gradient whose row j belongs to lookup j of `slots`."""
     unique, offsets, lookups = segments(slots)
     scale = None if scale is None else scale[lookups.long()]
     return {"unique_slots": unique, "segment_offsets": offsets, "grad_row": lookups, "scale": scale}
@@ -79,8 +79,10 @@ def coefficients(*values: float, max_gradient: float = INF, device: Device = "cp
     return torch.tensor([row + [0.0] * (16 - len(row))], dtype=torch.float32, device=device)
 
 
-def of_update(cache: Cache, grads: list[torch.Tensor], optimizer: str, row: torch.Tensor, **given: Any) -> Arguments:
-    """Arguments of update_rows: of one table, and None, where they are not given."""
+def update_arguments(
+    cache: Cache, grads: list[torch.Tensor], optimizer: str, row: torch.Tensor, **given: Any
+) -> Arguments:
+    """Returns arguments of update_rows for one table; optional ones are None unless given."""
     rows = len(given["unique_slots"])
     arguments = {"cache": cache.records, "grads": grads, "table_offsets": int32([0, rows], cache.records.device)}
     arguments |= dict.fromkeys(("grad_source", "grad_column", "scale")) | given
@@ -95,12 +97,12 @@ def update(
     row: torch.Tensor,
     scale: torch.Tensor | None = None,
 ) -> None:
-    """One update of one table; lookup j of `slots` reads row j of `grad`."""
-    ops.update_rows(**of_update(cache, [grad], optimizer, row, **segments_of(slots, scale)))
+    """Runs an update of one table in which lookup j of `slots` reads row j of `grad`."""
+    ops.update_rows(**update_arguments(cache, [grad], optimizer, row, **segments_of(slots, scale)))
 
 
 def accumulate(pending: torch.Tensor, grads: list[torch.Tensor], **given: Any) -> None:
-    """Calls accumulate_rows with None for what is not given."""
+    """Calls accumulate_rows with None for optional arguments that are not given."""
     ops.accumulate_rows(pending, grads, **dict.fromkeys(("grad_source", "grad_column", "scale")) | given)
 
 
@@ -109,7 +111,7 @@ def random_bytes(rows: int, bytes_: int, device: Device = "cpu") -> torch.Tensor
 
 
 def moved(value: Any, device: Device) -> Any:
-    """A copy on a device: a tensor with its strides and offset, or each of a list or of arguments."""
+    """Copies to a device: a tensor with its strides and offset, or each of a list or of arguments."""
     if isinstance(value, dict):
         return {key: moved(each, device) for key, each in value.items()}
     if isinstance(value, list):
@@ -123,7 +125,7 @@ def moved(value: Any, device: Device) -> Any:
 
 @dataclass
 class Bags:
-    """Pooled lookups of several features; `out` `[samples, columns]` is full of NaN."""
+    """Pooled lookups of several features; `out` `[samples, columns]` is filled with NaN."""
 
     weights: torch.Tensor
     slots: torch.Tensor
@@ -150,7 +152,7 @@ class Bags:
 def make_bags(
     lengths: list[int], samples: int, dim: int, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Bags:
-    """Bags of `lengths`, by feature; every second feature is a mean."""
+    """Builds bags of `lengths`, feature by feature; every second feature is a mean."""
     features = len(lengths) // samples
     generator = torch.Generator().manual_seed(len(lengths) + dim)
     cache = Cache(torch.randn(40, dim, generator=generator), [torch.ones(40, 1)], dtype, device)
@@ -168,7 +170,7 @@ def make_bags(
 
 
 def good_calls(device: Device) -> dict[str, tuple[Callable[..., object], Arguments]]:
-    """Every operator, with arguments that it takes."""
+    """Returns every operator with valid arguments."""
     slots = int32([1, 1, 4], device)
     unique, offsets, lookups = segments(slots)
     cache = Cache(torch.arange(40.0).view(5, 8), device=device)

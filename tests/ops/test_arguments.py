@@ -1,4 +1,4 @@
-"""Arguments that an operator refuses: the message names the argument, and nothing is written."""
+"""Invalid arguments of an operator are refused with the argument's name, and nothing is written."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def cases(every: list[Case], *marks: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), cases(BAD) + cases(CONTENTS, pytest.mark.contents))
-def test_refused(name: str, changes: Arguments, message: str, device: torch.device) -> None:
+def test_invalid_arguments_are_refused(name: str, changes: Arguments, message: str, device: torch.device) -> None:
     operator, _ = good_calls(device)[name]
     given = moved(CALLS[name] | changes, device)
     before = [each.clone() for each in tensors(given)]

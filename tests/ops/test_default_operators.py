@@ -1,4 +1,4 @@
-"""The operators in plain torch, which are the kernels' reference: the kernels have their bits, on every device."""
+"""The operators in plain torch are the reference of the kernels, which have the same bits on every device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DIMS = (1, 3, 20, 64, 130)
 LENGTHS = (0, 1, 1, 2, 31, 32, 33, 97, 129, 400, 1025, 3111)
 
 
-def test_every_operator_has_one() -> None:
-    """All that compute something: `empty_output` is torch's own on other devices than the CPU."""
+def test_every_operator_has_a_default() -> None:
+    """Operators that compute something are covered; `empty_output` is torch's own on devices other than the CPU."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("rec_sdk::"))
     assert sorted([*KERNELS, "empty_output"]) == sorted(name.removeprefix("rec_sdk::") for name in names)
     assert torch.ops.rec_sdk.empty_output(torch.empty(0, device="meta"), 3, 4).shape == (3, 4)
@@ -35,7 +35,9 @@ def test_a_formula_names_the_coefficients_of_its_kernel(optimizer: str) -> None:
 
 
 def assert_same_bits(name: str, arguments: Arguments, device: torch.device) -> Arguments:
-    """Compares the result and all that an operator may have written; gives what the one in plain torch left."""
+    """Compares the result and all tensors that an operator may write; returns the arguments after the plain torch
+    call.
+    """
     there = moved(arguments, device)
     found, expected = good_calls(device)[name][0](**there), default(name, **arguments)
     compared = {key: (there[key], arguments[key]) for key in arguments if isinstance(arguments[key], torch.Tensor)}
@@ -47,7 +49,7 @@ def assert_same_bits(name: str, arguments: Arguments, device: torch.device) -> A
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN has more than one."""
+    """Returns the bytes of a tensor, with one representation of NaN."""
     if tensor.is_floating_point():
         tensor = torch.where(tensor.isnan(), torch.nan, tensor).to(tensor.dtype)
     return tensor.contiguous().view(-1).view(torch.uint8)
@@ -58,7 +60,7 @@ def draw(name: str, limit: int, size: int, generator: torch.Generator) -> tuple[
 
 
 def sums(choose: random.Random, generator: torch.Generator, dim: int) -> Arguments:
-    """Arguments that update_rows and accumulate_rows share, with hot rows, and gradients of many shapes."""
+    """Draws arguments that update_rows and accumulate_rows share, with hot rows and gradients of many shapes."""
     lengths = [choose.choice(LENGTHS) for _ in range(choose.randint(1, 9))]
     offsets = np.cumsum([0, *lengths]).astype(np.int32)
     count, extra = int(offsets[-1]), choose.choice([0, 3])
@@ -86,7 +88,7 @@ def sums(choose: random.Random, generator: torch.Generator, dim: int) -> Argumen
 
 
 def update(choose: random.Random, generator: torch.Generator, optimizer: str) -> tuple[Arguments, RecordLayout]:
-    """Arguments of update_rows: records of all types, with tables of their own numbers."""
+    """Draws arguments of update_rows: records of all dtypes, and tables with different hyperparameters."""
     dim, weight_dtype = choose.choice(DIMS), choose.choice(WEIGHT_DTYPES)
     elements = FORMULAS[optimizer].state_elements(dim)
     codes = [choose.choice([0, 0, 1, 2]) for _ in elements] if choose.random() < 0.4 else []
@@ -127,7 +129,7 @@ def parts(cache: torch.Tensor, layout: RecordLayout) -> list[torch.Tensor]:
 
 
 def batches(config: pytest.Config, salt: int) -> list[tuple[random.Random, torch.Generator]]:
-    """Batches of the day; more in the full suite."""
+    """Returns random generators for the batches of the day; more in the full suite."""
     seeds = [hash((config.getoption("--day"), salt, i)) for i in range(60 if config.getoption("--full") else 6)]
     return [(random.Random(seed), torch.Generator().manual_seed(seed % 2**32)) for seed in seeds]
 

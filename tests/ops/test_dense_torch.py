@@ -1,4 +1,4 @@
-"""torch's classes over all their keywords: torch's dense optimizer, where every batch has every row."""
+"""Tables against torch's dense optimizers over all keywords, where every batch has every row."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ VALUES: dict[type[torch.optim.Optimizer], dict[str, tuple[Any, ...]]] = {
 }
 
 
-def taken(cls: type[torch.optim.Optimizer], options: dict[str, Any]) -> bool:
-    """Whether torch and tables have these keywords together."""
+def accepted(cls: type[torch.optim.Optimizer], options: dict[str, Any]) -> bool:
+    """Returns whether torch and tables accept these keywords together."""
     if cls is not torch.optim.SGD:
         return True
     alone = options["momentum"] or not (options["dampening"] or options["nesterov"])
@@ -67,7 +67,7 @@ def taken(cls: type[torch.optim.Optimizer], options: dict[str, Any]) -> bool:
 
 def grid(cls: type[torch.optim.Optimizer], kernel: str) -> list[dict[str, Any]]:
     every = (dict(zip(VALUES[cls], values, strict=True)) for values in itertools.product(*VALUES[cls].values()))
-    return [options for options in every if taken(cls, options) and spec_for(cls, options).kernel == kernel]
+    return [options for options in every if accepted(cls, options) and spec_for(cls, options).kernel == kernel]
 
 
 KERNELS = [
@@ -105,8 +105,8 @@ def test_equals_dense_torch_in_float64(cls: type[torch.optim.Optimizer], kernel:
             assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-5), f"{name} of {each}"
 
 
-def test_a_row_that_is_touched_later_is_dampened(device: torch.device) -> None:
-    """As in a dense parameter that had gradients of 0 for it: the first step of a parameter is torch's, not a row's."""
+def test_dampening_applies_to_rows_touched_later(device: torch.device) -> None:
+    """This equals a dense parameter with zero gradients for the row: a parameter's first step counts, not a row's."""
     options = {"lr": 1.0, "momentum": 0.5, "dampening": 0.25}
     tables = Tables([TableOptimizer.create(torch.optim.SGD, options)], torch.zeros(2, 1), device)
     dense = torch.nn.Parameter(torch.zeros(2, 1, dtype=torch.float64))
@@ -120,8 +120,8 @@ def test_a_row_that_is_touched_later_is_dampened(device: torch.device) -> None:
     assert weight.flatten().tolist() == [-1.5, -0.75] == dense.flatten().tolist()
 
 
-def test_a_momentum_that_ends_is_torchs(device: torch.device) -> None:
-    """Without a momentum torch leaves the buffer as it is, and goes on with it later."""
+def test_disabling_momentum_matches_torch(device: torch.device) -> None:
+    """Without momentum torch keeps the buffer unchanged, and uses it again later."""
     options = {"lr": 0.1, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.1}
     tables = Tables([TableOptimizer.create(torch.optim.SGD, options)], torch.ones(2, 2), device)
     dense = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Operands at the edge of what tensors can be, and on devices that do not go together: an error or an empty result."""
+"""Degenerate operands, and devices that do not match, give an error or an empty result."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ def test_every_operator_has_a_good_call() -> None:
     assert set(NAMES) == set(KERNELS)
 
 
-def sent(value: Any, device: str, every: bool = False) -> Any:
-    if isinstance(value, list):  # of several the last, unless all are to go
+def to_other_device(value: Any, device: str, every: bool = False) -> Any:
+    if isinstance(value, list):  # only the last of several, unless all are to move
         return [g.to(device) if every or g is value[-1] else g for g in value]
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def mixes(name: str, device: torch.device, other: str) -> Iterator[tuple[str, Callable[..., object], Arguments]]:
-    """With one tensor elsewhere, and with all but one."""
+    """Yields calls with one tensor on another device, and with all but one there."""
     operator, arguments = good_calls(device)[name]
     tensors = [key for key, value in arguments.items() if isinstance(value, torch.Tensor | list)]
     for one in tensors:
-        yield one, operator, arguments | {one: sent(arguments[one], other)}
-        yield one, operator, {k: v if k == one else sent(v, other) for k, v in arguments.items()}
+        yield one, operator, arguments | {one: to_other_device(arguments[one], other)}
+        yield one, operator, {k: v if k == one else to_other_device(v, other) for k, v in arguments.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_good_calls(name: str, device: torch.device) -> None:
     operator, arguments = good_calls(device)[name]
     operator(**arguments)
-    operator(**{key: sent(value, "meta", every=True) for key, value in arguments.items()})
+    operator(**{key: to_other_device(value, "meta", every=True) for key, value in arguments.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, device: torch.device) -> None:
-    """With every argument, without those that may be None, and with 16-bit weights."""
+    """opcheck runs with every argument, without optional ones, and with 16-bit weights."""
     operator, every = good_calls(device)[name]
     overload: Any = getattr(operator, "default", operator)
     optional = every.keys() & {"grad_column", "scale", "per_sample_weights"}
@@ -66,7 +66,7 @@ def test_opcheck(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("other", ["meta", "cpu"])
 @pytest.mark.parametrize("name", NAMES)
-def test_devices_do_not_mix(name: str, other: str, device: torch.device) -> None:
+def test_mixed_devices_are_refused(name: str, other: str, device: torch.device) -> None:
     if other == device.type:
         pytest.skip("the same device")
     for tensor, operator, arguments in mixes(name, device, other):
@@ -87,7 +87,7 @@ def test_a_device_without_a_backend(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensors_that_are_not_strided(name: str) -> None:
+def test_sparse_tensors_are_refused(name: str) -> None:
     operator, arguments = good_calls("cpu")[name]
     for _ in range(2):
         with pytest.raises(NotImplementedError, match=rf"rec_sdk::{name} takes strided tensors.*torch.sparse_coo"):
@@ -112,7 +112,7 @@ def test_records_of_no_bytes(device: torch.device) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
 def test_dims_whose_products_overflow(optimizer: str, dtype: torch.dtype, dim: int, device: torch.device) -> None:
     operator, arguments = good_calls(device)["update_rows"]
-    for width in (0, 16, 32):  # what a product that has wrapped may be
+    for width in (0, 16, 32):  # possible values of a product that has wrapped
         cache = torch.zeros(5, width, dtype=torch.uint8, device=device)
         given = {"cache": cache, "optimizer": optimizer, "dim": dim, "weight_dtype": dtype}
         with pytest.raises(RuntimeError, match=rf"dim must be in \[1, {2**30}\], got {dim}"):
@@ -157,7 +157,7 @@ def test_strides_of_single_rows_do_not_matter(device: torch.device) -> None:
 @pytest.mark.contents
 @pytest.mark.parametrize("seed", range(4))
 def test_random_arguments_raise_or_pass(seed: int, pytestconfig: pytest.Config) -> None:
-    """In a process of its own: whatever an operator is given, the process ends as it should."""
+    """In a separate process: whatever the arguments, the process ends normally."""
     program = f"import test_edges; test_edges.fuzz({seed}, 400); print('through')"
     if pytestconfig.getoption("--operators") == "default":
         program = f"import default_operators; default_operators.stand_in('cpu'); {program}"
@@ -169,7 +169,7 @@ def test_random_arguments_raise_or_pass(seed: int, pytestconfig: pytest.Config) 
 
 
 def random_tensor(choose: random.Random, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of another shape, dtype or contents."""
+    """Draws a tensor of another shape, dtype or contents."""
     kind = choose.randrange(5)
     if kind == 0:
         return like.to(choose.choice([torch.float32, torch.int32, torch.int64, torch.uint8, torch.bool, torch.float16]))

@@ -1,7 +1,7 @@
-"""Every optimizer, where numbers are extreme, against its class in float64: never worse than the class in float32.
+"""With extreme numbers, every optimizer is at least as accurate as its class in float32, against float64.
 
-Extreme are gradients whose squares underflow or overflow, betas of 0 and close to 1, an eps and an lr of 0. The
-optimizers page of the docs says what that means, under "Extreme numbers".
+Extreme are gradients whose squares underflow or overflow, betas of 0 and close to 1, an eps and an lr of 0. See
+"Extreme numbers" in docs/optimizers.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Parts = list[torch.Tensor]
 
 
 def options_of(row: Row) -> Iterator[dict[str, Any]]:
-    """The keywords that are tried: those of the row with extreme betas, eps and lr, where its class has them."""
+    """Yields the keywords to try: the row's, with extreme betas, eps and lr where its class has them."""
     betas = [{"betas": pair} for pair in BETAS] if "betas" in row.spec.options else [{}]
     eps = [{"eps": 0.0}, {"eps": 1e-8}] if "eps" in row.spec.options else [{}]
     for parts in itertools.product(betas, eps, LEARNING_RATES, row.extremes):
@@ -42,7 +42,7 @@ def options_of(row: Row) -> Iterator[dict[str, Any]]:
 
 
 def gradients() -> torch.Tensor:
-    """`[steps, rows, columns]`: every sequence of two, and another after them."""
+    """Returns gradients `[steps, rows, columns]`: every sequence of two, followed by another."""
     sequences = torch.tensor(list(itertools.product(GRADIENTS, GRADIENTS, LAST)))
     return (sequences.t()[:, :, None] * torch.tensor(COLUMNS)).repeat(1, len(WEIGHTS), 1)
 
@@ -51,8 +51,8 @@ def parts_of(weight: torch.Tensor, state: dict[str, Any], names: tuple[str, ...]
     return [weight, *(state[name] for name in names if name in state)]
 
 
-class OfClass:
-    """A class of optimizers: one for the rows of each table."""
+class ClassReference:
+    """The reference: an optimizer class applied to the rows of each table."""
 
     def __init__(self, cls: type[torch.optim.Optimizer], tables: list[TableOptimizer], weights: torch.Tensor) -> None:
         self.sparse = cls is torch.optim.SparseAdam or issubclass(cls, formulas.OnRows)
@@ -62,12 +62,12 @@ class OfClass:
         for weight, table in zip(self.weights, tables, strict=True):
             usual = {name: 1.0 if name in ("lr", "eps") else value for name, value in table.options.items()}
             optimizer = cls([weight], **usual)  # type: ignore[call-arg]
-            optimizer.param_groups[0].update(table.options)  # SparseAdam refuses an lr and an eps of 0, at first
+            optimizer.param_groups[0].update(table.options)  # SparseAdam's constructor refuses an lr and an eps of 0
             self.optimizers.append(optimizer)
 
     @torch.no_grad()
     def step(self, before: Parts, g: torch.Tensor) -> Parts:
-        """The parts of all tables after an update of `before`."""
+        """Returns the parts of all tables after an update of `before`."""
         g = g.to(self.weights[0].dtype)
         parts = []
         tables = zip(*(part.chunk(len(self.weights)) for part in before), strict=True)
@@ -75,7 +75,7 @@ class OfClass:
             weight.grad = formulas.of_all_rows(g) if self.sparse else g
             state = optimizer.state[weight]
             now = parts_of(weight, state, self.states)
-            for part, value in zip(now, start, strict=False):  # the first step makes states
+            for part, value in zip(now, start, strict=False):  # the first step creates states
                 part.copy_(value)
             optimizer.step()
             parts.append([part.clone() for part in parts_of(weight, state, self.states)])
@@ -85,7 +85,7 @@ class OfClass:
 class Tables:
     """One table for each set of options, in one cache; all have the same weights and gradients.
 
-    update: the operator update_rows, or what stands in for it.
+    `update` is the operator update_rows or a replacement.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Tables:
         self.cache = Cache(weights.repeat(len(optimizers), 1), states, device=device)
 
     def step(self, g: torch.Tensor) -> Parts:
-        """The parts of all tables after it."""
+        """Returns the parts of all tables after the update."""
         device, tables = self.cache.records.device, len(self.optimizers)
         every = torch.arange(tables * self.rows + 1, dtype=torch.int32, device=device)
         segments = {
@@ -120,13 +120,14 @@ class Tables:
 
 
 def check(found: Parts, exact: Parts, single: Parts, nudged: Parts, before: Parts, kept: torch.Tensor) -> None:
-    """Each number is found as close to `exact` as `single`, the class in float32, is; or it is no number in both.
+    """Checks that each number is as close to `exact` as `single` (the class in float32), or is not finite in both.
 
-    Where terms cancel, the error of one number is chance, and another processor rounds otherwise: as close as `nudged`,
-    the class in float32 with `before` off by a rounding, is close enough.
+    Where terms cancel, the error of one number is random, and another processor rounds differently. So it suffices to
+    be
+    as close as `nudged`, the class in float32 with `before` perturbed by a rounding.
 
-    Where it is none in `single` alone, it is found no further from `exact` than without a step, but for decay. Only
-    the share `kept` of a state `before` is left after an update.
+    Where only `single` is not finite, the number must be no further from `exact` than without a step, except for decay.
+    Only the share `kept` of a state `before` remains after an update.
     """
     for part, all_of_part in enumerate(zip(found, exact, single, nudged, before, strict=True)):
         ours, right, rough, other, old = (numbers.double() for numbers in all_of_part)
@@ -141,14 +142,14 @@ def check(found: Parts, exact: Parts, single: Parts, nudged: Parts, before: Part
             raise AssertionError(f"part {part}, {text}; {wrong.sum()} such numbers")
 
 
-def off_by_a_rounding(parts: Parts) -> Parts:
-    """The parts a rounding up and a rounding down by turns, so that errors of terms that cancel add up."""
+def perturbed(parts: Parts) -> Parts:
+    """Shifts the parts by a rounding up and down in turns, so that errors of cancelling terms add up."""
     shift = 2.0**-23
     return [part * (1 - shift if place % 2 else 1 + shift) for place, part in enumerate(parts)]
 
 
-def alive(parts: Parts, weights: torch.Tensor, rowwise: bool) -> Parts:
-    """The parts with zeros in place of elements, or rows, whose weight was no number: their states are of no use."""
+def without_nonfinite(parts: Parts, weights: torch.Tensor, rowwise: bool) -> Parts:
+    """Returns the parts with zeros for elements, or rows, whose weight is not finite: their states are meaningless."""
     dead = ~weights.isfinite()
     if rowwise:
         dead = dead.any(dim=1, keepdim=True)
@@ -156,7 +157,7 @@ def alive(parts: Parts, weights: torch.Tensor, rowwise: bool) -> Parts:
 
 
 def all_bits(parts: Parts) -> torch.Tensor:
-    """NaN has more than one."""
+    """Returns the bits of all parts, with one representation of NaN."""
     joined = torch.cat([part.flatten() for part in parts])
     return torch.where(joined.isnan(), torch.nan, joined).view(torch.int32)
 
@@ -170,16 +171,16 @@ def test_never_worse_than_its_class(row: Row, device: torch.device) -> None:
     in_torch = Tables(optimizers, weights, torch.device("cpu"), default_update_rows)
     on_device = Tables(optimizers, weights, device)
     before = in_torch.parts()
-    exact = OfClass(row.exact or row.reference, optimizers, before[0].double())
-    single, nudged = (OfClass(row.reference, optimizers, before[0]) for _ in range(2))
+    exact = ClassReference(row.exact or row.reference, optimizers, before[0].double())
+    single, nudged = (ClassReference(row.reference, optimizers, before[0]) for _ in range(2))
     kept = torch.tensor([max(optimizer.options.get("betas", (1.0,))) for optimizer in optimizers])
     kept = kept.repeat_interleave(len(weights))[:, None]
     for t, g in enumerate(steps, 1):
         found = on_device.step(g)
         assert torch.equal(all_bits(found), all_bits(in_torch.step(g))), "other bits than the formula in plain torch"
-        of_class = (exact.step(before, g), single.step(before, g), nudged.step(off_by_a_rounding(before), g))
+        of_class = (exact.step(before, g), single.step(before, g), nudged.step(perturbed(before), g))
         rowwise = issubclass(row.reference, formulas.OnRows)
-        check(*(alive(parts, before[0], rowwise) for parts in (found, *of_class, before)), kept)
+        check(*(without_nonfinite(parts, before[0], rowwise) for parts in (found, *of_class, before)), kept)
         before = found
         for optimizer in optimizers:
             optimizer.step = t

@@ -1,4 +1,4 @@
-"""Lookups: lookup_sequence is indexing; lookup_pooled, and pooled_weights_grad, sum as torch does and write no more."""
+"""lookup_sequence equals indexing; lookup_pooled and pooled_weights_grad equal torch and write nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are copied: gather_rows, scatter_rows and swap_rows are indexing, and swap_lookup_* a swap and a lookup."""
+"""gather_rows, scatter_rows and swap_rows equal indexing; swap_lookup_* equals a swap and a lookup."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_gather_and_scatter_are_indexing(bytes_: int, count: int, device: torch.
     assert torch.equal(cache, expected)
 
 
-def places_of(leaves: torch.Tensor) -> torch.Tensor:
-    """Where rows leave: their numbers; elsewhere -1."""
+def number_victims(leaves: torch.Tensor) -> torch.Tensor:
+    """Numbers the rows to move out; -1 for the others."""
     return torch.where(leaves, leaves.cumsum(0) - 1, -1).int()
 
 
 def check(cache: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor, device: torch.device) -> None:
     rows = random_bytes(len(slots), cache.shape[1])
     there, leaving = cache.to(device, copy=True), random_bytes(int(leaves.sum()), cache.shape[1], device)
-    ops.swap_rows(there, int32(slots, device), places_of(leaves).to(device), rows.to(device), leaving)
+    ops.swap_rows(there, int32(slots, device), number_victims(leaves).to(device), rows.to(device), leaving)
     assert torch.equal(leaving.cpu(), cache[slots[leaves]])
     assert torch.equal(there.cpu(), cache.index_copy(0, slots, rows))
 
@@ -47,7 +47,7 @@ def check(cache: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor, device
 @pytest.mark.parametrize("bytes_", [1, 16, 48, 272, 4096, 70_000])
 @pytest.mark.parametrize("count", [0, 1, 100, 2900])
 def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> None:
-    """With every slot taken, every slot free, both by turns, and as tables do that are full or are not."""
+    """Slots are all occupied, all free, alternating, and as in full and partly filled tables."""
     count = min(count, 1_000_000 // bytes_)
     slots = torch.randperm(count + 10)[:count]
     cache = random_bytes(count + 10, bytes_)
@@ -56,8 +56,8 @@ def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> No
         check(cache, slots, leaves, device)
 
 
-def test_rows_beyond_a_chunk_of_places(device: torch.device) -> None:
-    """Kernels look at the places of many rows at once: runs that end on, before and behind 1024 rows."""
+def test_more_rows_than_a_chunk_of_places(device: torch.device) -> None:
+    """Kernels read the places of many rows at once: runs end at, before and after row 1024."""
     count = 4096
     slots, cache = torch.randperm(count), random_bytes(count, 16)
     for begin in (1023, 1024, 1025):
@@ -72,8 +72,8 @@ class InterruptionError(Exception):
     pass
 
 
-def test_a_signal_finds_the_call_made_and_noted_or_neither(device: torch.device) -> None:
-    """At whatever time it comes: the first calls are interrupted before the operator runs, the last ones after it."""
+def test_a_signal_interrupts_before_or_after_a_call(device: torch.device) -> None:
+    """Early signals interrupt before the operator runs, late ones after it."""
     count = 40_000
     slots = int32(torch.arange(count), device)
     cache, ones = torch.zeros(count, 512, dtype=torch.uint8), torch.ones(count, 512, dtype=torch.uint8, device=device)
@@ -85,7 +85,7 @@ def test_a_signal_finds_the_call_made_and_noted_or_neither(device: torch.device)
     before = signal.signal(signal.SIGALRM, interrupt)
     found = []
     try:
-        for delay in (1e-4 * 1.06**i for i in range(150)):  # until the operator, fast or slow, is through by then
+        for delay in (1e-4 * 1.06**i for i in range(150)):  # by then the operator, fast or slow, has finished
             if found[-9:] == [True] * 9:
                 break
             there, called = cache.to(device, copy=True), list[None]()
@@ -106,23 +106,23 @@ def test_a_signal_finds_the_call_made_and_noted_or_neither(device: torch.device)
     assert any(found)
 
 
-# ---- with the lookup behind it
+# ---- with a lookup in the same call
 
 
 def records(rows: int, layout: RecordLayout) -> torch.Tensor:
-    """Weights that are numbers, states that may be anything."""
+    """Draws records whose weights are finite and whose states may be any bytes."""
     made = random_bytes(rows, layout.bytes)
     layout.weight(made).copy_(torch.randn(rows, layout.dim))
     return made
 
 
 def calls(layout: RecordLayout, lookups: int, coming: int, leaves: torch.Tensor | None) -> tuple[Arguments, Arguments]:
-    """The arguments of a swap, on the CPU, and those of its lookups beside it; `leaves` None: there are no places."""
+    """Returns the arguments of a swap, on the CPU, and of its lookups; with `leaves` None there are no places."""
     slots = torch.randperm(SLOTS)[:coming]
     swap = {"cache": records(SLOTS, layout), "slots": int32(slots), "rows": records(coming, layout)}
     swap |= {"places": None, "leaving": None}
     if leaves is not None:
-        swap |= {"places": places_of(leaves), "leaving": random_bytes(int(leaves.sum()), layout.bytes)}
+        swap |= {"places": number_victims(leaves), "leaving": random_bytes(int(leaves.sum()), layout.bytes)}
     of_slot = torch.arange(SLOTS).index_copy(0, slots, torch.arange(SLOTS, SLOTS + coming))
     looked_up = torch.randint(0, SLOTS, (lookups,))
     rows = {"dim": layout.dim, "weight_dtype": layout.weight_dtype}
@@ -130,7 +130,7 @@ def calls(layout: RecordLayout, lookups: int, coming: int, leaves: torch.Tensor 
 
 
 def bags(lookups: int, dim: int, weighted: bool) -> Arguments:
-    """Two features of bags, the second a mean."""
+    """Draws two features of bags, the second a mean."""
     samples = 7
     inner = torch.randint(0, lookups + 1, (2 * samples - 1,)).sort().values
     return {
@@ -144,7 +144,7 @@ def bags(lookups: int, dim: int, weighted: bool) -> Arguments:
 
 
 def swapped(swap: Arguments) -> torch.Tensor:
-    """The cache behind the swap, by the operators that are apart; changes `leaving`."""
+    """Returns the cache after the swap, computed by separate operators; writes `leaving`."""
     cache = swap["cache"].clone()
     if swap["places"] is None:
         ops.scatter_rows(cache, swap["slots"], swap["rows"])

@@ -1,4 +1,4 @@
-"""Large outputs on the CPU take over the memory of earlier ones that are gone."""
+"""Large outputs on the CPU reuse the memory of freed outputs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _kept.restype = ctypes.c_int64
 
 
 def _flush() -> None:
-    """Leaves blocks of one odd size alone."""
+    """Evicts kept blocks by allocating one odd size."""
     gc.collect()
     for _ in range(80):
         empty_output((1 << 12, 257), CPU)
 
 
-def test_memory_is_taken_over_when_the_output_is_gone() -> None:
+def test_memory_of_a_freed_output_is_reused() -> None:
     _flush()
     first = empty_output(LARGE, CPU)
     place = first.data_ptr()
@@ -71,7 +71,7 @@ def test_small_outputs_are_torchs_own() -> None:
     assert empty_output((0, 64), CPU).shape == (0, 64)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_memory_is_bounded() -> None:
     many = [empty_output(LARGE, CPU) for _ in range(20)]
     del many
     assert _kept() <= 8 * (LARGE[0] * LARGE[1] * 4)
@@ -145,8 +145,8 @@ def test_threads_never_share_a_block() -> None:
 
     def work(number: float) -> None:
         for _ in range(20):
-            mine = empty_output(LARGE, CPU).fill_(number)
-            if not bool((mine == number).all()):
+            own_output = empty_output(LARGE, CPU).fill_(number)
+            if not bool((own_output == number).all()):
                 errors.append(number)
 
     threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
@@ -157,20 +157,20 @@ def test_threads_never_share_a_block() -> None:
     assert not errors
 
 
-def test_a_forked_process_goes_on() -> None:
+def test_a_forked_process_can_allocate_outputs() -> None:
     kept = empty_output(LARGE, CPU).fill_(3.0)
     expected, size = bytes(kept.numpy().tobytes()), LARGE[0] * LARGE[1] * 4
     pid = os.fork()
-    if pid == 0:  # without torch's threads, which are not there
-        mine = empty_output(LARGE, CPU)
-        ctypes.memset(mine.data_ptr(), 4, size)
+    if pid == 0:  # torch's threads do not exist in the child
+        own_output = empty_output(LARGE, CPU)
+        ctypes.memset(own_output.data_ptr(), 4, size)
         os._exit(0 if ctypes.string_at(kept.data_ptr(), size) == expected else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert ctypes.string_at(kept.data_ptr(), size) == expected
 
 
 @pytest.mark.parametrize("shape", [(-1, 4), (4, -1), (2**31 + 1, 2**31), (2**62 + 2**18, 4)])
-def test_a_shape_that_no_tensor_has_is_an_error(shape: tuple[int, int]) -> None:
+def test_an_impossible_shape_is_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(RuntimeError, match="empty_output: rows and columns are"):
         ops.empty_output(torch.empty(0), *shape)
 
@@ -192,7 +192,7 @@ except RuntimeError as error:
 """
 
 
-def test_where_memory_is_short_kept_blocks_go_back_and_then_the_error_says_how_much() -> None:
+def test_kept_blocks_are_freed_before_out_of_memory() -> None:
     run = subprocess.run([sys.executable, "-c", _SHORT], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     assert "memory is short: an output of 16777216 x 256 needs 17179869184 bytes" in run.stdout, run.stdout

@@ -1,5 +1,7 @@
-"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set. On any device:
-`test_default_operators.py`."""
+"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set.
+
+`test_default_operators.py` covers other devices.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ BLOCK = 32
 
 
 def reference_sum(terms: torch.Tensor) -> torch.Tensor:
-    """Blocks of 32 one after the other, then carried as a binary counter does; left + right."""
+    """Sums blocks of 32 in order, then combines the block sums like a binary counter; left + right."""
     stack: list[torch.Tensor] = []
     for i, block in enumerate(terms.split(BLOCK)):
         total = block[0]
@@ -74,7 +76,7 @@ def test_documented_order(hits: int, dim: int, device: torch.device) -> None:
 
 
 def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> list[torch.Tensor]:
-    """The bytes that every operator leaves, for a batch with hot rows (segments of several chunks)."""
+    """Returns the bytes that every operator writes, for a batch with hot rows (segments of several chunks)."""
     generator = torch.Generator().manual_seed(dim)
     lookups, rows = 12_000, 500
     slots = (torch.rand(lookups, generator=generator) ** 6 * rows).long().to(device)
@@ -115,7 +117,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All pairs in the full suite; otherwise every width with one data type, another every day."""
+    """Selects all pairs in the full suite; otherwise every width with one dtype, another each day."""
     if metafunc.function is test_threads_and_instruction_sets:
         full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
         pairs = [(i, j) for i in range(len(DIMS)) for j in range(len(DTYPES)) if full or (i + j + day) % 3 == 0]

@@ -1,4 +1,4 @@
-"""update_rows with row_ids: which way 16-bit weights round."""
+"""update_rows with row_ids: the direction in which 16-bit weights round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def updated(
     seeds: torch.Tensor | None = SEEDS,
     row: torch.Tensor | None = None,
 ) -> Cache:
-    """The cache behind one update of all rows, half of each table, by -`steps`."""
+    """Returns the cache after one update of all rows, half of each table, by -`steps`."""
     count, dim = weights.shape
     states = [torch.zeros(count, elements) for elements in states_of(optimizer, dim)]
     cache = Cache(torch.zeros(count, dim), states, dtype, device)
@@ -53,7 +53,7 @@ def expected(values: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> tor
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """With every NaN the same."""
+    """Returns the bytes of a tensor, with one representation of NaN."""
     tensor = tensor.cpu()
     same = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
     return same.view(torch.int16).numpy().tobytes()
@@ -74,7 +74,7 @@ def test_rounds_as_the_reference(dim: int, dtype: torch.dtype, device: torch.dev
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_at_the_edges(dtype: torch.dtype, device: torch.device) -> None:
-    """Infinity and NaN stay; what is beyond the largest number rounds to nearest; zero and exact values stay."""
+    """Infinity and NaN are kept; values beyond the largest number round to nearest; zero and exact values are kept."""
     largest = torch.finfo(dtype).max
     beyond = float(torch.tensor(largest).nextafter(torch.tensor(float("inf"))))
     step = largest - float(torch.tensor(largest, dtype=dtype).view(torch.int16).sub(1).view(dtype))
@@ -86,7 +86,7 @@ def test_values_at_the_edges(dtype: torch.dtype, device: torch.device) -> None:
     ids = torch.arange(64) * 1_000_003
     cache = updated(torch.zeros_like(values), -values, ids, dtype, device)
     found = cache.weights.cpu()
-    if device.type == "npu":  # whose vector unit takes subnormal floats for zero
+    if device.type == "npu":  # its vector unit flushes subnormal floats to zero
         values, found = values[:, :-1], found[:, :-1]
     assert bits(found) == bits(expected(values, ids, dtype)[:, : found.shape[1]])
     assert found[:, [0, 3]].eq(largest).all()
@@ -105,7 +105,7 @@ SHAPES = [
 def test_all_optimizers_round_what_float32_gives(
     optimizer: str, count: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Every result is one of the two neighbours of the exact one, and slots make no difference."""
+    """Every result is one of the exact result's two neighbours, independent of the slots."""
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(count, dim, generator=generator).to(dtype).float()
     grads = torch.randn(count, dim, generator=generator)
@@ -124,7 +124,7 @@ def test_all_optimizers_round_what_float32_gives(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_unbiased(dtype: torch.dtype, device: torch.device) -> None:
-    """The mean over many ids is the value, within four standard deviations, in every column."""
+    """In every column the mean over many ids is the value, within four standard deviations."""
     count, dim = 4096, 16
     generator = torch.Generator().manual_seed(2)
     ulp = torch.finfo(dtype).eps

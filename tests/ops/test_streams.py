@@ -1,4 +1,4 @@
-"""On which stream and device an operator runs, and whose memory it uses meanwhile. The reference is the CPU."""
+"""The stream and device on which an operator runs, and the memory that it uses meanwhile. The reference is the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ EACH = 50  # rows of each of several gradients
 
 
 def operands() -> list[torch.Tensor]:
-    """Records, slots, gradients, the rest of what update_rows takes, and its rows and sources of several gradients."""
+    """Returns records, slots, gradients, the other arguments of update_rows, and rows and sources of several
+    gradients.
+    """
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(ROWS, DIM, generator=generator).view(torch.uint8)
     slots = int32(torch.randperm(ROWS, generator=generator))
@@ -37,7 +39,7 @@ def scatter(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *_: 
 def step_of_several(
     records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor
 ) -> torch.Tensor:
-    """The same with 100 gradients, of which the operator's list is gone when the kernels run."""
+    """Runs a step with 100 gradients; the operator's list of them is gone when the kernels run."""
     tables, offsets, _, rates, rows, sources = rest
     args = (slots, tables, offsets, rows, sources, None, None, rates, "sgd", DIM, torch.float32)
     torch.ops.rec_sdk.update_rows(records, list(grad.split(EACH)), *args)
@@ -52,10 +54,10 @@ def step(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: 
 
 
 @pytest.fixture
-def there(device: torch.device) -> torch.device:
+def accelerator(device: torch.device) -> torch.device:
     if device.type == "cpu":
         pytest.skip("about a device's streams")
-    for operator in (scatter, step, step_of_several):  # CUDA loads a kernel at its first launch, which may wait
+    for operator in (scatter, step, step_of_several):  # CUDA loads a kernel at its first launch, which may block
         operator(*[x.to(device) for x in operands()])
     return device
 
@@ -64,7 +66,7 @@ Gate = Callable[[torch.Stream], Callable[[], object]]
 
 
 def npu_gate(made: list[ctypes.Array[ctypes.c_char]]) -> Gate:
-    """A gate of semaphores, which go to `made`."""
+    """Returns a gate of semaphores, which are added to `made`."""
     libc = ctypes.CDLL(None)
 
     def close(stream: torch.Stream) -> Callable[[], object]:
@@ -79,45 +81,45 @@ def npu_gate(made: list[ctypes.Array[ctypes.c_char]]) -> Gate:
 
 
 def cuda_gate(stream: torch.Stream) -> Callable[[], object]:
-    """Opens by itself: whatever CUDA might do that waits for the stream, the test ends."""
+    """Blocks the stream for half a second; opens by itself, so that the test ends even if CUDA waits for the stream."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(1_000_000_000)  # cycles: half a second
     return lambda: None
 
 
 @pytest.fixture
-def gate(pytestconfig: pytest.Config, there: torch.device) -> Iterator[Gate]:
-    """gate(stream) holds back what the stream is given from now on, until what it returns is called."""
+def gate(pytestconfig: pytest.Config, accelerator: torch.device) -> Iterator[Gate]:
+    """Returns a function that blocks a stream's later work until the function that it returns is called."""
     if pytestconfig.getoption("--operators") == "default":
         pytest.skip("those in plain torch wait for the device")
-    if there.type not in ("cuda", "npu"):
-        pytest.skip(f"nothing here holds a stream of {there.type!r} back")
+    if accelerator.type not in ("cuda", "npu"):
+        pytest.skip(f"nothing here holds a stream of {accelerator.type!r} back")
     made: list[ctypes.Array[ctypes.c_char]] = []
-    yield cuda_gate if there.type == "cuda" else npu_gate(made)
-    for semaphore in made:  # a test that failed leaves no stream waiting
+    yield cuda_gate if accelerator.type == "cuda" else npu_gate(made)
+    for semaphore in made:  # a failed test must not leave a stream blocked
         ctypes.CDLL(None).sem_post(semaphore)
 
 
 @pytest.mark.parametrize("where", ["a stream of its own", "another device"])
 @pytest.mark.parametrize("operator", [scatter, step, step_of_several])
-def test_waits_for_what_comes_before_it(
-    operator: Callable[..., torch.Tensor], where: str, there: torch.device, gate: Gate
+def test_an_operator_waits_for_earlier_work_on_its_stream(
+    operator: Callable[..., torch.Tensor], where: str, accelerator: torch.device, gate: Gate
 ) -> None:
-    """On the current stream of its operands' device: records that arrive there late are those it takes."""
-    module = torch.get_device_module(there)
-    current, other = there, where == "another device"
+    """The operator runs on the current stream of its operands' device, and reads records that arrive there late."""
+    module = torch.get_device_module(accelerator)
+    current, other = accelerator, where == "another device"
     if other and module.device_count() < 2:
         pytest.skip("needs two devices")
     if other:
-        there = torch.device(current.type, 1 - (current.index or 0))
+        accelerator = torch.device(current.type, 1 - (current.index or 0))
     given = operands()
-    on_device = [x.to(there) for x in given]
+    on_device = [x.to(accelerator) for x in given]
     late = given[0].pin_memory()
     on_device[0].zero_()
-    module.synchronize(there)
-    stream = module.current_stream(there) if other else module.Stream(there)
+    module.synchronize(accelerator)
+    stream = module.current_stream(accelerator) if other else module.Stream(accelerator)
     open_gate = gate(stream)
-    # The other device's stream is its current one although the device is not.
+    # The stream is the other device's current one although that device is not current.
     with nullcontext() if other else module.stream(stream):
         on_device[0].copy_(late, non_blocking=True)
         found = operator(*on_device)
@@ -127,32 +129,33 @@ def test_waits_for_what_comes_before_it(
     assert torch.equal(found.cpu(), operator(*given))
 
 
-def test_a_workspace_is_nobody_elses_while_it_is_used(there: torch.device, gate: Gate) -> None:
-    module = torch.get_device_module(there)
+def test_a_workspace_is_not_reused_while_in_use(accelerator: torch.device, gate: Gate) -> None:
+    module = torch.get_device_module(accelerator)
     given = operands()
-    on_device = [x.to(there) for x in given]
-    stream = module.Stream(there)
-    module.synchronize(there)
+    on_device = [x.to(accelerator) for x in given]
+    stream = module.Stream(accelerator)
+    module.synchronize(accelerator)
     open_gate = gate(stream)
     with module.stream(stream):
         step(*on_device)
-    taken = [torch.zeros(512, dtype=torch.uint8, device=there) for _ in range(6000)]  # what the allocator has left
-    module.default_stream(there).synchronize()
+    # memory that the allocator has left
+    taken = [torch.zeros(512, dtype=torch.uint8, device=accelerator) for _ in range(6000)]
+    module.default_stream(accelerator).synchronize()
     open_gate()
     stream.synchronize()
     assert not torch.cat(taken).any()
     assert torch.equal(on_device[0].cpu(), step(*given))
 
 
-def test_pinned_rows(there: torch.device) -> None:
+def test_pinned_rows(accelerator: torch.device) -> None:
     """CUDA's copies also read and write rows in pinned host memory."""
-    if there.type != "cuda":
+    if accelerator.type != "cuda":
         pytest.skip("only CUDA's copies reach host memory")
     records, slots, grad, *_ = operands()
-    on_device, on_slots = records.to(there), slots.to(there)
+    on_device, on_slots = records.to(accelerator), slots.to(accelerator)
     rows = torch.zeros_like(records).pin_memory()
     torch.ops.rec_sdk.gather_rows.out(on_device, on_slots, out=rows)
-    torch.cuda.synchronize(there)
+    torch.cuda.synchronize(accelerator)
     assert torch.equal(rows, records[slots.long()])
     fresh = grad[:ROWS].view(torch.uint8).pin_memory()
     torch.ops.rec_sdk.scatter_rows(on_device, on_slots, fresh)

@@ -1,6 +1,6 @@
-"""Sums of the gradients of a row, in update_rows and accumulate_rows: against float64, and the bits of other layouts.
+"""Sums of a row's gradients in update_rows and accumulate_rows: against float64, with equal bits for other layouts.
 
-Gradients may be one or one a feature, and rows that many lookups hit may be listed as hot: neither changes a bit.
+Gradients may be one tensor or one per feature, and rows with many lookups may be listed as hot: neither changes bits.
 """
 
 from __future__ import annotations
@@ -8,7 +8,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from op_batches import Arguments, Cache, accumulate, coefficients, int32, of_update, segments, segments_of, states_of
+from op_batches import (
+    Arguments,
+    Cache,
+    accumulate,
+    coefficients,
+    int32,
+    segments,
+    segments_of,
+    states_of,
+    update_arguments,
+)
 
 from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.operators.segments import hot_segments
@@ -40,8 +50,8 @@ def test_accumulated_rows_equal_float64(dim: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 8, 20, 64])
-def test_the_sum_alone_is_the_best_float(dim: int, device: torch.device) -> None:
-    """One lookup per call, so that nothing but the compensated addition rounds."""
+def test_a_compensated_sum_is_the_nearest_float(dim: int, device: torch.device) -> None:
+    """Each call has one lookup, so that only the compensated addition rounds."""
     pending, totals = torch.zeros(1, 2 * dim, device=device), torch.zeros(1, dim)
     slots = torch.zeros(1, dtype=torch.int64)
     segment = segments_of(slots.to(device))
@@ -71,7 +81,7 @@ def gradients(kind: str, hits: int) -> torch.Tensor:
 
 
 def one_segment(grad: torch.Tensor) -> Arguments:
-    """Every row of `grad` is for row 1."""
+    """Returns arguments in which every row of `grad` belongs to row 1."""
     hits = torch.arange(len(grad) + 1, dtype=torch.int32, device=grad.device)
     return {"unique_slots": hits[1:2], "segment_offsets": hits[[0, -1]], "grad_row": hits[:-1]}
 
@@ -79,11 +89,11 @@ def one_segment(grad: torch.Tensor) -> Arguments:
 @HIT_KINDS
 @pytest.mark.parametrize("hits", HITS)
 def test_many_hits_in_one_update(kind: str, hits: int, device: torch.device) -> None:
-    """As SGD with a learning rate of -1 leaves the sum in a row of zeros."""
+    """SGD with learning rate -1 leaves the sum in a row of zeros."""
     grad = gradients(kind, hits)
     cache = Cache(torch.zeros(2, DIM), device=device)
     row, segment = coefficients(-1.0, device=device), one_segment(grad.to(device))
-    ops.update_rows(**of_update(cache, [grad.to(device)], "sgd", row, **segment))
+    ops.update_rows(**update_arguments(cache, [grad.to(device)], "sgd", row, **segment))
     torch.testing.assert_close(cache.weights[1].double().cpu(), grad.double().sum(0), **TOLERANCE)
 
 
@@ -108,9 +118,9 @@ def test_a_window_of_many_single_hits(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("hits", [100_000, 1_000_000])
-def test_the_rule_would_catch_a_naive_sum(hits: int) -> None:
+def test_the_tolerance_detects_a_naive_sum(hits: int) -> None:
     grad = gradients("constant", hits)
-    # cumsum adds one after the other; sum would not
+    # cumsum adds in sequence; sum would not
     naive = torch.from_numpy(np.cumsum(grad.numpy(), axis=0, dtype=np.float32)[-1])
     with pytest.raises(AssertionError):
         torch.testing.assert_close(naive.double(), grad.double().sum(0), **TOLERANCE)
@@ -150,7 +160,7 @@ def test_a_list_of_hot_segments_changes_no_bit(lengths: list[int], dim: int, dev
         caches = [Cache(weights, states, device=device) for _ in range(2)]
         for cache, listed in zip(caches, (None, hot), strict=True):
             row = coefficients(*RATES, device=device)
-            ops.update_rows(**of_update(cache, grads, optimizer, row, **lookups, hot_segments=listed))
+            ops.update_rows(**update_arguments(cache, grads, optimizer, row, **lookups, hot_segments=listed))
         assert torch.equal(caches[0].records, caches[1].records), optimizer
     pending = [torch.ones(rows, 2 * dim, device=device) for _ in range(2)]
     for sums_of_rows, listed in zip(pending, (None, hot), strict=True):
@@ -171,9 +181,9 @@ LENGTHS = {
 
 
 class Features:
-    """Lookups of several features, each with a gradient [n_f, dim] of its own.
+    """Lookups of several features, each with its own gradient [n_f, dim].
 
-    The segments list them in an order that mixes the features; `joined` is what the gradients are one after another.
+    The segments list them in an order that mixes the features; `joined` is the concatenation of the gradients.
     """
 
     def __init__(self, lengths: list[int], dim: int, device: torch.device, scaled: bool = False) -> None:
@@ -192,12 +202,12 @@ class Features:
         self.one = shared | {"grad_row": lookups.to(device)}
 
     def update(self, grads: list[torch.Tensor], given: Arguments, optimizer: str, weights: torch.Tensor) -> Cache:
-        """The cache behind an update."""
+        """Returns the cache after an update."""
         device = given["unique_slots"].device
         states = [torch.ones(ROWS, n) for n in states_of(optimizer, weights.shape[1])]
         cache = Cache(weights, states, device=device)
         row = coefficients(*RATES, device=device)
-        ops.update_rows(**of_update(cache, grads, optimizer, row, **given))
+        ops.update_rows(**update_arguments(cache, grads, optimizer, row, **given))
         return cache
 
 
@@ -205,7 +215,7 @@ class Features:
 @pytest.mark.parametrize("dim", [1, 8, 20, 64])
 @pytest.mark.parametrize("name", LENGTHS)
 def test_several_gradients_have_the_bits_of_one(name: str, dim: int, scaled: bool, device: torch.device) -> None:
-    """And their sum is right."""
+    """The sum is right as well."""
     batch, weights = Features(LENGTHS[name], dim, device, scaled), torch.randn(ROWS, dim)
     ways = (batch.grads, batch.several), ([batch.joined.to(device)], batch.one)
     for optimizer in ("sgd", "rowwise_adagrad", "adam"):
@@ -230,13 +240,13 @@ def test_strides_columns_and_a_gradient_given_twice(device: torch.device) -> Non
     on_device = [wide.to(device)[:, 3:20], grads[1].to(device), wide.to(device)[:, 3:20]]
     names = ("unique_slots", "segment_offsets", "grad_row", "grad_source", "grad_column")
     given = {name: int32(x, device) for name, x in zip(names, ([1], [0, 5], row, source, column), strict=True)}
-    ops.update_rows(**of_update(cache, on_device, "sgd", coefficients(-1.0, device=device), **given))
+    ops.update_rows(**update_arguments(cache, on_device, "sgd", coefficients(-1.0, device=device), **given))
     expected = sum(grads[s][r, c : c + 8].double() for s, r, c in zip(source, row, column, strict=True))
     torch.testing.assert_close(cache.weights[1].cpu().double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_strides_of_a_gradient_without_elements_do_not_matter(device: torch.device) -> None:
-    """That of the sum of no rows is a number that was expanded: torch calls it contiguous."""
+    """The gradient of a sum over no rows is an expanded number: torch calls it contiguous."""
     batch = Features([3, 0, 4], 8, device)
     first, _, last = batch.grads
     found = []

@@ -1,4 +1,4 @@
-"""update_rows: every optimizer is torch's, 16-bit weights round once, padding stays, and tables differ as they may."""
+"""update_rows: every optimizer matches torch's, 16-bit weights round once, padding is kept, tables may differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, LOOKUPS, STEPS = 40, 150, 20
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every optimizer with every width in the full suite; otherwise each with two of eight, others every day."""
+    """Selects every optimizer with every width in the full suite; otherwise each with two of eight, others each day."""
     if "row" in metafunc.fixturenames:
         full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
         widths = DIMS if "dim" in metafunc.fixturenames else [None]
@@ -38,7 +38,7 @@ def test_equals_torch_optim(row: Row, dim: int, device: torch.device) -> None:
     """The reference makes the same updates on `torch.nn.Embedding(sparse=True)`."""
     optimizer, tolerance = row.spec.kernel, row.tolerance
     torch.manual_seed(dim)
-    weights = torch.randn(ROWS, dim) * 0.1  # of the size of embeddings: the reference rounds too
+    weights = torch.randn(ROWS, dim) * 0.1  # the size of embeddings: the reference rounds too
     starts = zip(states_of(optimizer, dim), row.spec.state_init(row.options), strict=True)
     cache = Cache(weights, [torch.full((ROWS, n), start) for n, start in starts], device=device)
     embedding = torch.nn.Embedding.from_pretrained(weights.clone(), freeze=False, sparse=True)
@@ -168,5 +168,5 @@ def test_any_batch(dim: int, slots: list[int], scaled: bool) -> None:
     total = torch.zeros(13, dim).index_add_(0, index, scaled_grad)
     torch.testing.assert_close(cache.states[0], total * total, rtol=1e-4, atol=1e-5)
     expected = weights - 0.1 * total / (total.abs() + 1e-10)
-    large = total.abs() > 1e-3  # elsewhere the sign of a sum that cancels decides
+    large = total.abs() > 1e-3  # elsewhere the sign of a cancelling sum decides
     torch.testing.assert_close(cache.weights[large], expected[large], rtol=1e-4, atol=1e-4)

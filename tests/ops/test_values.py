@@ -1,4 +1,4 @@
-"""Every entry of `KERNELS`, overloads included: the device's kernel and plain torch beside a line of torch."""
+"""Every entry of `KERNELS`, overloads included: the device's kernel and plain torch against one line of torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def weights_grad(a: Any) -> torch.Tensor:
 
 
 def sums(a: Any, columns: int) -> torch.Tensor:
-    """Sums of gradients that are all 1, in the first 8 of so many columns."""
+    """Returns sums of gradients that are all 1, in the first 8 of `columns` columns."""
     found = torch.zeros(5, columns)
     found[a.unique_slots.long(), :8] = a.segment_offsets.diff()[:, None].float()
     return found

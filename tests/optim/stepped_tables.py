@@ -1,4 +1,4 @@
-"""Tables with update="step", their batches, and a model of them beside a dense layer."""
+"""Builds tables with update="step", their batches, and a model with them and a dense layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS = ("f0", "f1", "f2")
 
 
 def tables(device: torch.device, update: str = "step", optimizer: type = torch.optim.SGD, **options: Any) -> Any:
-    """Three tables in two groups, whose first rows are known."""
+    """Builds three tables in two groups, whose first rows exist."""
     dims = (4, 8, 4)
     configs = [bag_config(f"t{i}", [key], embedding_dim=dims[i]) for i, key in enumerate(KEYS)]
     keywords = {name: options.pop(name) for name in ("update", "cache", "check_finite") if name in options}
@@ -36,18 +36,18 @@ def loss_of(collection: Any, batch: Any) -> torch.Tensor:
 
 
 def step(collection: Any, batch: Any) -> None:
-    """A backward pass and a step."""
+    """Runs a backward pass and a step."""
     loss_of(collection, batch).backward()
     collection.fused_optimizer.step()
 
 
 def step_of(collection: Any) -> int:
-    """The updates of the first table so far."""
+    """Returns the number of updates of the first table."""
     return int(collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"])
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Rows, states and steps have the same bits."""
+    """Checks that rows, states and steps have the same bits."""
     assert not list(differing_tensors(one.state_dict(), other.state_dict()))
     assert not list(differing_tensors(one.fused_optimizer.state_dict(), other.fused_optimizer.state_dict()))
 
@@ -57,7 +57,7 @@ def handles(collection: Any) -> dict[str, Any]:
 
 
 class Both(torch.nn.Module):
-    """Tables and a dense layer; `plain`: in place of tables, embeddings of torch's with the same rows."""
+    """A model with tables and a dense layer; `plain`: torch's embeddings with the same rows instead of tables."""
 
     def __init__(self, device: torch.device, plain: bool) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Both(torch.nn.Module):
         return (self.dense(values) * torch.tensor([10.0, -7.0], device=values.device)).pow(2).sum()
 
     def optimizer(self, lr: float = 0.3) -> Any:
-        """SGD of all parameters."""
+        """Builds SGD for all parameters."""
         if self.bags is None:
             named = dict(self.dense.named_parameters())
             dense = KeyedOptimizerWrapper(named, lambda parameters: torch.optim.SGD(parameters, lr=lr))
@@ -99,7 +99,7 @@ class Both(torch.nn.Module):
         return KeyedOptimizerWrapper(named, lambda parameters: torch.optim.SGD(parameters, lr=lr))
 
     def rows(self, key: int) -> torch.Tensor:
-        """The rows of the ids below 30."""
+        """Returns the rows of the ids below 30."""
         if self.bags is not None:
             return self.bags[key].weight.detach().cpu()
         known = rows_of(self.tables, f"t{key}")

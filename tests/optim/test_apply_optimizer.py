@@ -1,4 +1,4 @@
-"""`apply_optimizer_in_backward`: which classes and keywords it takes, and what the backward pass then does."""
+"""`apply_optimizer_in_backward`: accepted classes and keywords, and the resulting backward pass."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_other_classes_are_refused_with_a_list(device: torch.device, cls: Any) -
     assert_trains(collection)
 
 
-# ---- the optimizer a table was made for
+# ---- the optimizer for which a table was made
 
 
 @pytest.mark.parametrize("made_for", dict.fromkeys(EVERY_CLASS.values()))
-def test_parity_goes_by_family(device: torch.device, made_for: str) -> None:
+def test_a_table_accepts_its_optimizer_family(device: torch.device, made_for: str) -> None:
     for number, (given, family) in enumerate(EVERY_CLASS.items()):
         alike = [cls for cls, each in EVERY_CLASS.items() if each == made_for]
         chosen = alike[number % len(alike)]
@@ -72,10 +72,10 @@ def test_parity_goes_by_family(device: torch.device, made_for: str) -> None:
         (NoSuchOptimizer, "NoSuchOptimizer.*has no fused update; supported are .*SparseAdam"),
     ],
 )
-def test_what_a_table_cannot_have_is_refused_by_torchs_apply(
+def test_unsupported_optimizers_are_refused_by_torchs_apply(
     device: torch.device, theirs: Any, cls: type, message: str
 ) -> None:
-    """At the call; then the right class can be applied."""
+    """The error is raised at the call; then the right class can be applied."""
     collection = bags_collection(device, embedding_optimizer_cls=torch.optim.Adam)
     (handle,) = collection.parameters()
     for _ in range(2):
@@ -93,13 +93,13 @@ def test_what_a_table_cannot_have_is_refused_by_torchs_apply(
 
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
-    """register_hook=False asks for a step that the training loop calls."""
+    """register_hook=False requires a step that the training loop calls."""
     collection = bags_collection(device)
     if trained_before:
         torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
         assert_trains(collection)
         torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5}, register_hook=False)
-        assert_trains(collection)  # one that has its hook keeps it
+        assert_trains(collection)  # a parameter with a hook keeps it
         return
     torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5}, register_hook=False)
     twin = copy.deepcopy(collection)
@@ -111,7 +111,7 @@ def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
         assert_trains(unhooked)
 
 
-# ---- the optimizers that torch's apply makes
+# ---- the optimizers that torch's function makes
 
 
 @pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
@@ -121,7 +121,7 @@ def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
 def test_learning_rates_of_in_backward_optimizers(
     device: torch.device, theirs: Any, cls: type, ours_too: str | None
 ) -> None:
-    """Each table's own; set before the first forward, or later, or by a scheduler that multiplies."""
+    """Each table's own rate is set before the first forward, later, or by a multiplying scheduler."""
     collection = bags_collection(device, bag_config(**ONES), bag_config("t1", ["f1"], **ONES))
     batch = jagged({"f0": [[3]], "f1": [[3]]})
     if ours_too == "before":
@@ -163,7 +163,7 @@ def test_a_copy_has_options_of_its_own(device: torch.device) -> None:
     assert_trains(twin, lr=0.5)
 
 
-def test_what_the_update_cannot_honour_in_param_groups(device: torch.device) -> None:
+def test_unsupported_options_in_param_groups_are_refused(device: torch.device) -> None:
     collection = bags_collection(device)
     torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
     for optimizer in (_get_in_backward_optimizers(collection)[0], collection.fused_optimizer):
@@ -203,7 +203,7 @@ def test_a_second_different_optimizer_is_refused(
 
 
 @pytest.mark.parametrize("again", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
-def test_the_same_again_is_fine(device: torch.device, again: Any) -> None:
+def test_applying_the_same_optimizer_again_is_accepted(device: torch.device, again: Any) -> None:
     collection = apply(bags_collection(device))
     again(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
     assert_trains(collection)
@@ -213,7 +213,7 @@ def test_the_same_again_is_fine(device: torch.device, again: Any) -> None:
 
 
 def row_of(cls: type) -> Row:
-    """The first row of the table of optimizers that updates as the class does."""
+    """Returns the first row of the optimizer table with the same update as the class."""
     spec = spec_for(cls)
     return next(row for row in ROWS if (row.spec.formula, row.spec.coefficients) == (spec.formula, spec.coefficients))
 
@@ -232,7 +232,7 @@ def test_every_class_of_torchrec_has_its_formula() -> None:
 @pytest.mark.parametrize("entry", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize("cls", list(FORMULAS))
 def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry: Any, cls: type) -> None:
-    """Each class updates by its formula, whichever function applies it: here to a table of nine rows, in float64."""
+    """Each class updates by its formula, whichever function applies it; here with a table of nine rows, in float64."""
     options = FORMULAS[cls].options
     collection = bags_collection(device, index_bag_config(num_embeddings=9))
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())).double())
@@ -266,7 +266,7 @@ def test_training_without_an_optimizer(device: torch.device) -> None:
     torch.testing.assert_close(start - read(collection, batch), torch.tensor([[0.25] * 4 + [0.5] * 4]))
 
 
-# ---- what the handles show
+# ---- attributes of the parameter handles
 
 
 def test_attributes_that_torchrec_reads(device: torch.device) -> None:
@@ -279,7 +279,7 @@ def test_attributes_that_torchrec_reads(device: torch.device) -> None:
     assert handle._optimizer_kwargs == [{"lr": 0.5}]
     assert isinstance(handle._in_backward_optimizers, list)
     options["lr"] = 9.0
-    apply(collection, torch.optim.Adagrad)  # the same again: the caller's dict was copied
+    apply(collection, torch.optim.Adagrad)  # applying the same again works: the caller's dict was copied
     assert options == {"lr": 9.0}
 
 

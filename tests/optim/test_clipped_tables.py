@@ -1,6 +1,6 @@
-"""update="step": clipping, scalers, closures and wrappers act on tables as on dense parameters.
+"""update="step": clipping, scalers, closures and wrappers treat tables like dense parameters.
 
-The reference is torch's: dense parameters of the same weights.
+The reference is torch with dense parameters of the same weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training import differing_tensors, rows_of
 
 import rec_sdk_torch as rst
 
-# ---- clipping, beside dense parameters
+# ---- clipping, together with dense parameters
 
 
 def clipped_by_torch(norm_type: float) -> Callable[[Both, Any], Any]:
@@ -74,7 +74,7 @@ def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.devic
     models = [Both(device, plain) for plain in (False, True)]
     optimizers = [model.optimizer() for model in models]
     steps = [CLIPS[name](model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
-    empty = {key: [[]] for key in KEYS}  # beside f0, whose table shares a group with that of f2
+    empty = {key: [[]] for key in KEYS}  # together with f0, whose table shares a group with f2's
     for number, batch in enumerate([*batches(4), jagged({**empty, "f0": [[1]]}), jagged(empty)]):
         norms = []
         for model, optimizer, step in zip(models, optimizers, steps, strict=True):
@@ -90,7 +90,7 @@ def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.devic
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_cache_size_and_prefetching_change_no_bit(device: torch.device, passes: int) -> None:
-    """Gradients are in the order of ids, so that their norm is a sum in one order."""
+    """Gradients are ordered by id, so that their norm is summed in one order."""
     every, made, norms = batches(12, ids=200), [], []
     for cache, depth in ((60, 0), (75, 0), (90, 2), (1000, 3)):
         collection = tables(device, "step", torch.optim.Adagrad, cache=cache)
@@ -106,7 +106,7 @@ def test_cache_size_and_prefetching_change_no_bit(device: torch.device, passes: 
         assert_same(made[0], collection)
 
 
-def test_max_gradient_bounds_what_the_norm_left(device: torch.device) -> None:
+def test_max_gradient_applies_after_norm_clipping(device: torch.device) -> None:
     collection = apply(bags_collection(device, update="step"), lr=1.0, gradient_clipping=True, max_gradient=0.25)
     collection(single_ids([3])).values().backward(torch.full((1, 4), 2.0, device=device))
     before = rows_of(collection)
@@ -116,7 +116,7 @@ def test_max_gradient_bounds_what_the_norm_left(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("norm_type", [2.0, float("inf"), 1.0])
-def test_norms_of_what_waits(device: torch.device, norm_type: float) -> None:
+def test_norms_of_pending_gradients(device: torch.device, norm_type: float) -> None:
     model, plain = Both(device, plain=False), Both(device, plain=True)
     assert model.tables.grad_norm() == (0.0, {"t0": 0.0, "t1": 0.0, "t2": 0.0})
     for batch in batches(2):  # two passes
@@ -135,7 +135,7 @@ def test_norms_of_what_waits(device: torch.device, norm_type: float) -> None:
     assert model.tables.grad_norm(norm_type).total == 0.0
 
 
-def test_norms_of_gradients_that_are_used_up(device: torch.device) -> None:
+def test_norms_after_updates_in_backward_are_refused(device: torch.device) -> None:
     collection = tables(device, "backward")
     with pytest.raises(RuntimeError, match="update='step'"):
         collection.grad_norm()
@@ -199,7 +199,7 @@ def test_closures(device: torch.device) -> None:
 
 
 def test_an_optimizer_that_calls_its_closure_often(device: torch.device) -> None:
-    """LBFGS of the dense parameters: tables have the gradient of the last call alone."""
+    """LBFGS trains the dense parameters: tables have only the gradient of the last call."""
     model = Both(device, plain=False)
     dense = torch.optim.LBFGS(model.dense.parameters(), lr=0.01, max_iter=4)
     (batch,) = batches(1)
@@ -223,14 +223,14 @@ def test_an_optimizer_that_calls_its_closure_often(device: torch.device) -> None
 
 
 def wrapped(optimizer: Any) -> Any:
-    """In each of TorchRec's wrappers."""
+    """Wraps the optimizer in each of TorchRec's wrappers."""
     warm = WarmupOptimizer(optimizer, [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1)], lr=0.5)
     keyed = KeyedOptimizerWrapper(warm.params, lambda parameters: warm)
     return CombinedOptimizer([("tables", GradientClippingOptimizer(keyed, GradientClipping.NORM, 1e9))])
 
 
-def test_wrappers_act_on_tables_as_on_others(device: torch.device) -> None:
-    """Rates of a warm-up count from the step they are set for; a norm that clips nothing changes no bit."""
+def test_wrappers_treat_tables_like_dense_parameters(device: torch.device) -> None:
+    """Rates of a warm-up count from the step for which they are set; a norm above the gradients changes no bit."""
     first, then = tables(device, "backward", torch.optim.Adam), tables(device, "step", torch.optim.Adam)
     stage = [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1)]
     plain, optimizer = WarmupOptimizer(first.fused_optimizer, stage, lr=0.5), wrapped(then.fused_optimizer)

@@ -1,4 +1,4 @@
-"""Coefficients of the fused update: every spec has those of its kernel, in double precision, and a row of tests."""
+"""Coefficients of the fused update: each spec has its kernel's, in double precision, and a row in the tests' table."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_every_optimizer_has_a_row_in_the_table_of_tests() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.classes[0].rpartition('.')[2]}-{spec.kernel}")
-def test_an_example_means_its_spec(spec: OptimizerSpec) -> None:
+def test_an_example_selects_its_spec(spec: OptimizerSpec) -> None:
     assert spec_for(pkgutil.resolve_name(spec.classes[0]), spec.example) is spec
 
 
-def test_a_window_updates_as_one_of_the_others() -> None:
+def test_a_window_updates_like_an_optimizer_without_window() -> None:
     updates = {(spec.kernel, spec.coefficients) for spec in UPDATES}
     assert {(spec.kernel, spec.coefficients) for spec in SPECS if spec.accumulates} <= updates
 
@@ -49,7 +49,7 @@ def test_an_unknown_kernel_has_no_coefficients() -> None:
 @pytest.mark.parametrize("cls", [torch.optim.Adagrad, torch.optim.SparseAdam, torch.optim.AdamW, torchrec.optim.LAMB])
 @pytest.mark.parametrize("kind", [lambda value: torch.tensor(value, dtype=torch.float64), torch.tensor, np.float32])
 def test_options_of_any_library_are_computed_with_in_double_precision(cls: type, kind: Any) -> None:
-    """So that a save, which has numbers, goes on with the same bits."""
+    """A save contains numbers, so training continues from it with the same bits."""
     numbers = {name: value for name, value in spec_for(cls).options.items() if isinstance(value, float)}
     given = {name: kind(value) for name, value in numbers.items()}
     if "betas" in spec_for(cls).options:
@@ -62,7 +62,7 @@ def test_options_of_any_library_are_computed_with_in_double_precision(cls: type,
         assert list(map(float, optimizer.coefficients())) == again.coefficients()
 
 
-class Mode(enum.IntEnum):  # as FBGEMM's WeightDecayMode
+class Mode(enum.IntEnum):  # like FBGEMM's WeightDecayMode
     DECOUPLE = 2
 
 
@@ -77,7 +77,7 @@ def test_decay_that_is_decoupled(mode: Any) -> None:
 
 @pytest.mark.parametrize("cls", [torchrec.optim.LAMB, torchrec.optim.PartialRowWiseLAMB, torchrec.optim.LarsSGD])
 def test_a_row_of_zeros_stays_without_being_nan(device: torch.device, cls: type) -> None:
-    """Its length is 0, and so is the step's."""
+    """Its norm is 0, and so is the step's."""
     config = index_bag_config(num_embeddings=3, weight_init_min=0.0, weight_init_max=0.0)
     collection = apply(bags_collection(device, config), cls)
     for ids, factor in (([1, 2], 1.0), ([1], 0.0)):

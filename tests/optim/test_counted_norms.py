@@ -1,4 +1,6 @@
-"""`collection.grad_norm()` with updates in the backward pass: what `update="step"` says of the gradients that wait."""
+"""`collection.grad_norm()` with updates in the backward pass equals the norm of pending gradients with
+`update="step"`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def assert_norms(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
-def test_they_are_those_of_gradients_that_wait(device: torch.device, optimizer: type) -> None:
+def test_counted_norms_equal_norms_of_pending_gradients(device: torch.device, optimizer: type) -> None:
     counted, plain = counting(device, optimizer), tables(device, "backward", optimizer)
     stepped = tables(device, "step", optimizer)
     assert counted.grad_norm() == (0.0, dict.fromkeys(("t0", "t1", "t2"), 0.0)), "no update came"
@@ -73,7 +75,9 @@ def test_a_row_that_many_lookups_hit_has_one_sum(device: torch.device, hits: int
 
 @pytest.mark.parametrize("cache", [2, 40])
 def test_a_window_has_the_norm_of_its_sum(device: torch.device, cache: int) -> None:
-    """Rows that left the cache meanwhile are part of it; until the window ends the last one's are shown."""
+    """Rows evicted from the cache meanwhile are included; until the window ends the previous window's norm is
+    returned.
+    """
     collection = apply(
         bags_collection(device, cache=cache), rst.AccumulateSGD, lr=0.1, use_accumulate=True, accumulate_step=2
     )
@@ -89,7 +93,8 @@ def test_a_window_has_the_norm_of_its_sum(device: torch.device, cache: int) -> N
 @pytest.mark.parametrize("window", [1, 3])
 def test_the_size_of_the_cache_changes_no_bit(device: torch.device, window: int) -> None:
     every = batches(9, ids=200)
-    of_samples = torch.logspace(-6, 6, 5, device=device)[:, None]  # of magnitudes that a sum in another order rounds
+    # magnitudes that a sum in another order would round differently
+    of_samples = torch.logspace(-6, 6, 5, device=device)[:, None]
     options: dict[str, Any] = {"use_accumulate": True, "accumulate_step": window}
     found: list[list[Any]] = []
     for cache in (30, 33, 1000):
@@ -101,7 +106,7 @@ def test_the_size_of_the_cache_changes_no_bit(device: torch.device, window: int)
     assert found[0] == found[1] == found[2]
 
 
-def test_frozen_tables_have_none(device: torch.device) -> None:
+def test_frozen_tables_have_no_norm(device: torch.device) -> None:
     collection = counting(device)
     one, other = batches(2)
     loss_of(collection, one).backward()
@@ -116,7 +121,7 @@ def test_frozen_tables_have_none(device: torch.device) -> None:
     assert collection.grad_norm().tables["t1"] > 0
 
 
-def test_a_table_that_is_not_part_of_a_loss_has_none(device: torch.device) -> None:
+def test_a_table_outside_the_loss_has_no_norm(device: torch.device) -> None:
     configs = [sequence_config(f"t{i}", [f"f{i}"]) for i in range(2)]
     collection = apply(sequences_collection(device, *configs), lr=0.1)
     collection.count_grad_norms()
@@ -152,7 +157,7 @@ def test_loss_scaling_is_undone_and_a_skipped_update_keeps_the_norms(device: tor
     assert collection.grad_norm().total == 2.0
 
 
-def test_threads_do_not_change_them(device: torch.device) -> None:
+def test_threads_do_not_change_norms(device: torch.device) -> None:
     before, found = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -164,7 +169,7 @@ def test_threads_do_not_change_them(device: torch.device) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_copies_count_and_it_can_end(device: torch.device) -> None:
+def test_copies_count_norms_and_counting_can_end(device: torch.device) -> None:
     collection = counting(device)
     batch = batches(1)[0]
     loss_of(collection, batch).backward()
@@ -181,7 +186,7 @@ def test_copies_count_and_it_can_end(device: torch.device) -> None:
     assert collection.grad_norm().total == 0
 
 
-def test_refused(device: torch.device) -> None:
+def test_counting_where_it_is_unsupported_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="with update='step' there is nothing to count"):
         tables(device, "step").count_grad_norms()
     with pytest.raises(ValueError, match=r"norm_type is 1.0, allowed are \[2.0, inf\]"):

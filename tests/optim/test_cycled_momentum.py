@@ -1,4 +1,4 @@
-"""Schedulers that cycle a momentum as well as the rate; the reference is torch's optimizer with the same scheduler."""
+"""Schedulers that cycle momentum as well as the rate; the reference is torch's optimizer with the same scheduler."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_parameter(collection: Any) -> Any:
 def test_a_momentum_that_is_cycled_reaches_the_update(
     device: torch.device, kind: str, name: str, optimizer_of: Callable[[Any], Any]
 ) -> None:
-    """As values that are set by hand, those of a dense parameter; not as those of a constant momentum."""
+    """The update equals one with values set by hand on a dense parameter, and differs from a constant momentum."""
     spec = CYCLED[name]
     cls, options = pkgutil.resolve_name(spec.classes[0]), spec.example
     option = "momentum" if "momentum" in spec.options else "betas"
@@ -80,7 +80,7 @@ def test_a_momentum_that_is_cycled_reaches_the_update(
 
 
 @pytest.mark.parametrize(("cls", "options"), [(torch.optim.Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.01})])
-def test_a_cycled_momentum_is_that_of_torchs_class(device: torch.device, cls: Any, options: dict[str, Any]) -> None:
+def test_a_cycled_momentum_matches_torch(device: torch.device, cls: Any, options: dict[str, Any]) -> None:
     collection = apply(bags_collection(device, index_bag_config(num_embeddings=3)), cls, **options)
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())))
     reference = cls([weight], lr=0.5, **options)
@@ -96,7 +96,7 @@ def test_a_cycled_momentum_is_that_of_torchs_class(device: torch.device, cls: An
 
 @pytest.mark.parametrize("kind", list(CYCLES))
 @pytest.mark.parametrize("optimizer_of", [of_collection, of_parameter])
-def test_tables_without_a_momentum_say_how_to_cycle_rates_alone(
+def test_cycling_a_missing_momentum_names_the_alternative(
     device: torch.device, kind: str, optimizer_of: Callable[[Any], Any]
 ) -> None:
     collection = bags_collection(device)

@@ -1,8 +1,8 @@
-"""Every class that tables take, with every keyword of it, through each of the functions that apply an optimizer.
+"""Every class that tables accept, with each of its keywords, through each function that applies an optimizer.
 
-A keyword is refused at the call, or the rows are those of the class itself, which updates a dense parameter with the
-same gradients of all rows. Values are those of torch's own list (`optim_db`), and those of execution, which change
-nothing. A keyword that torch adds is missing here, and a test says so.
+A keyword is refused at the call, or the rows equal the result of the class itself, which updates a dense parameter with the
+same gradients. Values are from torch's own list (`optim_db`), plus execution options, which change nothing. A test
+fails if torch adds a keyword that is missing here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchrec.optim import apply_optimizer_in_backward as torchrecs_apply
 import rec_sdk_torch as rst
 from rec_sdk_torch.formulas import SPECS, spec_for
 
-WAYS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ours": rst.apply_optimizer_in_backward,
     "torch": torchs_apply,
     "torchrec": torchrecs_apply,
@@ -41,7 +41,7 @@ CLASSES.remove(rst.SparseGradients)  # it has no keywords
 
 
 def has_step(cls: Any) -> bool:
-    """Whether it is more than a name for what tables do: its own `step` makes the update."""
+    """Returns whether the class has a `step` of its own, rather than only naming an update of tables."""
     bases = [base for base in cls.__mro__ if base is not torch.optim.Optimizer]
     return any(base.__module__.startswith("torch.optim.") or base is torchrec.optim.RowWiseAdagrad for base in bases)
 
@@ -95,7 +95,7 @@ TOGETHER: list[dict[str, Any]] = [
 
 
 def keywords(cls: Any) -> set[str]:
-    """The keywords that its constructor and those of the classes above it take, and that tables take."""
+    """Returns the keywords of the class's constructors and of tables."""
     found = set(spec_for(cls).options)
     for base in cls.__mro__:
         if issubclass(base, torch.optim.Optimizer) and base is not torch.optim.Optimizer and "__init__" in vars(base):
@@ -105,7 +105,7 @@ def keywords(cls: Any) -> set[str]:
 
 
 def values(name: str) -> list[Any]:
-    """Values of the list above, or of the rows of `optimizer_table` for a keyword that is not in the list."""
+    """Returns values of the list above, or of `optimizer_table` for a keyword that is not in the list."""
     of_rows = [row.options[name] for row in optimizer_table.ROWS if name in row.options]
     return VALUES.get(name, of_rows)
 
@@ -115,7 +115,7 @@ def test_every_keyword_has_values(cls: Any) -> None:
     assert [name for name in keywords(cls) if not values(name)] == []
 
 
-def given(cls: Any) -> Iterator[dict[str, Any]]:
+def keyword_sets(cls: Any) -> Iterator[dict[str, Any]]:
     names = keywords(cls)
     every = [{name: value} for name in sorted(names) for value in values(name)]
     every += [each for each in TOGETHER if each.keys() <= names]
@@ -131,7 +131,7 @@ WEIGHT = torch.linspace(-0.5, 0.5, ROWS * DIM).view(ROWS, DIM)
 
 
 def expected(cls: Any, options: dict[str, Any]) -> torch.Tensor | None:
-    """The weights after the class itself has made the updates; None where it does not take the keywords."""
+    """Returns the weights after the class itself made the updates; None if it refuses the keywords."""
     if not has_step(cls):
         return None
     parameter = torch.nn.Parameter(WEIGHT.clone())
@@ -145,24 +145,26 @@ def expected(cls: Any, options: dict[str, Any]) -> torch.Tensor | None:
     return parameter.detach()
 
 
-def taken(cls: Any, handle: Any, options: dict[str, Any], way: str) -> bool:
-    """Whether the call took the keywords; otherwise it has left no trace, and the table gets SGD."""
+def accepted(cls: Any, handle: Any, options: dict[str, Any], function: str) -> bool:
+    """Returns whether the call accepted the keywords; otherwise it left no trace, and the table gets SGD."""
     try:
-        WAYS[way](cls, [handle], dict(options))
+        FUNCTIONS[function](cls, [handle], dict(options))
     except (TypeError, ValueError, RuntimeError):
         assert not any(hasattr(handle, name) for name in NOTES)
-        WAYS[way](torch.optim.SGD, [handle], {"lr": 0.1})
+        FUNCTIONS[function](torch.optim.SGD, [handle], {"lr": 0.1})
         return False
     return True
 
 
 def trained(device: torch.device, cls: Any, cases: list[tuple[dict[str, Any], str]]) -> list[torch.Tensor | None]:
-    """For each case, keywords and way, the rows of a table of its own, which are WEIGHT at first; None: refused."""
+    """Trains a table for each case (keywords and function), starting from WEIGHT; returns its rows, or None if
+    refused.
+    """
     names = [f"t{number}" for number in range(len(cases))]
     tables = [EmbeddingBagConfig(ROWS, DIM, name, init_fn=lambda rows: rows.copy_(WEIGHT)) for name in names]
     collection = bags_collection(device, *tables)
     handles = list(collection.parameters())
-    takes = [taken(cls, handle, *case) for handle, case in zip(handles, cases, strict=True)]
+    takes = [accepted(cls, handle, *case) for handle, case in zip(handles, cases, strict=True)]
     batch = jagged({name: [[row] for row in range(ROWS)] for name in names})
     for gradient in gradients():
         output = collection(batch).values().view(ROWS, len(names), DIM)
@@ -173,10 +175,10 @@ def trained(device: torch.device, cls: Any, cases: list[tuple[dict[str, Any], st
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_equal_or_refused_at_the_call(device: torch.device, cls: Any) -> None:
-    every, ways, compared = list(given(cls)), list(WAYS), 0
-    found = trained(device, cls, [(options, way) for options in every for way in ways])
+    every, functions, compared = list(keyword_sets(cls)), list(FUNCTIONS), 0
+    found = trained(device, cls, [(options, function) for options in every for function in functions])
     for number, options in enumerate(every):
-        ours, *others = found[number * len(ways) : (number + 1) * len(ways)]
+        ours, *others = found[number * len(functions) : (number + 1) * len(functions)]
         if ours is None:
             assert others == [None, None], f"{options}: refused by our function alone"
             assert options.keys() - {"lr", "eps", *EXECUTION}, f"{options} is refused"
@@ -188,6 +190,6 @@ def test_equal_or_refused_at_the_call(device: torch.device, cls: Any) -> None:
         reference = expected(cls, options)
         if reference is not None:
             close = torch.allclose(ours, reference, rtol=1e-5, atol=1e-6)
-            assert close, f"{options}: the rows are not those of the class"
+            assert close, f"{options}: the rows differ from the class"
             compared += None not in others
     assert compared > 10 or not has_step(cls)

@@ -1,4 +1,4 @@
-"""The tables' optimizer as TorchRec's KeyedOptimizer: state, schedules, and what is combined with it."""
+"""The tables' optimizer as TorchRec's KeyedOptimizer: state, schedules, and combinations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BEYOND_FLOAT32 = 2**24 + 1
 
 
 def states_of(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
-    """The shape per row of each state."""
+    """Returns the shape per row of each state."""
     names = ["momentum1", *(state.name for state in spec.states[1:])]
     return {name: () if state.rowwise else (4,) for name, state in zip(names, spec.states, strict=False)}
 
@@ -48,7 +48,7 @@ def two_tables(
     rows: int = 9,
     **options: Any,
 ) -> Any:
-    """A hash table t0 and an index table t1 of nine rows; features f0 and f1."""
+    """Builds a hash table t0 and an index table t1 of nine rows, with features f0 and f1."""
     index = index_bag_config("t1", ["f1"], num_embeddings=rows)
     return apply(bags_collection(device, bag_config(), index, **options), cls, **{"lr": 0.1, **(keywords or {})})
 
@@ -99,8 +99,8 @@ def test_state_values(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("spec", UPDATED, ids=lambda spec: spec.kernel)
-def test_round_trip_goes_on_with_the_same_bits(device: torch.device, spec: OptimizerSpec) -> None:
-    """The reader has another cache, other rows, and met the ids in another order."""
+def test_a_round_trip_continues_with_the_same_bits(device: torch.device, spec: OptimizerSpec) -> None:
+    """The loading model has another cache size, other rows, and saw the ids in another order."""
     cls = pkgutil.resolve_name(spec.classes[0])
     source, target = two_tables(device, cls, spec.example), two_tables(device, cls, spec.example, cache=9)
     train(source, 0)
@@ -113,7 +113,7 @@ def test_round_trip_goes_on_with_the_same_bits(device: torch.device, spec: Optim
     target.fused_optimizer.load_state_dict(states)
     assert all(torch.equal(a, b) for a, b in zip(train(source, 2), train(target, 2), strict=True))
     assert set(source.table_ids("t0").tolist()) == set(target.table_ids("t0").tolist())
-    twin = two_tables(device, cls, spec.example)  # one that meets them in the order of the source
+    twin = two_tables(device, cls, spec.example)  # a model that sees them in the source's order
     twin.load_state_dict(source.state_dict())
     twin.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
     assert not list(differing_tensors(source.state_dict(), twin.state_dict()))
@@ -122,7 +122,7 @@ def test_round_trip_goes_on_with_the_same_bits(device: torch.device, spec: Optim
 
 
 def test_state_of_other_row_orders(device: torch.device) -> None:
-    """Each row gets its own state, although the tables list their ids differently."""
+    """Each row gets its own state, although the tables list their ids in different orders."""
     source, target = two_tables(device, torch.optim.Adagrad), two_tables(device, torch.optim.Adagrad)
     for collection, order in ((source, [1, 2, 3]), (target, [3, 1, 2])):
         for i in order:
@@ -205,7 +205,7 @@ def test_loading_is_strict(device: torch.device) -> None:
     ],
 )
 def test_steps_are_exact(device: torch.device, step: torch.Tensor, through: str) -> None:
-    """In a save of a long training too, whose step float32 cannot hold; TorchRec's and torch's are float32."""
+    """Steps too large for float32 are exact too; TorchRec's and torch's are float32."""
     source, target = two_tables(device), two_tables(device)
     train(source, 0)
     state = source.fused_optimizer.state_dict()
@@ -229,7 +229,7 @@ def test_steps_are_exact(device: torch.device, step: torch.Tensor, through: str)
 
 @pytest.mark.parametrize("rows", [5_000, pytest.param(1_000_000, marks=pytest.mark.full)])
 def test_states_of_many_rows(device: torch.device, rows: int) -> None:
-    """A hash table and an index table; ids in another order than the table has them, and most rows not cached."""
+    """Ids are in another order than in the table, and most rows are not cached."""
     collection = two_tables(device, rows=rows)
     train(collection, 0, steps=1)
     ids = torch.arange(rows).flip(0) * 3 + 1

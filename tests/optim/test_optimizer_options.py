@@ -1,4 +1,4 @@
-"""Keywords of `apply_optimizer_in_backward`: what is refused, clipping, learning rates, accumulation windows."""
+"""Keywords of `apply_optimizer_in_backward`: refusals, clipping, learning rates, accumulation windows."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def several(device: torch.device, count: int, **fields: Any) -> Any:
 
 
 def test_tables_with_their_own_learning_rate(device: torch.device) -> None:
-    """One cache, one launch: the rates are per table. A shared dict stays one param group."""
+    """One launch with rates per table. A shared dict stays one param group."""
     collection = several(device, 3)
     handles = list(collection.parameters())
     rst.apply_optimizer_in_backward(torch.optim.SGD, handles[:2], {"lr": 0.5})
@@ -142,7 +142,7 @@ DECAYING_IDS = [cls.__name__ for cls, _ in DECAYING]
 def test_weight_decay_and_direction_change_in_mid_training(
     device: torch.device, cls: Any, options: dict[str, Any], update: str
 ) -> None:
-    """As those of torch's optimizer do, when a scheduler or a hand changes its group; a decay of 0 comes and goes."""
+    """The behaviour is torch's when a scheduler or the user changes the group; decay may become 0 and return."""
     options = {"lr": 0.1, "weight_decay": 0.5, **options}
     collection = apply(bags_collection(device, bag_config(**ONES), update=update), cls, **options)
     rows = torch.nn.Parameter(torch.ones(3, 4))
@@ -162,8 +162,8 @@ def test_weight_decay_and_direction_change_in_mid_training(
 
 
 @pytest.mark.parametrize(("cls", "options"), DECAYING, ids=DECAYING_IDS)
-def test_weight_decay_cannot_begin(device: torch.device, cls: type, options: dict[str, Any]) -> None:
-    """Not in silence: the backward pass raises, and changes nothing."""
+def test_weight_decay_cannot_be_enabled_later(device: torch.device, cls: type, options: dict[str, Any]) -> None:
+    """The backward pass raises, and changes nothing."""
     collection = apply(bags_collection(device), cls, lr=0.1, **options)
     train_step(collection, numbered(3))
     before = collection.state_dict()
@@ -178,7 +178,7 @@ def test_weight_decay_cannot_begin(device: torch.device, cls: type, options: dic
 
 
 def test_decay_comes_after_the_bound_of_the_gradient(device: torch.device) -> None:
-    """Once for each window, of the clipped sum."""
+    """Decay is applied once per window, after clipping the sum."""
     options = {"lr": 1.0, "weight_decay": 0.5, "gradient_clipping": True, "max_gradient": 0.25}
     collection = apply(bags_collection(device, bag_config(**ONES)), window=2, **options)
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_decay_comes_after_the_bound_of_the_gradient(device: torch.device) -> No
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_clipping_acts_on_the_aggregated_gradient(device: torch.device, window: int) -> None:
-    """Gradients of 0.4 each: two of them pass the bound of 0.6 only together."""
+    """Gradients are 0.4 each: only the sum of two exceeds the bound of 0.6."""
     options = {"lr": 1.0, "gradient_clipping": True, "max_gradient": 0.6}
     collection = apply(bags_collection(device, bag_config(**ONES)), window=window, **options)
     for ids in ([7, 8, 8, 8], [8]) if window == 2 else ([7, 8, 8, 8, 8],):
@@ -209,7 +209,7 @@ def test_clipping_acts_on_the_aggregated_gradient(device: torch.device, window: 
 
 
 def test_a_window_applies_the_sum_once(device: torch.device) -> None:
-    """Also to rows that left the cache meanwhile, and with the learning rate of the window's end."""
+    """Rows evicted from the cache meanwhile are included; the learning rate is the one at the window's end."""
     collection = apply(bags_collection(device, bag_config(**ONES), cache=2), window=3, lr=9.0)
     (group,) = collection.fused_optimizer.param_groups
     for window in (1, 2):

@@ -1,6 +1,6 @@
-"""Clipping where another library has put functions of its own in place of torch's, before or after this package.
+"""Clipping when another library has replaced torch's functions, before or after this package is used.
 
-The reference is torch's clipping as it is: tables that are updated in the backward pass are an error.
+The reference is torch's unmodified clipping: tables that are updated in the backward pass are an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def by_name(function: Function) -> Function:
 
 
 class Counted:
-    """A callable object, and a method that calls what the object holds."""
+    """A callable object, and a method that calls the wrapped function."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -75,7 +75,7 @@ CALLING: dict[str, Callable[[Function], Any]] = {
 
 
 def own_norm(parameters: Any, max_norm: float, *args: Any) -> torch.Tensor:
-    """Clips by itself, as some libraries do."""
+    """Clips without calling torch, as some libraries do."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
     for grad in grads:
@@ -84,7 +84,7 @@ def own_norm(parameters: Any, max_norm: float, *args: Any) -> torch.Tensor:
 
 
 def fresh(name: str) -> Function:
-    """A function of torch's that nothing has changed."""
+    """Returns an unmodified function of torch."""
     made: Function = clip_grad._no_grad(inspect.unwrap(getattr(clip_grad, name)))
     return made
 
@@ -109,12 +109,12 @@ def test_a_library_that_calls_torchs_function(
 def test_a_library_that_clips_by_itself(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, module: types.ModuleType
 ) -> None:
-    said = rf"{module.__name__}.clip_grad_norm_ is {__name__}.own_norm, which does not call torch's function"
+    warning_text = rf"{module.__name__}.clip_grad_norm_ is {__name__}.own_norm, which does not call torch's function"
     monkeypatch.setattr(module, "clip_grad_norm_", own_norm)
-    with pytest.warns(rst.ConfigurationWarning, match=said):
+    with pytest.warns(rst.ConfigurationWarning, match=warning_text):
         collection = bags_collection(device, update="step")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is said once
+        warnings.simplefilter("error")  # the warning comes once
         bags_collection(device)
         apply(collection)
         monkeypatch.undo()
@@ -122,8 +122,8 @@ def test_a_library_that_clips_by_itself(
         collection.fused_optimizer.step()
     monkeypatch.setattr(module, "clip_grad_norm_", own_norm)
     collection(single_ids([1])).values().sum().backward()
-    with pytest.warns(rst.ConfigurationWarning, match=said):
-        collection.fused_optimizer.step()  # what was replaced later is found here
+    with pytest.warns(rst.ConfigurationWarning, match=warning_text):
+        collection.fused_optimizer.step()  # a replacement that was made later is detected here
 
 
 @pytest.mark.parametrize("later", [False, True])

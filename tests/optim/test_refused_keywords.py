@@ -1,4 +1,4 @@
-"""Keywords that optimizers of tables refuse, by name, at the call or when they are changed, and numbers of rows."""
+"""Keywords that table optimizers refuse by name, at the call or when changed, and refused numbers of rows."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ADAGRADW = {**COUNTER, "counter_weight_decay_mode": "adagradw"}
 MODES = r"supported are \['l2', 'decouple', 'decouple_global', 'cowclip', 'counter'\]"
 
 
-class Mode(enum.IntEnum):  # as FBGEMM's WeightDecayMode
+class Mode(enum.IntEnum):  # like FBGEMM's WeightDecayMode
     NONE = 0
     DECOUPLE = 2
 
 
 REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
-    # what the fused update cannot honour
+    # options that the fused update does not support
     (SGD, {"dampening": 0.1}, ValueError, "dampening=0.1 is not supported by the fused update without momentum"),
     (SGD, {"weight_decay": -0.1}, ValueError, r"weight_decay is -0\.1, must be in \[0\.0, inf\)"),
     (SGD, {"weight_decay": "much"}, TypeError, "weight_decay is 'much', expected a number"),
@@ -162,7 +162,7 @@ REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("cls", "options", "error", "message"), REFUSED)
-def test_refused(
+def test_invalid_keywords_are_refused(
     device: torch.device, cls: type, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     collection = bags_collection(device)
@@ -195,18 +195,18 @@ def test_every_number_of_every_optimizer(spec: OptimizerSpec) -> None:
     (ROWWISE, {**COUNTER, "counter_halflife": 2**40, "weight_decay": 1e30, "counter_weight_decay_mode": "l2"},
      r"faded_l2 of update 1 is"),
 ])  # fmt: skip
-def test_what_an_update_makes_of_them(cls: type, options: dict[str, Any], message: str) -> None:
-    """Each is a float32, their product is none."""
+def test_products_that_overflow_are_refused(cls: type, options: dict[str, Any], message: str) -> None:
+    """Each value is a valid float32, but their product is not."""
     optimizer = TableOptimizer.create(cls, options)
     with pytest.raises(ValueError, match=message):
         optimizer.coefficients()
 
 
-def test_the_largest_and_smallest_are_held() -> None:
+def test_extreme_float32_values_are_accepted() -> None:
     largest = torch.finfo(torch.float32).max
     assert TableOptimizer.create(torch.optim.SGD, {"lr": largest}).coefficients()[1] == largest
     assert TableOptimizer.create(torch.optim.SGD, {"lr": 3.4028235e38}).coefficients()[1] == pytest.approx(largest)
-    tiny = TableOptimizer.create(ADAM, {"lr": 1e-60, "eps": 1e-45, "betas": (1e-60, 0.9999999)})  # 0 is what it means
+    tiny = TableOptimizer.create(ADAM, {"lr": 1e-60, "eps": 1e-45, "betas": (1e-60, 0.9999999)})  # 0 is intended
     assert torch.tensor(tiny.coefficients())[1:].isfinite().all()
     assert TableOptimizer.create(ADAGRAD, {"eps": 0.0}).coefficients()[0] == math.inf  # without clipping
 
@@ -228,7 +228,7 @@ def test_a_refused_optimizer_leaves_the_tables_without_one(device: torch.device)
     ({"lifecycle": TableLifecycle(admission=Count(2), default_value=1e39)}, r"table 't': default_value is 1e\+39"),
     ({"lifecycle": TableLifecycle(admission=Count(2), default_value=1e5), "weight_dtype": torch.half}, "is 100000"),
 ])  # fmt: skip
-def test_numbers_of_rows(options: dict[str, Any], message: str) -> None:
+def test_invalid_row_values_are_refused(options: dict[str, Any], message: str) -> None:
     normal = {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL} if "init_mean" in options else {}
     with pytest.raises(ValueError, match=message):
         TableConfig("t", num_embeddings=4, embedding_dim=4, **normal, **options)
@@ -249,7 +249,7 @@ def test_initial_weights_of_a_collection() -> None:
         (torchrec.optim.PartialRowWiseAdam, {"betas": (0.9, 1.0)}),
     ],
 )
-def test_values_that_no_update_may_use(cls: type, options: dict[str, Any]) -> None:
+def test_invalid_changed_values_are_refused(cls: type, options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=name):
         TableOptimizer.create(cls, options)
@@ -267,7 +267,7 @@ def test_a_decay_that_begins_later_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [GLOBAL, COWCLIP, {"max_norm": 1.0}])
-def test_a_mode_that_its_kernel_has_not_may_not_come_later(options: dict[str, Any]) -> None:
+def test_changing_to_an_unsupported_mode_is_refused(options: dict[str, Any]) -> None:
     optimizer = TableOptimizer.create(ROWWISE, options)
     wrong = "decouple" if "weight_decay_mode" in options else "cowclip"
     optimizer.options["weight_decay_mode"] = wrong

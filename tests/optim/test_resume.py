@@ -1,4 +1,4 @@
-"""A training that goes on in a new process has the bits of one that was not interrupted."""
+"""Training that resumes in a new process has the bits of uninterrupted training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 3  # before the interruption, and after it
 
 
 class Model(torch.nn.Module):
-    """A hash table, an index table and a dense layer, whose optimizer has weight decay; `cache` rows are cached."""
+    """A model with a hash table, an index table and a dense layer whose optimizer has weight decay."""
 
     def __init__(self, device: torch.device, optimizer: str, cache: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
 
 
 def resume(checkpoint: str, device: str, optimizer_name: str, warmup: str) -> None:
-    """The new process, by the recipe of docs/optimizers.md: another cache, and nothing but the file."""
+    """Resumes as docs/optimizers.md describes, in a new process with another cache size, from the file alone."""
     model = Model(torch.device(device), optimizer_name, cache=9)
     optimizer = model.optimizer(warmup == "True")
     saved = torch.load(checkpoint)

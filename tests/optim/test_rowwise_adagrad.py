@@ -1,4 +1,4 @@
-"""FBGEMM's additions to exact row-wise Adagrad: CowClip, COUNTER, global weight decay, a bound of a row's norm."""
+"""FBGEMM's additions to exact row-wise Adagrad: CowClip, COUNTER, global weight decay, and bounds of row norms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COWCLIP, COUNTER = {"weight_decay_mode": "cowclip"}, {"weight_decay_mode": "coun
 
 
 @dataclass
-class GlobalWeightDecay:  # FBGEMM's definition, which its older versions keep elsewhere
+class GlobalWeightDecay:  # FBGEMM's definition, which older versions have in another module
     start_iter: int = 0
     lower_bound: float = 0.0
 
@@ -85,7 +85,7 @@ DEFINITIONS = {
     ("kind", "max_counter"),
     [(kind, most) for kind in DEFINITIONS for most in ((1.0,) if "cowclip" in kind else (1.0, 60.0))],
 )
-def test_counts_of_rows_are_fbgemms(kind: str, max_counter: float, device: torch.device) -> None:
+def test_row_counts_match_fbgemm(kind: str, max_counter: float, device: torch.device) -> None:
     clips = "cowclip" in kind
     name = "cowclip_regularization" if clips else "counter_based_regularization"
     mode = WeightDecayMode.COWCLIP if clips else WeightDecayMode.COUNTER
@@ -126,7 +126,7 @@ def greatest(collection: Any) -> Any:
 
 
 def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) -> None:
-    """A cache of three rows of five; each third update begins with the greatest count so far, plus 1."""
+    """The cache holds three of five rows; each third update begins with the greatest count so far, plus 1."""
     options = {**COUNTER, "learning_rate_mode": "tail_id_lr_increase", "max_counter_update_freq": 3}
     batches = [[1, 2, 3], [3, 1, 3], [4, 3, 5], [4, 5], [4, 5], [1, 4], [5, 4], [2]]
     counts = [1, 1, 1 + 2, 3, 3, 1 + 3, 4, 4, 1 + 5]  # of the update of each number, from 1
@@ -141,7 +141,7 @@ def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) ->
 
 
 def test_the_greatest_count_is_of_all_tables(device: torch.device) -> None:
-    """One optimizer of two tables: ids of the first come more often than those of the second."""
+    """Two tables share an optimizer; ids of the first occur more often."""
     collection = apply(
         bags_collection(device, bag_config(), bag_config("t1", ("f1",))),
         ROWWISE,
@@ -154,7 +154,7 @@ def test_the_greatest_count_is_of_all_tables(device: torch.device) -> None:
 
 
 def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device) -> None:
-    """Whole tables are read while later batches are planned and staged: these are planned again."""
+    """Whole tables are read while later batches are planned and staged, which are then planned again."""
     options = {"learning_rate_mode": "tail_id_lr_decrease", "max_counter_update_freq": 2, "adjustment_ub": 2.0}
     batches = [single_ids([i % 3, i % 5, 7]) for i in range(12)]
     states = []
@@ -166,7 +166,7 @@ def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device
     assert not list(differing_tensors(*states))
 
 
-def test_equal_rates_never_ask_for_the_greatest_count(device: torch.device) -> None:
+def test_equal_rates_never_read_the_greatest_count(device: torch.device) -> None:
     collection = apply(bags_collection(device), ROWWISE, max_counter_update_freq=1, **COUNTER)
     train(collection, [single_ids([1])] * 3)
     assert greatest(collection) == 1.0
@@ -176,7 +176,7 @@ def test_equal_rates_never_ask_for_the_greatest_count(device: torch.device) -> N
 
 
 def test_global_decay_of_a_row_that_missed_updates(device: torch.device) -> None:
-    """Gradients of zero: only the decay is seen. Row 1 is in the updates 1 and 4, and the decay begins at 4."""
+    """Gradients are zero, so that only decay shows. Row 1 is in updates 1 and 4; decay begins at 4."""
     options = {**GLOBAL, "weight_decay_mode": Mode.DECOUPLE_GLOBAL, "global_weight_decay": GlobalWeightDecay(4)}
     collection = apply(bags_collection(device, bag_config(**ONES)), ROWWISE, lr=0.5, eps=1.0, **options)
     for ids in ([1], [2], [2], [1, 2]):
@@ -195,7 +195,7 @@ def test_max_norm_bounds_rows_after_the_update(device: torch.device) -> None:
     train_step(collection, single_ids([2]), factor=1.0)  # to 0.5
     lengths = {i: float(row.norm()) for i, row in rows_of(collection).items()}
     assert lengths == pytest.approx({1: 2.5, 2: 1.0}, rel=1e-6)
-    collection.fused_optimizer.param_groups[0]["max_norm"] = 0.0  # none
+    collection.fused_optimizer.param_groups[0]["max_norm"] = 0.0  # no bound
     train_step(collection, single_ids([1]), factor=-1.0)
     assert float(rows_of(collection)[1].norm()) == pytest.approx(2.5 + 2 / (1 + math.sqrt(2)), rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""Tables whose gradients are handed out: FBGEMM's optimizer NONE, for a table of any place."""
+"""Tables that return their gradients to the user: FBGEMM's optimizer NONE, for all kinds of tables."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from training import differing_tensors, read, rows_of, train_step
 import rec_sdk_torch as rst
 
 
-def handing_out(device: torch.device, *configs: Any, **options: Any) -> Any:
+def with_sparse_gradients(device: torch.device, *configs: Any, **options: Any) -> Any:
     collection = bags_collection(device, *configs, **options)
     rst.apply_optimizer_in_backward(rst.SparseGradients, collection.parameters(), {})
     return collection
 
 
 @pytest.mark.parametrize("cache", [5, 40])
-def test_gradients_are_those_of_a_sparse_embedding(device: torch.device, cache: int) -> None:
-    """An index table as torch.nn.EmbeddingBag(sparse=True) has it, over several backward passes, and rows spilt."""
+def test_gradients_match_a_sparse_embedding(device: torch.device, cache: int) -> None:
+    """The reference is torch.nn.EmbeddingBag(sparse=True), over several backward passes and with rows spilled."""
     config = EmbeddingBagConfig(20, 4, "t0", feature_names=["f0"])
-    collection = handing_out(device, config, cache=cache)
+    collection = with_sparse_gradients(device, config, cache=cache)
     before = collection.state_dict()
     weight = torch.nn.Parameter(before["embedding_bags.t0.weight"].cpu().double())
     rng = np.random.default_rng(0)
@@ -53,10 +53,10 @@ def test_gradients_are_those_of_a_sparse_embedding(device: torch.device, cache: 
     assert float(collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"]) == 0
 
 
-def test_a_users_optimizer_does_what_the_fused_one_does(device: torch.device) -> None:
-    """Three tables, two of them hash tables and one of another width; SGD by hand."""
+def test_a_users_optimizer_matches_the_fused_one(device: torch.device) -> None:
+    """Three tables, two of them hash tables and one of another width, are trained by SGD written by hand."""
     configs = [bag_config(), bag_config("t1", ["f1"]), bag_config("t2", ["f2"], embedding_dim=8)]
-    by_hand, fused = handing_out(device, *configs, cache=6), bags_collection(device, *configs, cache=40)
+    by_hand, fused = with_sparse_gradients(device, *configs, cache=6), bags_collection(device, *configs, cache=40)
     apply(fused)
     rng = np.random.default_rng(1)
     for _ in range(5):
@@ -103,8 +103,8 @@ def test_beside_tables_with_an_optimizer(device: torch.device) -> None:
     assert list(collection.take_gradients()) == ["t0"]
 
 
-def test_what_is_refused(device: torch.device) -> None:
-    collection = handing_out(device)
+def test_invalid_uses_are_refused(device: torch.device) -> None:
+    collection = with_sparse_gradients(device)
     train_step(collection, single_ids([1, 2]))
     with pytest.raises(RuntimeError, match="accumulation window is open"):
         copy.deepcopy(collection)
@@ -127,7 +127,9 @@ def test_what_is_refused(device: torch.device) -> None:
 
 
 def test_weights_of_16_bits_round_once(device: torch.device) -> None:
-    collection = handing_out(device, bag_config(data_type=DataType.BF16, weight_init_min=1.0, weight_init_max=1.0))
+    collection = with_sparse_gradients(
+        device, bag_config(data_type=DataType.BF16, weight_init_min=1.0, weight_init_max=1.0)
+    )
     train_step(collection, single_ids([1]))
     (gradient,) = collection.take_gradients().values()
     collection.add_to_rows("t0", gradient.ids, gradient.rows / 64)

@@ -1,6 +1,6 @@
-"""TorchRec's optimizer wrappers around the tables' optimizer: states go through them, and rates reach the update.
+"""TorchRec's optimizer wrappers around the tables' optimizer pass states through, and their rates reach the update.
 
-GradientClippingOptimizer is in test_fused_optimizer.
+test_fused_optimizer.py tests GradientClippingOptimizer.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ WRAPPERS = [itself, keyed_wrapper, OptimizerWrapper, warmed_up, combined]
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_states_go_through_every_wrapper(device: torch.device, wrap: Callable[[Any], KeyedOptimizer]) -> None:
-    """Saved and loaded through the wrapper, training goes on with the same bits, options included."""
+def test_every_wrapper_saves_and_loads_states(device: torch.device, wrap: Callable[[Any], KeyedOptimizer]) -> None:
+    """After a save and a load through the wrapper, training continues with the same bits, options included."""
     source, target = trained(device), trained(device, steps=1, lr=9.0)
     train_step(target, single_ids([9, 4, 1]))  # other rows, in another order
     wrapped, reader = wrap(source.fused_optimizer), wrap(target.fused_optimizer)
     for optimizer in (wrapped, reader):
         optimizer.save_param_groups(True)
-        optimizer.step()  # gives WarmupOptimizer the state that a strict load wants
+        optimizer.step()  # creates the state of WarmupOptimizer that a strict load requires
     assert all(group["lr"] < 1 for group in wrapped.param_groups)
     saved = on_disk(wrapped.state_dict())
     assert [name.rpartition("sparse.")[2] for name in saved["state"] if "t0" in name] == [T0]
@@ -124,7 +124,9 @@ def test_every_wrapper_is_strict(device: torch.device, wrap: Callable[[Any], Key
 
 
 def test_combined_with_prefixed_keys(device: torch.device) -> None:
-    """Two collections with tables of the same name, each under its prefix; one alone is loaded from its part."""
+    """Two collections have tables with the same name, under different prefixes; one is also loaded from its part
+    alone.
+    """
     first, second = trained(device), trained(device, steps=2)
     with pytest.raises(ValueError, match=f"Duplicate param key {T0}"):
         CombinedOptimizer([first.fused_optimizer, second.fused_optimizer])
@@ -144,12 +146,12 @@ def test_combined_with_prefixed_keys(device: torch.device) -> None:
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_init_state_changes_no_table(device: torch.device, wrap: Callable[[Any], KeyedOptimizer]) -> None:
-    """It gives parameters gradients of zero and steps: a table's parameter has no rows, and a step does nothing."""
+    """init_state takes a step with zero gradients: a table's parameter has no rows, so the step does nothing."""
     collection = trained(device)
     before = collection.state_dict(), collection.fused_optimizer.state_dict()["state"][T0]
     optimizer = wrap(collection.fused_optimizer)
     optimizer.init_state()
-    if device.type != "npu":  # which has no sparse tensors
+    if device.type != "npu":  # NPUs have no sparse tensors
         optimizer.init_state({name for name in optimizer.params if name.endswith(T0)})  # as sparse gradients
     optimizer.zero_grad()
     assert not list(differing_tensors(before[0], collection.state_dict()))
@@ -163,7 +165,7 @@ def test_init_state_changes_no_table(device: torch.device, wrap: Callable[[Any],
 
 
 def test_a_collection_without_an_optimizer(device: torch.device) -> None:
-    """EmptyFusedOptimizer: part of a combination until the tables get theirs."""
+    """EmptyFusedOptimizer is part of a combination until the tables get an optimizer."""
     collection = bags_collection(device)
     empty = collection.fused_optimizer
     assert isinstance(empty, EmptyFusedOptimizer)
@@ -202,7 +204,9 @@ MULTIPLIERS: dict[WarmupPolicy, tuple[dict[str, Any], list[float]]] = {
 
 @pytest.mark.parametrize("policy", list(WarmupPolicy))
 def test_rates_of_every_warmup_policy_reach_the_update(device: torch.device, policy: WarmupPolicy) -> None:
-    """After a first stage of 0.5, and before a rate without any factor; a reader takes over before iteration 4."""
+    """A first stage of 0.5 precedes the policy, a rate without factor follows; a loaded copy takes over at iteration
+    4.
+    """
     fields, multipliers = MULTIPLIERS[policy]
     collections, optimizers = [bags_collection(device), bags_collection(device)], []
     for collection in collections:
@@ -225,7 +229,7 @@ def test_rates_of_every_warmup_policy_reach_the_update(device: torch.device, pol
 
 
 def test_a_combination_sets_the_rate_of_a_loaded_warmup(device: torch.device) -> None:
-    """CombinedOptimizer loads states past the wrappers in it, then calls their post_load_state_dict."""
+    """CombinedOptimizer loads states without the wrappers in it, then calls their post_load_state_dict."""
     source, target = trained(device), trained(device)
     stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)]
     optimizers = [
@@ -241,7 +245,7 @@ def test_a_combination_sets_the_rate_of_a_loaded_warmup(device: torch.device) ->
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_options_and_steps_go_through_every_wrapper(device: torch.device, wrap: Callable[[Any], Any]) -> None:
+def test_every_wrapper_passes_options_and_steps(device: torch.device, wrap: Callable[[Any], Any]) -> None:
     collection, other = trained(device), trained(device)
     optimizer = wrap(collection.fused_optimizer)
     optimizer.update_hyper_parameters({"lr": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 0.125})

@@ -1,6 +1,6 @@
 """update="step": backward passes aggregate gradients, and step() of the fused optimizer updates the rows once.
 
-The reference is torch's: dense parameters of the same weights, or tables that are updated in the backward pass.
+The reference is torch with dense parameters of the same weights, or tables updated in the backward pass.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from training import differing_tensors, read, rows_of
 
 import rec_sdk_torch as rst
 
-# ---- when rows change
+# ---- when rows are updated
 
 
 def rows_known(collection: Any, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state dict, without rows of ids that the state dict `before` lacks."""
+    """Returns the state dict without rows of ids that the state dict `before` lacks."""
     state = collection.state_dict()
     for name in [name for name in state if name.endswith(".ids")]:
         weight = name.replace(".ids", ".weight")
@@ -36,7 +36,7 @@ def rows_known(collection: Any, before: dict[str, torch.Tensor]) -> dict[str, to
 
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
-def test_it_has_the_bits_of_updates_in_the_backward_pass(device: torch.device, optimizer: type, looks: bool) -> None:
+def test_step_updates_have_the_bits_of_backward_updates(device: torch.device, optimizer: type, looks: bool) -> None:
     first, then = tables(device, "backward", optimizer), tables(device, "step", optimizer)
     for batch in batches(6):
         loss_of(first, batch).backward()
@@ -48,7 +48,7 @@ def test_it_has_the_bits_of_updates_in_the_backward_pass(device: torch.device, o
         then.fused_optimizer.step()
         assert_same(first, then)
         assert all(handle.grad is None for handle in then.parameters()), "the gradients are used up"
-        then.fused_optimizer.step()  # for which there was no backward pass
+        then.fused_optimizer.step()  # there was no backward pass for it
         then.fused_optimizer.zero_grad()
         assert_same(first, then)
 
@@ -56,7 +56,7 @@ def test_it_has_the_bits_of_updates_in_the_backward_pass(device: torch.device, o
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("passes", [2, 3])
 def test_several_backward_passes_are_one_window(device: torch.device, passes: int, looks: bool) -> None:
-    """Summed as the windows of Accumulate classes sum them, bit for bit, also where the gradients were looked at."""
+    """The gradients are summed like the windows of Accumulate classes, bit for bit, also if they were read."""
     window = {"use_accumulate": True, "accumulate_step": passes}
     first = tables(device, "backward", rst.AccumulateAdagrad, **window)
     then = tables(device, "step", torch.optim.Adagrad)
@@ -78,7 +78,7 @@ def test_several_backward_passes_through_one_forward(device: torch.device) -> No
     output = then(batch).values()
     output.pow(2).sum().backward(retain_graph=True)
     (3 * output.sum()).backward()
-    with pytest.raises(RuntimeError, match="second time"):  # torch's: the graph was not retained
+    with pytest.raises(RuntimeError, match="second time"):  # torch's error: the graph was not retained
         output.sum().backward()
     then.fused_optimizer.step()
     for table in ("t0", "t1", "t2"):
@@ -92,7 +92,7 @@ def test_a_backward_pass_through_a_forward_that_was_updated(device: torch.device
     loss = loss_of(collection, batches(1)[0])
     loss.backward(retain_graph=True)
     collection.fused_optimizer.zero_grad()
-    loss.backward(retain_graph=True)  # as torch has it: what was dropped is not in it
+    loss.backward(retain_graph=True)  # as in torch, dropped gradients are not included
     collection.fused_optimizer.step()
     once = tables(device)
     step(once, batches(1)[0])
@@ -119,7 +119,7 @@ def test_sequences_and_features_that_are_not_part_of_the_loss(device: torch.devi
 
 
 def test_gradients_of_sample_weights(device: torch.device) -> None:
-    """They are of the rows that the forward read, though others were updated since, before it or between its passes."""
+    """They follow from the rows that the forward read, although others were updated before it or between its passes."""
     collection = apply(bags_collection(device, update="step", is_weighted=True))
 
     def change_row_1() -> None:
@@ -144,7 +144,7 @@ def test_gradients_of_sample_weights(device: torch.device) -> None:
         torch.testing.assert_close(weights.grad.cpu(), expected)
 
 
-# ---- gradients that are dropped, set, or not there
+# ---- gradients that are dropped, set, or missing
 
 
 def test_zero_grad_drops(device: torch.device) -> None:
@@ -168,7 +168,7 @@ def test_zero_grad_drops(device: torch.device) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_table_without_a_gradient_is_left_out(device: torch.device, again: bool) -> None:
-    """Its rows stay, as those of a dense parameter would; another backward pass gives it one."""
+    """Its rows are unchanged, like a dense parameter without gradient; another backward pass gives it one."""
     collection, reference = tables(device), tables(device)
     one, other = batches(2)
     loss_of(collection, one).backward()
@@ -204,11 +204,11 @@ def test_frozen_tables_have_no_gradient(device: torch.device) -> None:
     collection.fused_optimizer.step()
     assert all(torch.equal(rows_of(collection, "t1")[i], row) for i, row in before.items())
     loss_of(collection, one).backward()
-    collection.zero_grad()  # which the frozen table has no gradient for
+    collection.zero_grad()  # the frozen table has no gradient to drop
     collection.thaw()
 
 
-def test_gradients_that_are_set(device: torch.device) -> None:
+def test_gradients_set_by_the_user_are_applied(device: torch.device) -> None:
     collection = apply(bags_collection(device, update="step"), lr=1.0)
     (handle,) = collection.parameters()
     collection(single_ids([3, 4, 3])).values().sum().backward()
@@ -216,7 +216,7 @@ def test_gradients_that_are_set(device: torch.device) -> None:
     assert torch.equal(handle.grad.cpu().sort(0).values, torch.tensor([[1.0], [2.0]]).expand(2, 4))
     handle.grad = handle.grad * 2
     handle.grad.add_(1)
-    handle.grad.data.mul_(0.5)  # which autograd's counters do not show
+    handle.grad.data.mul_(0.5)  # autograd's version counters do not show this change
     odd: list[tuple[Any, type[Exception], str]] = [
         (torch.zeros(3, 4, device=device), ValueError, r"a gradient of shape \(3, 4\).*expected"),
         ([1], TypeError, "its gradient is a list, expected a tensor"),
@@ -246,10 +246,10 @@ def test_gradients_that_are_changed_between_backward_passes(device: torch.device
         assert torch.equal(now[i], before[i] - change)
 
 
-# ---- what is refused, and what ends the gradients
+# ---- refusals, and the end of gradients
 
 
-def test_a_scaler_that_the_tables_are_told_of_is_refused(device: torch.device) -> None:
+def test_set_grad_scaler_is_refused(device: torch.device) -> None:
     collection = tables(device)
     with pytest.raises(ValueError, match="update='step' a GradScaler unscales"):
         collection.set_grad_scaler(torch.amp.GradScaler("cpu"))
@@ -264,7 +264,7 @@ OTHERWISE: list[tuple[type, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("cls", "options", "message"), OTHERWISE)
-def test_optimizers_that_update_otherwise(
+def test_unsupported_optimizers_are_refused(
     device: torch.device, cls: type, options: dict[str, Any], message: str
 ) -> None:
     collection = bags_collection(device, update="step")
@@ -277,7 +277,7 @@ def test_optimizers_that_update_otherwise(
     ):
         with pytest.raises(ValueError, match=message):
             make()
-    apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=1)  # which is SGD
+    apply(collection, rst.AccumulateSGD, use_accumulate=True, accumulate_step=1)  # equivalent to SGD
 
 
 def test_an_unknown_update(device: torch.device) -> None:
@@ -305,7 +305,7 @@ def test_an_optimizer_of_torch_cannot_update_tables(device: torch.device) -> Non
         torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-def test_layouts_stay_while_gradients_wait(device: torch.device) -> None:
+def test_layouts_are_kept_while_gradients_are_pending(device: torch.device) -> None:
     collection = tables(device)
     loss_of(collection, batches(1)[0]).backward()
     with pytest.raises(RuntimeError, match=r"gradients wait.*step\(\) or zero_grad\(\).*copied"):
@@ -333,7 +333,7 @@ def test_a_load_drops_gradients(device: torch.device) -> None:
 
 
 def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
-    """A save before step() has the rows as they are; a load waits for step() or zero_grad()."""
+    """A save before step() has the current rows; a load is refused until step() or zero_grad()."""
     collection = tables(device, "step", torch.optim.Adam)
     one, other = batches(2)
     step(collection, one)
@@ -353,14 +353,14 @@ def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
 
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
-    """The rows of all batches between two updates are in the cache: an error says so, and leaves no trace."""
+    """The rows of all batches between two updates must be cached: otherwise an error says so, and leaves no trace."""
     collection = apply(bags_collection(device, update="step", cache=4), lr=1.0)
     collection(single_ids([1, 2, 3])).values().sum().backward()
     with pytest.raises(rst.tbe.CacheTooSmallError) as error:
         collection(single_ids([4, 5]))
     assert "1 backward passes wait for step() of the optimizer" in error.value.__notes__[0]
     collection.fused_optimizer.step()
-    losses = []  # kept, with their graphs: one batch fits each time all the same
+    losses = []  # kept with their graphs, although only one batch fits at a time
     for ids in ([4, 5, 6], [1, 2, 3]) * 3:
         losses.append(collection(single_ids(ids)).values().sum())
         losses[-1].backward()
@@ -368,7 +368,7 @@ def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
 
 
 def test_prefetched_batches(device: torch.device) -> None:
-    """step() drops no plan that was made ahead, and bits are those without."""
+    """step() drops no prefetched plan, and the bits are the same as without prefetching."""
     first, then = (tables(device, "step", torch.optim.Adam, cache=150) for _ in range(2))
     every = batches(8)
     for batch in every:

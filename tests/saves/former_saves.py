@@ -159,7 +159,7 @@ MODELS = {
     "lifecycle": ArchivedModel(lambda: lifecycle.make(lifecycle.LIVES[1]), _with_lifecycle, _lifecycle),
     "sketch": ArchivedModel(lambda: lifecycle.make(lifecycle.LIVES[SKETCH]), _with_lifecycle, _sketch),
     "evicted": ArchivedModel(leaving.make, _with_evicted, _evicted),
-    "sharded": ArchivedModel(lambda: sharded_model.Model(SHARDED, 3), any_world.held, _sharded),
+    "sharded": ArchivedModel(lambda: sharded_model.Model(SHARDED, 3), any_world.owned_rows, _sharded),
 }
 
 

@@ -1,4 +1,4 @@
-"""The example server in C++, started and asked by tests."""
+"""Starts the C++ example server and sends it queries."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ IDS = np.array([*range(0, 460, 7), -(2**63), 2**63 - 1, 10**12, 999])
 
 
 class Server:
-    """A C++ server of one table, asked line by line."""
+    """A C++ server of one table, queried line by line."""
 
     def __init__(self, program: Path, table: str, *folders: Path, log: Path | None = None) -> None:
-        """`log`: a new file for what it writes to its standard error."""
+        """Starts the server; `log` is a new file for its standard error."""
         pipe, self._log = subprocess.PIPE, log
         command = [str(program), table, *map(str, folders)]
         with open(log or os.devnull, "w") as errors:
@@ -54,7 +54,7 @@ class Server:
 
 
 def check(server: Server, reader: TableReader) -> None:
-    """Asks for ids, some of which are no rows, and for their sum and mean."""
+    """Requests the rows of ids, some of them unknown, and their sum and mean."""
     weights, found = reader.find(torch.from_numpy(IDS))
     ids = " ".join(map(str, IDS))
     lines = [line.split() for line in server.ask(f"find {ids}", len(IDS))]
@@ -80,7 +80,7 @@ def refused(program: Path, *arguments: str | Path, **variables: str) -> str:
 
 
 def rewritten(text: bytes, change: dict[str, object]) -> bytes:
-    """A manifest with other fields and the right checksum."""
+    """Returns a manifest with changed fields and the right checksum."""
     body = json.loads(text) | change
     del body["checksum"]
     plain = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()

@@ -1,4 +1,4 @@
-"""The tables of the tests of serving, of each data type of weights, and saves of them."""
+"""Tables for the tests of serving, one for each weight dtype, and saves of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16}
 
 
 def make() -> TableBatchedEmbedding:
-    """Returns an embedding of two hash tables and an index table, of a thousand ids."""
+    """Builds an embedding of two hash tables and an index table, with a thousand ids."""
     fields: dict[str, Any] = {"initializer_type": InitializerType.UNIFORM, "track_changes": True}
     tables = [
         TableConfig(name, 1000, 5, pooling=Pooling.SUM, hashed=name != "c", weight_dtype=dtype, **fields)
@@ -25,7 +25,7 @@ def make() -> TableBatchedEmbedding:
 
 
 def train(embedding: TableBatchedEmbedding, ids: range) -> None:
-    """Trains on the ids in each table, fifty a step."""
+    """Trains on the ids in each table, fifty per step."""
     embedding.train()
     for begin in range(ids.start, ids.stop, 50):
         some = torch.arange(begin, min(begin + 50, ids.stop)).repeat(len(DTYPES))
@@ -38,7 +38,7 @@ def save(embedding: TableBatchedEmbedding, path: Path, incremental: bool = False
 
 
 def saved(path: Path, ids: range = range(300)) -> TableBatchedEmbedding:
-    """Returns an embedding that was trained on the ids and saved."""
+    """Trains an embedding on the ids and saves it; returns the embedding."""
     embedding = make()
     train(embedding, ids)
     save(embedding, path)
@@ -46,7 +46,7 @@ def saved(path: Path, ids: range = range(300)) -> TableBatchedEmbedding:
 
 
 def only_save(path: Path) -> Path:
-    """Returns the folder of the only save in `path`, which `saved` makes."""
+    """Saves to `path`; returns the folder of the only save there."""
     saved(path)
     (folder,) = path.iterdir()
     return folder

@@ -1,6 +1,6 @@
-"""The reader of saves for C++ servers: its answers and refusals are those of Python's reader.
+"""The C++ reader of saves gives the results and errors of Python's reader.
 
-It is built by CMake with its example, once more under sanitizers for saves with impossible contents.
+CMake builds it with its example, and again with sanitizers for saves with invalid contents.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def program() -> Path:
 
 @pytest.fixture
 def servers(program: Path) -> Iterator[list[Server]]:
-    """A list for the servers that a test begins, which end with it."""
-    begun: list[Server] = []
-    yield begun
-    for server in begun:
+    """Returns a list for the servers that a test starts, and ends them with the test."""
+    started: list[Server] = []
+    yield started
+    for server in started:
         server.close()
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_it_answers_as_pythons_reader(tmp_path: Path, program: Path, servers: list[Server], bits: int | None) -> None:
+def test_results_match_pythons_reader(tmp_path: Path, program: Path, servers: list[Server], bits: int | None) -> None:
     saves = tmp_path / "saves"
     folder = tmp_path / "small" if bits else saves
     embedding = saved(saves)
@@ -100,13 +100,13 @@ def test_chains_in_several_folders(tmp_path: Path, program: Path, servers: list[
 
 
 def refused_by_both(program: Path, folder: Path, table: str = "a", **variables: str) -> str:
-    """Returns the error of the C++ reader; Python's raises one too."""
+    """Returns the error of the C++ reader, after checking that Python's raises one too."""
     with pytest.raises(CheckpointError):
         TableReader(folder, table)
     return refused(program, table, folder, **variables)
 
 
-def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
+def test_damaged_files_are_named(tmp_path: Path, program: Path) -> None:
     save = only_save(tmp_path)
     assert "no table absent" in refused_by_both(program, tmp_path, "absent")
     assert "there is no such folder" in refused_by_both(program, tmp_path / "absent")
@@ -145,7 +145,7 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
             TableReader(tmp_path, "a")
         assert f"{index}: " in refused(program, "a", tmp_path)
     index.unlink()
-    aside = tmp_path / "aside"  # of indexes that a reader makes
+    aside = tmp_path / "aside"  # for indexes that a reader makes
     aside.mkdir()
     (file,) = (each for each in read_manifest(save).files if each.table == "a" and each.role == "rows")
     rows = save / file.path
@@ -161,7 +161,7 @@ def test_what_is_damaged_is_named(tmp_path: Path, program: Path) -> None:
     assert not list(aside.iterdir())
 
 
-def test_a_bad_delta_leaves_readers_where_they_were(tmp_path: Path, program: Path, servers: list[Server]) -> None:
+def test_a_bad_delta_leaves_readers_unchanged(tmp_path: Path, program: Path, servers: list[Server]) -> None:
     embedding = saved(tmp_path)
     servers.append(Server(program, "a", tmp_path))
     reader = TableReader(tmp_path, "a")
@@ -191,7 +191,7 @@ def test_folders_of_other_names_are_no_saves(tmp_path: Path, program: Path, serv
 
 
 def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list[Server]) -> None:
-    """However many saves follow each other; a refresh reads the new one."""
+    """However long the chain, each manifest is read once; a refresh reads the new one."""
     embedding, size = make(), 1 << 18
 
     def grow() -> None:
@@ -210,7 +210,7 @@ def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list
     assert 1 <= (servers[0].bytes_read() - opened) / size < 2
 
 
-def test_where_a_temporary_index_cannot_be(tmp_path: Path, program: Path) -> None:
+def test_an_impossible_place_for_the_temporary_index_is_an_error(tmp_path: Path, program: Path) -> None:
     index_path(only_save(tmp_path), "a").unlink()
     (tmp_path / "file").touch()
     for absent in (tmp_path / "absent", tmp_path / "file"):
@@ -220,7 +220,7 @@ def test_where_a_temporary_index_cannot_be(tmp_path: Path, program: Path) -> Non
 
 
 def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) -> None:
-    """Files of another user, of the names that processes to come might use, are not in the way."""
+    """Files of another user with names that later processes might choose do not interfere."""
     index_path(only_save(tmp_path / "saves"), "a").unlink()
     last = subprocess.Popen(["true"])
     last.wait()
@@ -235,8 +235,8 @@ def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) 
     assert sorted(aside.iterdir()) == sorted(taken)
 
 
-def test_it_is_found_where_it_is_installed(tmp_path: Path) -> None:
-    """A server far from this repository, with nothing but what was installed, and a shared library."""
+def test_an_installed_reader_can_be_linked(tmp_path: Path) -> None:
+    """A server far from this repository uses only installed files, and a shared library."""
     shutil.copytree(EXAMPLE, tmp_path / "server")
     library = Tree("cpp-serving", TESTS.parent / "torch_npu_ext" / "serving", ["-DBUILD_SHARED_LIBS=ON"])
     library.build()
@@ -252,7 +252,7 @@ def test_it_is_found_where_it_is_installed(tmp_path: Path) -> None:
     asked.close()
 
 
-# ---- impossible contents with right checksums
+# ---- invalid contents with right checksums
 
 
 SANITIZED = Tree(
@@ -275,7 +275,7 @@ STRICTER = {"bytes", "checksums"}
 
 
 def fields(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in JSON."""
+    """Yields the path of every value in JSON."""
     if path:
         yield path
     named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -284,7 +284,7 @@ def fields(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy of JSON in which one value is another, is missing, or is there twice in its list."""
+    """Returns a copy of JSON in which one value is replaced, dropped, or repeated in its list."""
     parent = body = copy.deepcopy(body)
     for name in path[:-1]:
         parent = parent[name]
@@ -298,7 +298,7 @@ def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 class Chain:
-    """A full save and a delta of one table. Its files may be changed one by one, and are put back."""
+    """A full save and a delta of one table, whose files tests change one by one and restore."""
 
     def __init__(self, folder: Path) -> None:
         embedding = embedding_of(TableConfig("a", 1000, 2, track_changes=True), optimizer=SGD, cache=100)
@@ -326,7 +326,7 @@ class Chain:
         (self.saves[place] / MANIFEST).write_bytes(rewritten(self.manifests[place], body))
 
     def change_header(self, place: int, header: Any) -> None:
-        """Replaces the header of a save's file of rows; length and checksum fit."""
+        """Replaces the header of a save's file of rows, with matching length and checksum."""
         path, raw, end = self.header(place)
         text = json.dumps(header).encode()
         start = len(text).to_bytes(8, "little") + text
@@ -338,7 +338,7 @@ class Chain:
         self.change_manifest(place, body)
 
     def rename(self) -> None:
-        """Gives the delta a later name, so that readers open it, and drops indexes that Python made."""
+        """Gives the delta a later name, so that readers open it, and removes indexes that Python made."""
         self._turn += 1
         later = self.saves[1].with_name(f"20990101010101.{self._turn:06d}")
         self.saves[1] = self.saves[1].rename(later)
@@ -363,15 +363,15 @@ def difference(server: Server, folder: Path, field: tuple[Any, ...]) -> str:
     return "" if STRICTER & set(field) else answer
 
 
-def impossible(rng: np.random.Generator, field: tuple[Any, ...], tries: int) -> list[Any]:
-    """Values for a field: some of all, and all those that its arithmetic may not be made for."""
+def invalid_values(rng: np.random.Generator, field: tuple[Any, ...], tries: int) -> list[Any]:
+    """Draws values for a field: some of all, and all those at the limits of its arithmetic."""
     values: list[Any] = [VALUES[number] for number in rng.choice(len(VALUES), tries, replace=False)]
     if field[-1] == "data_offsets":
         values += [[begin, end] for begin in EDGES for end in EDGES]
     return values + (NUMBERS if field[-1] in ("sequence", "rows", "embedding_dim") else [])
 
 
-def test_impossible_contents(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_invalid_contents_are_refused_by_both_readers(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     SANITIZED.build()
     chain = Chain(tmp_path)
     server = Server(SANITIZED.folder / "cpp_server", "a", tmp_path, log=tmp_path / "log")
@@ -384,7 +384,7 @@ def test_impossible_contents(tmp_path: Path, pytestconfig: pytest.Config) -> Non
         documents = (chain.body(place), chain.change_manifest), (json.loads(raw[8:end]), chain.change_header)
         for document, change in documents:
             for field in (each for each in fields(document) if each[0] not in ("checksum", "__metadata__")):
-                for value in impossible(rng, field, tries):
+                for value in invalid_values(rng, field, tries):
                     change(place, changed(document, field, value))
                     chain.rename()
                     if said := difference(server, tmp_path, field):

@@ -1,4 +1,4 @@
-"""Saves with rows of 8 and 4 bits: against PyTorch's own rows of these kinds, and through deltas."""
+"""Saves with rows of 8 and 4 bits: against PyTorch's own quantized rows, and through deltas."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_each_weight_is_within_half_a_step(bits: int, kind: str) -> None:
     found = dequantize(packed, bits, 6)
     parameters = packed[:, -8:].copy().view(np.float32) if bits == 8 else packed[:, -4:].copy().view(np.float16)
     scale = parameters[:, :1].astype(np.float64)
-    rounding = np.abs(rows).max() * 2.0**-23  # of the result to float32
+    rounding = np.abs(rows).max() * 2.0**-23  # rounding of the result to float32
     assert (np.abs(found - rows.astype(np.float64)) <= scale / 2 + rounding).all()
     wide = rows.astype(np.float64)
     step = (wide.max(axis=1) - wide.min(axis=1)) / (2**bits - 1)
     assert (scale[:, 0] >= step).all()
     if bits == 8:
         assert (scale[:, 0] <= step * (1 + 2.0**-22)).all()
-    else:  # as docs/serving.md says
+    else:  # see docs/serving.md
         least = 2.0**-24
         of_range = (15 * step + np.abs(wide.min(axis=1)) / 1024 + least) / 15
         assert (scale[:, 0] <= of_range * (1 + 1 / 1024) + least).all()
@@ -74,7 +74,7 @@ def test_weights_that_cannot_be_quantized(bits: int) -> None:
             quantize(np.array([wide], np.float32), bits)
 
 
-def test_a_range_that_float32_has_is_served_as_finite_numbers() -> None:
+def test_a_range_within_float32_gives_finite_numbers() -> None:
     row = np.array([[-1e38, 2e38]], np.float32)
     np.testing.assert_allclose(dequantize(quantize(row, 8), 8, 2), row, rtol=1e-2)
 
@@ -140,8 +140,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             quantize_save(tmp_path / "saves", tmp_path / "none", bits)
 
 
-def test_other_bits_never_follow(tmp_path: Path) -> None:
-    """A delta of plain rows, or of other bits, that lies beside quantized saves."""
+def test_deltas_of_other_bits_are_refused(tmp_path: Path) -> None:
+    """A delta of plain rows, or of other bits, lies beside quantized saves."""
     embedding = saved(tmp_path / "saves")
     quantize_save(tmp_path / "saves", tmp_path / "small", 8)
     train(embedding, range(100))
@@ -151,8 +151,8 @@ def test_other_bits_never_follow(tmp_path: Path) -> None:
         TableReader(tmp_path / "small", "a")
 
 
-def test_a_delta_after_evicted_rows_that_wait(tmp_path: Path) -> None:
-    """The plain delta counts evicted rows of the save before, of which a copy has none."""
+def test_a_delta_after_untaken_evicted_rows(tmp_path: Path) -> None:
+    """The plain delta refers to evicted rows of the previous save, which a quantized copy lacks."""
     table = TableConfig("t", 100, 4, track_changes=True, lifecycle=TableLifecycle(keep_evicted=True))
     embedding = embedding_of(table, cache=50)
     for removed in (range(3), range(3, 5)):
@@ -166,7 +166,7 @@ def test_a_delta_after_evicted_rows_that_wait(tmp_path: Path) -> None:
     assert main(["verify", str(tmp_path / "small")]) == 0
 
 
-def test_a_call_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = make()
     embedding.view("a").write(torch.arange(3), {"weight": torch.full((3, 5), torch.inf)})
     save(embedding, tmp_path / "saves")

@@ -1,4 +1,4 @@
-"""TableReader against the live table that was saved: saves, deltas, removed ids, layers, pooled lookups."""
+"""TableReader against the saved live table: saves, deltas, removed ids, layers, pooled lookups."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
 
 
 def check(reader: TableReader, embedding: TableBatchedEmbedding) -> None:
-    """Every row, in an order of its own, with ids that are not there between."""
+    """Compares every row, in random order, with unknown ids in between."""
     view = embedding.view(reader._name)
-    ids = torch.cat([torch.arange(1000), torch.tensor([-(2**63), 2**63 - 1, 10**12])])  # removed ones too
+    ids = torch.cat([torch.arange(1000), torch.tensor([-(2**63), 2**63 - 1, 10**12])])  # removed ids too
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
     known = view.knows(ids) if view.config.hashed else (ids >= 0) & (ids < 1000)
     expected = torch.full((len(ids), 5), 0.5, dtype=DTYPES[view.config.name])
@@ -61,7 +61,7 @@ def test_rows_of_full_saves_and_deltas(tmp_path: Path, table: str) -> None:
     save(embedding, tmp_path, incremental=True)
     assert reader.refresh()
     check(reader, embedding)
-    train(embedding, range(100, 120))  # removed ids come back
+    train(embedding, range(100, 120))  # removed ids return
     save(embedding, tmp_path, incremental=True)
     assert reader.refresh()
     check(reader, embedding)
@@ -105,7 +105,7 @@ def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _unhash(value: int) -> int:
-    """The id whose place in an index is this number modulo the capacity."""
+    """Returns the id whose place in an index is this number modulo the capacity."""
     mask = (1 << 64) - 1
 
     def unshift(x: int, bits: int) -> int:
@@ -124,7 +124,7 @@ SAVE = "0" * 32
 
 
 def _index(path: Path, ids: np.ndarray, removed: np.ndarray, window: int) -> int:
-    """Writes an index of `removed` and then of `ids` in two files; the rounds that it took."""
+    """Writes an index of `removed` and then of `ids` in two files; returns the number of rounds."""
     writer = IndexWriter(str(path), len(ids) + len(removed), SAVE, window)
     for _ in range(writer.rounds):
         writer.remove(removed)
@@ -137,13 +137,15 @@ def _index(path: Path, ids: np.ndarray, removed: np.ndarray, window: int) -> int
 
 @pytest.mark.parametrize("crowded", [0, 14, 40], ids=["spread", "crowded", "crowded over a window"])
 def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
-    """`crowded` ids have their home at the end of each of four windows: they go on in the next, and in the first."""
+    """`crowded` ids hash to the end of each of four windows, and overflow into the next one, or from the last to the
+    first.
+    """
     rng = np.random.default_rng(crowded)
     ids = rng.integers(-(2**63), 2**63 - 1, 300)
     homes = [16 * window + 15 for window in (63, 0, 7, 8)]
     ids[: 4 * crowded] = [_unhash(1024 * at + home) for home in homes for at in range(crowded)]
     ids = rng.permutation(ids)
-    removed = np.concatenate([ids[::3], rng.integers(0, 2**40, 30)])  # the first come back
+    removed = np.concatenate([ids[::3], rng.integers(0, 2**40, 30)])  # some removed ids return
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert _index(whole, ids, removed, 1 << 24) == 1
     assert _index(parts, ids, removed, 16) == 64
@@ -157,8 +159,8 @@ def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
     assert not same_index(str(whole), str(parts), SAVE)
 
 
-def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
-    """All rows of a save have the number of that save: a lookup never sees two."""
+def test_lookups_see_one_save_while_a_thread_follows(tmp_path: Path) -> None:
+    """All rows of a save hold the number of the save: a lookup never returns two numbers."""
     ids = torch.arange(1000)
     embedding = make()
 
@@ -193,9 +195,7 @@ def test_lookups_see_one_moment_while_a_thread_follows(tmp_path: Path) -> None:
     assert seen >= {1.0, 2.0, 3.0, 4.0, 5.0}
 
 
-def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_error_does_not_end_the_following_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(make(), tmp_path)
     asked: list[tuple[Path, ...]] = []
 
@@ -213,7 +213,7 @@ def test_an_error_of_the_disk_does_not_end_the_thread_that_follows(
     assert asked == [(tmp_path,)] * 2
 
 
-def test_a_reader_that_is_dropped_does_not_follow(tmp_path: Path) -> None:
+def test_a_dropped_reader_stops_following(tmp_path: Path) -> None:
     save(make(), tmp_path)
     reader = TableReader(tmp_path, "a", follow=1000.0)
     thread, dropped = reader._thread, weakref.ref(reader)
@@ -225,14 +225,14 @@ def test_a_reader_that_is_dropped_does_not_follow(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-# ---- several files of rows in one pack, as a writer that lets training go on may leave them
+# ---- several files of rows in one pack, as a writer that lets training continue may leave them
 
 
 IDS = torch.arange(1000)
 
 
 def weights_of(embedding: TableBatchedEmbedding, table: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights of the rows of a table, float32, and which of `IDS` they are."""
+    """Returns the float32 weights of a table's rows, and a mask of the `IDS` that have rows."""
     view = embedding.view(table)
     known = view.knows(IDS) if view.config.hashed else torch.ones(len(IDS), dtype=torch.bool)
     return view.read(IDS[known], ["weight"]).parts["weight"].float(), known
@@ -240,7 +240,7 @@ def weights_of(embedding: TableBatchedEmbedding, table: str) -> tuple[torch.Tens
 
 @pytest.fixture
 def source(tmp_path: Path) -> TableBatchedEmbedding:
-    """Saved in `tmp_path / "saves"`: a full save and two deltas, with removed ids of which some came back."""
+    """Saves a full save and two deltas in `tmp_path / "saves"`, with removed ids of which some return."""
     embedding = saved(tmp_path / "saves")
     for step in range(2):
         train(embedding, range(150 + step, 400))
@@ -289,14 +289,14 @@ add = IndexWriter.add
 
 
 @pytest.mark.parametrize("wrong", ["files", "rows", "removed"])
-def test_verify_finds_what_each_new_index_repeats(
+def test_verify_finds_faults_that_a_new_index_repeats(
     tmp_path: Path,
     source: TableBatchedEmbedding,
     wrong: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The code that makes indexes has a fault, so the stored index equals the new one that it is compared with."""
+    """The code that makes indexes has a fault, so that the stored index equals the new one for comparison."""
     folder = write_layered(tmp_path / "saves", tmp_path / "layered", packed=True)
     saved = read_manifest(folder)
     with monkeypatch.context() as patch:
@@ -314,14 +314,14 @@ def test_verify_finds_what_each_new_index_repeats(
     assert main(["verify", str(folder)]) == 0
 
 
-# ---- pooled lookups: the bits of the operator on rows that `lookup` gives, for any number of threads
+# ---- pooled lookups have the bits of the operator on the rows from `lookup`, for any number of threads
 
 
 BAGS = 3000
 
 
 def pooled(rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, mean: bool) -> torch.Tensor:
-    """The operator, of rows of which each is looked up once."""
+    """Calls the operator for rows that are each looked up once."""
     dim = rows.shape[1]
     out = torch.full((len(offsets) - 1, dim), torch.nan)
     slots = torch.arange(len(rows), dtype=torch.int32)
@@ -331,7 +331,7 @@ def pooled(rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | No
 
 
 def bags(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, some of which are no rows, offsets and weights: empty bags, short ones and two long ones."""
+    """Draws ids, some without rows, offsets and weights: with empty, short and two long bags."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 7, (BAGS,), generator=draw)
     lengths[:3] = lengths[-2:] = 0
@@ -390,7 +390,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 def test_a_damaged_index_is_named_by_every_thread(tmp_path: Path, count: int) -> None:
     index = index_path(only_save(tmp_path), "a")
     entries = np.frombuffer(index.read_bytes(), np.uint32).copy()
-    entries[16 + 3 :: 4] = 10**9  # rows that are not there
+    entries[16 + 3 :: 4] = 10**9  # rows that do not exist
     index.write_bytes(entries.tobytes())
     ids, offsets, _ = bags(1)
     reader = TableReader(tmp_path, "a")
