@@ -360,7 +360,7 @@ def test_differences_are_reported(
 
 @pytest.fixture(name="site")
 def imported_site(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The part of the site's build that is about Chinese; it does not need Sphinx."""
+    """Imports the part of the site's build that is about Chinese, which does not need Sphinx."""
     monkeypatch.syspath_prepend(ROOT / "docs/_site")
     return importlib.import_module("chinese")
 
