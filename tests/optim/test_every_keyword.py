@@ -1,8 +1,8 @@
 """Every class that tables accept, with each of its keywords, through each function that applies an optimizer.
 
-A keyword is refused at the call, or the rows equal the result of the class itself, which updates a dense parameter with the
-same gradients. Values are from torch's own list (`optim_db`), plus execution options, which change nothing. A test
-fails if torch adds a keyword that is missing here.
+A keyword is refused at the call, or the rows equal the result of the class itself, which updates a dense parameter
+with the same gradients. Values are from torch's own list (`optim_db`), plus execution options, which change nothing. A
+test fails if torch adds a keyword that is missing here.
 """
 
 from __future__ import annotations
