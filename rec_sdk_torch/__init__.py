@@ -1,8 +1,8 @@
 """Embedding tables larger than device memory, for TorchRec models on Ascend NPUs, CUDA GPUs and CPUs.
 
-Public names are those of `__init__.pyi`. They are imported when first used: the package itself imports without
-TorchRec, and even where torch cannot. Once they are imported, torch and TorchRec are changed where they would take a
-collection of this package for one of theirs: `patches/`, and `optim/torchrec_hooks.py`.
+`__init__.pyi` lists the public names. Each is loaded at its first use, so that the package itself can be imported
+without TorchRec, and even where torch cannot be imported. When torch and TorchRec are imported, they are patched where
+they would treat a collection of this package like their own; see `patches/` and `optim/torchrec_hooks.py`.
 """
 
 from . import patches as _patches

@@ -1,4 +1,4 @@
-# `import rec_sdk_torch` offers these names: for type checkers, and read by __init__.py. They are listed nowhere else.
+# The public names of the package, for type checkers. __init__.py reads this list, which is the only one.
 from . import checkpoint as checkpoint
 from . import compat as compat
 from . import export as export

@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch`: the commands of the package; with the name of one it runs that."""
+"""`python -m rec_sdk_torch` lists the commands of the package; `python -m rec_sdk_torch COMMAND` runs one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .runtime.command import BAD_USE, complain
 PROGRAM = "python -m rec_sdk_torch"
 
 COMMANDS = {
-    "cache_advice": "reads the ids of a run, and says how large the cache should be and which policy suits",
-    "checkpoint": "looks into saves: shows, verifies, exports and quantizes them",
+    "cache_advice": "recommends a cache size and a cache policy from the ids of a run",
+    "checkpoint": "shows, verifies, exports and quantizes saves",
     "compat": "runs a script that was written for Rec SDK or dynamicemb",
-    "doctor": "says what works on this machine, and trains a small table on each device; for questions and reports",
+    "doctor": "reports what works on this machine, and trains a small table on each device; for bug reports",
     "emulate": "runs a program that uses torch_npu on an emulated NPU",
     "npu_check": "compares every operator on an NPU with the CPU, bit by bit, and times it",
 }
-"""Every module of the package that is a command, and what it does."""
+"""The modules of the package that are commands, with a description for the help."""
 
 
 def usage() -> str:
-    """The list of commands, as text."""
+    """Returns the help text: the list of commands."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

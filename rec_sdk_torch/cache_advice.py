@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.cache_advice`."""
+"""The command `python -m rec_sdk_torch.cache_advice`: recommends a cache size and a cache policy."""
 
 from .runtime.command import run
 from .tools.cache_advice.command import main

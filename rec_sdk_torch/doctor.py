@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.doctor`."""
+"""The command `python -m rec_sdk_torch.doctor`: reports what works on this machine."""
 
 from .runtime.command import run
 from .tools.doctor.command import main

@@ -1,4 +1,4 @@
-"""Runs a program on the emulated NPU: `python -m rec_sdk_torch.emulate program.py`. See `runtime/emulator.py`."""
+"""The command `python -m rec_sdk_torch.emulate program.py`: runs a program on the emulated NPU."""
 
 import sys
 

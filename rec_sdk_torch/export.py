@@ -1,4 +1,4 @@
-"""Live tables as modules and files that other programs know."""
+"""Exports of tables to the modules and file formats of other libraries, without or with quantization."""
 
 from .saves.serve.arrays import to_arrays, to_safetensors
 from .saves.serve.id_map import IdMap

@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.npu_check`."""
+"""The command `python -m rec_sdk_torch.npu_check`: compares every operator on an NPU with the CPU."""
 
 from .runtime.command import run
 from .tools.npu_check import main

@@ -1,4 +1,4 @@
-"""The row record in Python: typed views of weight and states in a buffer of records."""
+"""The record of a row in Python: typed views of weight and states in a buffer of records."""
 
 from .operators.record import RecordLayout
 

@@ -1,4 +1,4 @@
-"""Tables of saves, for serving."""
+"""Serving: `TableReader` looks up rows in saved tables, without the training process."""
 
 from .saves.serve.table_reader import TableReader
 

@@ -1,1 +1,1 @@
-"""The operators `torch.ops.rec_sdk.*`, from below: their schemas, devices and defaults, then how they are called."""
+"""The operators `torch.ops.rec_sdk.*`: schemas, device backends, default kernels in plain torch, and calls."""

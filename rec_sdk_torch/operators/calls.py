@@ -1,7 +1,7 @@
 """Calls of the operators.
 
-Where torch knows no kernel for a device, the kernels of its backend are loaded. Where the backend has none, the
-operator in plain torch stands in.
+The first call on a device loads the kernels of its backend. If the backend has no kernel for the operator, the default
+kernel in plain torch is used.
 """
 
 from __future__ import annotations
@@ -20,27 +20,32 @@ from .schemas import OPERATORS, library, ops
 __all__ = ["accumulate_rows", "call_once", "empty_output", "lookup_pooled", "lookup_sequence", "ops", "update_rows"]
 
 
-def call_once(operator: Any, arguments: Sequence[object], called: list[Any]) -> None:
-    """Calls an overload of an operator, unless `called`, empty at first, has what it gave when it was called.
+def call_once(operator: Any, arguments: Sequence[object], result: list[Any]) -> None:
+    """Calls an operator that must not run twice, and appends its result to `result`, unless this was done before.
 
-    For an operator that must not run twice: Python's signal handlers, as the one of Ctrl-C, run before the call and its
-    note, or after both, since C code alone lies between them.
+    No signal handler, such as Ctrl-C's, runs between the call and the append, since both happen in C code. So `result`
+    shows after an interrupt whether the operator ran.
+
+    Args:
+        operator: an overload of an operator, such as `ops.update_rows.default`.
+        arguments: the positional arguments.
+        result: an empty list at first; pass the same list to repeat an interrupted call.
     """
-    if not called:
-        called.extend(map(operator._op, *zip(arguments)))
+    if not result:
+        result.extend(map(operator._op, *zip(arguments)))
 
 
 _loaded: set[str] = set()
-"""Types of devices whose kernels a call has loaded."""
+"""Device types whose kernels are loaded."""
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _is_strided(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 @functools.cache
 def _default_kernel(name: str, device_type: str) -> Callable[..., Any]:
-    """The operator in plain torch; says once that a device has no other."""
+    """Returns the operator's kernel in plain torch, and warns once for each device type that it is slow."""
     warn(
         f"rec_sdk::{name}: this build of rec_sdk_torch has no kernel of it for device {device_type!r}; torch's own "
         "operators stand in, which is slow",
@@ -50,14 +55,15 @@ def _default_kernel(name: str, device_type: str) -> Callable[..., Any]:
 
 
 def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Loads the kernels of a device of which torch knows none for an operator, and calls the operator again.
+    """Runs an operator for which torch has no kernel on the device of its tensors.
 
-    Where the backend has none for it, or the device no backend, the operator in plain torch stands in
-    (`default`). Without this function torch_npu would run the kernels of the CPU, on copies.
+    Loads the kernels of the device's backend, and calls the operator again. If the backend has no kernel for it, or the
+    device has no backend, runs the default kernel in plain torch. Without this function, torch_npu would run the CPU's
+    kernels on copies of the tensors.
 
     Raises:
-        ImportError, ValueError: as `devices.backends.load_operators`.
-        NotImplementedError: for tensors of this kind there is nothing.
+        ImportError, ValueError: see `devices.backends.load_operators`.
+        NotImplementedError: a tensor is not strided.
     """
     flat = [part for value in (*args, *kwargs.values()) for part in (value if isinstance(value, list) else [value])]
     tensors = [part for part in flat if isinstance(part, torch.Tensor)]
@@ -68,10 +74,10 @@ def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
         operator, _, overload = name.partition(".")
         return getattr(getattr(ops, operator), overload or "default")(*args, **kwargs)
     for each in tensors:
-        if not _plain(each):
+        if not _is_strided(each):
             raise NotImplementedError(f"rec_sdk::{name} takes strided tensors, got one that is {each.layout}")
     kernel = _default_kernel(name, tensor.device.type)
-    # As below a kernel of C++: autograd sees nothing, and tensors of inference mode can be written.
+    # As in a C++ kernel: autograd records nothing, and tensors of inference mode can be written.
     guard = torch._C._AutoDispatchBelowADInplaceOrView()
     guard.__enter__()
     try:
@@ -79,10 +85,10 @@ def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(done, Write):
             return done
         to, at, rows, result = done
-        to[at] = rows  # the last instruction: see Write
+        to[at] = rows  # nothing may follow the write but the return, see `Write`
         return result
     except BaseException:
-        guard.__exit__(None, None, None)  # now, and not when the traceback goes
+        guard.__exit__(None, None, None)  # explicitly, since the traceback keeps the guard alive
         raise
 
 
@@ -91,20 +97,20 @@ for _name in OPERATORS:
 
 _HOST = torch.empty(0, device="cpu")
 _LARGE_OUTPUT = 4 << 20
-"""Bytes from which on the operator does more than torch.empty, which is quicker to call."""
+"""Least bytes of an output for which `ops.empty_output` reuses memory. For less, torch.empty is quicker to call."""
 
 
 def empty_output(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """An uninitialised output of a lookup, float32 `shape`.
+    """Returns an uninitialised float32 tensor for the output of a lookup.
 
-    A large one on the CPU takes over the memory of one that is gone: `torch_npu_ext/ops/output_memory.h`.
+    A large one on the CPU reuses the memory of a deleted output; see `torch_npu_ext/ops/output_memory.h`.
     """
     if device.type == "cpu" and 4 * shape[0] * shape[1] >= _LARGE_OUTPUT:
         return cast("torch.Tensor", ops.empty_output(_HOST, *shape))
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-# Without a frame of Python between caller and operator: they cost less, and `tbe.cache.update_journal` needs it.
+# Direct calls, without a Python frame between caller and operator: faster, and required by `tbe.cache.update_journal`.
 lookup_pooled: Callable[..., None] = ops.lookup_pooled.default._op
 lookup_sequence: Callable[..., torch.Tensor] = ops.lookup_sequence.default._op
 update_rows: Callable[..., None] = ops.update_rows.default._op

@@ -1,7 +1,7 @@
-"""The row record in Python: typed views of weight and states in a buffer of records.
+"""The record of a row in Python: typed views of weight and states in a buffer of records.
 
-The layout is that of `op_kernels/common/record.h`: weight, then state blocks at multiples of 4 bytes,
-records at multiples of 16.
+The layout is defined in `op_kernels/common/record.h`: the weight, then state blocks at multiples of 4 bytes. Records
+begin at multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import torch
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""The types of weights and states, by their numbers in the engine and the operators."""
+"""The dtypes of weights and states. The engine and the operators identify a dtype by its index here."""
 
 OVERFLOW = {
     dtype: limits.max * (1 + limits.eps / (4 - 2 * limits.eps))
     for dtype in WEIGHT_DTYPES
     for limits in [torch.finfo(dtype)]
 }
-"""The least number that rounds to infinity."""
+"""For each dtype, the least number that rounds to infinity."""
 
 
 def is_representable(dtype: torch.dtype, *numbers: float) -> bool:
-    """Whether numbers are finite ones of a data type in `WEIGHT_DTYPES`."""
+    """Returns whether all numbers are finite in `dtype`, one of `WEIGHT_DTYPES`."""
     return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # False for NaN
 
 
@@ -32,19 +32,19 @@ def _round_up(value: int, step: int) -> int:
 
 
 def dtype_codes(dtypes: Sequence[torch.dtype]) -> list[int]:
-    """As the engine and the operators name them."""
+    """Returns the index of each dtype in `WEIGHT_DTYPES`, by which the engine and the operators identify it."""
     return [WEIGHT_DTYPES.index(dtype) for dtype in dtypes]
 
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """Layout of one record.
+    """The layout of one record.
 
     Attributes:
-        dim: D, elements of the weight.
-        weight_dtype: its dtype.
-        state_elements: elements of each state block (D, or 1 when row-wise).
-        state_dtypes: of each state block; empty: all are float32.
+        dim: the number D of elements of the weight.
+        weight_dtype: the dtype of the weight.
+        state_elements: the number of elements of each state block: D, or 1 if row-wise.
+        state_dtypes: the dtype of each state block; empty: all are float32.
     """
 
     dim: int
@@ -53,11 +53,11 @@ class RecordLayout:
     state_dtypes: tuple[torch.dtype, ...] = ()
 
     def state_dtype(self, index: int) -> torch.dtype:
-        """The data type of one state block."""
+        """Returns the dtype of the state block number `index`."""
         return self.state_dtypes[index] if self.state_dtypes else torch.float32
 
     def state_offset(self, index: int) -> int:
-        """The first byte of a state block in a record; of the one behind the last, where the states end."""
+        """Returns the byte offset of the state block number `index`; for the number after the last, the end of all."""
         end = self.dim * self.weight_dtype.itemsize
         for before, elements in enumerate(self.state_elements[:index]):
             end = _round_up(end, 4) + elements * self.state_dtype(before).itemsize
@@ -65,15 +65,15 @@ class RecordLayout:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a record."""
+        """The size of a record in bytes."""
         return _round_up(self.state_offset(len(self.state_elements)), 16)
 
     def weight(self, records: torch.Tensor) -> torch.Tensor:
-        """View `[n, D]` of the weights in `records`, uint8 `[n, bytes]`."""
+        """Returns a view `[n, D]` of the weights in `records`, uint8 `[n, bytes]`."""
         return records.view(self.weight_dtype)[:, : self.dim]
 
     def state(self, records: torch.Tensor, index: int) -> torch.Tensor:
-        """View `[n, D]` or `[n, 1]`, in its dtype, of one state block in `records`."""
+        """Returns a view `[n, D]` or `[n, 1]` of the state block number `index` in `records`, uint8 `[n, bytes]`."""
         dtype = self.state_dtype(index)
         begin = self.state_offset(index) // dtype.itemsize
         return records.view(dtype)[:, begin : begin + self.state_elements[index]]

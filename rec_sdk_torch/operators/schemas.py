@@ -1,11 +1,10 @@
-"""The operators `torch.ops.rec_sdk.*`: their schemas, each with its fake kernel (shapes for tracing), and the library
-of their kernels, which declares nothing itself.
+"""Schemas of the operators `torch.ops.rec_sdk.*`, with a fake kernel each (shapes for tracing), and the kernel library.
 
-Shapes, dtypes and orders of summation: `op_kernels/<operator>/README.md`. All tensors of a call are on one device,
-except that the rows of a copy may be in pinned host memory where the cache is on CUDA.
+`op_kernels/<operator>/README.md` has shapes, dtypes and orders of summation. All tensors of a call are on one device;
+only the copied rows may be in pinned host memory if the cache is on CUDA.
 
-There is no autograd registration. The fused update changes the cache in place, so no gradient of it
-exists; the one gradient a lookup has, that of `per_sample_weights`, is the operator `pooled_weights_grad`.
+The operators have no autograd registration: the fused update changes the cache in place. The only gradient of a lookup,
+with respect to `per_sample_weights`, is the operator `pooled_weights_grad`.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ if not _PATH.exists():
 
 
 def load_kernels(path: Path) -> None:
-    """Loads a library of kernels for the operators that are declared here.
+    """Loads a shared library with kernels of the operators that this module declares.
 
     Raises:
-        OSError: it does not load with this torch.
+        OSError: the library does not load with this version of torch.
     """
     torch.ops.load_library(str(path))
 
@@ -57,20 +56,21 @@ _library.rec_sdk_coefficient_names.restype = ctypes.c_char_p
 
 
 def parallel_runner() -> tuple[int, int]:
-    """For `_engine.set_parallel_runner`: addresses of the functions that run work on torch's threads and count them."""
+    """Returns addresses for `_engine.set_parallel_runner`: of functions that run on, and count, torch's threads."""
     functions = _library.rec_sdk_run_pieces, _library.rec_sdk_thread_count
     runner, threads = (cast("int", ctypes.cast(function, ctypes.c_void_p).value) for function in functions)
     return runner, threads
 
 
 COEFFICIENTS = 16
-"""Width of a table's row of coefficients in `rec_sdk::update_rows`."""
+"""Columns of the coefficients, one row for each table, in `rec_sdk::update_rows`."""
 
 
 def coefficient_names(optimizer: str) -> list[str]:
-    """The names of the columns of `update_rows`' coefficients, from `[1]` on, for that name of an optimizer.
+    """Returns the names of the columns of `update_rows`' coefficients, from column 1 on, for an optimizer's name.
 
-    Raises ValueError when there is no optimizer of this name.
+    Raises:
+        ValueError: there is no optimizer of this name.
     """
     names: bytes | None = _library.rec_sdk_coefficient_names(optimizer.encode())
     if names is None:
@@ -79,15 +79,16 @@ def coefficient_names(optimizer: str) -> list[str]:
 
 
 def cpu_isa() -> str:
-    """The instruction set the CPU kernels use: "baseline", "x86_64_v3" or "x86_64_v4"."""
+    """Returns the instruction set that the CPU kernels use: "baseline", "x86_64_v3" or "x86_64_v4"."""
     name: bytes = _library.rec_sdk_cpu_isa()
     return name.decode()
 
 
 def select_cpu_isa(name: str = "") -> None:
-    """Uses the CPU kernels compiled for `name`; "" takes the best. The bits of every result stay the same.
+    """Selects the CPU kernels compiled for the instruction set `name`; "" selects the best one. Results do not change.
 
-    Raises ValueError when this build or machine lacks them.
+    Raises:
+        ValueError: this build or this machine does not support the instruction set.
     """
     if not _library.rec_sdk_select_cpu_isa(name.encode()):
         raise ValueError(f"no CPU kernels for {name!r} in this build or on this machine; in use: {cpu_isa()!r}")
@@ -95,13 +96,16 @@ def select_cpu_isa(name: str = "") -> None:
 
 library = torch.library.Library("rec_sdk", "FRAGMENT")
 OPERATORS: list[str] = []
-"""Names of the operators that need a kernel, overloads included."""
+"""Names of the operators that require a kernel, including overloads."""
 
 
 def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, ...]) -> None:
-    """Checks what the kernels of every device check, for calls with a meta tensor, which reach the fake kernel alone.
+    """Checks that all tensors are on one device, for calls with a meta tensor, which run the fake kernel only.
 
-    host_rows: the arguments that may be on the host where the others are on CUDA.
+    Args:
+        name: the name of the operator.
+        tensors: the arguments by name; other values than tensors and lists of tensors are ignored.
+        host_rows: names of arguments that may be on the host if the others are on CUDA.
 
     Raises:
         RuntimeError: a tensor is not on the device of the first one.
@@ -125,8 +129,9 @@ def _operator(schema: str, fake: Callable[..., torch.Tensor] | None = None, host
     """Declares an operator.
 
     Args:
-        schema: its name, arguments and results.
-        fake: makes the result for tracing, from the arguments by name; None: the operator only writes in place.
+        schema: the name, arguments and results of the operator.
+        fake: a function of the named arguments that returns an empty result for tracing; None: the operator only
+            writes in place.
         host_rows: see `_check_devices`.
     """
     name = schema.partition("(")[0]
@@ -146,7 +151,7 @@ def _empty_output(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return like.new_empty((rows, columns), dtype=torch.float32)
 
 
-# It computes nothing, so devices need no kernel of it.
+# A composite operator for all devices: it computes nothing, so no device needs a kernel.
 library.define("empty_output(Tensor like, int rows, int columns) -> Tensor")
 torch.library.register_fake("rec_sdk::empty_output", _empty_output, lib=library)
 library.impl("empty_output", _empty_output, "CompositeExplicitAutograd")

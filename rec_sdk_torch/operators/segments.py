@@ -1,20 +1,23 @@
-"""Rows with so many lookups in a batch that a device sums them in parts."""
+"""Hot segments: rows with so many lookups in a batch that a device sums their gradients in parts."""
 
 from __future__ import annotations
 
 import numpy as np
 
 HOT_LOOKUPS = 128
-"""Devices sum a row of more lookups in chunks of as many: `kHotLookups` of op_kernels/common/arguments.h."""
+"""A row with more lookups is summed in chunks of this size: `kHotLookups` of op_kernels/common/arguments.h."""
 HOT_SEGMENT_FIELDS = 4
 
 
 def hot_segments(segment_offsets: np.ndarray) -> np.ndarray:
-    """The `hot_segments` of `update_rows` and `accumulate_rows` for `segment_offsets`, int32 `[U + 1]`.
+    """Computes the argument `hot_segments` of `update_rows` and `accumulate_rows`.
+
+    Args:
+        segment_offsets: int32 `[U + 1]`, where the lookups of each row begin.
 
     Returns:
-        int32 `[H, 4]`, of each row with more than `HOT_LOOKUPS` lookups, ascending: the row, its first lookup, its
-        whole chunks of `HOT_LOOKUPS`, and those of the rows before it.
+        int32 `[H, 4]`, one line for each row with more than `HOT_LOOKUPS` lookups, ascending: the row, its first
+        lookup, its number of full chunks of `HOT_LOOKUPS`, and the number of chunks in the lines before.
     """
     lengths = np.diff(segment_offsets)
     rows = np.flatnonzero(lengths > HOT_LOOKUPS)

@@ -1,4 +1,4 @@
-"""Jagged tensors whose ids have a timestamp each, for tables that evict ids by age; and click labels of samples."""
+"""Jagged tensors with a timestamp for each id, for tables that evict ids by age; and click labels of samples."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Features = TypeVar("Features", bound=KeyedJaggedTensor)
 
 
 def _check(timestamps: torch.Tensor | None, values: torch.Tensor, **others: torch.Tensor | None) -> None:
-    for name, given in {"timestamps": timestamps, "values": values, **others}.items():
-        if not isinstance(given, (torch.Tensor, torch.fx.Proxy)) and (given is not None or name == "values"):
-            raise TypeError(f"{name} is {given!r}, expected a tensor")
+    for name, tensor in {"timestamps": timestamps, "values": values, **others}.items():
+        if not isinstance(tensor, (torch.Tensor, torch.fx.Proxy)) and (tensor is not None or name == "values"):
+            raise TypeError(f"{name} is {tensor!r}, expected a tensor")
     if timestamps is None:
         return
     if timestamps.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"timestamps are {timestamps.dtype}, expected torch.int32 or torch.int64")
     if timestamps.shape != values.shape:
         raise ValueError(
-            f"timestamps have shape {tuple(timestamps.shape)}, expected that of ids, {tuple(values.shape)}"
+            f"timestamps have shape {tuple(timestamps.shape)}, expected the shape of ids, {tuple(values.shape)}"
         )
 
 
@@ -34,9 +34,9 @@ class JaggedTensorWithTimestamp(JaggedTensor):
 
     Args:
         values: ids, int32 or int64 `[n]`.
-        weights: float `[n]`, or None.
-        lengths, offsets: integers `[B]` and `[B + 1]`, of which one is enough.
-        timestamps: of each id, int32 or int64 `[n]`, seconds; None for none.
+        weights: float `[n]`; None: no weights.
+        lengths, offsets: integers `[B]` and `[B + 1]`; one of them is enough.
+        timestamps: the time of each id in seconds, int32 or int64 `[n]`; None: no timestamps.
 
     Example:
         >>> import torch
@@ -54,9 +54,10 @@ class JaggedTensorWithTimestamp(JaggedTensor):
         offsets: torch.Tensor | None = None,
         timestamps: torch.Tensor | None = None,
     ) -> None:
-        """
+        """Creates a jagged tensor; see the class for the arguments.
+
         Raises:
-            ValueError, TypeError: timestamps that are not one integer per id; a part that is no tensor.
+            ValueError, TypeError: timestamps are not one integer per id, or an argument is not a tensor.
         """
         _check(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(values, weights, lengths, offsets)
@@ -64,11 +65,11 @@ class JaggedTensorWithTimestamp(JaggedTensor):
 
     @property
     def timestamps(self) -> torch.Tensor | None:
-        """The time of each id, `[n]`."""
+        """The timestamp of each id in seconds, `[n]`; None: no timestamps."""
         return self._timestamps
 
     def to(self, device: torch.device, non_blocking: bool = False) -> JaggedTensorWithTimestamp:
-        """Copied to `device`."""
+        """Returns a copy on `device`, with timestamps."""
         plain = super().to(device, non_blocking)
         timestamps = self._timestamps
         if timestamps is not None:
@@ -78,16 +79,17 @@ class JaggedTensorWithTimestamp(JaggedTensor):
         )
 
     def record_stream(self, stream: Any) -> None:
-        """Its memory is used on `stream`."""
+        """Marks the memory as used on `stream`; see `torch.Tensor.record_stream`."""
         super().record_stream(stream)
         if self._timestamps is not None:
             self._timestamps.record_stream(stream)
 
 
 class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
-    """A KeyedJaggedTensor of ids, each with a timestamp in seconds, int64 `[n]`; its samples may have click labels.
+    """A KeyedJaggedTensor of ids, each with a timestamp in seconds; its samples may have click labels.
 
-    Parts and copies of it (`to`, `pin_memory`, `split`, `permute`, `[key]`) have them too.
+    Parts and copies (`to`, `pin_memory`, `split`, `permute`, `[key]`) keep the timestamps; all but `[key]` also keep
+    the click labels.
 
     Example:
         >>> import torch
@@ -115,15 +117,16 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
         click_labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> None:
-        """
+        """Creates a keyed jagged tensor.
+
         Args:
-            keys, values, weights, lengths, offsets, args, kwargs: as a KeyedJaggedTensor's.
-            timestamps: of each id, int32 or int64 `[n]`, seconds.
-            click_labels: how often each sample was clicked, whole numbers `[B]`; negative ones are no click.
+            keys, values, weights, lengths, offsets, args, kwargs: see TorchRec's KeyedJaggedTensor.
+            timestamps: the time of each id in seconds, int32 or int64 `[n]`; None: no timestamps.
+            click_labels: how often each sample was clicked, whole numbers `[B]`; a negative number means no click.
 
         Raises:
-            ValueError, TypeError: timestamps that are not one integer per id; labels that are not one per sample; a
-                part that is no tensor.
+            ValueError, TypeError: timestamps are not one integer per id, labels are not one whole number per sample, or
+                an argument is not a tensor.
         """
         _check(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(keys, values, weights, lengths, offsets, *args, **kwargs)
@@ -134,70 +137,70 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
 
     @property
     def timestamps(self) -> torch.Tensor | None:
-        """The time of each id, `[n]`."""
+        """The timestamp of each id in seconds, `[n]`; None: no timestamps."""
         return self._timestamps
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensorWithTimestamp:
-        """Joins a `JaggedTensorWithTimestamp` per key.
+        """Joins the jagged tensors of a dict, by key, to one keyed jagged tensor.
 
         Raises:
-            ValueError: some have timestamps and some have none.
+            ValueError: some of them have timestamps and some have not.
         """
         stamps = [getattr(jagged, "timestamps", None) for jagged in jt_dict.values()]
         if any(stamp is None for stamp in stamps) and any(stamp is not None for stamp in stamps):
             lacking = [key for key, stamp in zip(jt_dict, stamps, strict=True) if stamp is None]
             raise ValueError(f"keys {lacking} have no timestamps, the others have")
         plain = KeyedJaggedTensor.from_jt_dict(dict(jt_dict))
-        given = [stamp for stamp in stamps if stamp is not None]
-        return _like(plain, torch.cat(given) if given else None, None)
+        present = [stamp for stamp in stamps if stamp is not None]
+        return _with_extras(plain, torch.cat(present) if present else None, None)
 
     def to(self, device: torch.device, non_blocking: bool = False, dtype: Any = None) -> KeyedJaggedTensorWithTimestamp:
-        """Copied to `device`."""
+        """Returns a copy on `device`, with timestamps and click labels."""
         extras = (_moved(extra, device, non_blocking) for extra in (self._timestamps, self._click_labels))
-        return _like(super().to(device, non_blocking, dtype), *extras)
+        return _with_extras(super().to(device, non_blocking, dtype), *extras)
 
     def pin_memory(self) -> KeyedJaggedTensorWithTimestamp:
-        """Copied to page-locked memory."""
+        """Returns a copy in page-locked memory, with timestamps and click labels."""
         extras = (None if extra is None else extra.pin_memory() for extra in (self._timestamps, self._click_labels))
-        return _like(super().pin_memory(), *extras)
+        return _with_extras(super().pin_memory(), *extras)
 
     def record_stream(self, stream: Any) -> None:
-        """Its memory is used on `stream`."""
+        """Marks the memory as used on `stream`; see `torch.Tensor.record_stream`."""
         super().record_stream(stream)
         for extra in (self._timestamps, self._click_labels):
             if extra is not None and extra.device.type != "cpu":
                 extra.record_stream(stream)
 
     def split(self, segments: list[int]) -> list[KeyedJaggedTensor]:
-        """Runs of so many keys each."""
+        """Splits the keys into consecutive parts of these numbers of keys."""
         borders = self.offset_per_key()
         parts: list[KeyedJaggedTensor] = []
         first = 0
         for part, segment in zip(super().split(segments), segments, strict=True):
             begin, end = borders[first], borders[first + segment]
             stamps = None if self._timestamps is None else self._timestamps[begin:end]
-            parts.append(_like(part, stamps, self._click_labels))
+            parts.append(_with_extras(part, stamps, self._click_labels))
             first += segment
         return parts
 
     def permute(self, indices: list[int], indices_tensor: torch.Tensor | None = None) -> KeyedJaggedTensor:
-        """The keys at `indices`, in this order."""
+        """Returns the keys at `indices`, in this order."""
         stamps, borders = self._timestamps, self.offset_per_key()
         if stamps is not None:
             parts = [stamps[borders[index] : borders[index + 1]] for index in indices]
             stamps = torch.cat(parts) if parts else stamps[:0]
-        return _like(super().permute(indices, indices_tensor), stamps, self._click_labels)
+        return _with_extras(super().permute(indices, indices_tensor), stamps, self._click_labels)
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
-        """With flat lengths."""
-        return _like(super().flatten_lengths(), self._timestamps, self._click_labels)
+        """Returns a copy whose lengths have one dimension."""
+        return _with_extras(super().flatten_lengths(), self._timestamps, self._click_labels)
 
     def __getitem__(self, key: str) -> JaggedTensorWithTimestamp:
         return self._of_key(key, super().__getitem__(key))
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """The jagged tensor of each key."""
+        """Returns the jagged tensor of each key, by key."""
         plain = super().to_dict(compute_offsets)
         return {key: self._of_key(key, jagged) for key, jagged in plain.items()}
 
@@ -213,10 +216,10 @@ def _moved(extra: torch.Tensor | None, device: torch.device, non_blocking: bool)
     return None if extra is None else extra.to(device, non_blocking=non_blocking)
 
 
-def _like(
+def _with_extras(
     plain: KeyedJaggedTensor, timestamps: torch.Tensor | None, labels: torch.Tensor | None
 ) -> KeyedJaggedTensorWithTimestamp:
-    """`plain` with these."""
+    """Returns a copy of `plain` with timestamps and click labels."""
     result = KeyedJaggedTensorWithTimestamp.__new__(KeyedJaggedTensorWithTimestamp)
     result.__dict__.update(plain.__dict__)
     result._jt_dict = None
@@ -225,17 +228,20 @@ def _like(
 
 
 def with_click_labels(features: Features, click_labels: torch.Tensor) -> Features:
-    """`features` itself, which from now on knows how often each of its samples was clicked.
+    """Attaches click labels to a batch: how often each of its samples was clicked.
 
-    A copy of a plain KeyedJaggedTensor (`to`, `pin_memory`) does not know it; one of a
-    `KeyedJaggedTensorWithTimestamp` does. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
+    Copies of a plain KeyedJaggedTensor (`to`, `pin_memory`) lose the labels; copies of a
+    `KeyedJaggedTensorWithTimestamp` keep them. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
 
     Args:
-        features: a batch of B samples.
-        click_labels: whole numbers up to 2**31 - 1 `[B]`, or `[B, 1]`; negative is no click.
+        features: a batch of B samples; changed in place.
+        click_labels: whole numbers up to 2**31 - 1, `[B]` or `[B, 1]`; a negative number means no click.
+
+    Returns:
+        `features` itself.
 
     Raises:
-        TypeError, ValueError: labels that are not one whole number per sample, or one that int32 does not have.
+        TypeError, ValueError: labels are not one whole number per sample, or one exceeds int32.
 
     Example:
         >>> import torch
@@ -255,18 +261,18 @@ def with_click_labels(features: Features, click_labels: torch.Tensor) -> Feature
         )
     labels = click_labels.flatten()
     if labels.dtype not in _NARROW:
-        whole = labels.double() if labels.is_floating_point() else labels
-        labels = torch.from_numpy(cast_in_range("click_labels", whole.cpu().numpy(), np.int32, None)).to(labels.device)
+        exact = labels.double() if labels.is_floating_point() else labels
+        labels = torch.from_numpy(cast_in_range("click_labels", exact.cpu().numpy(), np.int32, None)).to(labels.device)
     features._click_labels = labels.to(torch.int32)
     return features
 
 
 _NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
-"""Data types whose values int32 has."""
+"""Dtypes whose values all fit into int32."""
 
 
 def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
-    """The label of each id's sample, int32 `[n]`; None if the batch has no labels."""
+    """Returns the click label of each id's sample, int32 `[n]`; None if the batch has no labels."""
     labels: torch.Tensor | None = getattr(features, "_click_labels", None)
     if labels is None:
         return None
@@ -277,7 +283,7 @@ def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
 
 
 def timestamps_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
-    """The time of each id, `[n]`; None if the batch has none."""
+    """Returns the timestamp of each id, `[n]`; None if the batch has no timestamps."""
     stamps: torch.Tensor | None = getattr(features, "_timestamps", None)
     return stamps
 
@@ -303,7 +309,7 @@ def _unflatten(parts: Iterable[Any], context: Any) -> KeyedJaggedTensorWithTimes
     plain = KeyedJaggedTensor(
         keys, values, weights, lengths, offsets, stride, stride_per_key_per_rank=per_rank, inverse_indices=inverse
     )
-    return _like(plain, timestamps, labels)
+    return _with_extras(plain, timestamps, labels)
 
 
 register_pytree_node(

@@ -1,11 +1,11 @@
-"""The operators in plain torch, for devices whose backend has no kernel for them. Any device, slow, the kernels' bits.
+"""Default kernels: the operators in plain torch, slow, for devices whose backend has no kernel for them.
 
-Every sum has the order that the kernels document, and every formula rounds where theirs do, so that the bits are those
-of the CPU, where torch's own `+ - * /` on the device round as IEEE says, and it has float64 (for square roots). They
-also look at the contents of index tensors, which waits for the device.
+Every sum has the order that the kernels document, and every formula rounds where the kernels round. The results have
+the bits of the CPU kernels on devices whose `+ - * /` round as IEEE 754 requires and that have float64 (for square
+roots). The default kernels also check the contents of index tensors, for which the host waits for the device.
 
-`KERNELS` has an operator's function by its name, with the parameters of its schema. One that must not run twice does
-not write, but returns what is to be written (`write.py`).
+`KERNELS` has the function of each operator by name, with the parameters of its schema. An operator that must not run
+twice does not write its result, but returns it as a `Write`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Argument checks, as those of `torch_npu_ext/ops`, with the same messages: types, shapes, strides and devices, and the
-contents of index tensors, as on the CPU.
-"""
+"""Argument checks with the messages of `torch_npu_ext/ops`: types, shapes, strides, devices, contents of indices."""
 
 from __future__ import annotations
 
@@ -27,16 +25,16 @@ _NAMES = {
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """As C++ names it."""
+    """Returns the name of a dtype in C++ messages, such as "Float"."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 class Checker:
-    """The checks of one call. A check that fails raises RuntimeError, which names the operator and the argument.
+    """The argument checks of one operator call. A failed check raises RuntimeError with operator and argument.
 
     Attributes:
-        operator: its name.
-        device: of the first argument, on which all are.
+        operator: the name of the operator.
+        device: the device of the first argument, on which all tensors must be.
     """
 
     def __init__(self, operator: str, reference: torch.Tensor) -> None:
@@ -52,7 +50,7 @@ class Checker:
         self.require(tensor.dim() == rank, f"{name} must have {rank} dimension(s), got {tensor.dim()}")
 
     def tensor(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, rank: int) -> None:
-        """Type, rank and device."""
+        """Checks the type, rank and device of a tensor."""
         self.type_and_rank(name, tensor, dtype, rank)
         self.require(tensor.device == self.device, f"{name} must be on the device of the first argument")
 
@@ -60,14 +58,14 @@ class Checker:
         self.require(tensor.is_contiguous(), f"{name} must be contiguous; call .contiguous() on it")
 
     def vector(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int | None = None) -> None:
-        """A contiguous vector, of any size when None."""
+        """Checks that a tensor is a contiguous vector of `size` elements; None: of any size."""
         self.tensor(name, tensor, dtype, 1)
         found = tensor.shape[0]
         self.require(size is None or found == size, f"{name} must have {size} element(s), got {found}")
         self.contiguous(name, tensor)
 
     def matrix(self, name: str, tensor: torch.Tensor) -> None:
-        """A float32 matrix whose rows are contiguous. One without elements may have any strides."""
+        """Checks that a tensor is a float32 matrix with contiguous rows; without elements, any strides are allowed."""
         self.tensor(name, tensor, torch.float32, 2)
         if tensor.numel():
             self._row_strides(name, tensor)
@@ -79,7 +77,7 @@ class Checker:
         self.require(rows <= 1 or down >= columns, enough)
 
     def storage_dtype(self, name: str, dtype: torch.dtype) -> None:
-        """One of weights."""
+        """Checks that a dtype is one in which weights can be stored."""
         good = dtype in (torch.float32, torch.float16, torch.bfloat16)
         self.require(good, f"{name} must be of Float, Half or BFloat16, got {type_name(dtype)}")
 
@@ -93,7 +91,7 @@ class Checker:
     def bags(
         self, offsets: torch.Tensor, columns: torch.Tensor, mean: torch.Tensor, first_bag: int, batch_size: int
     ) -> None:
-        """The bags of a pooled lookup; `batch_size` is how many each feature has."""
+        """Checks the arguments that describe the bags of a pooled lookup; each feature has `batch_size` bags."""
         self.vector("offsets", offsets, torch.int64)
         self.require(offsets.shape[0] >= 1, "offsets must have bags + 1 elements, got none")
         self.vector("columns", columns, torch.int64)
@@ -109,12 +107,12 @@ class Checker:
         )
 
     def require_none(self, bad: torch.Tensor, message: Callable[[int], str]) -> None:
-        """The message says what is wrong at the first index where `bad`, bool `[n]`, is true."""
+        """Raises if an element of `bad`, bool `[n]`, is True; `message` makes the text from the first such index."""
         if bool(bad.any()):
             self.require(False, message(int(bad.nonzero()[0, 0])))
 
     def indices(self, name: str, values: torch.Tensor, limit: int) -> torch.Tensor:
-        """`values`, int32 `[n]`, as int64: each in `[0, limit)`."""
+        """Checks that all `values`, int32 `[n]`, are in `[0, limit)`; returns them as int64."""
         wide = values.long()
         self.require_none(
             (wide < 0) | (wide >= limit),
@@ -123,7 +121,7 @@ class Checker:
         return wide
 
     def offsets(self, name: str, offsets: torch.Tensor, end: int) -> torch.Tensor:
-        """`offsets`, `[n + 1]`, as int64: they start at 0, do not decrease, and end at `end`."""
+        """Checks that `offsets`, `[n + 1]`, start at 0, do not decrease, and end at `end`; returns them as int64."""
         wide = offsets.long()
         self.require(int(wide[0]) == 0, f"{name} must start at 0, got {int(wide[0])}")
         self.require_none(
@@ -134,7 +132,11 @@ class Checker:
         return wide
 
     def slices(self, columns: torch.Tensor, dim: int, width: int) -> list[int]:
-        """`columns`, int64 `[features]`, as ints: each begins a slice of `dim` in `width` columns."""
+        """Checks that a slice of `dim` columns from each of `columns`, int64 `[features]`, lies in `width` columns.
+
+        Returns:
+            `columns` as ints.
+        """
         starts: list[int] = columns.tolist()
         for index, column in enumerate(starts):
             self.require(
@@ -147,7 +149,10 @@ class Checker:
     def indices_by_source(
         self, name: str, values: torch.Tensor, source: torch.Tensor | None, limits: Sequence[int]
     ) -> torch.Tensor:
-        """`values`, int32 `[n]`, as int64: each in `[0, limits[source])`, or below the only limit."""
+        """Checks that each of `values`, int32 `[n]`, is in `[0, limits[source])`; returns them as int64.
+
+        Without `source`, `limits` has one element, which is the limit of all values.
+        """
         if source is None:
             return self.indices(name, values, limits[0])
         wide = values.long()

@@ -1,4 +1,4 @@
-"""The aggregated gradient of each row, which update_rows and accumulate_rows share; and accumulate_rows."""
+"""The sum of each row's gradients, for update_rows and accumulate_rows; and the kernel of accumulate_rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _Optional = torch.Tensor | None
 
 
 class Gradients:
-    """The lookups of a batch, by the rows that they hit: arguments as in op_kernels/update_rows/README.md.
+    """The gradients of a batch's lookups, grouped by row: arguments as in op_kernels/update_rows/README.md.
 
     Attributes:
-        slots: int64 `[U]` of the rows.
+        slots: int64 `[U]`, the cache slot of each row; set by `check_contents`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Gradients:
         self._index_tensors = unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments
 
     def check_contents(self, check: Checker, slots: int) -> None:
-        """Checks that indices are in range, and the slots below `slots`."""
+        """Checks that all indices are in range, and that cache slots are below `slots`."""
         unique_slots, segment_offsets, grad_row, grad_source, grad_column, hot_segments = self._index_tensors
         self._offsets = check.offsets("segment_offsets", segment_offsets, grad_row.shape[0])
         if hot_segments is not None:
@@ -74,7 +74,7 @@ class Gradients:
             self._column = check.indices_by_source("grad_column", grad_column, self._source, begins)
 
     def sums(self) -> torch.Tensor:
-        """float32 `[U, D]`: the scaled gradients of each row's lookups, summed; contents are checked before."""
+        """Sums the scaled gradients of each row's lookups, float32 `[U, D]`. `check_contents` must be called before."""
         terms = self._terms()
         if self._scale is not None:
             terms = self._scale[:, None] * terms
@@ -101,34 +101,34 @@ class Gradients:
 
 
 def check_gradients(check: Checker, grads: list[torch.Tensor]) -> None:
-    """Checks that there is one at least, and that all are matrices of float32."""
+    """Checks that `grads` has at least one element, and only float32 matrices."""
     check.require(len(grads) > 0, "grads must have at least one gradient, got none")
     for i, grad in enumerate(grads):
         check.matrix(f"grads[{i}]", grad)
 
 
-def _check_hot_segments(check: Checker, offsets: list[int], given: list[list[int]]) -> None:
-    """They must be those of the offsets, although nothing here needs them."""
+def _check_hot_segments(check: Checker, offsets: list[int], segments: list[list[int]]) -> None:
+    """Checks that `hot_segments` fits the offsets, as other kernels require; nothing here uses it."""
     found = chunks = 0
     for row, (first, end) in enumerate(itertools.pairwise(offsets)):
         if end - first <= HOT_LOOKUPS:
             continue
         check.require(
-            found < len(given),
+            found < len(segments),
             f"hot_segments must have every segment of more than {HOT_LOOKUPS} lookups, or be None; that of row {row} "
             "is missing",
         )
         wanted = [row, first, (end - first) // HOT_LOOKUPS, chunks]
-        text = ["{}, {}, {}, {}".format(*numbers) for numbers in (wanted, given[found])]
+        text = ["{}, {}, {}, {}".format(*numbers) for numbers in (wanted, segments[found])]
         check.require(
-            given[found] == wanted,
+            segments[found] == wanted,
             f"hot_segments must be (row, first lookup, chunks, chunks before): {text[0]} at index {found}, got "
             f"{text[1]}",
         )
         found, chunks = found + 1, chunks + wanted[2]
     check.require(
-        found == len(given),
-        f"hot_segments must have the {found} segments of more than {HOT_LOOKUPS} lookups, got {len(given)}",
+        found == len(segments),
+        f"hot_segments must have the {found} segments of more than {HOT_LOOKUPS} lookups, got {len(segments)}",
     )
 
 
@@ -143,7 +143,7 @@ def accumulate_rows(
     scale: _Optional,
     hot_segments: _Optional = None,
 ) -> Write:
-    """op_kernels/accumulate_rows/README.md."""
+    """Adds gradients to accumulation buffers; see op_kernels/accumulate_rows/README.md."""
     check = Checker("accumulate_rows", pending)
     check_gradients(check, grads)
     check.tensor("pending", pending, torch.float32, 2)
@@ -160,7 +160,7 @@ def accumulate_rows(
 
 
 def _two_sum(before: torch.Tensor, compensation: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum and its compensation: Knuth's two-sum, renormalised."""
+    """Adds `g` to a compensated sum; returns the new sum and compensation (Knuth's two-sum, renormalised)."""
     total = before + g
     virtual = total - before
     compensation = compensation + ((before - (total - virtual)) + (g - virtual))

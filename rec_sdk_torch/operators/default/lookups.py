@@ -1,4 +1,4 @@
-"""lookup_sequence, lookup_pooled, and the gradient of the weights of the latter."""
+"""The kernels of lookup_sequence, lookup_pooled and pooled_weights_grad."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sums import lane_sums, list_positions, segment_sums
 
 
 def lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """op_kernels/lookup_sequence/README.md."""
+    """Reads the row of each lookup; see op_kernels/lookup_sequence/README.md."""
     check = Checker("lookup_sequence", weights)
     check.tensor("weights", weights, weights.dtype, 2)
     check.tensor("slots", slots, torch.int32, 1)
@@ -34,7 +34,7 @@ def lookup_pooled(
     first_bag: int,
     out: torch.Tensor,
 ) -> None:
-    """op_kernels/lookup_pooled/README.md."""
+    """Pools the rows of each bag into `out`; see op_kernels/lookup_pooled/README.md."""
     check = Checker("lookup_pooled", weights)
     check.weights(weights)
     check.vector("slots", slots, torch.int32)
@@ -43,11 +43,11 @@ def lookup_pooled(
 
 
 class PooledArguments(NamedTuple):
-    """The bags of a pooled lookup, as its schema has them, and where they go.
+    """The arguments of a pooled lookup that describe its bags and its output, named as in the schema.
 
     Attributes:
-        lookups: how many.
-        dim: columns of a row.
+        lookups: the number of lookups.
+        dim: the number of columns of a row.
     """
 
     lookups: int
@@ -60,7 +60,7 @@ class PooledArguments(NamedTuple):
     out: torch.Tensor
 
     def check(self, check: Checker) -> tuple[torch.Tensor, list[int]]:
-        """The offsets as int64, and the first column of each feature."""
+        """Checks the arguments; returns the offsets as int64, and the first output column of each feature."""
         if self.per_sample_weights is not None:
             check.vector("per_sample_weights", self.per_sample_weights, torch.float32, self.lookups)
         check.matrix("out", self.out)
@@ -70,7 +70,7 @@ class PooledArguments(NamedTuple):
 
 
 def pool(arguments: PooledArguments, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
-    """Writes the bags of `terms`, float32 `[lookups, dim]`, to their columns."""
+    """Pools `terms`, float32 `[lookups, dim]`, by bag, and writes each bag to its row and columns of `out`."""
     (ends, starts), dim, mean, first_bag, out = (
         checked,
         arguments.dim,
@@ -92,7 +92,7 @@ def pool(arguments: PooledArguments, checked: tuple[torch.Tensor, list[int]], te
 
 
 def _divisors(bags: torch.Tensor, lengths: torch.Tensor, mean: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """float32 `[bags]`: the length of a bag whose feature takes the mean, and is not empty; else 1."""
+    """Returns the divisor of each bag, float32 `[bags]`: its length if pooled by mean and not empty, else 1."""
     if len(bags) == 0:
         return lengths.float()
     divides = mean[bags // batch_size] & (lengths > 0)
@@ -107,7 +107,7 @@ def pooled_weights_grad(
     columns: torch.Tensor,
     mean: torch.Tensor,
 ) -> torch.Tensor:
-    """op_kernels/pooled_weights_grad/README.md."""
+    """Computes the gradient of per-sample weights; see op_kernels/pooled_weights_grad/README.md."""
     check = Checker("pooled_weights_grad", weights)
     check.tensor("slots", slots, torch.int32, 1)
     check.weights(weights)

@@ -1,4 +1,4 @@
-"""Records out of and into a cache: gather_rows, scatter_rows, swap_rows."""
+"""The kernels that copy records out of and into a cache: gather_rows, scatter_rows, swap_rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _records(check: Checker, cache: torch.Tensor) -> None:
 
 
 def _packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, count: int) -> None:
-    """Records side by side, which on CUDA may be in pinned host memory."""
+    """Checks `count` contiguous records, which may be in pinned host memory if the cache is on CUDA."""
     check.type_and_rank(name, rows, torch.uint8, 2)
     near = rows.device == cache.device or (cache.is_cuda and rows.is_pinned())
     check.require(near, f"{name} must be on the device of the first argument, or for CUDA in pinned host memory")
@@ -24,7 +24,7 @@ def _packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, 
 
 
 def gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """op_kernels/gather_rows/README.md."""
+    """Copies records out of the cache; see op_kernels/gather_rows/README.md."""
     check = Checker("gather_rows", cache)
     _records(check, cache)
     check.vector("slots", slots, torch.int32)
@@ -32,7 +32,7 @@ def gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
-    """`gather_rows` into `out`."""
+    """Copies records out of the cache into `out`; see op_kernels/gather_rows/README.md."""
     check = Checker("gather_rows", cache)
     _records(check, cache)
     check.vector("slots", slots, torch.int32)
@@ -41,12 +41,12 @@ def gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tens
 
 
 def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
-    """op_kernels/scatter_rows/README.md."""
+    """Copies records into the cache; see op_kernels/scatter_rows/README.md."""
     return scatter(Checker("scatter_rows", cache), cache, slots, rows)
 
 
 def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
-    """`scatter_rows`, of other operators too."""
+    """Copies records into the cache like `scatter_rows`, for any operator; `check` names it in errors."""
     _records(check, cache)
     check.vector("slots", slots, torch.int32)
     _packed(check, cache, "rows", rows, slots.shape[0])
@@ -56,7 +56,7 @@ def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torc
 def swap_rows(
     cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
 ) -> Write:
-    """op_kernels/swap_rows/README.md."""
+    """Copies victims out of the cache, and records into it; see op_kernels/swap_rows/README.md."""
     return swap(Checker("swap_rows", cache), cache, slots, places, rows, leaving)
 
 
@@ -68,7 +68,7 @@ def swap(
     rows: torch.Tensor,
     leaving: torch.Tensor,
 ) -> Write:
-    """`swap_rows`, of other operators too: the rows that leave are out, the others are still to be written."""
+    """Copies the victims to `leaving`, and returns the write of the new records, for any operator that swaps."""
     _records(check, cache)
     check.vector("slots", slots, torch.int32)
     count = slots.shape[0]
@@ -84,7 +84,7 @@ def swap(
 
 
 def _check_places(check: Checker, places: torch.Tensor, leaving: int) -> None:
-    """The rows that leave are numbered in the order of their slots."""
+    """Checks that `places` numbers the victims 0, 1, ... in the order of their slots, with -1 for other slots."""
     leaves = (places >= 0).long()
     expected = leaves.cumsum(0) - leaves
     check.require_none(

@@ -1,4 +1,4 @@
-"""float32 to 16 bits, as op_kernels/common/convert.h and rounding.h do it: to nearest even, or stochastically."""
+"""Rounding of float32 to 16 bits, to nearest even or stochastic, as in op_kernels/common/convert.h and rounding.h."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _INFINITY = 0x7F800000
 
 
 def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Tensor:
-    """For each column of rows, a number below 2^32 whose upper 16 bits are for use.
+    """Generates a random number below 2^32 for each element of rows; only the upper 16 bits are random enough to use.
 
     Args:
-        ids: int64 `[n]`, of the rows.
-        seeds: int64 `[n]`, of their tables in this update.
-        dim: columns.
+        ids: the id of each row, int64 `[n]`.
+        seeds: the seed of each row's table in this update, int64 `[n]`.
+        dim: the number of columns.
 
     Returns:
         int64 `[n, dim]`.
@@ -29,9 +29,10 @@ def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Te
 
 
 def round_to(values: torch.Tensor, dtype: torch.dtype, random: torch.Tensor | None = None) -> torch.Tensor:
-    """float32 `values` in `dtype`: to nearest even, or up or down by the numbers of `random_numbers`.
+    """Rounds float32 `values` to `dtype`: to nearest even or, with numbers of `random_numbers`, stochastically.
 
-    Stochastically, magnitudes beyond the largest finite number round to nearest. A NaN becomes the kernels' one.
+    Stochastic rounding rounds magnitudes beyond the largest finite number to nearest. A NaN becomes the same NaN as in
+    the kernels.
     """
     if dtype == torch.float32:
         return values
@@ -57,7 +58,7 @@ def _bfloat16(values: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
 def _float16(values: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     bits = _bits(values)
     magnitude = bits & 0x7FFFFFFF
-    small = magnitude < 113 << 23  # subnormal, in units of 2^-37; what is below them is cut off
+    small = magnitude < 113 << 23  # subnormal in float16: counted in units of 2^-37, smaller parts are cut off
     units = (values.abs().masked_fill(~small, 0) * 2.0**37).long()
     rounded = (torch.where(small, units, magnitude - (112 << 23)) + (random >> 19)) >> 13
     infinite = torch.where(magnitude < 0x477FF000, 0x7BFF, 0x7C00)

@@ -1,4 +1,4 @@
-"""Sums in the order of `op_kernels/common/aggregate.h`, so that they have the kernels' bits."""
+"""Sums in the order of `op_kernels/common/aggregate.h`, so that they have the bits of the kernels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ LANES = 16
 
 
 def list_positions(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The list of each item, and its place there, for lists of `counts` items, int64 `[n]`, one behind the other."""
+    """Returns, for each item of consecutive lists, the index of its list and its position in the list.
+
+    Args:
+        counts: the length of each list, int64 `[n]`.
+    """
     lists = torch.repeat_interleave(counts)
     starts = counts.cumsum(0) - counts
     return lists, torch.arange(len(lists), device=counts.device) - starts[lists]
 
 
 def segment_sums(terms: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The sum of each segment's rows: one after the other in blocks of 32, and block sums pairwise.
+    """Sums the rows of each segment: sequentially in blocks of 32, and then the block sums pairwise.
 
     Args:
         terms: float32 `[n, D]`.
@@ -47,7 +51,7 @@ def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
 
 
 def _pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Left plus right; the last of an odd number stays as it is. So does a binary counter, whose carries are these."""
+    """Adds neighbouring sums of each segment; the last of an odd number stays. Same order as the kernels' counter."""
     halved = (counts + 1) // 2
     segment, place = list_positions(halved)
     left = (counts.cumsum(0) - counts)[segment] + 2 * place
@@ -58,7 +62,7 @@ def _pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def lane_sums(terms: torch.Tensor) -> torch.Tensor:
-    """The sum of each row of `[n, D]`, `[n, 1]`: in 16 lanes, lane l of columns l, l + 16, ...; then half by half."""
+    """Sums each row of `[n, D]` to `[n, 1]`: in 16 lanes (lane l sums columns l, l + 16, ...), then lanes in halves."""
     lanes = terms.new_zeros((terms.shape[0], LANES))
     for begin in range(0, terms.shape[1], LANES):
         part = terms[:, begin : begin + LANES]

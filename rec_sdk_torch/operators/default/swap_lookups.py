@@ -1,4 +1,4 @@
-"""swap_lookup_sequence and swap_lookup_pooled: a swap, and lookups in the cache as it leaves it."""
+"""The kernels of swap_lookup_sequence and swap_lookup_pooled: a swap, and then lookups in the cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def swap_lookup_sequence(
     lookup_slots: torch.Tensor,
     origins: torch.Tensor,
 ) -> Write:
-    """op_kernels/swap_lookup_sequence/README.md."""
+    """Swaps rows, and reads the row of each lookup; see op_kernels/swap_lookup_sequence/README.md."""
     check = Checker("swap_lookup_sequence", cache)
     _check_dim(check, cache, dim, weight_dtype)
-    arrivals = _check_lookups(check, cache, slots, lookup_slots, origins)
+    new_rows = _check_lookups(check, cache, slots, lookup_slots, origins)
     write = _swap(check, cache, slots, places, rows, leaving)
-    looked_up = _rows(cache, rows, dim, weight_dtype, lookup_slots, arrivals)
+    looked_up = _rows(cache, rows, dim, weight_dtype, lookup_slots, new_rows)
     return write._replace(result=looked_up)
 
 
@@ -49,14 +49,14 @@ def swap_lookup_pooled(
     first_bag: int,
     out: torch.Tensor,
 ) -> Write:
-    """op_kernels/swap_lookup_pooled/README.md."""
+    """Swaps rows, and pools the rows of each bag into `out`; see op_kernels/swap_lookup_pooled/README.md."""
     check = Checker("swap_lookup_pooled", cache)
     _check_dim(check, cache, dim, weight_dtype)
-    arrivals = _check_lookups(check, cache, slots, lookup_slots, origins)
+    new_rows = _check_lookups(check, cache, slots, lookup_slots, origins)
     bags = PooledArguments(lookup_slots.shape[0], dim, offsets, per_sample_weights, columns, mean, first_bag, out)
     checked = bags.check(check)
     write = _swap(check, cache, slots, places, rows, leaving)
-    pool(bags, checked, _rows(cache, rows, dim, weight_dtype, lookup_slots, arrivals))
+    pool(bags, checked, _rows(cache, rows, dim, weight_dtype, lookup_slots, new_rows))
     return write
 
 
@@ -78,22 +78,25 @@ def _check_lookups(
     lookup_slots: torch.Tensor,
     origins: torch.Tensor,
 ) -> torch.Tensor:
-    """The place of each lookup's row among those that come, int64 `[N]`; negative where it is in the cache."""
+    """Checks the lookups; returns the index of each lookup's row among the swapped-in rows, int64 `[N]`.
+
+    The index is negative for a row that is in the cache already.
+    """
     check.vector("slots", slots, torch.int32)
     check.vector("lookup_slots", lookup_slots, torch.int32)
     check.vector("origins", origins, torch.int32, lookup_slots.shape[0])
     cached, count = cache.shape[0], slots.shape[0]
     at = check.indices("slots", slots, cached)
     looked_up = check.indices("lookup_slots", lookup_slots, cached)
-    given = check.indices("origins", origins, cached + count)
+    actual = check.indices("origins", origins, cached + count)
     of_slot = torch.arange(cached, device=cache.device)
     of_slot[at] = torch.arange(cached, cached + count, device=cache.device)
     expected = of_slot[looked_up]
     check.require_none(
-        given != expected,
-        lambda i: f"origins must be {int(expected[i])} for slot {int(looked_up[i])}, got {int(given[i])} at index {i}",
+        actual != expected,
+        lambda i: f"origins must be {int(expected[i])} for slot {int(looked_up[i])}, got {int(actual[i])} at index {i}",
     )
-    return given - cached
+    return actual - cached
 
 
 def _swap(
@@ -114,9 +117,9 @@ def _rows(
     dim: int,
     weight_dtype: torch.dtype,
     lookup_slots: torch.Tensor,
-    arrivals: torch.Tensor,
+    new_rows: torch.Tensor,
 ) -> torch.Tensor:
-    """The rows of the lookups, float32 `[N, dim]`."""
-    found, comes = cache.index_select(0, lookup_slots), arrivals >= 0
-    found[comes] = rows[arrivals[comes]]
-    return found.view(weight_dtype)[:, :dim].float()
+    """Returns the rows of the lookups after the swap, float32 `[N, dim]`."""
+    records, is_new = cache.index_select(0, lookup_slots), new_rows >= 0
+    records[is_new] = rows[new_rows[is_new]]
+    return records.view(weight_dtype)[:, :dim].float()

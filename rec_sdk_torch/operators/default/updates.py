@@ -1,4 +1,4 @@
-"""update_rows: aggregates the gradients of each row, clips the sum, and applies the optimizer's formula."""
+"""The kernel of update_rows: sums the gradients of each row, clips the sum, and applies the optimizer's formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sums import lane_sums
 from .write import Write
 
 COEFFICIENTS = 16
-"""Coefficients of a table: `kCoefficients` of op_kernels/common/arguments.h."""
+"""The number of coefficients of a table: `kCoefficients` of op_kernels/common/arguments.h."""
 _Optional = torch.Tensor | None
 
 
@@ -39,7 +39,7 @@ def update_rows(
     hot_segments: _Optional = None,
     row_norms: _Optional = None,
 ) -> Write:
-    """op_kernels/update_rows/README.md."""
+    """Updates rows with the gradients of their lookups; see op_kernels/update_rows/README.md."""
     check = Checker("update_rows", cache)
     check_gradients(check, grads)
     layout = _layout(check, cache, optimizer, dim, weight_dtype, state_dtypes)
@@ -81,7 +81,7 @@ def update_rows(
 
 
 def clipped(g: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Elementwise, from -bound to bound; a NaN stays one."""
+    """Clips `g` elementwise to `[-bound, bound]`; a NaN stays NaN."""
     below = torch.where(bound < g, bound, g)
     return torch.where(below < -bound, -bound, below)
 
@@ -98,11 +98,11 @@ def _layout(
     check.storage_dtype("weight_dtype", weight_dtype)
     names = f"optimizer must be one of {', '.join(FORMULAS)}; got '{optimizer}'"
     check.require(optimizer in FORMULAS, names)
-    elements, given = FORMULAS[optimizer].state_elements(dim), len(state_dtypes)
+    elements, count = FORMULAS[optimizer].state_elements(dim), len(state_dtypes)
     check.require(
-        given in (0, len(elements)),
+        count in (0, len(elements)),
         f"state_dtypes must be empty or have {len(elements)} element(s), one for each state of {optimizer}, got "
-        f"{given}",
+        f"{count}",
     )
     for index, code in enumerate(state_dtypes):
         known = f"state_dtypes must be of 0 (Float), 1 (Half) or 2 (BFloat16), got {code} at index {index}"

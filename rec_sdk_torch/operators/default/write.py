@@ -1,4 +1,4 @@
-"""The last write of an operator that must not run twice."""
+"""The delayed write of a default kernel whose operator must not run twice."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 
 class Write(NamedTuple):
-    """Rows that have been computed and are still to be written: `to[at] = rows`.
+    """Computed rows that the caller must still write, with `to[at] = rows`, as the last thing it does.
 
-    The caller writes them, as the last thing it does. An assignment to a subscript is one instruction of the
-    interpreter, behind which it looks for no signal until it is back in C code: with `ops.call_once`, an interrupt
-    comes before the call and its note, or after both, as it does with kernels.
+    The subscript assignment is one instruction of the interpreter, which runs no signal handler between it and the
+    return to C code. With `ops.call_once`, an interrupt therefore comes before the write or after the append of its
+    result, as it does with compiled kernels.
 
     Attributes:
-        to: a matrix.
-        at: int64 `[n]`, distinct rows of it.
-        rows: `[n, columns]`.
-        result: of the operator, made before the write.
+        to: the matrix to change.
+        at: int64 `[n]`, distinct rows of `to`.
+        rows: the new rows, `[n, columns]`.
+        result: the result of the operator, computed before the write.
     """
 
     to: torch.Tensor

@@ -1,1 +1,1 @@
-"""The devices a cache can live on, one file each, and the launcher of the emulated NPU."""
+"""The device backends of the cache, one file each."""

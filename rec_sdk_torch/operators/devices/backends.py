@@ -1,4 +1,4 @@
-"""The devices a cache can live on. A backend is one `Backend` and one line in `_BACKENDS`."""
+"""The device types that a cache can be on: a `Backend` for each, listed in `_BACKENDS`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ def _allocate(rows: int, width: int, device: torch.device) -> torch.Tensor:
     return torch.empty((rows, width), dtype=torch.uint8, device=device)
 
 
-def _nothing(*_: torch.device) -> None:
+def _do_nothing(*_: torch.device) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class Backend:
-    """The facts about a device type that the host side of the package needs to know."""
+    """The properties and functions of a device type that the host side of the package uses."""
 
     free_memory: Callable[[torch.device], int]
-    """Bytes of device memory that can still be allocated."""
+    """(device) -> bytes of device memory that can still be allocated."""
     pin_staging: bool
     """Whether staging buffers are page-locked for asynchronous copies."""
     reaches_host: bool = False
-    """Whether kernels can read and write staging buffers, so that a swap may do without copies."""
+    """Whether kernels can access staging buffers in host memory, so that a swap may need no copies."""
     joins_lookups: bool = False
-    """Whether it has kernels that swap rows and look them up in one launch."""
+    """Whether there are kernels that swap rows and look them up in one launch."""
     allocate_cache: Callable[[int, int, torch.device], torch.Tensor] = _allocate
-    """(rows, width, device) -> an uninitialised device cache, uint8 `[rows, width]`."""
-    load: Callable[[], None] = _nothing
-    """Makes torch know the device type and the operators' kernels for it; ImportError says what is missing."""
-    start: Callable[[torch.device], None] = _nothing
-    """Prepares one device; ValueError if there is none."""
+    """(rows, width, device) -> an uninitialised cache, uint8 `[rows, width]`."""
+    load: Callable[[], None] = _do_nothing
+    """Registers the device type and the operators' kernels with torch; raises ImportError if software is missing."""
+    start: Callable[[torch.device], None] = _do_nothing
+    """Initializes one device; raises ValueError if it does not exist."""
 
 
 _BACKENDS = {
@@ -48,11 +48,11 @@ _BACKENDS = {
 
 
 def backend_for(device: torch.device) -> Backend:
-    """The backend of `device`, ready to run its operators.
+    """Loads and returns the backend of `device`, which is then ready to run operators.
 
     Raises:
-        NotImplementedError: there is none for that device type.
-        ImportError: there is, and the device's own software is missing.
+        NotImplementedError: there is no backend for the device type.
+        ImportError: the software of the device is missing.
         ValueError: there is no such device.
     """
     if device.type not in _BACKENDS:
@@ -70,17 +70,17 @@ def backend_for(device: torch.device) -> Backend:
 
 
 def load_operators(device: torch.device) -> None:
-    """Makes the kernels of the device's backend known to torch, if it has a backend.
+    """Loads the kernels of the device's backend; does nothing for a device without a backend.
 
     Raises:
-        ImportError, ValueError: as `backend_for`.
+        ImportError, ValueError: see `backend_for`.
     """
     if device.type in _BACKENDS:
         backend_for(device)
 
 
 def _accelerator(index: int) -> torch.device:
-    """The device that torch means by a bare index."""
+    """Returns the device that torch denotes by an index alone."""
     try:
         return torch.device(index)
     except (RuntimeError, ValueError) as error:  # the latter for more than int64 holds
@@ -90,13 +90,15 @@ def _accelerator(index: int) -> torch.device:
 
 
 def parse_device(device: torch.device | str | int | None) -> torch.device:
-    """`device` as torch knows it, the default device when None; "npu" or "cuda" without an index is the current one.
+    """Converts a user's argument to a `torch.device`, with an index for "npu" and "cuda".
 
-    An int is an index of the accelerator that torch has, as in `torch.device(0)`.
+    Args:
+        device: a device; its name, where "npu" and "cuda" without an index mean the current device; an index of the
+            machine's accelerator, as in `torch.device(0)`; or None for torch's default device.
 
     Raises:
-        ImportError, ValueError: as `backend_for`; torch alone knows no "npu".
-        TypeError: neither a device, a string, an int nor None.
+        ImportError, ValueError: see `backend_for`, which has to load torch_npu before torch accepts "npu".
+        TypeError: `device` has another type.
     """
     if isinstance(device, bool) or not isinstance(device, (torch.device, str, numbers.Integral, type(None))):
         raise TypeError(f"device is {device!r}, expected a torch.device, a string, an int or None")

@@ -1,4 +1,4 @@
-"""The operators on CUDA: finds and loads their library, once, when a device "cuda" is first asked for."""
+"""The CUDA backend: loads the library of its kernels when a device "cuda" is first used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def load_operators() -> None:
     """Makes `torch.ops.rec_sdk.*` run on device "cuda".
 
     Raises:
-        ImportError: torch's CUDA build, or the library of this package for it, is missing; says which, and what to do.
+        ImportError: torch is not a CUDA build, or this package's library for CUDA is missing or does not load; the
+            message has the remedy.
     """
     if torch.version.cuda is None:
         raise ImportError(
@@ -43,7 +44,7 @@ def load_operators() -> None:
 
 
 def start(device: torch.device) -> None:
-    """Lets torch set up CUDA.
+    """Initializes CUDA in torch.
 
     Raises:
         ValueError: there is no such device.
@@ -57,6 +58,6 @@ def start(device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of device memory that can still be allocated."""
+    """Returns the bytes of device memory that can still be allocated."""
     free: int = torch.cuda.mem_get_info(device)[0]
     return free

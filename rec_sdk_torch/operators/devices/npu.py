@@ -1,4 +1,4 @@
-"""The operators on torch_npu: finds and loads their libraries, once, when a device "npu" is first asked for."""
+"""The NPU backend: loads torch_npu and the libraries of its kernels when a device "npu" is first used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _KERNELS = "librec_sdk_ascendc.so"
 
 
 def _advice(with_cann: str) -> str:
-    """Says what to do: a command where CANN is, else the emulated NPU, since torch_npu would break torch there."""
+    """Returns the remedy for an error message: `pip install` with these arguments, or the emulated NPU without CANN.
+
+    Without CANN, installing torch_npu would keep torch from being imported.
+    """
     if emulator.cann() and not emulator.active():
         return f"In the repository of rec_sdk_torch: {sys.executable} -m pip install {with_cann}"
     return f"On a machine with NPUs it needs CANN and torch_npu (docs/npu.md). {emulator.hint()}"
@@ -43,17 +46,17 @@ def _import_torch_npu() -> None:
 
 
 def _kernels() -> Path:
-    """The kernels' library: the emulated NPU's own, or what CANN's compiler built."""
+    """Returns the path of the kernels' library, built for the emulated NPU or by CANN's compiler."""
     folder = emulator.library_directory() if emulator.active() else _PACKAGE
     return folder / _KERNELS
 
 
 @functools.cache
 def load_operators() -> None:
-    """Makes device "npu" known to torch, and `torch.ops.rec_sdk.*` run on it.
+    """Registers device "npu" with torch, and makes `torch.ops.rec_sdk.*` run on it.
 
     Raises:
-        ImportError: torch_npu, CANN, or the libraries of this package for it are missing; says which, and what to do.
+        ImportError: torch_npu, CANN, or this package's libraries for NPUs are missing; the message has the remedy.
     """
     _import_torch_npu()
     kernels, operators = _kernels(), _PACKAGE / "_ops_npu.so"
@@ -68,9 +71,10 @@ def load_operators() -> None:
 
 
 def start(device: torch.device) -> None:
-    """Lets torch_npu set `device` up.
+    """Initializes `device` in torch_npu with a first allocation.
 
-    It ends the process in a backward, on whatever device, when another was chosen before it had memory and streams.
+    Without it, torch_npu aborts the process in a later backward pass, on any device, if another device was selected
+    before this one had memory and streams.
 
     Raises:
         ValueError: there is no such device.
@@ -82,7 +86,7 @@ def start(device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of device memory that can still be allocated."""
-    with torch.npu.device(device):  # type: ignore[attr-defined]  # a new thread has none
+    """Returns the bytes of device memory that can still be allocated."""
+    with torch.npu.device(device):  # type: ignore[attr-defined]  # a new thread has no current device
         free: int = torch.npu.mem_get_info(device)[0]  # type: ignore[attr-defined]
     return free
