@@ -120,7 +120,7 @@ def test_loading_is_strict(device: torch.device) -> None:
         ({**state, f"{prefix}.ids": torch.tensor([[1]])}, r"ids.*\(1, 1\)"),
         (
             {**state, f"{prefix}.ids": torch.tensor([1, 1]), f"{prefix}.weight": torch.zeros(2, 4)},
-            "ids are there twice",
+            "ids are duplicates",
         ),
     ]
     for given, message in wrong:

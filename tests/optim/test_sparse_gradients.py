@@ -113,7 +113,7 @@ def test_invalid_uses_are_refused(device: torch.device) -> None:
     ones = torch.ones(2, 4)
     with pytest.raises(KeyError, match=r"'t0': 1 ids have no row .such as 7."):
         collection.add_to_rows("t0", torch.tensor([1, 7]), ones)
-    with pytest.raises(ValueError, match="'t0': 1 ids are there twice"):
+    with pytest.raises(ValueError, match="'t0': 1 ids are duplicates"):
         collection.add_to_rows("t0", torch.tensor([1, 1]), ones)
     with pytest.raises(ValueError, match=r"'t0': change has shape \(2, 3\), expected \(2, 4\)"):
         collection.add_to_rows("t0", torch.tensor([1, 2]), ones[:, :3])

@@ -242,7 +242,7 @@ def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeyp
     for each in (source, twin):
         train(each, range(5, 8))
     same(source, twin)
-    with pytest.raises(RuntimeError, match="could not be put aside") as raised:
+    with pytest.raises(RuntimeError, match="could not be copied for the save") as raised:
         job.run()
     assert isinstance(raised.value.__cause__, OSError)
     assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ def test_a_timestamp_in_another_unit_is_ignored(device: torch.device, wrong: int
     embedding = make(device)
     if not first:
         train(embedding, [1, 2, 3], [NOW, NOW + 1, NOW + 2])
-    message = f"table 't': 1 timestamps .* .id 7 came with {wrong}.*set aside"
+    message = f"table 't': 1 timestamps .* .id 7 came with {wrong}.*they count as"
     with pytest.warns(UserWarning, match=message):
         train(embedding, [3, 7, 4], [NOW + 3, wrong, NOW + 4])
     assert embedding.view("t").clocks()["timestamp"] == NOW + 4

@@ -131,9 +131,9 @@ def test_evicted_rows_can_be_taken_in_parts(device: torch.device) -> None:
 
 def test_taking_without_keep_evicted_is_an_error(device: torch.device) -> None:
     embedding = make(device, TableLifecycle(bound=Rows(8)))
-    with pytest.raises(RuntimeError, match="'t' keeps no rows that leave it: set keep_evicted=True"):
+    with pytest.raises(RuntimeError, match="'t' keeps no evicted rows: set keep_evicted=True"):
         embedding.view("t").take_evicted()
-    with pytest.raises(ValueError, match="only a hash table admits or evicts ids, and hands out rows that leave"):
+    with pytest.raises(ValueError, match="admission, eviction and keep_evicted need a hash table"):
         make(device, TableLifecycle(keep_evicted=True), hashed=False)
 
 
@@ -283,7 +283,7 @@ def test_many_untaken_rows_warn(device: torch.device, monkeypatch: pytest.Monkey
     embedding = make(device)
     monkeypatch.setattr(embedding.layout.evicted["t"], "_warn_from", 100)
     train(embedding, range(8))
-    with pytest.warns(UserWarning, match="'t': 5 rows that left it wait in 0 MiB of memory: take them"):
+    with pytest.warns(UserWarning, match="'t': 5 evicted rows take 0 MiB of memory: take them"):
         train(embedding, range(8, 12))
 
 

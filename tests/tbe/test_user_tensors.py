@@ -82,7 +82,7 @@ IDS = {
     "float64": (torch.tensor([1.0, 2.0], dtype=torch.float64), "torch.float64"),
     "bool": (torch.tensor([True, False]), "torch.bool"),
     "complex": (torch.tensor([1, 2], dtype=torch.complex64), "complex64"),
-    "twice": (torch.tensor([2, 2]), "1 of its ids are there twice"),
+    "twice": (torch.tensor([2, 2]), "1 of its ids are duplicates"),
     "two dimensions": (torch.tensor([[1, 2]]), "shape"),
     "sparse": (torch.tensor([1, 2]).to_sparse(), "sparse"),
     "meta": (torch.tensor([1, 2], device="meta"), "meta"),
@@ -145,7 +145,7 @@ def test_invalid_candidates_are_refused() -> None:
     view = table_with_candidates().view("h")
     count = {"count": torch.tensor([1, 1])}
     view.set_candidates(torch.tensor([8, 9]), count)
-    with pytest.raises(ValueError, match="1 of the candidates are there twice"):
+    with pytest.raises(ValueError, match="1 of the candidates are duplicates"):
         view.set_candidates(torch.tensor([7, 7]), count)
     with pytest.raises(ValueError, match=r"1 candidates \(such as 3\) are rows"):
         view.set_candidates(torch.tensor([3, 7]), count)

@@ -202,7 +202,7 @@ class EvictedRowsBuffer:
         if len(self.chunks) and self.nbytes >= self._warn_from:
             self._warn_from = 2 * self.nbytes
             warn(
-                f"table {self.table!r}: {self.rows()} rows that left it wait in {self.nbytes >> 20} MiB of memory: "
+                f"table {self.table!r}: {self.rows()} evicted rows take {self.nbytes >> 20} MiB of memory: "
                 "take them with take_evicted, or set keep_evicted=False",
                 PerformanceWarning,
             )

@@ -1,4 +1,4 @@
-"""How many rows of each table the device cache holds."""
+"""Cache sizing: the number of cache slots of each table, from `cache=`, batches and device memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CacheOption = CacheSize | Mapping[str, CacheSize] | None
 
 @dataclass(frozen=True)
 class BatchHint:
-    """The largest batch a cache of derived size must hold.
+    """The largest batch that a cache must hold, for sizes that are derived from it.
 
     Attributes:
-        batch_size: samples of one rank, None when not known.
-        multi_hot_sizes: ids per sample of each table, None for one per feature.
-        world_size: ranks whose batches meet in one cache.
+        batch_size: samples of one rank; None if it is not known.
+        multi_hot_sizes: ids per sample, for each table; None for one per feature.
+        world_size: number of ranks whose ids are looked up in one cache.
     """
 
     batch_size: int | None = None
@@ -32,7 +32,11 @@ class BatchHint:
     world_size: int = 1
 
     def rows(self, tables: Sequence[TableConfig], batches: int) -> list[int]:
-        """Rows that so many batches can need of each table at the most; 1 where their size is not known."""
+        """Returns the most rows of each table that `batches` batches can need; 1 if the batch size is not known.
+
+        Raises:
+            TypeError, ValueError: a field is not a positive int, or `multi_hot_sizes` has another length than `tables`.
+        """
         sizes = self.multi_hot_sizes
         if sizes is None:
             sizes = [table.num_features for table in tables]
@@ -74,7 +78,7 @@ def _check_size(where: str, size: CacheSize) -> None:
 
 
 def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
-    """`cache=1` next to `cache=1.0`: says that the int is one row, which hardly any batch fits into."""
+    """Warns of `cache=1`: the int is one row, while the float 1.0 is the whole table."""
     for table in tables:
         size = cache.get(table.name) if isinstance(cache, Mapping) else cache
         if isinstance(size, numbers.Integral) and size == 1 < table.num_embeddings:
@@ -85,7 +89,11 @@ def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
 
 
 def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> None:
-    """Raises TypeError or ValueError for a `cache` that could not be met on any device."""
+    """Checks the option `cache` as far as it does not depend on the device.
+
+    Raises:
+        TypeError, ValueError: a size of the wrong type or out of range, or a name of no table.
+    """
     names = [table.name for table in tables]
     if isinstance(cache, Mapping):
         unknown = sorted(set(cache) - set(names))
@@ -100,9 +108,9 @@ def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> Non
 
 
 def _slots_of_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: int) -> int:
-    """Slots of a table whose batches have at most `batch` rows of it, by an option of its own."""
+    """Returns the slots of a table with a size of its own; `batch` is a lower bound for fractions."""
     if isinstance(size, numbers.Integral):
-        # A hash table has no last row: an explicit number of rows is taken at its word.
+        # num_embeddings of a hash table is an estimate: it does not limit an explicit number of rows.
         return int(size) if table.hashed else min(int(size), table.num_embeddings)
     if not isinstance(size, str):
         return max(math.ceil(size * table.num_embeddings), batch)
@@ -116,18 +124,18 @@ def _slots_of_table(table: TableConfig, size: CacheSize, record_bytes: int, batc
 def _share_budget(
     tables: Sequence[TableConfig], record_bytes: Sequence[int], least: Sequence[int], budget: int, why: str
 ) -> list[int]:
-    """Whole tables if they fit in `budget` bytes, else `least` rows each and the rest in proportion."""
-    whole = [table.num_embeddings for table in tables]
-    least = [min(need, rows) for need, rows in zip(least, whole, strict=True)]
+    """Divides `budget` bytes: all rows of each table if they fit, else `least` rows each and the rest in proportion."""
+    sizes = [table.num_embeddings for table in tables]
+    least = [min(need, rows) for need, rows in zip(least, sizes, strict=True)]
     floor = sum(rows * size for rows, size in zip(least, record_bytes, strict=True))
     if floor > budget:
         raise ValueError(
             f"cache: {why} allows {budget} bytes, two batches of the {len(tables)} tables need {floor}; "
             "enlarge it, or give cache= or a smaller batch_size"
         )
-    wanted = sum((rows - need) * size for rows, need, size in zip(whole, least, record_bytes, strict=True))
+    wanted = sum((rows - need) * size for rows, need, size in zip(sizes, least, record_bytes, strict=True))
     fraction = min(1.0, (budget - floor) / wanted) if wanted else 1.0
-    return [need + int((rows - need) * fraction) for rows, need in zip(whole, least, strict=True)]
+    return [need + int((rows - need) * fraction) for rows, need in zip(sizes, least, strict=True)]
 
 
 def cache_slots(
@@ -138,17 +146,23 @@ def cache_slots(
     device_free: int,
     needed: Sequence[int] | None = None,
 ) -> list[int]:
-    """Slots of each table.
+    """Returns the number of cache slots of each table.
 
-    `cache` is rows per table (int), a fraction of `num_embeddings` (float) but at least a batch of `hint`, device
-    memory of all tables (str such as `"2GiB"`), one of these by table name (dict; unnamed tables as for None), or None:
-    as much of each table as fits into EMBCACHE_SIZE_ON_DEVICE_MEM and half the free device memory, at least two
-    batches of `hint`. Only numbers of rows and bytes of one table may be fewer than `needed`, the rows of each table
-    that batches can need.
+    Args:
+        tables: the tables.
+        record_bytes: bytes of a row's record in the cache, for each table.
+        cache: the option. An int: rows per table. A float: a fraction of `num_embeddings`, at least a batch of `hint`.
+            A str such as "2GiB": device memory of all tables. A dict: one of these by table name; other tables as for
+            None. None: the budget is EMBCACHE_SIZE_ON_DEVICE_MEM, at most half of the free device memory, and holds at
+            least two batches of `hint`.
+        hint: the largest batch.
+        device_free: free device memory in bytes.
+        needed: rows of each table that batches can need, a lower bound unless `cache` is explicit: an int, or a str for
+            one table.
 
     Raises:
-        TypeError, ValueError: an option that cannot be read or met; the message names table and setting.
-        MemoryError: the device has less memory free than the slots need.
+        TypeError, ValueError: the option is invalid or cannot be met; the message names table and setting.
+        MemoryError: the device has less free memory than the slots need.
     """
     check_cache_option(tables, cache)
     least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)  # a batch and its successor
@@ -183,10 +197,10 @@ def cache_slots(
 
 
 def check_host_memory(tables: Sequence[TableConfig], row_bytes: Sequence[int]) -> None:
-    """Index tables have all their rows from the start: says so now if the host cannot hold them.
+    """Checks that the host has enough memory for index tables, which need memory for all rows from the start.
 
     Raises:
-        MemoryError: it cannot.
+        MemoryError: the free host memory is too small.
     """
     pairs = list(zip(tables, row_bytes, strict=True))
     need = sum(table.num_embeddings * size for table, size in pairs if not table.hashed)

@@ -1,4 +1,4 @@
-"""The fields that `TableLifecycle` had before it took rules as objects: they work for one version, with a warning."""
+"""Deprecated fields of `TableLifecycle`, from before rules were objects; they work for one version, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def accepts_former_fields(table_lifecycle: Class) -> Class:
-    """Lets `TableLifecycle` take and return its former fields, with a warning that has the new spelling."""
+    """Decorates `TableLifecycle` to accept and return its former fields, with a warning that shows the new code."""
     make = vars(table_lifecycle)["__init__"]
 
     @functools.wraps(make)
@@ -54,7 +54,7 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
         warn(f"TableLifecycle.{name} is read from its rules, which are {spelling(self)}", DeprecatedWarning)
         return value
 
-    def restore(self: Any, state: Mapping[str, Any]) -> None:  # a pickle, with former fields or new ones
+    def restore(self: Any, state: Mapping[str, Any]) -> None:  # unpickles former fields as well as new ones
         init(self, **state)
 
     for name, method in {"__init__": init, "__getattr__": read, "__setstate__": restore}.items():
@@ -63,12 +63,12 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
 
 
 def spelling(value: Any) -> str:
-    """Returns the code that makes a `TableLifecycle`, its rules, or a number."""
+    """Returns Python code for a `TableLifecycle`, a rule, a list of rules or a number."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(spelling, value))}]"
     if not is_dataclass(value):
         return repr(value)
-    given = {each.name: getattr(value, each.name) for each in fields(value)}
-    changed = [each.name for each in fields(value) if given[each.name] != each.default]
+    values = {each.name: getattr(value, each.name) for each in fields(value)}
+    changed = [each.name for each in fields(value) if values[each.name] != each.default]
     name = f"{'rules.' * isinstance(value, Rule)}{type(value).__name__}"
-    return f"{name}({', '.join(f'{each}={spelling(given[each])}' for each in changed)})"
+    return f"{name}({', '.join(f'{each}={spelling(values[each])}' for each in changed)})"

@@ -1,4 +1,4 @@
-"""When an id of a hash table gets a row, and when it loses it."""
+"""Lifecycle of ids in hash tables: admission, eviction, and the per-id signals that their rules read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .former_fields import accepts_former_fields
 
 NEVER = -(2**63)
-"""The timestamp of a table that has seen none."""
+"""The latest timestamp of a table that has not received any."""
 _KINDS = {"admission": Admission, "eviction": Eviction, "bound": Bound, "score": Score}
-"""The kind of the rules in each field of `TableLifecycle`."""
+"""The class of the rules in each field of `TableLifecycle`."""
 
 
 @unique
 class EvictReason(IntEnum):
-    """Why a row left its table: the rule that took it out, of several the first here, or `remove`.
+    """The reason why a row was evicted: the rule, or `remove`. If several rules apply, the first one listed here.
 
-    The numbers are those that saves have.
+    The numbers are part of the save format.
 
     Example:
         >>> from rec_sdk_torch import EvictReason
@@ -53,17 +53,18 @@ class TableLifecycle:
     """Admission and eviction of a hash table's ids, by rules of `rec_sdk_torch.rules`: docs/admission_eviction.md.
 
     Attributes:
-        admission: the rule by which ids get a row: `Count`, `ShowClick`, `Sketch` or `Probability`. None: all get one.
-        eviction: the rules by which ids lose it: `Age`, `Idle`, `Norm` or `Share`, or a list of these.
-        every: training steps between evictions by them; 0: only by `TableBatchedEmbedding.evict`.
-        bound: `Rows` or `Bytes`, or a list of both, of which the smaller counts; checked after each step.
-        score: the `Score` by which `Share` and bounds choose rows. None: `Score()` for `Share`; for a bound alone the
-            count of lookups.
-        keep_evicted: rows that leave, by these rules or `TableView.remove`, are kept for `TableView.take_evicted`.
-        default_value: every element of the row that a lookup of an id without one reads.
+        admission: the rule by which ids get a row: `Count`, `ShowClick`, `Sketch` or `Probability`. None: every id gets
+            a row at once.
+        eviction: the rules by which ids are evicted: `Age`, `Idle`, `Norm` or `Share`, or a list of these.
+        every: training steps between evictions by these rules; 0: only `TableBatchedEmbedding.evict` applies them.
+        bound: a bound of the table's size, `Rows` or `Bytes`, or a list of both; checked after each step.
+        score: the `Score` by which `Share` and bounds choose rows. None: `Score()` for `Share`; the number of lookups
+            for a bound without `Share`.
+        keep_evicted: whether evicted and removed rows are kept for `TableView.take_evicted`.
+        default_value: the value of each element that lookups of an id without a row read.
 
     Raises:
-        TypeError: a rule in another field than its own, two of one class, a score without a rule that goes by it.
+        TypeError: a rule in the wrong field, two rules of one class, or a score that no rule uses.
         ValueError: a number out of range.
 
     Example:
@@ -85,12 +86,12 @@ class TableLifecycle:
         check_fields(self)
         for name, kind in _KINDS.items():
             value, several = getattr(self, name), kind in (Eviction, Bound)
-            given = _as_list(value) if several else [each for each in [value] if each is not None]
-            if len({type(each) for each in given if isinstance(each, kind)}) < len(given):
+            rules = _as_list(value) if several else [each for each in [value] if each is not None]
+            if len({type(each) for each in rules if isinstance(each, kind)}) < len(rules):
                 allowed = ", ".join(each.__name__ for each in kind.__subclasses__() or [kind])
                 raise TypeError(f"TableLifecycle: {name} is {value!r}, expected {allowed}{', each once' * several}")
             if several:
-                object.__setattr__(self, name, tuple(sorted(given, key=repr)))
+                object.__setattr__(self, name, tuple(sorted(rules, key=repr)))
         if self.score is None and self.rule(Share):
             object.__setattr__(self, "score", Score())
         if self.score is not None and not (self.bound or self.rule(Share)):
@@ -98,49 +99,49 @@ class TableLifecycle:
 
     @property
     def rules(self) -> list[Rule]:
-        """All rules."""
+        """All rules, and the score."""
         return [each for name in _KINDS for each in _as_list(getattr(self, name))]
 
     def rule(self, kind: type[Chosen]) -> Chosen | None:
-        """Returns the rule of a class; None where there is none."""
+        """Returns the rule of class `kind`; None if there is none."""
         return next((each for each in self.rules if isinstance(each, kind)), None)
 
     def any(self) -> bool:
-        """Whether some rule is on, or rows that leave are kept."""
+        """Returns whether there is a rule, or evicted rows are kept."""
         return bool(self.rules) or self.keep_evicted
 
     @property
     def admits(self) -> bool:
-        """Whether ids have to be admitted."""
+        """Whether an admission rule decides which ids get a row."""
         return self.admission is not None
 
     @property
     def counts_candidates(self) -> bool:
-        """Whether something is counted of ids without a row."""
+        """Whether the admission rule counts ids that have no row yet."""
         return self.admission is not None and self.admission.counts
 
     @property
     def counts_shows(self) -> bool:
-        """Whether it matters how often a batch has an id."""
+        """Whether a rule reads how often a batch contains an id."""
         return self.counts_candidates or "count" in self.columns()
 
     @property
     def needs_clicks(self) -> bool:
-        """Whether a batch has to come with clicks."""
+        """Whether a training batch must have clicks."""
         return any(rule.needs_clicks() for rule in self.rules)
 
     def columns(self) -> list[str]:
-        """Columns that are kept for each row, by the engine's names."""
+        """Returns the names of the columns that the engine keeps for each row."""
         needed = {name for rule in self.rules for name in rule.columns()}
         return [name for name in COLUMNS if name in needed]
 
     def part(self, divide: Callable[[int], int]) -> TableLifecycle:
-        """Returns the rules on one rank; `divide` returns the rank's part of a number."""
+        """Returns the rules for one rank of a sharded table; `divide` computes the rank's part of a number."""
         eviction, bound = ([each.part(divide) for each in _as_list(several)] for several in (self.eviction, self.bound))
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 
     def to_engine(self, record_bytes: int) -> _engine.Rules:
-        """The rules as the engine takes them: of several with one name, as two bounds, the smaller number counts."""
+        """Returns the rules in the engine's form; of several rules with one name the smaller numbers apply."""
         rules: dict[str, dict[str, float]] = {}
         for name, numbers in (rule.numbers(record_bytes) for rule in self.rules):
             former = rules.get(name, numbers)
@@ -152,20 +153,20 @@ def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
-def warn_of_timestamps(found: Sequence[tuple[str, int, int, int, int]]) -> None:
-    """`found`: table, how many, an id, its timestamp, the table's latest."""
-    for table, count, one, timestamp, latest in found:
+def warn_of_timestamps(rejected: Sequence[tuple[str, int, int, int, int]]) -> None:
+    """Warns of rejected timestamps: (table, number of them, an id, its timestamp, the table's latest timestamp)."""
+    for table, count, one, timestamp, latest in rejected:
         warn(
             f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
-            f"{one} came with {timestamp}): they were set aside, and count as {latest}. Timestamps are seconds. Where "
+            f"{one} came with {timestamp}): they count as {latest}. Timestamps are seconds. Where "
             "these are right, set_clocks moves the clock of the table: docs/admission_eviction.md",
             InputWarning,
         )
 
 
-def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
-    """`found`: table, rows that left, of how many, the table's latest timestamp."""
-    for table, evicted, rows, latest in found:
+def warn_of_evictions(evictions: Sequence[tuple[str, int, int, int]]) -> None:
+    """Warns of large evictions: (table, evicted rows, rows before, the table's latest timestamp)."""
+    for table, evicted, rows, latest in evictions:
         clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
         warn(
             f"table {table!r}: {evicted} of its {rows} rows were evicted at once, by age, idleness or norm.{clock}",
@@ -174,13 +175,14 @@ def warn_of_evictions(found: Sequence[tuple[str, int, int, int]]) -> None:
 
 
 class IdSignals(NamedTuple):
-    """Facts about each lookup of a batch beside its id, for tables that admit or evict ids.
+    """Shows, clicks and timestamps of each lookup of a batch, for tables that admit or evict ids.
 
     Attributes:
-        shows: integers `[n]`, how often the id was seen, 1 or more; None: once.
-        clicks: integers `[n]`, of which negative ones are none; None where no table needs them.
-        timestamps: integers `[n]`, seconds; None where no table needs them.
-        latest: int64 `[K]`, the latest timestamp of each key, where more than `timestamps` are known; None: of those.
+        shows: integers `[n]`, number of occurrences that the lookup stands for, at least 1; None: 1 each.
+        clicks: integers `[n]`, negative ones count as 0; None if no table needs them.
+        timestamps: integers `[n]`, in seconds; None if no table needs them.
+        latest: int64 `[K]`, the latest timestamp of each key, if the batch is a part of a larger one; None: computed
+            from `timestamps`.
     """
 
     shows: torch.Tensor | None = None
@@ -189,11 +191,14 @@ class IdSignals(NamedTuple):
     latest: torch.Tensor | None = None
 
     def arrays(self, lookups: int) -> IdSignalArrays:
-        """In host memory.
+        """Returns the signals as NumPy arrays in host memory, checked.
+
+        Args:
+            lookups: n.
 
         Raises:
-            TypeError: something that is not integers.
-            ValueError: another number of them than of ids, or one out of range.
+            TypeError: values that are not integers.
+            ValueError: another shape than `[n]`, or a value out of range.
         """
         return IdSignalArrays(
             _array("shows", self.shows, np.int32, lookups, 1),
@@ -204,7 +209,7 @@ class IdSignals(NamedTuple):
 
 
 class IdSignalArrays(NamedTuple):
-    """`IdSignals` in host memory."""
+    """`IdSignals` as NumPy arrays in host memory."""
 
     shows: npt.NDArray[np.int32] | None = None
     clicks: npt.NDArray[np.int32] | None = None
@@ -212,12 +217,12 @@ class IdSignalArrays(NamedTuple):
     latest: npt.NDArray[np.int64] | None = None
 
     def same(self, other: IdSignalArrays) -> bool:
-        """Whether both say the same."""
+        """Returns whether all signals are equal."""
         pairs = zip(self, other, strict=True)
         return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
 
     def part(self, lookups: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> IdSignalArrays:
-        """The facts about some lookups, by place; `keys`: about these keys, by place."""
+        """Selects the signals of lookups and keys by index."""
         shows, clicks, timestamps, latest = self
         return IdSignalArrays(
             None if shows is None else shows[lookups],
@@ -228,7 +233,7 @@ class IdSignalArrays(NamedTuple):
 
 
 NO_SIGNALS = IdSignalArrays()
-"""Ids alone."""
+"""The signals of a batch that has only ids."""
 
 
 def _array(

@@ -1,4 +1,4 @@
-"""The optimizer of tables: its options, checked, and the coefficients of its next update."""
+"""The optimizer of tables: checks its options and computes the coefficients of its next update."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ...operators.schemas import COEFFICIENTS, coefficient_names
 from ...runtime.numbers import as_float, as_int
 
 _ENDLESS = 2**62
-"""Length of a window that no backward pass ends."""
+"""Length of an accumulation window that no backward pass ends, for optimizers that return their gradients."""
 
-# Keywords of the torch classes that the fused update does not implement, with the values that ask for nothing.
+# Keywords of torch's classes that the fused update does not implement, with their values that have no effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "momentum": (0,),
     "dampening": (0,),
@@ -35,9 +35,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "decoupled_weight_decay": (False,),
 }
 _IRRELEVANT = {"foreach", "fused"}
-"""Keywords that say how torch executes the same update."""
+"""Keywords that select among torch's implementations of the same update; ignored."""
 _LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, "step_ema": 1, "step_swap": 1}
-"""Lower bounds of options, where they are not 0, or -2^31 for whole numbers."""
+"""Lower bounds of options other than the default, which is 0 for floats and -2^31 for ints."""
 _BELOW = {
     "alpha": 1.0,
     "rho": math.nextafter(1.0, 2.0),
@@ -46,9 +46,9 @@ _BELOW = {
     "gwd_lower_bound": math.nextafter(1.0, 2.0),
     "max_counter": 2.0**31 + 1,  # the kernel's logarithm goes no further
 }
-"""Bounds that options must stay below. Whole numbers stay below 2^63."""
+"""Exclusive upper bounds of options; the default is infinity for floats and 2^63 for ints."""
 _NOT_ROUNDED_TO_ZERO = {"eps", "initial_accumulator_value"}
-"""Options that keep a denominator or a sum from being 0: one that is 0 in float32 alone is refused."""
+"""Options that prevent division by 0: a positive value that underflows to 0 in float32 is an error."""
 _DEFINITIONS = {
     "global_weight_decay": {"start_iter": "gwd_start_iter", "lower_bound": "gwd_lower_bound"},
     "cowclip_regularization": {
@@ -71,14 +71,14 @@ _DEFINITIONS = {
     "ensemble_mode": {name: name for name in ("step_ema", "step_swap", "step_start", "step_ema_coef", "step_mode")},
     "tail_id_threshold": {"val": "tail_id_threshold_val", "is_ratio": "tail_id_threshold_is_ratio"},
 }
-"""FBGEMM's definition objects, with the option that each field means. An object that holds another comes before it."""
+"""FBGEMM's definition objects, with the option that each field sets; outer objects before the objects they contain."""
 
 _DEFAULTS: dict[str, Options] = {}
-"""Defaults that replace those of torch's classes, by family."""
+"""Defaults that replace the defaults of torch's classes, by optimizer family."""
 
 
 def use_defaults(family: str, **options: Any) -> None:
-    """Sets defaults of a family's optimizers from now on, in place of torch's; without options these are back."""
+    """Replaces torch's defaults for later optimizers of a family; without options restores torch's defaults."""
     _DEFAULTS[family] = options
 
 
@@ -98,10 +98,10 @@ def _checked_number(where: str, name: str, value: object, low: float = 0.0, belo
 
 
 def check_window(where: str, use_accumulate: object, accumulate_step: object) -> int:
-    """The length of an accumulation window.
+    """Returns the length of an accumulation window, 1 without accumulation.
 
     Raises:
-        TypeError, ValueError: the two options of the Accumulate classes are not what they must be.
+        TypeError, ValueError: invalid options of an Accumulate class; the message begins with `where`.
     """
     if not isinstance(use_accumulate, bool):
         raise TypeError(f"{where}: use_accumulate is {use_accumulate!r}, expected a bool")
@@ -116,17 +116,17 @@ def check_window(where: str, use_accumulate: object, accumulate_step: object) ->
 
 
 def _float_to_int(value: object) -> object:
-    """The whole number that a float is, since FBGEMM has floats for some; any other value as it is."""
+    """Converts a float with an integral value to an int, since FBGEMM declares some int options as floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _expand_definitions(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords with each definition object of FBGEMM, or a mapping in its place, as the options it stands for.
+def _expand_definitions(where: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces FBGEMM's definition objects among the keywords, or mappings in their place, by the options they set.
 
     Raises:
-        TypeError: a definition lacks a field, has another, or gives an option that is also given by itself.
+        TypeError: a definition has no known field or an unknown one, or sets an option that is a keyword too.
     """
-    options = dict(given)
+    options = dict(kwargs)
     for keyword, names in _DEFINITIONS.items():
         definition = options.pop(keyword, None)
         if definition is None:
@@ -146,7 +146,7 @@ def _expand_definitions(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an update, defaults filled in; raises on what it cannot honour."""
+    """Returns the options of an update with defaults; raises for keywords that it does not support."""
     options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
     for name, value in given.items():
         if name in options:
@@ -168,7 +168,7 @@ def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) 
 
 
 def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
-    """One of the modes of this option, given by its name or as a member of FBGEMM's enum."""
+    """Returns the name of a mode, from a name or a member of FBGEMM's enum."""
     name = mode_name(mode)
     if name is None or name not in spec.modes[option]:
         supported = modes_of(spec, option) if option == "weight_decay_mode" else spec.modes[option]
@@ -177,7 +177,7 @@ def _mode(where: str, spec: OptimizerSpec, option: str, mode: object) -> str:
 
 
 def _check_kind(where: str, spec: OptimizerSpec, name: str, value: object) -> None:
-    """An option is of the kind of its default: a mode, a number, a whole number, a bool; `betas` are by themselves."""
+    """Checks an option against the type of its default: a mode, a bool, an int or a float. `betas` are not checked."""
     default = spec.options[name]
     if name in spec.modes:
         if value not in spec.modes[name]:
@@ -196,7 +196,11 @@ def _check_kind(where: str, spec: OptimizerSpec, name: str, value: object) -> No
 
 
 def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
-    """Raises TypeError or ValueError, naming `where` and the option, for a value no update may use."""
+    """Checks the options of an update.
+
+    Raises:
+        TypeError, ValueError: an invalid value; the message names `where` and the option.
+    """
     known = spec.options.keys()
     for name in options.keys() & known:
         _check_kind(where, spec, name, options[name])
@@ -226,7 +230,7 @@ _CONSTANTS = {int, float, bool, str, type(None)}
 
 
 def plain(value: Any) -> Any:
-    """An option in Python's own types, where it is a tensor's or NumPy's; several as a tuple."""
+    """Converts an option from a tensor or a NumPy number to a Python number; a list or tuple to a tuple."""
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, (list, tuple)):
@@ -251,7 +255,7 @@ def _max_gradient(where: str, given: dict[str, Any]) -> float:
 
 
 def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tuple[torch.dtype, ...]:
-    """The data type of each state; () where all are float32."""
+    """Returns the data type of each state; () if all are float32."""
     requested = given.pop("state_dtypes", None) or {}
     if not isinstance(requested, Mapping):
         raise TypeError(
@@ -278,18 +282,18 @@ class TableOptimizer:
     """The optimizer of one or more tables.
 
     Attributes:
-        cls: the class the user named.
-        spec: the fused update that the class and its keywords mean.
-        options: learning rate and hyper-parameters, read anew at every update: a scheduler that changes them,
-            through `param_groups`, drives the update.
-        max_gradient: bound of the aggregated gradient's elements; inf for none.
+        cls: the optimizer class that the user passed.
+        spec: the fused update for the class and its keywords.
+        options: learning rate and hyperparameters, read at every update, so that schedulers that change them through
+            `param_groups` take effect.
+        max_gradient: bound of the absolute value of the aggregated gradient's elements; inf for none.
         accumulate_step: backward passes of one accumulation window.
-        step: updates applied so far.
-        state_dtypes: data types of the states in a row's record, in their order; empty where all are float32.
-        where: how messages name it, such as the table and the class.
+        step: number of updates so far.
+        state_dtypes: data types of the states in a row's record, in order; empty if all are float32.
+        where: the beginning of error messages, such as the table and the class.
 
     Raises:
-        TypeError, ValueError: by `create`, which checks class and keywords.
+        TypeError, ValueError: `create` raises these for an unsupported class or invalid keywords.
 
     Example:
         >>> import torch
@@ -308,17 +312,17 @@ class TableOptimizer:
     where: str = field(default="", repr=False)
     state_dtypes: tuple[torch.dtype, ...] = ()
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
-    """The options that `coefficients` checked last."""
+    """Copy of the options that `coefficients` checked last; None before."""
     _row: list[float] | None = field(default=None, init=False, repr=False, compare=False)
-    """Results of the call for them, where that does not depend on the step."""
+    """The coefficients for these options, if they do not depend on the step; else None."""
     _steady: bool | None = field(default=None, init=False, repr=False, compare=False)
-    """Whether it does not; None while that was not requested."""
+    """Whether the coefficients do not depend on the step; None if not known yet."""
 
     def __post_init__(self) -> None:
         self._names = _coefficient_names(self.spec.kernel)
 
     def uses_step(self) -> bool:
-        """Whether an update depends on its number, with the options as they are."""
+        """Returns whether an update depends on its number under the current options."""
         if self.spec.table_pass is not None or any(state.counter for state in self.spec.states):
             return True
         first, *later = (self.spec.coefficients(self.options, number) for number in (1, 2, 1000))
@@ -326,15 +330,18 @@ class TableOptimizer:
 
     @classmethod
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
-        """Checks class and keywords.
+        """Creates a table optimizer from an optimizer class and its keywords, which are checked.
 
-        The keyword `state_dtypes` is not torch's: it maps names of states to the data types in which they are stored,
-        float32 (the default), float16 or bfloat16. They are computed in float32 and rounded to nearest: see
-        docs/optimizers.md.
+        Args:
+            optimizer_class: a class of torch, or a class of this package.
+            kwargs: keywords of the class. `state_dtypes`, which torch does not have, maps names of states to the data
+                types in which they are stored: float32 (the default), float16 or bfloat16. States are computed in
+                float32 and rounded to nearest; see docs/optimizers.md.
+            where: the beginning of error messages; "" for the name of the class.
 
         Raises:
-            TypeError: unknown class or keyword, or a value of the wrong type.
-            ValueError: a value out of range, or a keyword that the fused update cannot honour.
+            TypeError: an unknown class or keyword, or a value of the wrong type.
+            ValueError: a value out of range, or a keyword value that the fused update does not support.
         """
         spec_for(optimizer_class)
         where = where or optimizer_class.__name__
@@ -355,14 +362,15 @@ class TableOptimizer:
         return cls(optimizer_class, spec, options, bound, step, 0, where, dtypes)
 
     def state_dtype(self, name: str) -> torch.dtype:
-        """The data type in which a state is stored."""
+        """Returns the data type in which a state is stored."""
         names = [state.name for state in self.spec.states]
         return self.state_dtypes[names.index(name)] if self.state_dtypes else torch.float32
 
     def check_deferrable(self) -> None:
-        """
+        """Checks that the optimizer supports `update="step"`.
+
         Raises:
-            ValueError: its updates cannot be made by `step()`, with `update="step"`.
+            ValueError: it collects gradients for `take_gradients`, or accumulates by itself.
         """
         if self.spec.collects_gradients:
             raise ValueError(
@@ -376,20 +384,24 @@ class TableOptimizer:
             )
 
     def check_options(self, options: Options, where: str = "") -> None:
-        """Raises TypeError or ValueError for a value that no update may use; the message names `where`."""
+        """Checks options for this optimizer.
+
+        Raises:
+            TypeError, ValueError: an invalid value; the message begins with `where`.
+        """
         check_options(where or self.where, self.spec, options)
 
     def plain_options(self) -> dict[str, Any]:
-        """Returns the options, without parameters, in Python's own types."""
+        """Returns the options without `params`, as Python numbers."""
         return {name: plain(value) for name, value in self.options.items() if name != "params"}
 
-    def acts_after_next(self) -> bool:
-        """Whether it works on whole tables after the next update, before the one after it."""
+    def has_table_pass_after_next(self) -> bool:
+        """Returns whether the optimizer makes a pass over whole tables right after the next update."""
         table_pass = self.spec.table_pass
         return table_pass is not None and table_pass.due(self.options, self.step + 2)
 
     def has_constant_options(self) -> bool:
-        """Whether all options are immutable: those that are equal have not changed."""
+        """Returns whether all options are immutable, so that equal options are unchanged options."""
         return all(
             type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
             for name, value in self.options.items()
@@ -397,26 +409,26 @@ class TableOptimizer:
         )
 
     def coefficients(self) -> list[float]:
-        """The next update's row of `COEFFICIENTS` numbers, for t = step + 1.
+        """Returns the kernel's coefficients for the next update, number `step + 1`: `COEFFICIENTS` floats.
 
         Raises:
-            TypeError, ValueError: an option was changed to something no update may use, such as a NaN `lr`, or options
-                make a coefficient that float32 cannot hold.
+            TypeError, ValueError: an option was changed to an invalid value, such as a NaN `lr`, or a coefficient
+                overflows float32.
         """
         constant = True
         for value in self.options.values():
             if type(value) not in _CONSTANTS:
                 constant = self.has_constant_options()
                 break
-        if not constant or self.options != self._checked:  # others may change without becoming unequal
+        if not constant or self.options != self._checked:  # a mutable option can change and still be equal
             check_options(self.where, self.spec, self.options)
             self._checked, self._row, self._steady = dict(self.options), None, None
         elif self._row is not None:
             return self._row
-        elif self._steady is None:  # not before options stay: a schedule changes them in each step
+        elif self._steady is None:  # only for options that stay: a schedule changes them every step
             self._steady = not self.uses_step()
         options: Options = self.options
-        if not constant:  # computed with in double precision, whatever theirs is
+        if not constant:  # Python floats: double precision, whatever type the options have
             options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
         values, names = self.spec.coefficients(options, self.step + 1), self._names
         row = list(map(float, map(values.__getitem__, names)))
@@ -428,7 +440,7 @@ class TableOptimizer:
         return row
 
     def _check_coefficients(self, values: Mapping[str, float]) -> None:
-        """Raises ValueError for a coefficient that only float32 makes infinite: other infinite ones mean no bound."""
+        """Raises ValueError for a coefficient that overflows float32; coefficients of inf mean no bound."""
         for name, value in values.items():
             if not is_representable(torch.float32, value) and not math.isinf(value):
                 given = {option: self.options[option] for option in self.spec.options}

@@ -1,4 +1,4 @@
-"""The description of a table, in terms of torch alone."""
+"""Table configs: `TableConfig` and its enums, in terms of torch only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .lifecycle import TableLifecycle
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
 MAX_DEVIATIONS = 37
-"""A double has no probability of a normal that is farther from the mean."""
+"""Maximum distance of a truncation bound from the mean, in standard deviations: beyond it probabilities underflow."""
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 InitFn = Callable[[torch.Tensor], object]
@@ -28,10 +28,10 @@ InitFn = Callable[[torch.Tensor], object]
 
 @unique
 class InitializerType(Enum):
-    """How a row's initial weight is drawn; docs/initializers.md has the formulas.
+    """The distribution of a row's initial weights; see docs/initializers.md for the formulas.
 
-    LINEAR: from the least to the greatest by column, alike for every id. UNIFORM: between both. TRUNCATED_NORMAL: of a
-    normal distribution, cut at both.
+    LINEAR: evenly spaced values from `init_min` to `init_max`, the same row for every id. UNIFORM: uniform between
+    both. TRUNCATED_NORMAL: a normal distribution truncated to this interval.
 
     Example:
         >>> from rec_sdk_torch import InitializerType
@@ -46,7 +46,7 @@ class InitializerType(Enum):
 
 @unique
 class Pooling(Enum):
-    """The result of the lookup of a bag: every row (NONE), their sum, or their mean.
+    """The result of a bag's lookup: all of its rows (NONE), their sum or their mean.
 
     Example:
         >>> from rec_sdk_torch import Pooling
@@ -62,20 +62,20 @@ class Pooling(Enum):
 Choice = TypeVar("Choice", bound=Enum)
 
 
-def _parse(choices: type[Choice], given: Choice | str, option: str) -> Choice:
-    """The choice, or the one of this name; ValueError where `option` has no such one."""
+def _parse(choices: type[Choice], value: Choice | str, option: str) -> Choice:
+    """Converts a member's name to the member; raises ValueError, naming `option`, if there is no such member."""
     try:
-        return choices(given.lower() if isinstance(given, str) else given)
+        return choices(value.lower() if isinstance(value, str) else value)
     except ValueError:
-        raise ValueError(f"{option} is {given!r}, allowed are {[each.value for each in choices]}") from None
+        raise ValueError(f"{option} is {value!r}, allowed are {[each.value for each in choices]}") from None
 
 
 @unique
 class BoundsCheckMode(Enum):
     """The effect of an id outside `[0, num_embeddings)` of an index table, as in FBGEMM's TBE.
 
-    FATAL raises IndexError; WARNING reads row 0 and warns; IGNORE reads row 0; NONE promises that there is
-    no such id (one that comes all the same reads row 0).
+    FATAL raises IndexError. WARNING reads row 0 and warns. IGNORE reads row 0. NONE is for callers that guarantee valid
+    ids; an invalid one reads row 0 all the same.
 
     Example:
         >>> from rec_sdk_torch import BoundsCheckMode
@@ -90,21 +90,20 @@ class BoundsCheckMode(Enum):
 
     @classmethod
     def parse(cls, mode: BoundsCheckMode | str) -> BoundsCheckMode:
-        """The mode, or the one of this name.
+        """Returns the mode with this name, in any case; a mode is returned unchanged.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such mode.
         """
         return _parse(cls, mode, "bounds_check_mode")
 
 
 @unique
 class Home(Enum):
-    """Which rank is home to an id of a table that is divided row by row among W ranks.
+    """The owner rank of an id in a table that is sharded row by row over W ranks.
 
-    MODULO is `id % W`, by floor. HASH is a hash of the id: even loads for ids that have a stride. CONTINUOUS gives each
-    rank a block of `ceil(num_embeddings / W)` ids, as TorchRec's row-wise tables have it; ids that are in no block are
-    at home as by MODULO.
+    MODULO: rank `id % W`, not negative. HASH: a hash of the id, which balances ids with a stride. CONTINUOUS: a block
+    of `ceil(num_embeddings / W)` ids per rank, as in TorchRec's row-wise tables; ids outside all blocks as in MODULO.
 
     Example:
         >>> from rec_sdk_torch import Home
@@ -118,56 +117,57 @@ class Home(Enum):
 
     @classmethod
     def parse(cls, home: Home | str) -> Home:
-        """The home, or the one of this name.
+        """Returns the member with this name, in any case; a member is returned unchanged.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such member.
         """
         return _parse(cls, home, "home")
 
 
 ENGINE = {"engine": True}
-"""Marks a field that the engine's `TableSpec` takes by the same name."""
+"""Metadata of fields that the engine's `TableSpec` has under the same name."""
 
 DIVIDED = {"divided": True}
-"""Marks a number of rows, of which each rank of a sharded table has its part; 0 says nothing of them."""
+"""Metadata of fields that are numbers of rows, which are divided among the ranks of a sharded table; 0: no number."""
 
 
 @accepts_former_name("life", "lifecycle")
 @dataclass(frozen=True)
 class TableConfig:
-    """One embedding table.
+    """The configuration of one embedding table.
 
     Attributes:
         name: `[A-Za-z0-9_]+`, at most 100 characters.
-        num_embeddings: rows of an index table; of a hash table the expected number of ids, which sizes cache
-            and planner, sets the default of init_min and init_max, and is no limit.
+        num_embeddings: the number of rows of an index table. For a hash table the expected number of ids, not a limit:
+            it sizes cache and planner, and sets the defaults of init_min and init_max.
         embedding_dim: D, 1 to 4096.
-        num_features: features that look up this table.
-        pooling: what a bag becomes.
-        hashed: ids are any int64 (hash table), or `0 <= id < num_embeddings` (index table).
-        capacity: a hash table refuses more ids than this; 0 for no limit.
-        weight_dtype: float32, float16 or bfloat16; optimizer states are as `TableOptimizer` has them.
-        initializer_type: how initial weights are drawn.
-        init_min: the least. None: -sqrt(1 / num_embeddings); of a TRUNCATED_NORMAL two standard deviations below the
-            mean.
-        init_max: the greatest, likewise.
+        num_features: number of features that look up this table.
+        pooling: the result of a bag's lookup.
+        hashed: whether ids are any int64 (hash table); else `0 <= id < num_embeddings` (index table).
+        capacity: maximum number of ids of a hash table, beyond which lookups raise CapacityError; 0 for no limit.
+        weight_dtype: float32, float16 or bfloat16. For optimizer states see `TableOptimizer.state_dtypes`.
+        initializer_type: the distribution of initial weights.
+        init_min: minimum of the initial weights. None: -sqrt(1 / num_embeddings), or for a TRUNCATED_NORMAL two
+            standard deviations below the mean.
+        init_max: maximum of the initial weights. None: the counterpart of init_min.
         init_mean: mean of a TRUNCATED_NORMAL.
-        init_stddev: its standard deviation.
-        init_fn: fills initial weights in place instead: an index table's whole `[num_embeddings, D]`, or a
-            hash table's blocks of new rows `[n, D]` in order of arrival.
-        lifecycle: which ids get a row, and when they lose it; hash tables. None: all do, and keep it.
-        track_changes: rows know when they changed last, for `TableView.chunks(since=)`; 8 to 10 bytes per row.
-        stochastic_rounding: updates round 16-bit weights up or down at random, so that they are right on average;
-            see docs/rounding.md. float32 weights do not round.
-        padding_idx: an id that means nothing: no row and no gradient, zeros in a sequence, not counted in a MEAN. Any
-            int64; -1 is the id -1. None: there is none.
-        cache_dtype: of the weights in the device cache, where lookups and updates are; float32, float16 or bfloat16.
-            None: `weight_dtype`, which is that of the host's table. A weight that comes or goes is rounded to nearest.
-        home: on which rank each row lives, where ranks divide the table row by row.
+        init_stddev: standard deviation of a TRUNCATED_NORMAL.
+        init_fn: a function that fills initial weights in place, instead of the initializer: an index table's
+            `[num_embeddings, D]`, or `[n, D]` for n new rows of a hash table, in the order in which ids are first seen.
+        lifecycle: admission and eviction of a hash table's ids. None: every id gets a row and keeps it.
+        track_changes: whether the table records when each row changed last, for `TableView.chunks(since=)`; 8 to 10
+            bytes per row.
+        stochastic_rounding: whether updates round 16-bit weights up or down at random, without bias; see
+            docs/rounding.md. No effect for float32.
+        padding_idx: an id without a row or a gradient, which reads zeros in a sequence and does not count in a MEAN.
+            Any int64: -1 is the id -1. None: no padding id.
+        cache_dtype: data type of the weights in the device cache, which lookups and updates use: float32, float16 or
+            bfloat16. None: `weight_dtype`, the data type in the host store. Copies between both round to nearest.
+        home: the owner rank of each row, if the table is sharded row by row.
 
     Raises:
-        ValueError, TypeError: a field out of range, or of another type; the message names table and field.
+        ValueError, TypeError: a field out of range or of the wrong type; the message names table and field.
 
     Example:
         >>> from rec_sdk_torch import Pooling, TableConfig
@@ -210,7 +210,7 @@ class TableConfig:
             value = as_int(getattr(self, name))
             if value is None or not low <= value <= top:
                 raise ValueError(f"table {self.name!r}: {name} is {getattr(self, name)!r}, allowed are {low} .. {top}")
-            object.__setattr__(self, name, value)  # an int, also where NumPy's was given
+            object.__setattr__(self, name, value)  # a Python int, also for a NumPy int
         if self.weight_dtype not in WEIGHT_DTYPES:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
         if self.cache_dtype not in (None, *WEIGHT_DTYPES):
@@ -218,9 +218,7 @@ class TableConfig:
                 f"table {self.name!r}: cache_dtype {self.cache_dtype}, allowed are None and {WEIGHT_DTYPES}"
             )
         if self.lifecycle is not None and self.lifecycle.any() and not self.hashed:
-            raise ValueError(
-                f"table {self.name!r}: only a hash table admits or evicts ids, and hands out rows that leave"
-            )
+            raise ValueError(f"table {self.name!r}: admission, eviction and keep_evicted need a hash table (hashed=True)")
         if self.lifecycle is not None and not self._holds(self.lifecycle.default_value):
             default, dtypes = self.lifecycle.default_value, self._dtypes
             raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")
@@ -251,7 +249,7 @@ class TableConfig:
         if self.initializer_type is InitializerType.TRUNCATED_NORMAL:
             mean, stddev = self.init_mean, self.init_stddev
             fits = stddev >= 0 and self._holds(mean, low, high) and low <= high
-            given = f"mean {mean} and stddev {stddev} from {low} to {high}, {needs}, stddev >= 0, min <= max"
+            parameters = f"mean {mean} and stddev {stddev} from {low} to {high}, {needs}, stddev >= 0, min <= max"
             near = max(low - mean, mean - high) <= MAX_DEVIATIONS * stddev
             if fits and not near:
                 raise ValueError(
@@ -260,26 +258,26 @@ class TableConfig:
                 )
         else:
             fits = self._holds(low, high) and low <= high
-            given = f"min {low} and max {high}, {needs}, min <= max"
+            parameters = f"min {low} and max {high}, {needs}, min <= max"
         if not fits:
-            raise ValueError(f"table {self.name!r}: {self.initializer_type.value} initial weights with {given}")
+            raise ValueError(f"table {self.name!r}: {self.initializer_type.value} initial weights with {parameters}")
 
     def marked(self, mark: Mapping[str, bool]) -> dict[str, Any]:
-        """The fields with a mark, by name."""
+        """Returns the values of the fields whose metadata has `mark`, by name."""
         return {name: getattr(self, name) for name in _marked(tuple(mark.items()))}
 
     @property
     def _dtypes(self) -> str:
-        """The data types of its weights, for messages."""
+        """The data types of the weights in the host store and the cache, for messages."""
         return " and ".join(dict.fromkeys(map(str, (self.weight_dtype, self.cached_dtype))))
 
     def _holds(self, *numbers: float) -> bool:
-        """Whether they are finite weights."""
+        """Returns whether both weight data types represent all numbers as finite values."""
         return is_representable(self.weight_dtype, *numbers) and is_representable(self.cached_dtype, *numbers)
 
     @property
     def init_range(self) -> tuple[float, float]:
-        """(min, max) of the initial weights."""
+        """Minimum and maximum of the initial weights."""
         normal = self.initializer_type is InitializerType.TRUNCATED_NORMAL
         middle, edge = (self.init_mean, 2 * self.init_stddev) if normal else (0.0, (1.0 / self.num_embeddings) ** 0.5)
         low = middle - edge if self.init_min is None else self.init_min
@@ -287,7 +285,7 @@ class TableConfig:
 
     @property
     def shard_init_range(self) -> tuple[float | None, float | None]:
-        """`init_min` and `init_max` of a rank's part of the table, which has another `num_embeddings`."""
+        """`init_min` and `init_max` for a shard of the table, whose `num_embeddings` is smaller."""
         return self._bounds if self.initializer_type is InitializerType.TRUNCATED_NORMAL else self.init_range
 
     @property
@@ -296,44 +294,48 @@ class TableConfig:
 
     @property
     def initializer_kind(self) -> str:
-        """The engine's name of the way in which initial weights are made."""
+        """The engine's name of the initializer."""
         normal = self.initializer_type is InitializerType.TRUNCATED_NORMAL
         return "bounded_normal" if normal and self._bounds != (None, None) else self.initializer_type.value
 
     @property
     def rounds_stochastically(self) -> bool:
-        """Whether updates of its weights do."""
+        """Whether updates of the cached weights round stochastically."""
         return self.stochastic_rounding and self.cached_dtype is not torch.float32
 
     @property
     def cached_dtype(self) -> torch.dtype:
-        """The data type of the weights in the device cache."""
+        """Data type of the weights in the device cache."""
         return self.cache_dtype or self.weight_dtype
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one row's weight."""
+        """Bytes of one row's weight in the host store."""
         return self.embedding_dim * self.weight_dtype.itemsize
 
 
 @functools.cache
 def _marked(mark: tuple[tuple[str, bool], ...]) -> tuple[str, ...]:
-    """The names of the fields with a mark."""
+    """Returns the names of the fields whose metadata has `mark`."""
     return tuple(each.name for each in fields(TableConfig) if dict(mark).items() <= each.metadata.items())
 
 
 def check_names(tables: Sequence[TableConfig]) -> None:
-    """Raises ValueError if there is no table, or two of one name."""
+    """Checks that there is at least one table, and that no two tables have the same name.
+
+    Raises:
+        ValueError: otherwise.
+    """
     if not tables:
         raise ValueError("at least one table is needed")
-    seen: set[str] = set()
+    names: set[str] = set()
     for table in tables:
-        if table.name in seen:
+        if table.name in names:
             raise ValueError(f"duplicate table name {table.name!r}")
-        seen.add(table.name)
+        names.add(table.name)
 
 
-def warn_of_bounds(found: Sequence[tuple[str, int, int]]) -> None:
-    """`found`: table, how many ids, one of them."""
-    for name, count, example in found:
+def warn_of_bounds(out_of_range: Sequence[tuple[str, int, int]]) -> None:
+    """Warns of out-of-range ids: (table, number of them, an example)."""
+    for name, count, example in out_of_range:
         warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", InputWarning)

@@ -393,7 +393,7 @@ class Layout:
         """
         if self.pending_gradients.backward_passes:
             raise RuntimeError(
-                f"gradients wait for an update: call step() or zero_grad() of the optimizer before {what}"
+                f"gradients are pending: call step() or zero_grad() of the optimizer before {what}"
             )
         if self.window_open():
             raise RuntimeError(f"an accumulation window is open; finish it before {what}")

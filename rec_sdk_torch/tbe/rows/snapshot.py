@@ -205,7 +205,7 @@ class Snapshot:
     def _take_rest(self) -> RawRows:
         taken, self._place = self._group.engine.saves.take_next(self._table, self._place, self.size)
         if self._place < 0 and self._group.engine.saves.snapshot_pending(self._table):
-            raise RuntimeError("rows are gone that were not put aside")  # nothing moves: it will not find them
+            raise RuntimeError("rows were evicted that the save had not copied")  # nothing moves: it will not find them
         return taken
 
     def _put(self, take: Callable[[], RawRows]) -> None:
@@ -263,7 +263,7 @@ class Snapshot:
     def _check(self) -> None:
         if self._error is not None:
             raise RuntimeError(
-                f"a row of table {self._group.members[self._table].config.name!r} could not be put aside for the save"
+                f"a row of table {self._group.members[self._table].config.name!r} could not be copied for the save before it changed"
             ) from self._error
 
     def _read(self, taken: RawRows) -> SnapshotRows:

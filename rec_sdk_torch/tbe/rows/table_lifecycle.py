@@ -92,7 +92,7 @@ class LifecycleView:
         wanted, given = ids_to_host(self.config.name, ids), columns_to_host(self.config.name, columns)
         twice = len(wanted) - len(np.unique(wanted))
         if twice:
-            raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are there twice")
+            raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are duplicates")
         with self.layout.locks.exclusive():
             group, table = self.locate()
             rows = wanted[group.engine.tables.find_rows(table, wanted)[0] >= 0]
@@ -209,7 +209,7 @@ class LifecycleView:
         buffer = self.layout.evicted.get(self.config.name)
         if buffer is None:
             raise RuntimeError(
-                f"table {self.config.name!r} keeps no rows that leave it: set keep_evicted=True in its "
+                f"table {self.config.name!r} keeps no evicted rows: set keep_evicted=True in its "
                 "AdmitAndEvictConfig (TableLifecycle)"
             )
         # An update that an interrupt broke off may need the memory of these rows: it is not completed before.

@@ -167,7 +167,7 @@ class TableView(SaveView):
         """
         name = self.config.name
         if len(ids.unique()) != len(ids):
-            raise ValueError(f"table {name!r}: {len(ids) - len(ids.unique())} ids are there twice")
+            raise ValueError(f"table {name!r}: {len(ids) - len(ids.unique())} ids are duplicates")
         with self.layout.locks.exclusive():
             unknown = ids.cpu()[~self.knows(ids)]
             if len(unknown):
@@ -439,7 +439,7 @@ def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
         return None
     if group.engine.in_flight():
         raise RuntimeError(
-            f"table {content.view.config.name!r} cannot get other ids while batches are in flight: run their backward, "
+            f"table {content.view.config.name!r} cannot be replaced by other ids while batches are in flight: run their backward, "
             "or drop the outputs of their forward"
         )
     columns = group.engine.lifecycle.read_columns(table, group.engine.tables.find_rows(table, ids)[0])

@@ -72,7 +72,7 @@ def distinct_ids_problem(ids: object) -> str | None:
     if ids.dtype != torch.int64:
         return f"its ids are {ids.dtype}, expected torch.int64"
     twice = ids.numel() - ids.unique().numel()
-    return f"{twice} of its ids are there twice" if twice else None
+    return f"{twice} of its ids are duplicates" if twice else None
 
 
 def hash_ids_problem(config: TableConfig, ids: Any) -> str | None:

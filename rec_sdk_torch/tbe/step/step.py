@@ -205,7 +205,7 @@ class Step:
         return (
             self._layout.ends_window()
             or any(group.evicts() for group in self._groups)
-            or any(optimizer.acts_after_next() for group in self._groups for optimizer in group.optimizers)
+            or any(optimizer.has_table_pass_after_next() for group in self._groups for optimizer in group.optimizers)
         )
 
     def _tables(self, selected: Sequence[bool]) -> list[str]:

@@ -51,7 +51,7 @@ class TableUpdate:
         optimizers = {id(optimizer): optimizer for group in self.changing for optimizer in group.optimizers}
         self._next_steps: list[tuple[TableOptimizer, int]] = [(o, o.step + 1) for o in optimizers.values()]
         self._coefficients = {key: optimizer.coefficients() for key, optimizer in optimizers.items()}
-        passing = [optimizer for optimizer in optimizers.values() if optimizer.acts_after_next()]
+        passing = [optimizer for optimizer in optimizers.values() if optimizer.has_table_pass_after_next()]
         self._passes = TablePasses(passing, groups, layout.options.frozen)
         self._journal = UpdateJournal()
         for group in self.changing:
