@@ -218,7 +218,7 @@ class TableConfig:
                 f"table {self.name!r}: cache_dtype {self.cache_dtype}, allowed are None and {WEIGHT_DTYPES}"
             )
         if self.lifecycle is not None and self.lifecycle.any() and not self.hashed:
-            raise ValueError(f"table {self.name!r}: admission, eviction and keep_evicted need a hash table (hashed=True)")
+            raise ValueError(f"table {self.name!r}: admission, eviction and keep_evicted need a hash table")
         if self.lifecycle is not None and not self._holds(self.lifecycle.default_value):
             default, dtypes = self.lifecycle.default_value, self._dtypes
             raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")

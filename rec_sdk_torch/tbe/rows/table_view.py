@@ -439,8 +439,8 @@ def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
         return None
     if group.engine.in_flight():
         raise RuntimeError(
-            f"table {content.view.config.name!r} cannot be replaced by other ids while batches are in flight: run their backward, "
-            "or drop the outputs of their forward"
+            f"ids of table {content.view.config.name!r} cannot be replaced while batches are in flight: run their "
+            "backward, or drop the outputs of their forward"
         )
     columns = group.engine.lifecycle.read_columns(table, group.engine.tables.find_rows(table, ids)[0])
     parts = content.view.read(torch.from_numpy(ids)).parts
