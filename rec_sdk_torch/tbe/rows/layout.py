@@ -392,9 +392,7 @@ class Layout:
             RuntimeError: gradients wait for an update that would be lost by `what`.
         """
         if self.pending_gradients.backward_passes:
-            raise RuntimeError(
-                f"gradients are pending: call step() or zero_grad() of the optimizer before {what}"
-            )
+            raise RuntimeError(f"gradients are pending: call step() or zero_grad() of the optimizer before {what}")
         if self.window_open():
             raise RuntimeError(f"an accumulation window is open; finish it before {what}")
 

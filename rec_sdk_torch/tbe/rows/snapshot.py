@@ -263,7 +263,8 @@ class Snapshot:
     def _check(self) -> None:
         if self._error is not None:
             name = self._group.members[self._table].config.name
-            raise RuntimeError(f"a row of table {name!r} could not be copied for the save before it changed") from self._error
+            message = f"a row of table {name!r} could not be copied for the save before it changed"
+            raise RuntimeError(message) from self._error
 
     def _read(self, taken: RawRows) -> SnapshotRows:
         ids, slots, records, columns = taken
