@@ -114,9 +114,8 @@ def test_wrong_input_is_one_line(command: str, arguments: list[str], capsys: pyt
 def test_wrong_input_has_no_traceback_in_a_process() -> None:
     done = run("rec_sdk_torch.cache_advice", "setup.py", folder=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert (
-        done.stderr == "python -m rec_sdk_torch.cache_advice: setup.py: a trace ends in .npz, .safetensors, .parquet\n"
-    )
+    problem = "setup.py: the name of a trace ends in .npz, .safetensors, .parquet"
+    assert done.stderr == f"python -m rec_sdk_torch.cache_advice: {problem}\n"
 
 
 def test_commands_are_documented() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints, for programs that read them: `manifest`, `folders`, `validation`, `errors`; and the command line."""
+"""Modules for programs that read checkpoints: `manifest`, `folders`, `validation`, `errors`; and the command line."""
 
 import sys
 

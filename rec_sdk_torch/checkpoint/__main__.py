@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.checkpoint`."""
+"""Runs the command `python -m rec_sdk_torch.checkpoint`."""
 
 from ..runtime.command import run
 from ..tools.checkpoint import main

@@ -1,1 +1,1 @@
-"""The commands of the package: `python -m rec_sdk_torch` lists them."""
+"""The commands of the package; `python -m rec_sdk_torch` lists them."""

@@ -1,7 +1,7 @@
-"""Looks into folders of saves: what is there, whether every byte is in order, and the tables as plain files.
+"""Inspects checkpoints: lists them, verifies every byte, exports tables to plain files, and quantizes copies.
 
-A path is a save, or a folder of saves, of which the latest is taken with all that it follows. Nothing is changed; what
-export and quantize write goes to another folder. docs/checkpoint.md says what a save has.
+A path is a checkpoint, or a folder of checkpoints, of which the latest is used with its chain. Checkpoints are never
+changed; export and quantize write to another folder. docs/checkpoint.md describes what a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXAMPLE = f"""
 
 
 def show(path: Paths) -> None:
-    """Prints every save in `path`, one folder or several, and the tables of the latest."""
+    """Prints every save in one or several folders, and the tables of the latest save."""
     for folder in (save for each in to_paths(path) for save in saves_in(each)):
         manifest = read_manifest(folder)
         size = sum(file.bytes for file in manifest.files)
@@ -47,7 +47,7 @@ def show(path: Paths) -> None:
 
 
 def check(path: Paths) -> None:
-    """Reads every file of the latest save in `path` and of those that it follows."""
+    """Reads and checks every file of the latest save and its chain."""
     chain = chain_of(latest_save(path), to_paths(path))
     verify_files(chain)
     verify_tables(chain)
@@ -58,7 +58,7 @@ def check(path: Paths) -> None:
 
 
 def quantize(path: Paths, output: Path, bits: int) -> None:
-    """Writes copies with rows of so many bits, and prints the error of each table."""
+    """Writes copies with rows of 8 or 4 bits, and prints the error of each table."""
     done = quantize_save(path, output, bits)
     for folder in done.written:
         print(folder)
@@ -73,27 +73,36 @@ def quantize(path: Paths, output: Path, bits: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; 1 where a save is missing or damaged."""
+    """Runs a command and returns the exit status: 1 if a save is missing or damaged."""
     examples = {line.split()[3]: line.partition(_PROGRAM)[2].strip() for line in _EXAMPLE.split("\n") if line}
     parser = CommandParser(prog=_PROGRAM, description=__doc__, example=_EXAMPLE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (
-        ("show", "what saves are there, and the tables of the latest"),
-        ("verify", "reads every file of the latest save and of those that it follows"),
-        ("export", "writes ids and weights of the tables, deltas applied, to one file for each"),
-        ("quantize", "writes copies of the saves with rows of 8 or 4 bits, for serving; those that are missing"),
+        ("show", "lists the saves, and the tables of the latest one"),
+        ("verify", "reads and checks every file of the latest save and its chain"),
+        ("export", "writes the ids and weights of each table to a file, with deltas applied"),
+        ("quantize", "writes copies of the saves with rows of 8 or 4 bits, for serving; existing copies are kept"),
     ):
         command = commands.add_parser(name, help=text, description=text, example=f"{_PROGRAM} {examples[name]}")
         command.add_argument(
-            "path", type=Path, nargs="+", help="a save, or a folder of saves, or several; the latest save is taken"
+            "path",
+            type=Path,
+            nargs="+",
+            help="a save, or one or several folders of saves, of which the latest save is used",
         )
         if name in ("export", "quantize"):
-            command.add_argument("output", type=Path, help="a folder for the files, made when it is not there")
+            command.add_argument("output", type=Path, help="folder for the files; it is created if it does not exist")
         if name == "quantize":
-            command.add_argument("--bits", type=int, choices=list(NAMES), default=8)
+            command.add_argument(
+                "--bits", type=int, choices=list(NAMES), default=8, help="bits of a weight (default: %(default)s)"
+            )
         if name == "export":
-            command.add_argument("--format", choices=["safetensors", "npz"], default="safetensors")
-            command.add_argument("--table", action="append", help="its key, as show prints it; all by default")
+            command.add_argument(
+                "--format", choices=["safetensors", "npz"], default="safetensors", help="default: %(default)s"
+            )
+            command.add_argument(
+                "--table", action="append", help="key of a table, as show prints it; may be repeated; default: all"
+            )
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "show":

@@ -2,10 +2,10 @@
 
     python -m rec_sdk_torch.npu_check
 
-Prints a report to send along with a question. Each line appears before its operator runs, so that the last one
-names what hangs. At the end a process makes a launch that must fail, and the report says whether its error was seen.
-The exit status is 0 when all bits are equal and that error was seen, 1 when not or when an operator failed, 2 without
-an NPU.
+The report helps to answer questions; send it along. Each line appears before its operator runs, so that the last line
+names an operator that hangs. At the end another process makes a launch that must fail, and the report states whether
+its error was raised. The exit status is 0 if all bits are equal and the error was raised, 1 if not or if an operator
+failed, 2 without an NPU.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ python -m rec_sdk_torch.emulate -m rec_sdk_torch.npu_check --rows 1000 --lookups
 
 def _parser() -> CommandParser:
     parser = CommandParser(prog=_PROGRAM, description=__doc__, example=_EXAMPLE)
-    parser.add_argument("--device", default="npu", help="default: the current NPU")
+    parser.add_argument("--device", default="npu", help="the NPU to check, such as npu:1 (default: the current one)")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the table (default: %(default)s)")
     parser.add_argument("--lookups", type=int, default=65_536, help="lookups of the batch (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
-    parser.add_argument(
-        "--repeats", type=int, default=20, help="calls that a time is the mean of (default: %(default)s)"
-    )
-    # For the process of the report's last line.
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls of each operator (default: %(default)s)")
+    # Internal: the process that makes the failing launch.
     parser.add_argument("--fail-a-launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--copy-mib", type=int, default=256, help="size of the timed copy (default: %(default)s)")
     return parser
@@ -49,8 +47,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks the operators; the exit status."""
-    options = _parse(arguments)  # before torch, which may not load
+    """Checks the operators and returns the exit status."""
+    options = _parse(arguments)  # before the import of torch, which may fail
     try:
         from ..operators.devices.backends import parse_device
         from . import npu_report

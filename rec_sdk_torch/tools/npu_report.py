@@ -1,4 +1,4 @@
-"""The report of `npu_check`, which imports this only where torch can be imported."""
+"""Builds the report of `npu_check`. A module of its own, because it imports torch, which may fail."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from .operator_cases import Batch, Case, cases
 FAILING = "a launch on no cores, which must fail"
 
 _SECONDS = 300
-"""A process whose launch fails is killed after so many seconds."""
+"""Seconds after which the process with the failing launch is killed."""
 _ERROR_SECONDS = 5
-"""A launch that failed must have raised an error after so many seconds."""
+"""Seconds within which a failed launch must raise an error."""
 
 
 def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:
-    """Says what differs, "" if no bit does. Distances are of integers, for floats units in the last place."""
+    """Describes how two tensors differ; "" if all bits are equal.
+
+    Distances are of the bits as integers: for floats, units in the last place.
+    """
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[reference.itemsize]
     a, b = (tensor.contiguous().view(words).long() for tensor in (ours, reference))
     wrong = a != b
@@ -46,7 +49,7 @@ def _differences(case: Case, device: torch.device) -> str:
 
 
 def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> float:
-    """Seconds of one call, in a queue of them."""
+    """Returns the mean seconds of a call, from `repeats` calls that are queued without waiting."""
     synchronize = torch.get_device_module(device).synchronize
     call()
     synchronize(device)
@@ -58,9 +61,9 @@ def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> 
 
 
 def fail_a_launch(device: torch.device) -> int:
-    """Launches on no cores and waits; prints what error that raises, and returns 0, or 1 if there is none.
+    """Launches a kernel on no cores and waits; prints the error and returns 0, or returns 1 if none is raised.
 
-    torch_npu empties its queue before it keeps the error, so a call in between finds nothing to wait for and no error.
+    It waits repeatedly: torch_npu empties its queue before it stores the error, so a first wait may find neither.
     """
     on = torch.zeros(1, device=device)
     end = time.monotonic() + _ERROR_SECONDS
@@ -77,7 +80,13 @@ def fail_a_launch(device: torch.device) -> int:
 
 
 class Check:
-    """One report."""
+    """One run of the report.
+
+    Attributes:
+        device: the NPU.
+        options: arguments of the command.
+        failed: names of the operators whose bits differ.
+    """
 
     def __init__(self, device: torch.device, options: argparse.Namespace) -> None:
         self.device = device
@@ -85,14 +94,14 @@ class Check:
         self.failed: list[str] = []
 
     def _copy_bandwidth(self) -> float:
-        """Bytes per second, read and written."""
+        """Measures a copy on the device, in bytes read and written per second."""
         size: int = self.options.copy_mib << 20
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return 2 * size / _seconds(self.device, lambda: target.copy_(source), self.options.repeats)
 
     def header(self) -> float:
-        """Prints what it runs on; the copy bandwidth."""
+        """Prints versions and the device, and returns the copy bandwidth in bytes per second."""
         import torch_npu
         from torch_npu.npu.utils import get_cann_version
 
@@ -101,16 +110,16 @@ class Check:
         cann = get_cann_version() or "of unknown version"
         print(f"CANN {cann}, Python {platform.python_version()}, {platform.machine()}")
         if emulate.active():
-            print(f"{self.device}: EMULATED (torch is told {name}). Bits mean something, times do not.")
+            print(f"{self.device}: EMULATED (torch is told {name}). Bits are meaningful, times are not.")
         else:
             print(f"{self.device}: {name}")
         bandwidth = self._copy_bandwidth()
-        print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s; 'byte time' is what an operator's least bytes take at it")
+        print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s; 'byte time': an operator's least bytes at this bandwidth")
         print(f"{self.options.rows} rows, {self.options.lookups} lookups, D = {self.options.dim}", flush=True)
         return bandwidth
 
     def case(self, case: Case, bandwidth: float) -> None:
-        """Prints one line."""
+        """Runs one operator and prints its line."""
         print(f"{case.name:<50}", end="", flush=True)
         differences = _differences(case, self.device)
         seconds = _seconds(self.device, case.to(self.device).call, self.options.repeats)
@@ -122,7 +131,10 @@ class Check:
             print(f"    {differences}", flush=True)
 
     def failing_launch(self) -> bool:
-        """Prints whether this machine tells of a launch that fails; in a process of its own, whose queue ends so."""
+        """Makes a failing launch in another process, and prints whether it raises an error.
+
+        A process of its own, because torch_npu's queue runs nothing after a failure.
+        """
         print(f"{FAILING:<50}", end="", flush=True)
         command = [sys.executable, "-m", "rec_sdk_torch.npu_check", "--device", str(self.device), "--fail-a-launch"]
         try:
@@ -135,17 +147,17 @@ class Check:
         else:
             print("seen")
         output = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
-        print(*(f"    {line}" for line in output[:6]), sep="\n", flush=True)  # an error of torch_npu repeats itself
+        print(*(f"    {line}" for line in output[:6]), sep="\n", flush=True)  # errors of torch_npu repeat themselves
         return done.returncode == 0
 
     def run(self) -> int:
-        """Prints the report; the exit status."""
+        """Prints the report and returns the exit status."""
         bandwidth = self.header()
         for case in cases(Batch.random(self.options.rows, self.options.lookups), self.options.dim):
             try:
                 self.case(case, bandwidth)
-            except RuntimeError as error:  # after one, torch_npu's queue runs nothing any more
-                print(f"FAILED\n{error}\nNot run: what follows {case.name}.")
+            except RuntimeError as error:  # after a failure, torch_npu's queue runs nothing
+                print(f"FAILED\n{error}\nNot run: the operators after {case.name}.")
                 return 1
         seen = self.failing_launch()
         if self.failed:

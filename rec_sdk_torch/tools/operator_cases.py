@@ -1,4 +1,4 @@
-"""A call of every operator on one batch. `npu_check`, the benchmarks and tests run all of them, and list none."""
+"""One call of every operator on a batch. `npu_check`, the benchmarks and the tests iterate over them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Case:
 
     Attributes:
         name: operator and variant.
-        arguments: by their names in the schema.
-        least_bytes: every index and gradient once, every looked-up row once, every updated record once each way, every
-            output once. Rows that are looked up again count again: only a cache could save them.
-        layout: of the records that an update changes, whose parts are its results.
+        arguments: arguments by their names in the schema.
+        least_bytes: bytes that must move: every index, gradient and output once, every looked-up row once per lookup,
+            every updated record once each way. Only a cache could save repeated reads of a row.
+        layout: layout of the records that an update changes; their parts are its results.
     """
 
     name: str
@@ -43,19 +43,19 @@ class Case:
 
     @property
     def operator(self) -> str:
-        """The name in `torch.ops.rec_sdk`."""
+        """The operator's name in `torch.ops.rec_sdk`."""
         return self.name.split()[0]
 
     def to(self, device: torch.device | str) -> Case:
-        """The call with copies of its tensors on a device."""
+        """Returns the call with copies of its tensors on a device."""
         return replace(self, arguments={name: _copy(value, device) for name, value in self.arguments.items()})
 
     def call(self) -> object:
-        """Runs the operator."""
+        """Runs the operator and returns its result."""
         return getattr(ops, self.operator)(**self.arguments)
 
     def results(self) -> Tensors:
-        """Runs the operator; its result and the tensors that it writes, by name."""
+        """Runs the operator, and returns its result and the tensors that it writes, by name."""
         done = self.call()
         found = {"result": done} if isinstance(done, torch.Tensor) else {}
         for argument in getattr(ops, self.operator).default._schema.arguments:
@@ -72,7 +72,7 @@ class Case:
 
 
 def _copy(value: Any, device: torch.device | str) -> Any:
-    """A tensor with its strides, or several; anything else itself."""
+    """Copies a tensor or a list of tensors to a device, with their strides; other values are returned as they are."""
     if isinstance(value, list):
         return [_copy(each, device) for each in value]
     if not isinstance(value, torch.Tensor):
@@ -85,8 +85,8 @@ class Batch:
     """Lookups of one table, and the segments of their rows.
 
     Attributes:
-        rows: of the table.
-        slots: int32 `[N]`.
+        rows: number of rows of the table.
+        slots: int32 `[N]`, cache slots of the lookups.
         unique: int32 `[U]`, the distinct slots.
         offsets: int32 `[U + 1]`, segment borders.
         positions: int32 `[N]`, the lookups ordered by row.
@@ -102,7 +102,7 @@ class Batch:
 
     @classmethod
     def from_lookups(cls, slots: npt.ArrayLike, rows: int) -> Batch:
-        """The batch of these lookups."""
+        """Creates the batch of the lookups `slots` in a table of `rows` rows."""
         lookups = np.asarray(slots)
         unique, counts = np.unique(lookups, return_counts=True)
         offsets = np.cumsum([0, *counts])
@@ -111,12 +111,12 @@ class Batch:
 
     @classmethod
     def random(cls, rows: int, lookups: int) -> Batch:
-        """A batch of which a few rows have thousands of lookups."""
+        """Creates a batch with a skewed distribution: a few rows have thousands of lookups."""
         drawn = torch.rand(lookups, generator=torch.Generator().manual_seed(0))
         return cls.from_lookups((drawn**4 * rows).int().numpy(), rows)
 
     def records(self, layout: RecordLayout) -> torch.Tensor:
-        """Weights of both signs, states that are positive."""
+        """Creates records of all rows: random weights of both signs, and positive states."""
         generator = torch.Generator().manual_seed(1)
         records = torch.zeros((self.rows, layout.bytes), dtype=torch.uint8)
         layout.weight(records).copy_(torch.randn((self.rows, layout.dim), generator=generator))
@@ -134,7 +134,7 @@ def _values(*shape: int) -> torch.Tensor:
 
 
 def copies(batch: Batch, dim: int) -> Iterator[Case]:
-    """Records of the distinct rows, out of the cache and into it."""
+    """Yields the copies of the distinct rows' records out of the cache and into it."""
     layout = RecordLayout(dim, torch.float32, (dim,))
     cache, count = batch.records(layout), len(batch.unique)
     taken = {"cache": cache, "slots": batch.unique}
@@ -150,9 +150,13 @@ def copies(batch: Batch, dim: int) -> Iterator[Case]:
 def lookups(
     batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES, weighted: bool = True
 ) -> Iterator[Case]:
-    """Sequence and pooled lookups, and the gradient of sample weights.
+    """Yields sequence and pooled lookups, and the gradients of sample weights.
 
-    `weighted`: bags are weighted means; otherwise sums.
+    Args:
+        batch: the lookups.
+        dim: weights of a row.
+        dtypes: data types of the weights.
+        weighted: bags are weighted means; otherwise sums.
     """
     n = len(batch.slots)
     bags = n // BAG
@@ -177,11 +181,11 @@ def lookups(
 
 
 def swap_lookups(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES) -> Iterator[Case]:
-    """Every other distinct row comes, and one leaves for it: lookups of both kinds, in one call with the swap."""
-    coming = batch.unique[::2].clone()
-    count, n = len(coming), len(batch.slots)
+    """Yields lookups fused with a swap: every other distinct row is a miss, which replaces a victim."""
+    missing = batch.unique[::2].clone()
+    count, n = len(missing), len(batch.slots)
     of_slot = torch.arange(batch.rows, dtype=torch.int32)
-    of_slot[coming.long()] = torch.arange(batch.rows, batch.rows + count, dtype=torch.int32)
+    of_slot[missing.long()] = torch.arange(batch.rows, batch.rows + count, dtype=torch.int32)
     origins = of_slot[batch.slots.long()]
     bags = n // BAG
     pooled = {
@@ -198,7 +202,7 @@ def swap_lookups(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_
         rows = cache.flip(0)[:count].contiguous()
         swap = {
             "cache": cache,
-            "slots": coming,
+            "slots": missing,
             "places": torch.arange(count, dtype=torch.int32),
             "rows": rows,
             "leaving": torch.empty_like(rows),
@@ -219,7 +223,7 @@ def updates(
     dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES,
     optimizers: Iterable[str] = tuple(FORMULAS),
 ) -> Iterator[Case]:
-    """Updates by optimizers, and the sums of an accumulation window."""
+    """Yields the updates of all optimizers, and the accumulation of gradients."""
     n, u = len(batch.slots), len(batch.unique)
     sums = {
         "grads": [_values(n, dim)],
@@ -254,7 +258,7 @@ def updates(
 
 
 def cases(batch: Batch, dim: int, optimizers: Iterable[str] = tuple(FORMULAS)) -> Iterator[Case]:
-    """Every operator, the simplest kernels first."""
+    """Yields a call of every operator, the simplest kernels first."""
     yield from copies(batch, dim)
     yield from lookups(batch, dim)
     yield from swap_lookups(batch, dim)

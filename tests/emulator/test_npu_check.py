@@ -86,7 +86,7 @@ def test_an_operator_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     plant(monkeypatch, wrong)
     assert npu_check.main(SMALL) == 1
     report = capsys.readouterr().out
-    assert f"{'gather_rows':<50}FAILED\n507000\nNot run: what follows gather_rows." in report
+    assert f"{'gather_rows':<50}FAILED\n507000\nNot run: the operators after gather_rows." in report
     assert "scatter_rows" not in report
 
 

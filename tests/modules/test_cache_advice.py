@@ -259,10 +259,10 @@ def test_parquet(tmp_path: Path) -> None:
     [
         ({"a": np.ones(3)}, "has no array or column of integers"),
         ({"a": np.zeros((2, 2, 2), np.int64)}, r"'a' has the shape \[2, 2, 2\]"),
-        ({"a": np.arange(3), "a_offsets": np.array([0, 2])}, "have to grow from 0 to the number of ids, 3"),
-        ({"a": np.arange(3), "a_offsets": np.array([0, 2, 1, 3])}, "have to grow"),
-        ({"a": np.zeros((3, 1), np.int64), "a_offsets": np.array([0, 3])}, "have to be flat"),
-        ({"a": np.array([{}])}, "is no .npz file of plain arrays"),
+        ({"a": np.arange(3), "a_offsets": np.array([0, 2])}, "must ascend from 0 to the number of ids, 3"),
+        ({"a": np.arange(3), "a_offsets": np.array([0, 2, 1, 3])}, "must ascend"),
+        ({"a": np.zeros((3, 1), np.int64), "a_offsets": np.array([0, 3])}, "must have one dimension"),
+        ({"a": np.array([{}])}, "is not an .npz file of plain arrays"),
     ],
 )
 def test_invalid_traces_are_refused(arrays: dict[str, npt.NDArray[np.generic]], message: str, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_other_files_are_refused(ending: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no such file"):
         read_traces(path)
     path.write_text("no such thing")
-    with pytest.raises(TraceError, match=f"is no .{ending} file"):
+    with pytest.raises(TraceError, match=f"is not a.* .{ending} file"):
         read_traces(path)
 
 
@@ -308,7 +308,7 @@ def test_options_of_the_command(trace: Path, capsys: pytest.CaptureFixture[str])
     assert "table t:" not in text
     assert text.splitlines()[-1] == "cache={'u': 17}, cache_policy='lru'"
     assert f"{17 * 3 * 64 * 4 / 2**20:.2f} MiB" in text, "64 elements of 4 bytes, and two states of each"
-    assert "needs rec_sdk_torch.prefetch(depth=3)" in advise(capsys, trace, "--policies", "look_ahead", "--ahead", "3")
+    assert "use rec_sdk_torch.prefetch(depth=3)" in advise(capsys, trace, "--policies", "look_ahead", "--ahead", "3")
 
 
 @pytest.mark.parametrize(

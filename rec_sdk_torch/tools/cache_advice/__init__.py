@@ -1,1 +1,1 @@
-"""`python -m rec_sdk_torch.cache_advice`: how large a cache has to be for the ids of a run, and which policy suits."""
+"""`python -m rec_sdk_torch.cache_advice` recommends cache sizes and a policy from the ids of a run."""

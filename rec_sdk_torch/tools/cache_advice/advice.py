@@ -1,4 +1,4 @@
-"""Simulates each table at several sizes under several policies, and chooses."""
+"""Simulates each table at several cache sizes under several policies, and recommends a cache."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from .simulation import Counts, Simulation
 from .traces import Trace
 
 STEPS = 12
-"""Sizes that are tried of a table when none are given."""
+"""Number of sizes that are simulated by default."""
 
 Progress: TypeAlias = Callable[[Sequence[tuple[str, int]]], Iterable[tuple[str, int]]]
-"""Gives the items of a sequence, and shows how many are done."""
+"""Function that iterates over a sequence and may show the progress."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table's trace, simulated.
+    """The simulated caches of one table.
 
     Attributes:
-        name: of the table.
-        lookups: ids of the trace.
-        distinct: different ones.
+        name: name of the table.
+        lookups: number of ids in the trace.
+        distinct: number of distinct ids.
         largest: distinct ids of the largest batch.
-        record_bytes: of a row in the cache.
-        sizes: rows of the caches that were tried, ascending.
-        counts: by policy, of each size.
+        record_bytes: bytes of a row in the cache.
+        sizes: simulated cache sizes in rows, ascending.
+        counts: by policy, the counts for each size.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Advice:
-    """The cache that is recommended.
+    """The recommended cache.
 
     Attributes:
-        policy: which rows leave.
-        places: by table, which of its sizes.
-        seconds: modelled, of the swaps of one batch of all tables.
+        policy: name of the policy.
+        size_indices: by table, the index of the chosen size in `Table.sizes`.
+        seconds: modelled time of the swaps of one batch, over all tables.
     """
 
     policy: str
@@ -57,12 +57,13 @@ class Advice:
 
 
 def cache_sizes(requested: Sequence[float], distinct: int, largest: int) -> list[int]:
-    """Rows of the caches to try, ascending: two of the largest batch up to all, or those that are wanted.
+    """Returns the cache sizes to simulate, in rows, ascending.
 
     Args:
-        wanted: shares of the distinct ids up to 1.0, rows above; empty for steps of equal ratio.
-        distinct: different ids of the trace.
-        largest: distinct ids of the largest batch, which is the smallest cache there can be.
+        requested: numbers up to 1 are fractions of the distinct ids, larger ones are rows. Empty for `STEPS` sizes of
+            equal ratio, from twice the largest batch to all ids.
+        distinct: number of distinct ids.
+        largest: distinct ids of the largest batch, which is the smallest possible cache.
     """
     if requested:
         rows = [math.ceil(each * distinct) if each <= 1 else round(each) for each in requested]
@@ -82,7 +83,18 @@ def simulate_table(
     record_bytes: int,
     progress: Progress,
 ) -> Table:
-    """Simulates one table. `progress` wraps the pairs of a policy and a size, and iterates over them."""
+    """Simulates one table under all policies and sizes.
+
+    Args:
+        name: name of the table.
+        trace: its lookups.
+        samples: samples of a batch.
+        requested: cache sizes, see `cache_sizes`; may be empty.
+        policies: names of the policies.
+        ahead: batches that the policies see in advance.
+        record_bytes: bytes of a row in the cache.
+        progress: wraps the pairs of a policy and a size, such as tqdm.
+    """
     simulation = Simulation(trace.ids, trace.starts(samples))
     sizes = cache_sizes(requested, simulation.distinct, simulation.largest)
     counts: dict[str, list[Counts]] = {policy: [] for policy in policies}
@@ -96,7 +108,7 @@ def _seconds(table: Table, policy: str, size_index: int, bandwidth: Bandwidth) -
 
 
 def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str, int]:
-    """The smallest size of each table that misses no more than that share of its known rows, else the largest."""
+    """Chooses the smallest size of each table with a miss rate of at most `misses`, or else the largest size."""
     chosen = {}
     for table in tables:
         rates = [counts.miss_rate for counts in table.counts[policy]]
@@ -105,7 +117,7 @@ def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str,
 
 
 def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
-    """From the smallest sizes on, the step that saves most time for its memory, as long as one fits."""
+    """Starts from the smallest sizes, and takes the step that saves most time per byte while memory lasts."""
     chosen = {table.name: 0 for table in tables}
     left = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
     while True:
@@ -124,22 +136,25 @@ def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Ban
 
 
 def choose_cache(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory: int | None) -> Advice:
-    """The policy with the least modelled time at the sizes that it needs, and these sizes.
+    """Chooses the policy, and the size of each table's cache.
+
+    Without `memory` it is the policy that needs least memory for the miss rate; with `memory` the one with the least
+    modelled time.
 
     Args:
-        tables: what was simulated, of all under the same policies.
-        bandwidth: of copies.
-        misses: without `memory`, the share of known rows that may miss.
-        memory: bytes of device memory for all tables; None where there is no bound.
+        tables: simulated tables, all with the same policies.
+        bandwidth: bandwidth of copies.
+        misses: without `memory`, largest share of known rows that may miss.
+        memory: bytes of device memory for all tables; None for no limit.
 
     Raises:
-        ValueError: the smallest caches need more memory than that; the message says how much.
+        ValueError: the smallest caches need more memory; the message has the number of bytes.
     """
     if memory is not None:
         least = sum(table.sizes[0] * table.record_bytes for table in tables)
         if least > memory:
             raise ValueError(
-                f"--memory is {memory} bytes, the smallest caches of the {len(tables)}  tables need {least} bytes: "
+                f"--memory is {memory} bytes, the smallest caches of the {len(tables)} tables need {least} bytes: "
                 "--sizes tries smaller ones"
             )
     found = []

@@ -1,13 +1,14 @@
-"""Says how large the cache of each table should be, and which policy suits, from the ids of a run.
+"""Recommends the cache size of each table, and a policy, from the ids of a run.
 
-TRACE is a file with the ids in the order in which they were looked up. An .npz or .safetensors has an array of integers
-for each table, [samples] or [samples, ids], or flat beside "<table>_offsets", [samples + 1]. A .parquet has a column of
-integers or of lists for each table. The policies of the engine go through its rows at each size: their counts are those
-of a training with these batches, one at a time. The time of swaps is modelled from a bandwidth; prefetching overlaps
-part of it with the training, which is not counted.
+TRACE is a file with the ids in the order of their lookups. An .npz or .safetensors file has an array of integers for
+each table: [samples] or [samples, ids], or flat beside an array "<table>_offsets" [samples + 1]. A .parquet file has a
+column of integers or of lists of integers for each table.
 
-It prints a table for each table of the trace, and a line with cache= to paste. Without --memory it takes the smallest
-size of each table that misses few rows; with it, the sizes that save most time in so much memory.
+The engine's policies are simulated at each size. Their counts are exact for a training with these batches, one at a
+time. The time of swaps is modelled from a bandwidth. Prefetching hides part of it, which the model ignores.
+
+The output is a table of sizes for each table of the trace, and a line with cache= to paste. Without --memory, each
+table gets the smallest size with few misses. With --memory, it gets the sizes that save most time in this memory.
 """
 
 from __future__ import annotations
@@ -38,28 +39,38 @@ python -c "import numpy; numpy.savez('trace.npz', t_item=numpy.random.zipf(1.2, 
 def _parser() -> CommandParser:
     parser = CommandParser(prog=PROGRAM, description=__doc__, example=EXAMPLE)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="an .npz, .safetensors or .parquet file")
-    parser.add_argument("--table", action="append", help="only tables of this name; may be repeated")
-    parser.add_argument("--batch", type=int, default=4096, help="samples of a batch (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=64, help="elements of a row (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of weights")
-    parser.add_argument("--optimizer", default="Adagrad", help="its states are part of a row (default: %(default)s)")
-    parser.add_argument("--sizes", help="with commas: shares of the distinct ids up to 1, or rows; default: 12 steps")
-    parser.add_argument("--policies", help="with commas; default: all that there are")
+    parser.add_argument("--table", action="append", help="a table to simulate; may be repeated; default: all")
+    parser.add_argument("--batch", type=int, default=4096, help="samples per batch (default: %(default)s)")
+    parser.add_argument("--dim", type=int, default=64, help="weights per row (default: %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of the weights")
     parser.add_argument(
-        "--ahead", type=int, default=2, help="batches that look_ahead knows of, as with prefetch(depth=2)"
+        "--optimizer", default="Adagrad", help="class whose states are part of a row (default: %(default)s)"
     )
-    parser.add_argument("--misses", type=float, default=0.05, help="share of known rows that may miss (default: 0.05)")
-    parser.add_argument("--memory", help="device memory for all tables, such as 2GiB; in place of --misses")
-    parser.add_argument("--device", default="cpu", help="whose copies are measured: cpu, cuda or npu (default: cpu)")
     parser.add_argument(
-        "--bandwidth", help="of copies each way, such as 10GB, in place of the measurement; alone: GB/s"
+        "--sizes", help="comma-separated: fractions of the distinct ids up to 1, or rows; default: 12 steps"
     )
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draws the miss rates; needs matplotlib")
+    parser.add_argument("--policies", help="comma-separated; default: all policies")
+    parser.add_argument(
+        "--ahead", type=int, default=2, help="batches that look_ahead sees in advance, as with prefetch(depth=2)"
+    )
+    parser.add_argument(
+        "--misses", type=float, default=0.05, help="fraction of known rows that may miss (default: 0.05)"
+    )
+    parser.add_argument("--memory", help="device memory for all tables, such as 2GiB; replaces --misses")
+    parser.add_argument(
+        "--device", default="cpu", help="device whose copies are measured: cpu, cuda or npu (default: cpu)"
+    )
+    parser.add_argument(
+        "--bandwidth", help="bandwidth of copies per second, such as 10GB or 10 (GB); replaces the measurement"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="PNG", help="write a plot of the miss rates to this file; needs matplotlib"
+    )
     return parser
 
 
 def _checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options that need nothing else to be known."""
+    """Parses the arguments, and checks those that need no imports."""
     options = parser.parse_args(arguments)
     for name, least in (("batch", 1), ("dim", 1), ("ahead", 0)):
         if getattr(options, name) < least:
@@ -80,7 +91,7 @@ def _checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse
 
 
 def _bytes_per_second(text: str) -> float:
-    """Bytes per second by `--bandwidth`: a size with a unit, or a number of GB."""
+    """Parses `--bandwidth`: a size with a unit, or a number of GB, per second."""
     try:
         speed = 1e9 * float(text)
     except ValueError:
@@ -140,7 +151,7 @@ def _traces(options: argparse.Namespace) -> dict[str, Trace]:
 
 
 def _progress_bar(table: str) -> Progress:
-    """Returns a progress bar, which shows nothing where stderr is no terminal, or tqdm is not installed."""
+    """Returns a progress bar; it shows nothing if stderr is not a terminal or tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -168,8 +179,8 @@ def _advise(options: argparse.Namespace) -> None:
     print("\n".join(report_lines(tables, bandwidth)))
     advice = choose_cache(tables, bandwidth, options.misses, memory)
     if advice.policy == "look_ahead":
-        print(f"look_ahead knows of {options.ahead} batches: it needs rec_sdk_torch.prefetch(depth={options.ahead}).")
-    print(f"Modelled swaps of a batch with this cache, of all tables: {1e3 * advice.seconds:.3f} ms.")
+        print(f"look_ahead sees {options.ahead} batches in advance: use rec_sdk_torch.prefetch(depth={options.ahead}).")
+    print(f"Modelled time of a batch's swaps with this cache, all tables: {1e3 * advice.seconds:.3f} ms.")
     rows = {table.name: table.sizes[advice.size_indices[table.name]] for table in tables}
     print(f"cache={rows!r}, cache_policy={advice.policy!r}")  # arguments of a collection
     if options.plot:
@@ -178,7 +189,7 @@ def _advise(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Advises; 1, and one line of error, where the trace or the device cannot be used."""
+    """Prints the recommendation and returns the exit status: 1 if the trace or the device cannot be used."""
     options = _checked(_parser(), arguments)
     try:
         _advise(options)

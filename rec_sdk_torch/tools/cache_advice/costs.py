@@ -1,4 +1,4 @@
-"""Costs of a cache: the time of its swaps, by a model."""
+"""The modelled time of a cache's swaps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second of copies between the host and a device.
+    """Bandwidth of copies between the host and a device, in bytes per second.
 
     Attributes:
-        to_device: into the cache.
-        to_host: out of it.
-        source: how they are known.
+        to_device: copies into the cache.
+        to_host: copies out of it.
+        source: where the numbers are from, for the report.
     """
 
     to_device: float
@@ -29,7 +29,10 @@ class Bandwidth:
     source: str
 
     def seconds(self, counts: Counts, record_bytes: int) -> float:
-        """Modelled seconds of the swaps of one batch: bytes by bandwidth, nothing overlapped, no start-up times."""
+        """Returns the modelled seconds of one batch's swaps: bytes divided by bandwidth.
+
+        Latency and overlap with computation are ignored.
+        """
         copied = counts.rows_in / self.to_device + counts.rows_out / self.to_host
         return copied * record_bytes / max(1, counts.batches)
 
@@ -46,7 +49,7 @@ def _best_rate(target: torch.Tensor, source: torch.Tensor, device: torch.device)
 
 
 def measure_bandwidth(device: torch.device) -> Bandwidth:
-    """Measures copies of 64 MiB, from page-locked memory where the backend has that.
+    """Measures copies of 64 MiB, from pinned memory if the backend has it.
 
     Raises:
         ImportError, ValueError, NotImplementedError, RuntimeError: the device cannot be used.

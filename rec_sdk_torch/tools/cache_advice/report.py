@@ -1,4 +1,4 @@
-"""Prints what was simulated, and draws it."""
+"""Prints and plots the simulated caches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _memory(count: int) -> str:
 
 
 def report_lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
-    """A table of sizes for each table: memory, misses of each policy, modelled time of the first."""
+    """Yields a table of sizes for each table: memory, miss rate of each policy, modelled time of the first policy."""
     for table in tables:
         policies = list(table.counts)
         some = table.counts[policies[0]][0]
         new = some.new / some.rows if some.rows else 0.0
         yield (
             f"table {table.name}: {table.lookups} lookups in {some.batches} batches, {table.distinct} distinct ids, at "
-            f"most {table.largest} in a batch; {new:.1%} of the rows of batches are new, which no cache has"
+            f"most {table.largest} in a batch; {new:.1%} of the rows of batches are new: a miss in any cache"
         )
         heads = [f"{policy:>11}" for policy in policies]
         yield f"{'rows':>12}{'share':>8}{'memory':>13}{''.join(heads)}{'swap, ' + policies[0]:>20}"
@@ -32,16 +32,16 @@ def report_lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]
             yield f"{rows:>12}{rows / table.distinct:>8.1%}{memory:>13}{''.join(rates)}{f'{1e3 * seconds:.3f} ms':>20}"
         yield ""
     copies = f"{bandwidth.to_device / 1e9:.2f} GB/s to the device, {bandwidth.to_host / 1e9:.2f} GB/s back"
-    yield "Columns of policies: rows that were known and not in the cache, of the known rows that batches looked up."
-    yield f"Times are modelled, not measured: bytes of the swaps of a batch at {copies} ({bandwidth.source})."
+    yield "Columns of policies: the miss rate, that is the fraction of known (not new) rows that were not in the cache."
+    yield f"Times are modelled, not measured: bytes of a batch's swaps at {copies} ({bandwidth.source})."
 
 
 def draw_miss_rates(tables: Sequence[Table], path: Path) -> None:
-    """Curves of the miss rate over the size, for each table and policy.
+    """Plots the miss rate over the cache size for each table and policy.
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError, ValueError: the file cannot be written, or its name ends in no kind of picture.
+        OSError, ValueError: the file cannot be written, or its suffix is not an image format.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

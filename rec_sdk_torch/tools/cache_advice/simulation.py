@@ -1,4 +1,4 @@
-"""Counts what a cache would miss: the engine's own policies over the rows of a trace."""
+"""Counts the misses of a cache by running the engine's own policies on a trace."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ... import _engine
 from .traces import Int64Array
 
 MAX_AHEAD = 15
-"""Batches that may be announced beside the one that is planned."""
+"""Largest number of batches that may be announced beside the planned one."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of all batches together.
+    """Counts over all simulated batches.
 
     Attributes:
-        batches: with at least one id.
+        batches: batches with at least one id.
         rows: distinct rows of each batch, summed.
-        new: of these, those that no batch had before.
-        misses: of these, those that were not in the cache, the new ones too.
-        rows_in: rows that came to the cache.
-        rows_out: rows that left it.
+        new: rows that no earlier batch had.
+        misses: rows that were not in the cache, including new ones.
+        rows_in: rows copied to the cache.
+        rows_out: victims written back to the host.
         lookups: ids of all batches.
     """
 
@@ -38,27 +38,28 @@ class Counts:
 
     @property
     def miss_rate(self) -> float:
-        """Known rows that were not there, of the known rows that batches looked up."""
+        """The fraction of known (not new) rows that were not in the cache."""
         known = self.rows - self.new
         return (self.misses - self.new) / known if known else 0.0
 
 
 class Simulation:
-    """The batches of a table, which are read once, in caches of any size under any policy.
+    """The batches of one table, for caches of any size and policy.
 
     Attributes:
-        distinct: different ids.
-        largest: different ids of the largest batch.
+        distinct: number of distinct ids.
+        largest: distinct ids of the largest batch.
     """
 
     def __init__(self, ids: Int64Array, starts: Int64Array) -> None:
-        """
+        """Reads the batches into the engine.
+
         Args:
-            ids: int64 `[n]` of all batches.
-            starts: int64 `[batches + 1]`, where each batch begins, from 0 to n.
+            ids: int64 `[n]`, the ids of all batches.
+            starts: int64 `[batches + 1]`, ascending from 0 to n: where each batch begins.
 
         Raises:
-            ValueError: other starts.
+            ValueError: `starts` do not ascend from 0 to n.
         """
         self._trace = _engine.CacheTrace(ids, starts)
         self._starts = starts
@@ -66,22 +67,21 @@ class Simulation:
 
     @classmethod
     def from_batches(cls, batches: Sequence[Int64Array]) -> Simulation:
-        """Makes the simulation of batches, int64 ids of each."""
+        """Creates the simulation of separate batches, int64 `[n]` each."""
         return cls(np.concatenate(batches), np.cumsum([0, *map(len, batches)]))
 
     def run(self, slots: int, policy: str, ahead: int, warm: int = 0) -> Counts:
-        """Plans all batches as the engine does, each trained before the next, without other batches in flight.
+        """Plans all batches as the engine does, each trained before the next one.
 
         Args:
             slots: rows of the cache.
-            policy: its name in the engine.
-            ahead: batches that are announced before they come, at most `MAX_AHEAD`; only policies that look ahead
-                care.
-            warm: batches at the beginning that are planned and not counted.
+            policy: name of the policy.
+            ahead: batches announced in advance, at most `MAX_AHEAD`; ignored by policies that do not look ahead.
+            warm: number of first batches that are planned but not counted.
 
         Raises:
-            CacheTooSmallError: a batch has more distinct ids than there are slots.
-            ValueError: there is no such policy.
+            CacheTooSmallError: a batch has more distinct ids than slots.
+            ValueError: the policy is unknown.
         """
         rows, new, misses, rows_out = self._trace.simulate(slots, policy, ahead, warm)
         lookups = int(self._starts[-1] - self._starts[warm])

@@ -1,4 +1,4 @@
-"""Traces: the ids that a run looked up, table by table, from a file."""
+"""Reads traces: the ids that a run looked up in each table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
 OFFSETS = "_offsets"
-"""`<table>_offsets` says where the samples of `<table>` begin."""
+"""Suffix of an array's name: `<table>_offsets` has the start of each sample in `<table>`."""
 
 
 class TraceError(ValueError):
-    """A file is no trace, or is damaged; the message names it and what is wrong."""
+    """Exception for a file that is not a trace, or is damaged; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -25,30 +25,30 @@ class Trace:
     """The lookups of one table.
 
     Attributes:
-        ids: int64 `[n]`, in the order in which samples came.
-        offsets: int64 `[samples + 1]`, where the ids of each sample begin; the last is n.
+        ids: int64 `[n]`, in the order of the samples.
+        offsets: int64 `[samples + 1]`, where the ids of each sample begin; the last one is n.
     """
 
     ids: Int64Array
     offsets: Int64Array
 
     def starts(self, samples: int) -> Int64Array:
-        """Returns where in `ids` each batch of `samples` samples begins, without empty batches, and n at the end."""
+        """Returns where each batch of `samples` samples begins in `ids`, without empty batches, followed by n."""
         found: Int64Array = np.unique(np.append(self.offsets[:-1:samples], self.offsets[-1]))
         return found
 
 
 def read_traces(path: Path) -> dict[str, Trace]:
-    """The traces of a file, by table.
+    """Reads the traces of a file, by table.
 
-    A file is `.npz` or `.safetensors`, with an array of integers for each table, or `.parquet`, with a column of
-    integers or of lists of integers for each. An array `[samples]` has an id of each sample, `[samples, k]` has k;
-    beside `<table>_offsets`, `[samples + 1]`, an array `[n]` has the ids of all samples in a row. Arrays and columns of
-    other types are passed over.
+    A `.npz` or `.safetensors` file has an array of integers for each table. `[samples]` has one id per sample,
+    `[samples, k]` has k ids per sample. An array `[n]` beside `<table>_offsets` `[samples + 1]` has the ids of all
+    samples in a row. A `.parquet` file has a column of integers, or of lists of integers, for each table. Arrays and
+    columns of other types are ignored.
 
     Raises:
-        TraceError: there is no such file, it cannot be read, or has no ids.
-        ImportError: a package that reads it is not installed.
+        TraceError: the file does not exist, cannot be read, or has no ids.
+        ImportError: the package that reads this format is not installed.
     """
     readers: dict[str, Callable[[Path], dict[str, Trace]]] = {
         ".npz": lambda file: _arrays(_npz(file), file),
@@ -56,12 +56,12 @@ def read_traces(path: Path) -> dict[str, Trace]:
         ".parquet": _parquet,
     }
     if path.suffix not in readers:
-        raise TraceError(f"{path}: a trace ends in {', '.join(readers)}")
+        raise TraceError(f"{path}: the name of a trace ends in {', '.join(readers)}")
     if not path.is_file():
         raise TraceError(f"{path}: there is no such file")
     found = {name: trace for name, trace in readers[path.suffix](path).items() if len(trace.ids)}
     if not found:
-        raise TraceError(f"{path}: has no array or column of integers, which ids are")
+        raise TraceError(f"{path}: has no array or column of integers")
     return found
 
 
@@ -70,19 +70,19 @@ def _npz(path: Path) -> Mapping[str, npt.NDArray[Any]]:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise TraceError(f"{path}: is no .npz file of plain arrays: {error}") from error
+        raise TraceError(f"{path}: is not an .npz file of plain arrays: {error}") from error
 
 
 def _safetensors(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise ImportError(f"{path}: the package safetensors reads it, which is not installed") from error
+        raise ImportError(f"{path}: reading it requires the package safetensors, which is not installed") from error
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it has no other way
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # safe_open is not iterable
     except (OSError, SafetensorError) as error:
-        raise TraceError(f"{path}: is no .safetensors file: {error}") from error
+        raise TraceError(f"{path}: is not a .safetensors file: {error}") from error
     kept = {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()}
     return {name: tensor.numpy() for name, tensor in kept.items()}
 
@@ -97,7 +97,11 @@ def _arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, Tra
 
 
 def _trace(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str) -> Trace:
-    """Raises TraceError for shapes that are none of a trace."""
+    """Builds the trace of an array of ids and its optional offsets.
+
+    Raises:
+        TraceError: the shapes or the offsets are invalid.
+    """
     flat = array.reshape(-1).astype(np.int64)
     if offsets is None:
         if array.ndim not in (1, 2):
@@ -106,9 +110,9 @@ def _trace(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str
         return Trace(flat, np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample)
     starts = offsets.astype(np.int64)
     if array.ndim != 1 or starts.ndim != 1 or len(starts) < 2:
-        raise TraceError(f"{where} and its offsets have to be flat, the offsets with one more than there are samples")
+        raise TraceError(f"{where} and its offsets must have one dimension, and the offsets at least 2 elements")
     if starts[0] != 0 or starts[-1] != len(flat) or (np.diff(starts) < 0).any():
-        raise TraceError(f"{where}: its offsets have to grow from 0 to the number of ids, {len(flat)}")
+        raise TraceError(f"{where}: its offsets must ascend from 0 to the number of ids, {len(flat)}")
     return Trace(flat, starts)
 
 
@@ -117,11 +121,11 @@ def _parquet(path: Path) -> dict[str, Trace]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError(f"{path}: the package pyarrow reads it, which is not installed") from error
+        raise ImportError(f"{path}: reading it requires the package pyarrow, which is not installed") from error
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{path}: is no .parquet file: {error}") from error
+        raise TraceError(f"{path}: is not a .parquet file: {error}") from error
     found = {}
     for name in table.column_names:
         chunks = table[name].combine_chunks()

@@ -1,1 +1,1 @@
-"""`python -m rec_sdk_torch.doctor`: what works on this machine, and what does not and why."""
+"""`python -m rec_sdk_torch.doctor` reports what works on this machine, and why the rest does not."""

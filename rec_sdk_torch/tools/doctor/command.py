@@ -1,10 +1,10 @@
-"""Says what works on this machine: versions, devices, memory, threads; then trains a small table on each device.
+"""Reports what works on this machine: versions, devices, memory, threads; then trains a small table on each device.
 
-Send what it prints along with a question or a report. It changes nothing, and writes only to a temporary folder. A
-device that does not work has the reason beside it. The self-test trains a cached table for ten seconds on each device
-that works, beside the same table in plain torch, compares all weights, saves and loads. The exit status is 0 where the
-CPU and every device that works pass it, 1 where one does not, where a device of --device does not work or where nothing
-can be imported, and 2 after a wrong argument.
+Send the report along with a question. The command changes nothing and writes only to a temporary folder. A device that
+does not work is listed with the reason. The self-test trains a cached table for ten seconds on each working device, and
+the same table in plain torch. It compares all weights, then saves and loads. The exit status is 0 if the CPU and every
+working device pass. It is 1 if a device fails, a device of --device does not work, or nothing can be imported. It is 2
+after a wrong argument.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _import_problem(module: str) -> str:
-    """Why a module cannot be imported; empty where it can."""
+    """Returns why a module cannot be imported; "" if it can."""
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -71,14 +71,14 @@ def _torch_lines() -> list[str]:
 
 
 def _check_device(kind: str, seconds: float) -> bool | None:
-    """Prints a device's line and that of its self-test; None where it cannot be used."""
+    """Prints whether a device works and passes the self-test; returns None if it does not work."""
     from ...operators.devices.backends import backend_for, parse_device
 
     print(f"\ndevice {kind}", flush=True)
     try:
         device = parse_device(kind)
         free = backend_for(device).free_memory(device)
-    except Exception as error:  # torch_npu and CUDA raise many
+    except Exception as error:  # torch_npu and CUDA raise errors of many types
         print(f"  does not work here: {_one_line(error)}", flush=True)
         return None
     print(f"  works: {device}, {machine.size(free)} free", flush=True)
@@ -99,14 +99,21 @@ def _check_device(kind: str, seconds: float) -> bool | None:
 def _parser() -> CommandParser:
     parser = CommandParser(prog=PROGRAM, description=__doc__, example=EXAMPLE)
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of the self-test of each device; 0: none (default: %(default)g)"
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="duration of each device's self-test; 0: no test (default: %(default)g)",
     )
-    parser.add_argument("--device", action="append", help="cpu, cuda, npu, or one with its index; default: all three")
+    parser.add_argument(
+        "--device",
+        action="append",
+        help="cpu, cuda, npu, or one with an index, such as cuda:1; may be repeated; default: all three",
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report; the exit status."""
+    """Prints the report and returns the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not 0 <= options.seconds <= 3600:
@@ -125,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     _section("as imported", _torch_lines())
     passed = {device: _check_device(device, options.seconds) for device in options.device or KINDS}
-    asked = options.device or ("cpu",)
-    failed = [device for device, ok in passed.items() if ok is False or (ok is None and device in asked)]
+    required = options.device or ("cpu",)
+    failed = [device for device, ok in passed.items() if ok is False or (ok is None and device in required)]
     works, broken = ([device for device, ok in passed.items() if bool(ok) is wanted] for wanted in (True, False))
     print(f"\nworks: {', '.join(works) or 'nothing'}; does not: {', '.join(broken) or 'nothing'}")
     return 1 if failed else 0

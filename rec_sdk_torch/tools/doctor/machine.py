@@ -1,4 +1,4 @@
-"""Facts about the machine and what is installed, as lines of text. Imports neither torch nor anything that needs it."""
+"""Facts about the machine and installed packages, as lines of text. Works without torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LIBRARIES = {
 
 
 def read(path: str | Path) -> str:
-    """The text of a file of /proc or /sys; empty where it is not there or may not be read."""
+    """Returns the text of a file in /proc or /sys; "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
 
 def size(count: float) -> str:
-    """Bytes as people read them, such as `1.5 GiB`."""
+    """Returns a number of bytes with a unit, such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -41,14 +41,14 @@ def size(count: float) -> str:
 
 
 def system() -> Iterator[str]:
-    """Interpreter and operating system."""
+    """Yields the versions of the interpreter and the operating system."""
     libc = " ".join(platform.libc_ver()).strip() or "unknown libc"
     yield f"Python {platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield f"{platform.system()} {platform.release()}, {platform.machine()}, {libc}"
 
 
 def packages() -> Iterator[str]:
-    """Versions of what is installed beside this package."""
+    """Yields the versions of the packages that this one works with."""
     for name in _PACKAGES:
         try:
             yield f"{name} {importlib.metadata.version(name)}"
@@ -57,7 +57,7 @@ def packages() -> Iterator[str]:
 
 
 def libraries() -> Iterator[str]:
-    """The parts of this package that were built."""
+    """Yields which libraries of this package are built."""
     for pattern, meaning in _LIBRARIES.items():
         found = next(iter(_PACKAGE.glob(pattern)), None)
         yield f"{meaning}: {'not built' if found is None else found.name}"
@@ -71,7 +71,7 @@ def _cpu_name() -> str:
 
 
 def _cpu_quota() -> str:
-    """The share of the processors that a container may use; empty where there is no bound."""
+    """Returns how many processors a container may use; "" without a limit."""
     quota, _, period = read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
         return f", of which the container may use {int(quota) / int(period):.1f}"
@@ -79,11 +79,11 @@ def _cpu_quota() -> str:
 
 
 def processors() -> Iterator[str]:
-    """Processors, and the variables that bound threads."""
+    """Yields the processors, and the environment variables that limit threads."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield f"{_cpu_name()}: {allowed} of {os.cpu_count()} processors{_cpu_quota()}"
-    given = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
-    yield f"threads by the environment: {', '.join(given) or 'not set'}"
+    settings = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
+    yield f"threads by the environment: {', '.join(settings) or 'not set'}"
 
 
 def _page_locked() -> str:
@@ -97,7 +97,7 @@ def _page_locked() -> str:
 
 
 def memory() -> Iterator[str]:
-    """Host memory, huge pages, and room for files."""
+    """Yields free host memory, huge-page settings, and free space for files."""
     fields = (line.split() for line in read("/proc/meminfo").splitlines())
     info = {name.rstrip(":"): int(rest[0]) for name, *rest in fields if rest and rest[0].isdecimal()}
     if info:

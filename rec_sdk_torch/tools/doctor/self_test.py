@@ -1,4 +1,4 @@
-"""The self-test of a device: a small cached table is trained for seconds, beside the same one in plain torch."""
+"""The self-test of a device: trains a small cached table, and the same table in plain torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ROWS, DIM, BATCH, BAG = 20_000, 16, 1024, 4
 LEAST_STEPS = 5
 RATE = 0.05
 TOLERANCE = 1e-4
-"""Largest difference of a weight: plain torch adds gradients of equal ids in another order."""
+"""Largest allowed difference of a weight: plain torch sums the gradients of equal ids in another order."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished self-test.
+    """The result of a self-test.
 
     Attributes:
         steps: training steps.
-        seconds: they took, with those in plain torch.
-        rows_in: rows that came to the cache.
-        difference: the largest of a weight from plain torch's.
-        saved: whether the rows of a save were the same bits when loaded.
+        seconds: duration, including plain torch.
+        rows_in: rows that were copied to the cache.
+        difference: largest difference of a weight from plain torch.
+        saved: whether a save restored the same bits.
     """
 
     steps: int
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether the device can be trusted with tables, as far as this shows."""
+        """Whether the device passed: the cache was used, weights agree, and the save restored the bits."""
         return self.saved and self.difference <= TOLERANCE and self.rows_in > 0
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ def _table(device: torch.device, seed: int) -> TableBatchedEmbedding:
 
 
 def train(device: torch.device, seconds: float) -> Outcome:
-    """Trains on `device` and in plain torch on the host with the same batches, compares, saves and loads.
+    """Trains the same batches on `device` and in plain torch on the host, compares, saves and loads.
 
     Raises:
-        Exception: whatever does not work.
+        Exception: any error of training, saving or loading.
     """
     draws = torch.Generator(device="cpu").manual_seed(0)
     ours, everything = _table(device, seed=1), torch.arange(ROWS, device="cpu")
