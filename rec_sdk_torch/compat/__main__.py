@@ -1,7 +1,8 @@
-"""Runs a script that was written for Rec SDK or dynamicemb, without an edit: its imports find this package's names.
+"""Runs an unchanged script that was written for Rec SDK or dynamicemb: its imports get this package's names.
 
-`torchrec_embcache`, `hybrid_torchrec` and `dynamicemb` are then modules over cached tables, on CPU, CUDA and NPU. The
-script sees its own arguments only, and `__name__` is "__main__". docs/porting.md says what is ported how.
+`torchrec_embcache`, `hybrid_torchrec` and `dynamicemb` are then modules over cached tables, on CPU, CUDA and NPU.
+`sys.argv` contains only the script's own arguments, and `__name__` is "__main__". docs/porting.md lists what is
+supported.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _parser() -> CommandParser:
 
 
 def _missing(module: str) -> str:
-    """Says why a module cannot be run; empty where it can, as far as is known before it runs."""
+    """Returns why a module cannot be run; "" if nothing is known to prevent it."""
     if not all(part.isidentifier() for part in module.split(".")):
         return f"{module!r} is no name of a module"
     try:
@@ -42,24 +43,24 @@ def _missing(module: str) -> str:
             return f"{module!r} is a package without __main__"
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # of what the package imports
+            raise  # an import of the package failed
         return str(error)
-    except ValueError:  # it is __main__ itself
+    except ValueError:  # the module is __main__ itself
         return ""
     return f"No module named {module!r}" if found is None else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a script or a module as `__main__`; 2, and one line of error, where there is none."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    as_module = given[:1] == ["-m"]
-    program = given[as_module:]
-    if given[:1] in (["-h"], ["--help"]):
+    """Runs a script or a module as `__main__`; returns 2 after one line of error if it does not exist."""
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    as_module = command[:1] == ["-m"]
+    program = command[as_module:]
+    if command[:1] in (["-h"], ["--help"]):
         _parser().print_help()
         return 0
     if not program or program[0].startswith("-"):
-        _parser().error(f"expected a script, or -m and the name of a module, got {' '.join(given) or 'nothing'!r}")
-    import rec_sdk_torch.compat  # noqa: F401  # it is imported by now, unless this file is run by its path
+        _parser().error(f"expected a script, or -m and the name of a module, got {' '.join(command) or 'nothing'!r}")
+    import rec_sdk_torch.compat  # noqa: F401  # imported already, unless this file is run by its path
 
     if as_module:
         problem = _missing(program[0])
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(_PROGRAM, f"there is no script {program[0]!r}; to run a module, put -m before it")
         return BAD_USE
     sys.argv = program
-    sys.path[0] = os.path.dirname(os.path.abspath(program[0]))  # as python script.py has it
+    sys.path[0] = os.path.dirname(os.path.abspath(program[0]))  # as `python script.py` does
     runpy.run_path(program[0], run_name="__main__")
     return 0
 

@@ -1,11 +1,11 @@
-"""Everything that compat changes outside of its own names:
+"""Changes by compat outside its own names:
 
-- To TorchRec's `Topology`, `compute_device="npu"` is a device with memory of its own, as in Rec SDK's patched wheel.
-- `torch.ops.load_library` of `libfbgemm_npu_api.so`, Rec SDK's operators, does nothing where there is no such file:
-  the operators here are `rec_sdk_torch`'s, and loaded already.
-- Adagrad and AccumulateAdagrad have Rec SDK's eps, 1e-8, in tables whose script does not give one.
-- Collections read configs as Rec SDK's do (`modules/defaults.py`): TorchRec's own make hash tables, and initial
-  weights are Rec SDK's where a config does not give them.
+- TorchRec's `Topology` treats `compute_device="npu"` as a device with its own memory, as in Rec SDK's patched wheel.
+- `torch.ops.load_library` of `libfbgemm_npu_api.so`, Rec SDK's operators, does nothing if the file does not exist,
+  because `rec_sdk_torch` has loaded its own operators.
+- Adagrad and AccumulateAdagrad have Rec SDK's eps, 1e-8, unless the script sets it.
+- Collections use Rec SDK's defaults for configs (`modules/defaults.py`): TorchRec's own configs make hash tables, and
+  initial weights are Rec SDK's if a config does not set them.
 - Processes that `multiprocessing` spawns (`torch.multiprocessing.spawn`) import compat before the script.
 """
 
@@ -31,7 +31,7 @@ _ADAGRAD_EPS = 1e-8
 
 @functools.cache
 def install() -> None:
-    """Makes the changes, once."""
+    """Applies the changes, once per process."""
     try:
         importlib.import_module("torchrec")
     except ModuleNotFoundError as error:
@@ -52,14 +52,14 @@ def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:
         try:
             load(path)
         except OSError:
-            if os.path.exists(path):  # it is there, and does not load: that is for the script to know
+            if os.path.exists(path):  # the file exists but does not load, which the script must not miss
                 raise
 
     return tolerant
 
 
 def _with_compat(command_line: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """The command of a spawned process, that imports compat with this process's `sys.path`."""
+    """Returns `command_line` changed so that the spawned process imports compat, with this process's `sys.path`."""
 
     @functools.wraps(command_line)
     def with_compat(**kwargs: Any) -> list[str]:

@@ -1,13 +1,13 @@
-"""Constants that Rec SDK's scripts import. The limits are Rec SDK's: tables here do not have them."""
+"""Constants that Rec SDK's scripts import. The limits are Rec SDK's; tables of this package do not have them."""
 
 import importlib.metadata
 import re
 
 
 def release(package: str) -> tuple[int, int, int]:
-    """The first three numbers of a package's version, without what a pre-release or a nightly build has behind them.
+    """Returns the first three numbers of a package's version, without suffixes of pre-releases and nightly builds.
 
-    (0, 0, 0) where no package of this name is installed: nightly builds may have another name.
+    Returns (0, 0, 0) if no package of this name is installed; nightly builds may have another name.
     """
     try:
         version = importlib.metadata.version(package)
@@ -31,13 +31,13 @@ MAX_MULTI_HOT_SIZE = 102_400
 MAX_WORLD_SIZE = 10_000
 MAX_BATCH_SIZE = 102_400
 MAX_CACHINE_MEM_SIZE = 64 * 2**30
-"""In bytes; the name is Rec SDK's."""
+"""In bytes; the spelling is Rec SDK's."""
 MAX_LOCAL_UNIQUE_PARALLEL_BATCH_NUM = 24
 MIN_EVICT_STEP_INTERVAL = 10
 MAX_PIPE_N_BATCH = 12
-"""The pipelines here hold to it."""
+"""The pipelines here have the same limit."""
 
 SAVE_PATH_MAX_LEN = 1024
-"""Characters of a path; `check_path` here holds to it."""
+"""Maximum number of characters of a path; `check_path` here has the same limit."""
 TIMESTAMP_FORMAT = "%Y%m%d%H%M%S"
-"""Names of folders of saves; of a second's later saves, microseconds are behind it here."""
+"""Format of the folder names of saves; a second save within a second appends microseconds here."""

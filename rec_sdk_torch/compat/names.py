@@ -1,4 +1,4 @@
-"""Rec SDK's and dynamicemb's import names: modules that have no files, and whose contents are `rec_sdk_torch`'s."""
+"""Import names of Rec SDK and dynamicemb: modules without files, with the contents of `rec_sdk_torch`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MODULES_OF_REC_SDK: dict[str, dict[str, str]] = {
     "hybrid_torchrec.saver": _SAVER,
     "hybrid_torchrec.utils": _UTILS,
 }
-"""The modules of Rec SDK: names, by the module below `rec_sdk_torch` that has them."""
+"""Modules of Rec SDK; for each the source modules below `rec_sdk_torch`, with the names that each provides."""
 
 _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     "": {
@@ -110,14 +110,14 @@ _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     },
     ".utils": {"enums": "DTYPE_NUM_BYTES torch_to_dyn_emb"},
 }
-"""The modules of dynamicemb: names, by the module of `rec_sdk_torch.compat.dynamicemb` that has them."""
+"""Modules of dynamicemb; for each the source modules of `rec_sdk_torch.compat.dynamicemb`, with their names."""
 _NAMES = _MODULES_OF_REC_SDK | {
     f"{package}{module}": {f"compat.dynamicemb.{source}": names for source, names in sources.items()}
     for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
     for module, sources in _MODULES_OF_DYNAMICEMB.items()
 }
 MODULES = {module: " ".join(sources.values()).split() for module, sources in _NAMES.items()}
-"""The names of each module."""
+"""Names that each module provides."""
 _SOURCES = {
     (module, name): f"rec_sdk_torch.{source}".rstrip(".")
     for module, sources in _NAMES.items()
@@ -126,19 +126,19 @@ _SOURCES = {
 }
 _PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
 _IMPORT = "_find_and_load_unlocked"
-"""The function of importlib that an import statement calls, and nothing that only looks for a module."""
+"""The importlib function that import statements call, but calls that only search for a module do not."""
 
 
 def _is_from_import(frame: types.FrameType) -> bool:
-    """Returns whether a frame is at the `x` of `from module import x`.
+    """Returns whether a frame executes the import of `x` in `from module import x`.
 
-    The statement would replace an AttributeError by an ImportError of its own, which says "unknown location".
+    The statement would replace an AttributeError by an ImportError of its own, with the text "unknown location".
     """
     return bool(frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"])
 
 
 class _Module(types.ModuleType):
-    """A module of Rec SDK or dynamicemb. A name is looked up when it is first used, as in `rec_sdk_torch`."""
+    """A module of Rec SDK or dynamicemb, which looks up a name at its first use, as `rec_sdk_torch` does."""
 
     def __getattr__(self, name: str) -> Any:
         names = MODULES[self.__name__]
@@ -157,7 +157,7 @@ class _Module(types.ModuleType):
 
 
 def _missing(module: str) -> str:
-    """Returns the message of the error that there is no such module of a package that has others."""
+    """Returns the error message for a missing module of a package that provides others."""
     parent = module.rpartition(".")[0]
     beside = [name for name in MODULES if name.rpartition(".")[0] == parent]
     offered = f"it has {', '.join(beside)}" if beside else "it has no submodules"
@@ -171,19 +171,19 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Names come when they are used. dynamicemb's scripts say CUDA, which has a meaning from now on."""
+        """Does nothing, since names are looked up at their first use; for `dynamicemb`, installs the CUDA names."""
         if module.__name__ == "dynamicemb":
             importlib.import_module("rec_sdk_torch.compat.dynamicemb.cuda_names").install()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of `MODULES`, and no others."""
+    """Finder of the modules in `MODULES`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in MODULES:
-            # Others than import statements ask whether there is such a module: `None` is the answer to that.
+            # Only import statements raise here; functions that search for a module, such as find_spec, expect None.
             if fullname.partition(".")[0] in _PACKAGES and sys._getframe(2).f_code.co_name == _IMPORT:
                 raise ModuleNotFoundError(_missing(fullname), name=fullname)
             return None
@@ -192,10 +192,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Makes the modules importable. An installed package of the same name is not used, and a warning says so.
+    """Makes the modules importable. Installed packages of the same names are not used, with a warning.
 
     Raises:
-        ImportError: one of them was imported before, so that a script would get a part from each.
+        ImportError: one of the packages was imported before, so that a script would use parts of both.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -207,11 +207,11 @@ def install() -> None:
                 "python -m rec_sdk_torch.compat",
                 name=package,
             )
-        found = importlib.util.find_spec(package)
-        if found is not None:
-            places = found.origin or ", ".join(found.submodule_search_locations or ())
+        installed = importlib.util.find_spec(package)
+        if installed is not None:
+            location = installed.origin or ", ".join(installed.submodule_search_locations or ())
             warn(
-                f"{package} is installed ({places}), and is not used: rec_sdk_torch.compat takes its name",
+                f"{package} is installed ({location}), and is not used: rec_sdk_torch.compat takes its name",
                 ConfigurationWarning,
             )
     sys.meta_path.insert(0, _Finder())

@@ -1,4 +1,4 @@
-"""`safe_makedirs` and `check_path`, which Rec SDK's scripts use around their saves."""
+"""`safe_makedirs` and `check_path`, which Rec SDK's scripts call around saves."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ _CHECKS = {"file_size_min", "file_size_max", "black_dirs", "sensitive_words"}
 
 
 def safe_makedirs(path: str, mode: int = 0o750, exist_ok: bool = True) -> None:
-    """Makes a folder and those above it that are missing, readable by the owner and its group at most.
+    """Creates a folder and its missing parents, readable at most by the owner and its group.
 
     Raises:
         TypeError, ValueError: see `check_path`.
-        FileExistsError: there is a file of that name, or a folder and not `exist_ok`.
+        FileExistsError: a file of that name exists, or a folder and `exist_ok` is False.
     """
     check_path(path)
     missing = [folder for folder in (Path(path), *Path(path).parents) if not folder.exists()]
     for folder in reversed(missing):
-        # Not os.makedirs, which gives the folders above the process's own mode.
+        # os.makedirs would ignore `mode` for parent folders.
         folder.mkdir(mode=mode, exist_ok=exist_ok or folder != Path(path))
     if not missing:
         Path(path).mkdir(mode=mode, exist_ok=exist_ok)
 
 
 def check_path(value: str, need_exist: bool = False, is_dir: bool = False, **kwargs: Any) -> None:
-    """Checks a path for what would make a save or load go elsewhere, or fail late.
+    """Checks that a path has no property that would make a save or load use another place, or fail later.
 
-    Rec SDK also refuses system folders, words such as `Key` and folders that others can read; here that is so only
-    where `black_dirs` and `sensitive_words` say it.
+    Rec SDK also rejects system folders, words such as `Key` and folders that others can read. Here only `black_dirs`
+    and `sensitive_words` do so.
 
     Args:
         value: the path.
-        need_exist: it must exist.
-        is_dir: it must be a folder that exists.
-        kwargs: `file_size_min`, `file_size_max` in bytes, 0: no limit; `black_dirs`: folders that it must not be in;
-            `sensitive_words`: what it must not contain.
+        need_exist: whether it must exist.
+        is_dir: whether it must be an existing folder.
+        kwargs: `file_size_min`, `file_size_max`: in bytes, 0 for no limit; `black_dirs`: folders that must not contain
+            the path; `sensitive_words`: texts that the path must not contain.
 
     Raises:
-        TypeError: `value` is no string, or an unknown keyword.
-        ValueError: a symbolic link on the way, or a check that fails; the message says which.
+        TypeError: `value` is not a string, or a keyword is unknown.
+        ValueError: the path contains a symbolic link, or a check fails; the message names it.
     """
     unknown = kwargs.keys() - _CHECKS
     if unknown:

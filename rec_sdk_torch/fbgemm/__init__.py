@@ -1,6 +1,6 @@
-"""FBGEMM's `SplitTableBatchedEmbeddingBagsCodegen` over our tables, and its enums, without importing FBGEMM.
+"""FBGEMM's `SplitTableBatchedEmbeddingBagsCodegen` and its enums over tables of this package.
 
-`rec_sdk_torch.compat.fbgemm` has the same names. Needs torch only.
+`rec_sdk_torch.compat.fbgemm` provides the same names. Only torch is required; FBGEMM is not imported.
 """
 
 from types import ModuleType as _Module

@@ -20,10 +20,10 @@ _HYPER_PARAMETERS = {"lr", "eps", "beta1", "beta2", "weight_decay", "lower_bound
 
 
 class TableAccess(TableMethods, torch.nn.Module):
-    """Weights, states and options of the tables.
+    """Access to weights, states and options of the tables.
 
-    DEVICE and HOST tables are views of the rows that the kernels read and write. MANAGED and MANAGED_CACHING ones are
-    copies in host memory, of rows wherever they are; writing to one raises RuntimeError.
+    DEVICE and HOST tables are returned as views of the rows that the kernels read and write. MANAGED and
+    MANAGED_CACHING tables are returned as copies in host memory; writing to a copy raises RuntimeError.
     """
 
     tables: TableBatchedEmbedding
@@ -33,7 +33,7 @@ class TableAccess(TableMethods, torch.nn.Module):
 
     @property
     def embedding(self) -> TableBatchedEmbedding:
-        """`tables`, under the name that it has in collections."""
+        """`tables`, under the attribute name that collections have."""
         return self.tables
 
     def _make_ready(self) -> None:
@@ -43,11 +43,11 @@ class TableAccess(TableMethods, torch.nn.Module):
         self._make_ready()
 
     def _first_features(self) -> list[int]:
-        """For each table a feature that looks it up."""
+        """Returns for each table the first feature that looks it up."""
         raise NotImplementedError
 
     def _parts(self) -> list[dict[str, torch.Tensor]]:
-        """The parts of each table."""
+        """Returns the parts of each table: views or read-only copies."""
         self._make_ready()
         views = [self.tables.view(table.name) for table in self.tables.tables]
         pairs = zip(views, self._specs, strict=True)
@@ -56,11 +56,11 @@ class TableAccess(TableMethods, torch.nn.Module):
     # ---- weights
 
     def split_embedding_weights(self) -> list[torch.Tensor]:
-        """Weights of each table, `[rows, D]`: views or copies, as the class says."""
+        """Returns the weights of each table, `[rows, D]`: views or copies, see the class."""
         return [parts["weight"] for parts in self._parts()]
 
     def init_embedding_weights_uniform(self, min_val: float, max_val: float) -> None:
-        """Draws all weights from `[min_val, max_val)`; on the CPU the numbers that FBGEMM draws there."""
+        """Draws all weights from `[min_val, max_val)`; on the CPU the same numbers as FBGEMM."""
         self._make_ready()
         for table, spec in zip(self.tables.tables, self._specs, strict=True):
             if spec.is_resident():
@@ -69,20 +69,22 @@ class TableAccess(TableMethods, torch.nn.Module):
                 fill_uniform(self.tables, table.name, min_val, max_val)
 
     def flush(self) -> None:
-        """Ends copies of rows that are on their way. Reads of tables see all updates, with and without it."""
+        """Completes copies of rows in progress. Reads of tables return all updates in any case."""
         self._make_ready()
         with self.tables.exclusive():
             for group in self.tables.groups:
                 group.swap.settle()
 
     def reset_cache_states(self) -> None:
-        """Does nothing but log a line: the cache has what the tables have, and no row of it can be out of date."""
+        """Does nothing but log a line: rows in the cache are never out of date."""
         logger.warning("reset_cache_states has no effect: rows of the cache are never out of date")
 
     # ---- states
 
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
-        """The states of each table in FBGEMM's order, `[rows, D]`, or `[rows]`; [] of an optimizer without.
+        """Returns the states of each table in FBGEMM's order, `[rows, D]` or `[rows]`.
+
+        Returns [] for an optimizer without states.
 
         Raises:
             NotImplementedError: the optimizer is NONE.
@@ -98,7 +100,7 @@ class TableAccess(TableMethods, torch.nn.Module):
         ]
 
     def get_optimizer_state(self) -> list[dict[str, torch.Tensor]]:
-        """As `split_optimizer_states`, by the names that torch's optimizers have, with `iter` where FBGEMM's has it.
+        """Returns the states of each table by the names of torch's optimizers, with `iter` if FBGEMM includes it.
 
         Raises:
             NotImplementedError: the optimizer is NONE.
@@ -111,7 +113,7 @@ class TableAccess(TableMethods, torch.nn.Module):
     # ---- options
 
     def set_learning_rate(self, lr: float) -> None:
-        """The learning rate of updates from now on.
+        """Sets the learning rate of later updates.
 
         Raises:
             NotImplementedError: the optimizer is NONE.
@@ -119,18 +121,18 @@ class TableAccess(TableMethods, torch.nn.Module):
         self.update_hyper_parameters({"lr": lr})
 
     def get_learning_rate(self) -> float:
-        """The learning rate; 0 with the optimizer NONE."""
+        """Returns the learning rate; 0 with the optimizer NONE."""
         return float(self._optimizer.options.get("lr", 0.0))
 
     @property
     def iter(self) -> torch.Tensor:
-        """Updates so far, int64 `[1]`; FBGEMM counts forwards."""
+        """Number of updates, int64 `[1]`; FBGEMM counts forwards."""
         return torch.tensor([self._optimizer.step], device="cpu")
 
     def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
-        """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound`, from the next update on.
+        """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound` for later updates.
 
-        A name that the optimizer does not have is logged, and has no effect.
+        A name that the optimizer does not have is logged and has no effect.
 
         Raises:
             NotImplementedError: another name, or the optimizer is NONE; nothing was set.
@@ -160,7 +162,10 @@ class TableAccess(TableMethods, torch.nn.Module):
     # ---- state dicts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """`tables.<table>.weight`, `states.<table>.<FBGEMM's name of the state>` and `states.iter`: one moment."""
+        """Returns a consistent snapshot of weights and optimizer states.
+
+        The keys are `tables.<table>.weight`, `states.<table>.<FBGEMM's state name>` and `states.iter`.
+        """
         with self.tables.exclusive():
             return super().state_dict(*args, **kwargs)
 
@@ -178,9 +183,9 @@ class TableAccess(TableMethods, torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Its own keys or FBGEMM's."""
+        """Loads this module's keys or FBGEMM's."""
         names = [table.name for table in self.tables.tables]
-        if f"{prefix}weights_placements" in state_dict:  # FBGEMM's
+        if f"{prefix}weights_placements" in state_dict:  # a state dict of FBGEMM's
             try:
                 from_fbgemm(state_dict, prefix, names, self._specs, self._first_features(), self._optimizer)
             except ValueError as error:

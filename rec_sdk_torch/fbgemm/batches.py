@@ -1,4 +1,4 @@
-"""FBGEMM's batches as the tables read them: the order of features, batch sizes per feature, offsets that are wrong."""
+"""Conversion of FBGEMM's batches: order of features, batch sizes per feature, repair of invalid offsets."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import torch
 from ..tbe import Int64Array, padded_offset_indices
 
 BatchSizes = Sequence[Sequence[int]]
-"""`batch_size_per_feature_per_rank`: of each feature the batch size of each rank."""
+"""`batch_size_per_feature_per_rank`: for each feature the batch size of each rank."""
 
 
 class FeatureOrder:
-    """Where features are: in a batch in the order of `feature_table_map`, in the tables each beside those of its table.
+    """Mapping between the order of features in a batch and in the tables.
+
+    A batch has the order of `feature_table_map`; in the tables, the features of one table are adjacent.
 
     Attributes:
-        features: of each table, how many look it up.
-        keys, key_array: for each feature of the tables the one of the batch.
-        same: both orders are one.
+        features: number of features of each table.
+        keys, key_array: for each feature in table order, its index in the batch.
+        same: whether both orders are the same.
     """
 
     def __init__(self, feature_table_map: Sequence[int] | None, dims: Sequence[int]) -> None:
-        """
+        """Computes the orders.
+
         Raises:
-            ValueError: a feature of no table, or a table without a feature.
+            ValueError: a feature without a table, or a table without a feature.
         """
         tables = range(len(dims))
         self.map = list(tables if feature_table_map is None else feature_table_map)
@@ -43,7 +46,7 @@ class FeatureOrder:
         self._columns: torch.Tensor | None = None
 
     def columns(self, device: torch.device) -> torch.Tensor:
-        """For each column of the batch's output that of the tables' output, int64 `[sum of dims]`."""
+        """Returns, for each column of the batch's output, its index in the tables' output, int64 `[sum of dims]`."""
         if self._columns is None or self._columns.device != device:
             of_key, begin = {}, 0
             for key in self.keys:
@@ -54,7 +57,10 @@ class FeatureOrder:
 
 
 class _WriteInto(torch.autograd.Function):
-    """Writes an output to the caller's memory, which has no part in the graph: the next step may use it again."""
+    """Autograd function that writes an output to the caller's memory.
+
+    The memory is not part of the graph, so that the next step may use it again.
+    """
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, places: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
@@ -68,19 +74,20 @@ class _WriteInto(torch.autograd.Function):
 
 
 class VariableBatch:
-    """A batch size of each feature and rank.
+    """A batch with a batch size for each feature and rank.
 
-    The tables look up a batch of the largest size, in which features have empty bags behind their own; FBGEMM's
-    output has of each rank the rows `[b, D]` of each feature, flat and one behind the other.
+    Tables look up a batch of the largest size, where features are padded with empty bags. FBGEMM's output contains, for
+    each rank and each feature, the rows `[b, D]`, flattened and concatenated.
 
     Attributes:
-        batch_size: the largest of a feature.
+        batch_size: the largest batch size of a feature, over all ranks together.
     """
 
     def __init__(self, sizes: BatchSizes, dims: Sequence[int]) -> None:
-        """
+        """Validates the batch sizes.
+
         Raises:
-            ValueError: sizes that do not fit the features.
+            ValueError: the sizes do not fit the features.
         """
         ranks = {len(of_feature) for of_feature in sizes}
         if len(sizes) != len(dims) or len(ranks) != 1:
@@ -95,14 +102,14 @@ class VariableBatch:
 
     @functools.cached_property
     def _places(self) -> torch.Tensor:
-        """For each entry of the padded offsets, the place of the batch's own."""
+        """For each entry of the padded offsets, the index of the batch's own offset."""
         return padded_offset_indices(self.of_features)
 
     def offsets(self, offsets: torch.Tensor) -> torch.Tensor:
-        """Offsets of the padded batch, `[F * B + 1]`.
+        """Returns the offsets of the padded batch, `[F * B + 1]`.
 
         Raises:
-            ValueError: another number of offsets than the sizes have.
+            ValueError: the number of offsets does not fit the sizes.
         """
         bags = int(self.of_features.sum())
         if offsets.numel() != bags + 1:
@@ -112,35 +119,37 @@ class VariableBatch:
         return offsets.index_select(0, self._places.to(offsets.device))
 
     def feature_bounds(self, offsets: torch.Tensor) -> torch.Tensor:
-        """Where the lookups of each feature begin, and the last end, `[F + 1]`."""
+        """Returns the start of the lookups of each feature, and the end of the last, `[F + 1]`."""
         ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), self.of_features.cumsum(0)])
         return offsets.index_select(0, ends.to(offsets.device))
 
     def output(self, padded: torch.Tensor) -> torch.Tensor:
-        """FBGEMM's output, flat, from that of the padded batch, `[B, sum of dims]`."""
+        """Returns FBGEMM's flat output from the output of the padded batch, `[B, sum of dims]`."""
         return padded.reshape(-1).index_select(0, self._elements.to(padded.device))
 
-    def write_into(self, output: torch.Tensor, offsets: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """`given`, flat, in which the rows of rank r and feature f of FBGEMM's output begin at `offsets[r][f]`.
+    def write_into(self, output: torch.Tensor, offsets: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Writes FBGEMM's output to `memory` and returns it flat.
+
+        The rows of rank r and feature f start at `offsets[r][f]`.
 
         Raises:
             ValueError: tensors that do not fit the sizes or the output.
         """
         lengths = (self._sizes * torch.tensor(self._dims, device="cpu")[:, None]).t()
         begins = offsets.cpu().long()
-        if begins.shape != lengths.shape or int(begins.min()) < 0 or int((begins + lengths).max()) > given.numel():
+        if begins.shape != lengths.shape or int(begins.min()) < 0 or int((begins + lengths).max()) > memory.numel():
             raise ValueError(
-                f"vbe_output of {given.numel()} elements and vbe_output_offsets of shape {tuple(offsets.shape)}, "
+                f"vbe_output of {memory.numel()} elements and vbe_output_offsets of shape {tuple(offsets.shape)}, "
                 f"expected offsets of shape {tuple(lengths.shape)} whose rows lie in it"
             )
-        if given.dtype != output.dtype or given.device != output.device:
+        if memory.dtype != output.dtype or memory.device != output.device:
             raise ValueError(
-                f"vbe_output is {given.dtype} on {given.device}, the output {output.dtype} on {output.device}"
+                f"vbe_output is {memory.dtype} on {memory.device}, the output {output.dtype} on {output.device}"
             )
         flat = lengths.reshape(-1)
         moved = (begins.reshape(-1) - (flat.cumsum(0) - flat)).repeat_interleave(flat)
         places = torch.arange(output.numel(), device="cpu") + moved
-        placed: torch.Tensor = _WriteInto.apply(output, places.to(given.device), [given.detach().view(-1)])
+        placed: torch.Tensor = _WriteInto.apply(output, places.to(memory.device), [memory.detach().view(-1)])
         return placed
 
     @functools.cached_property
@@ -161,10 +170,10 @@ class VariableBatch:
 def mask_weight_gradients(
     weights: torch.Tensor, feature_requires_grad: torch.Tensor, feature_bounds: torch.Tensor
 ) -> torch.Tensor:
-    """Per-sample weights with no gradient for features whose entry of `feature_requires_grad`, `[F]`, is 0.
+    """Returns per-sample weights without gradient for features whose entry of `feature_requires_grad`, `[F]`, is 0.
 
     Raises:
-        ValueError: another number of entries than of features.
+        ValueError: the number of entries is not the number of features.
     """
     if feature_requires_grad.numel() != feature_bounds.numel() - 1:
         raise ValueError(
@@ -172,24 +181,28 @@ def mask_weight_gradients(
             f"({feature_bounds.numel() - 1})"
         )
     lengths = feature_bounds.diff().to(weights.device)
-    wanted = feature_requires_grad.to(weights.device).bool().repeat_interleave(lengths, output_size=weights.numel())
-    return torch.where(wanted, weights, weights.detach())
+    requires_grad = (
+        feature_requires_grad.to(weights.device).bool().repeat_interleave(lengths, output_size=weights.numel())
+    )
+    return torch.where(requires_grad, weights, weights.detach())
 
 
 def repair_batch(
     indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
-    """The batch as FBGEMM's bounds check reads it: offsets within the ids, none below the one before, the last at the
-    end, and ids before the first in no bag. None where its offsets are in order.
+    """Returns the batch with offsets repaired as by FBGEMM's bounds check; None if they are valid.
+
+    Offsets are clamped to the number of ids, made non-decreasing, and the last is set to the end. Ids before the first
+    offset are in no bag.
     """
-    given = offsets.cpu().long()
+    long_offsets = offsets.cpu().long()
     count = indices.numel()
-    if not given.numel():
+    if not long_offsets.numel():
         return None
-    fixed = given.clone()
+    fixed = long_offsets.clone()
     fixed[-1] = count
     fixed = fixed.clamp(0, count).cummax(0).values
     begin = int(fixed[0])
-    if begin == 0 and torch.equal(fixed, given):
+    if begin == 0 and torch.equal(fixed, long_offsets):
         return None
     return indices[begin:], fixed - begin, None if weights is None else weights[begin:]

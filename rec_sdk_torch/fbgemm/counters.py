@@ -1,4 +1,4 @@
-"""The counts that FBGEMM's module has of its cache."""
+"""Cache counters of FBGEMM's module."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .enums import RecordCacheMetrics
 logger = logging.getLogger(__name__)
 
 UVM_STATS = ("num_calls", "num_requested_indices", "num_unique_indices", "num_unique_misses")
-"""The names of `get_uvm_cache_stats`; two numbers of conflicts follow, which this cache does not have."""
+"""Names of the values of `get_uvm_cache_stats`; two conflict counts follow, which are always 0 for this cache."""
 
 _COUNTERS = ("batches", "lookups", "unique_rows", "unique_misses")
 
 
 class CountsCache(torch.nn.Module):
-    """Counters of the cache, of training batches; batches that are planned ahead count when they are planned."""
+    """Cache counters over training batches; prefetched batches are counted when they are planned."""
 
     tables: TableBatchedEmbedding
     record_cache_metrics: RecordCacheMetrics
     gather_uvm_cache_stats: bool
 
     def start_counting(self, record: RecordCacheMetrics, gather: bool) -> None:
-        """All counters are 0."""
+        """Resets all counters to 0 and sets which are recorded."""
         self.record_cache_metrics = record
         self.gather_uvm_cache_stats = gather
         self._missing_forwards = 0
@@ -35,14 +35,14 @@ class CountsCache(torch.nn.Module):
         self._printed = [0] * len(_COUNTERS)
 
     def _counts(self) -> list[int]:
-        """Calls, lookups, distinct rows and misses."""
+        """Returns calls, lookups, distinct rows and misses."""
         stats = self.tables.cache_stats()
         calls = stats["batches"] // max(1, len(self.tables.groups))
         return [calls, *(stats[name] for name in _COUNTERS[1:])]
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Around a forward."""
+        """Counts the forward inside the context."""
         if not (self.gather_uvm_cache_stats or self.record_cache_metrics.record_cache_miss_counter):
             yield
             return
@@ -52,16 +52,16 @@ class CountsCache(torch.nn.Module):
         self._missing_forwards += self._local[-1] > 0
 
     def get_cache_miss_counter(self) -> torch.Tensor:
-        """Forwards that missed rows, and distinct rows that were missed, int64 `[2]`.
+        """Returns the number of forwards with misses, and the number of missing distinct rows, int64 `[2]`.
 
-        Zeros without `record_cache_metrics.record_cache_miss_counter`.
+        Both are 0 without `record_cache_metrics.record_cache_miss_counter`.
         """
         if not self.record_cache_metrics.record_cache_miss_counter:
             return torch.zeros(2, dtype=torch.int64, device="cpu")
         return torch.tensor([self._missing_forwards, self._counts()[-1]], device="cpu")
 
     def get_table_wise_cache_miss(self) -> torch.Tensor:
-        """Distinct rows that were missed, of each table, int64 `[T]`.
+        """Returns the number of missing distinct rows of each table, int64 `[T]`.
 
         Empty without `record_cache_metrics.record_tablewise_cache_miss`.
         """
@@ -75,10 +75,10 @@ class CountsCache(torch.nn.Module):
             raise RuntimeError("the cache's statistics need gather_uvm_cache_stats=True")
 
     def get_uvm_cache_stats(self, use_local_cache: bool = False) -> torch.Tensor:
-        """FBGEMM's six numbers since the start, or of the last forward, int64 `[6]`.
+        """Returns FBGEMM's six counters in total, or of the last forward with `use_local_cache`, int64 `[6]`.
 
-        `num_calls`, `num_requested_indices`, `num_unique_indices`, `num_unique_misses`, and two zeros: no row conflicts
-        with another.
+        They are `num_calls`, `num_requested_indices`, `num_unique_indices`, `num_unique_misses`, and two zeros for
+        conflicts, which this cache does not have.
 
         Raises:
             RuntimeError: without `gather_uvm_cache_stats`.
@@ -87,7 +87,7 @@ class CountsCache(torch.nn.Module):
         return torch.tensor([*(self._local if use_local_cache else self._counts()), 0, 0], device="cpu")
 
     def reset_uvm_cache_stats(self) -> None:
-        """Sets all counters of the cache to 0.
+        """Resets all cache counters to 0.
 
         Raises:
             RuntimeError: without `gather_uvm_cache_stats`.
@@ -97,7 +97,7 @@ class CountsCache(torch.nn.Module):
         self.start_counting(self.record_cache_metrics, self.gather_uvm_cache_stats)
 
     def print_uvm_cache_stats(self, use_local_cache: bool = False) -> None:
-        """Logs the numbers since the last call, or of the last forward, per call.
+        """Logs the counters since the last call, or of the last forward, divided by the number of calls.
 
         Raises:
             RuntimeError: without `gather_uvm_cache_stats`.

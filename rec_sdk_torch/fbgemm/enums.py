@@ -1,4 +1,4 @@
-"""FBGEMM's enums and definitions, under their names and with their values, without importing it."""
+"""FBGEMM's enums and definitions, with their names and values, without importing FBGEMM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 class OptimType(enum.Enum):
-    """Optimizers (FBGEMM's `EmbOptimType`); the docs say which of them are here."""
+    """Optimizers (FBGEMM's `EmbOptimType`); docs/fbgemm.md lists the supported ones."""
 
     SGD = "sgd"
     EXACT_SGD = "exact_sgd"
@@ -35,7 +35,7 @@ class OptimType(enum.Enum):
     NONE = "none"
 
     def __eq__(self, other: object) -> bool:
-        """FBGEMM's own member of this name is equal."""
+        """Compares by name, so that FBGEMM's own member of this name is equal."""
         named = isinstance(other, enum.Enum) and type(other).__name__ in ("EmbOptimType", "OptimType")
         return named and self.name == other.name  # type: ignore[attr-defined]
 
@@ -57,10 +57,10 @@ class SparseType(enum.Enum):
     NFP8 = "nfp8"
 
     def as_dtype(self) -> torch.dtype:
-        """The dtype of torch.
+        """Returns torch's dtype.
 
         Raises:
-            ValueError: a type that tables here do not have.
+            ValueError: tables do not support the type.
         """
         if self not in _DTYPES:
             raise ValueError(f"{self} has no table here, supported are {[str(known) for known in _DTYPES]}")
@@ -71,7 +71,7 @@ _DTYPES = {SparseType.FP32: torch.float32, SparseType.FP16: torch.float16, Spars
 
 
 class EmbeddingLocation(enum.IntEnum):
-    """Where the rows of a table are."""
+    """Memory that contains the rows of a table."""
 
     DEVICE = 0
     MANAGED = 1
@@ -81,7 +81,7 @@ class EmbeddingLocation(enum.IntEnum):
 
 
 class ComputeDevice(enum.IntEnum):
-    """The device that looks rows up: CUDA stands for any accelerator, an NPU too."""
+    """Device of the kernels; CUDA means any accelerator, including an NPU."""
 
     CPU = 0
     CUDA = 1
@@ -89,7 +89,7 @@ class ComputeDevice(enum.IntEnum):
 
 
 class PoolingMode(enum.IntEnum):
-    """The way in which a bag becomes one row."""
+    """Pooling of a bag to one row."""
 
     SUM = 0
     MEAN = 1
@@ -97,7 +97,7 @@ class PoolingMode(enum.IntEnum):
 
 
 class BoundsCheckMode(enum.IntEnum):
-    """The answer to ids and offsets that cannot be right. V2_ names FBGEMM's other kernel, and means the same."""
+    """Handling of invalid ids and offsets. V2_ modes select another kernel in FBGEMM, and mean the same here."""
 
     FATAL = 0
     WARNING = 1
@@ -109,14 +109,14 @@ class BoundsCheckMode(enum.IntEnum):
 
 
 class CacheAlgorithm(enum.Enum):
-    """Which rows leave a full cache."""
+    """Policy that chooses victims of a full cache."""
 
     LRU = 0
     LFU = 1
 
 
 class WeightDecayMode(enum.IntEnum):
-    """How exact row-wise Adagrad decays weights."""
+    """Weight decay of exact row-wise Adagrad."""
 
     NONE = 0
     L2 = 1
@@ -127,7 +127,7 @@ class WeightDecayMode(enum.IntEnum):
 
 
 class CounterWeightDecayMode(enum.IntEnum):
-    """The decay beside COUNTER and COWCLIP."""
+    """Weight decay in combination with COUNTER and COWCLIP."""
 
     NONE = 0
     L2 = 1
@@ -136,7 +136,7 @@ class CounterWeightDecayMode(enum.IntEnum):
 
 
 class StepMode(enum.IntEnum):
-    """The count of steps that the ensemble optimizer goes by."""
+    """Step count that the ensemble optimizer uses."""
 
     NONE = 0
     USE_COUNTER = 1
@@ -144,7 +144,7 @@ class StepMode(enum.IntEnum):
 
 
 class LearningRateMode(enum.IntEnum):
-    """How COUNTER scales learning rates by counts."""
+    """Scaling of learning rates by counts, with COUNTER."""
 
     EQUAL = -1
     TAIL_ID_LR_INCREASE = 0
@@ -153,7 +153,7 @@ class LearningRateMode(enum.IntEnum):
 
 
 class GradSumDecay(enum.IntEnum):
-    """Whether COUNTER decays the accumulator."""
+    """Decay of the accumulator, with COUNTER."""
 
     NO_DECAY = -1
     CTR_DECAY = 0
@@ -161,7 +161,7 @@ class GradSumDecay(enum.IntEnum):
 
 @dataclass(frozen=True)
 class TailIdThreshold:
-    """Up to which count an id is a rare one."""
+    """Count up to which an id is rare."""
 
     val: float = 0
     is_ratio: bool = False
@@ -201,7 +201,7 @@ class GlobalWeightDecayDefinition:
 
 @dataclass(frozen=True)
 class UserEnabledConfigDefinition:
-    """Modes of optimizers that are off unless asked for."""
+    """Optional modes of optimizers."""
 
     use_rowwise_bias_correction: bool = False
     use_writeback_bwd_prehook: bool = False
@@ -230,27 +230,27 @@ class EmainplaceModeDefinition:
 
 
 class RecordCacheMetrics(NamedTuple):
-    """The counts of the cache that are wanted."""
+    """Cache counters to record."""
 
     record_cache_miss_counter: bool
     record_tablewise_cache_miss: bool
 
 
 class MultiPassPrefetchConfig(NamedTuple):
-    """How FBGEMM divides the planning of a batch."""
+    """Division of a batch's planning into passes, in FBGEMM."""
 
     num_passes: int = 12
     min_splitable_pass_size: int = 6 * 1024 * 1024
 
 
 def member(kind: type[E], option: str, value: object) -> E:
-    """The member of `kind` that `value` names: itself, a member of FBGEMM's enum of that name, or the name.
+    """Returns the member of `kind` for a member of `kind`, a member of FBGEMM's enum of that name, or a name.
 
-    The members of an IntEnum may be given as their numbers.
+    The members of an IntEnum may also be passed as numbers.
 
     Raises:
-        TypeError: something without a name.
-        ValueError: a name or a number that `kind` does not have.
+        TypeError: `value` has no name.
+        ValueError: `kind` has no such name or number.
     """
     number = as_int(value) if issubclass(kind, enum.IntEnum) and not isinstance(value, enum.Enum) else None
     if number is not None:
@@ -267,7 +267,7 @@ def member(kind: type[E], option: str, value: object) -> E:
 
 
 def sparse_type(option: str, value: object) -> SparseType:
-    """As `member`; a torch dtype too."""
+    """Returns the SparseType for a value that `member` accepts, or for a torch dtype."""
     if isinstance(value, torch.dtype):
         for known, dtype in _DTYPES.items():
             if dtype is value:

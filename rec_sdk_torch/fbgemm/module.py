@@ -1,4 +1,4 @@
-"""`SplitTableBatchedEmbeddingBagsCodegen`: FBGEMM's constructor and methods over our tables."""
+"""`SplitTableBatchedEmbeddingBagsCodegen`: FBGEMM's constructor and methods over tables of this package."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ _REPAIRING_MODES = (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE)
 class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     """FBGEMM's module of this name, for training on the CPU, CUDA and NPU.
 
-    Options that mean something are honoured, others are refused with a reason or accepted with one logged line
-    (loggers below `rec_sdk_torch.fbgemm`): docs/fbgemm.md lists all. Enums may be FBGEMM's, ours, or the names of their
-    members.
+    Options are supported, rejected with a reason, or accepted with one logged line (loggers below
+    `rec_sdk_torch.fbgemm`); docs/fbgemm.md lists all. Enums may be FBGEMM's, this package's, or names of members.
 
     Attributes:
-        tables: the `TableBatchedEmbedding` that has the rows.
+        tables: the `TableBatchedEmbedding` that contains the rows.
     """
 
     def __init__(
@@ -102,14 +101,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         is_qr_tbe: bool = False,
         preallocated_host_buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """FBGEMM's arguments: docs/fbgemm.md says what each does here. Allocates nothing before the first use.
+        """Creates the module with FBGEMM's arguments, see docs/fbgemm.md. Nothing is allocated before the first use.
 
         Args:
             embedding_specs: (rows, dim, `EmbeddingLocation`, `ComputeDevice`) of each table; any dim.
 
         Raises:
-            NotImplementedError: an argument or a value that is not supported, with the reason.
-            TypeError, ValueError: values that cannot be.
+            NotImplementedError: an argument or a value is not supported; the message gives the reason.
+            TypeError, ValueError: invalid values.
             RuntimeError: ComputeDevice.CUDA where torch has no accelerator.
         """
         arguments = dict(locals())
@@ -155,7 +154,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         options = EmbeddingOptions(
             cache=cache_option(self._specs, configs, self._optimizer, device, *share),
             device=device,
-            seed=torch.initial_seed(),  # FBGEMM's constructor draws nothing
+            seed=torch.initial_seed(),  # not drawn, because FBGEMM's constructor does not change the generator
             bounds_check_mode=self.bounds_check_mode.name,
             cache_policy=member(CacheAlgorithm, "cache_algorithm", arguments["cache_algorithm"]).name.lower(),
         )
@@ -179,7 +178,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
 
     @property
     def current_device(self) -> torch.device:
-        """The device that the tables are computed on."""
+        """The device of the tables."""
         return self.tables.device
 
     @property
@@ -199,7 +198,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
 
     @property
     def total_D(self) -> int:  # noqa: N802  # FBGEMM's name
-        """Columns of a pooled output."""
+        """Number of columns of a pooled output."""
         return sum(self._order.dims)
 
     def _first_features(self) -> list[int]:
@@ -221,26 +220,27 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         vbe_output: torch.Tensor | None = None,
         vbe_output_offsets: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Looks up a batch; the backward pass updates its rows. In eval mode, or without gradients, it only reads.
+        """Looks up a batch; the backward pass updates its rows. In eval mode, or without gradients, rows are only read.
 
         Args:
-            indices: ids, int32 or int64 `[n]`, feature-major, on any device; the host is fastest.
+            indices: ids, int32 or int64 `[n]`, ordered by feature, on any device; fastest on the host.
             offsets: int32 or int64 `[F * B + 1]`, or with a batch size per feature `[sum of them + 1]`.
-            per_sample_weights: float32 `[n]`, pooled tables only.
-            feature_requires_grad: `[F]`; per-sample weights of features with a 0 have a gradient of 0.
-            batch_size_per_feature_per_rank: F lists of one batch size per rank, pooled tables only.
+            per_sample_weights: float32 `[n]`, for pooled tables only.
+            feature_requires_grad: `[F]`; per-sample weights of features with 0 get a gradient of 0.
+            batch_size_per_feature_per_rank: F lists with a batch size for each rank, for pooled tables only.
             total_unique_indices: not needed.
             hash_zch_identities, hash_zch_runtime_meta: None.
-            vbe_output: with a batch size per feature, the memory that the output is written to, in `output_dtype`.
-            vbe_output_offsets: where in it the rows of a rank and feature begin, int64 `[ranks, F]`.
+            vbe_output: memory for the output, in `output_dtype`; only with a batch size per feature.
+            vbe_output_offsets: start of the rows of each rank and feature in `vbe_output`, int64 `[ranks, F]`.
 
         Returns:
-            In `output_dtype`, on the tables' device: `[B, total_D]`; `[n, D]` with pooling_mode NONE; with a batch size
-            per feature flat: of each rank, of each feature, its rows `[b, D]`; `vbe_output`, flat, where that is given.
+            Output in `output_dtype`, on the tables' device: `[B, total_D]`; `[n, D]` with pooling_mode NONE. With a
+                batch size per feature a flat tensor: for each rank and each feature its rows `[b, D]`; `vbe_output`,
+                flat, if that is passed.
 
         Raises:
             IndexError: an id out of range, with bounds_check_mode FATAL.
-            ValueError: offsets that cannot be, with FATAL and NONE; shapes that do not fit.
+            ValueError: invalid offsets, with FATAL and NONE; shapes that do not fit.
             NotImplementedError: arguments that must be None.
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
         """
@@ -255,7 +255,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             raise ValueError("vbe_output, vbe_output_offsets and batch_size_per_feature_per_rank go together")
         check_batch(indices)
         self._make_ready()
-        self._weighted = per_sample_weights is not None  # plans differ by it, and `prefetch` is not told
+        self._weighted = per_sample_weights is not None  # plans depend on it, and `prefetch` does not get weights
         batch = indices, offsets, per_sample_weights
         if self._average is not None and self.training and torch.is_grad_enabled():
             self._average.before_forward(self.tables, self._optimizer.step + 1)
@@ -281,14 +281,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         indices: torch.Tensor,
         offsets: torch.Tensor,
         weights: torch.Tensor | None,
-        wanted: torch.Tensor | None,
+        feature_requires_grad: torch.Tensor | None,
         sizes: BatchSizes | None,
     ) -> torch.Tensor:
         variable = None if sizes is None else self._variable_batch(sizes)
         if weights is not None:
             weights = weights.to(device=self.tables.device, dtype=torch.float32)
-            if wanted is not None and weights.requires_grad:
-                weights = mask_weight_gradients(weights, wanted, self._feature_bounds(offsets, variable))
+            if feature_requires_grad is not None and weights.requires_grad:
+                weights = mask_weight_gradients(weights, feature_requires_grad, self._feature_bounds(offsets, variable))
         if variable is not None:
             offsets = variable.offsets(offsets)
         if self._order.same:
@@ -298,7 +298,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return out if variable is None else variable.output(out)
 
     def _lookup_mixed(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        """Looks up a batch in which features of other tables stand between those of one table."""
+        """Looks up a batch in which the features of a table are not adjacent."""
         keys = self._order.key_array
         size = self.tables.batch_size(offsets)
         batch = self.tables.queue.batch(offsets, indices, offsets, size, keys, weights)
@@ -308,14 +308,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return torch.cat([of_features[key] for key in range(len(of_features))])
 
     def _feature_bounds(self, offsets: torch.Tensor, variable: VariableBatch | None) -> torch.Tensor:
-        """Where the lookups of each feature begin, and the last end, int64 `[F + 1]`."""
+        """Returns the start of the lookups of each feature, and the end of the last, int64 `[F + 1]`."""
         if variable is not None:
             return variable.feature_bounds(offsets).long()
         size = self.tables.batch_size(offsets)
         return offsets[::size].long() if size else offsets.new_zeros(len(self._order.map) + 1).long()
 
     def _variable_batch(self, sizes: BatchSizes) -> VariableBatch:
-        """The padded batch of these sizes, which are often those of the batch before."""
+        """Returns the padded batch of these sizes, cached from the last call with the same sizes."""
         if self.pooling_mode is PoolingMode.NONE:
             raise ValueError("batch_size_per_feature_per_rank needs a pooling_mode other than NONE")
         key = tuple(map(tuple, sizes))
@@ -324,7 +324,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return self._variable[1]
 
     def _make_ready(self) -> None:
-        """Brings resident tables in: at first, and where the tables were laid out anew."""
+        """Makes resident tables resident, at the first use and after tables were allocated anew."""
         group = self.tables.groups[0]
         if self._ready_for is None or self._ready_for() is not group:
             names = [table.name for table in self.tables.tables]
@@ -338,25 +338,25 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         forward_stream: Any = None,
         batch_size_per_feature_per_rank: BatchSizes | None = None,
     ) -> None:
-        """Plans the batch of a training forward to come, and starts to bring its rows in, in another thread.
+        """Plans the batch of a later training forward and starts to fetch its missing rows, in another thread.
 
-        The plan is for a batch with per-sample weights where the last forward had some; where this changes, batches
-        that were prefetched are planned anew by their forward.
+        The plan is for a batch with per-sample weights if the last forward had some; after a change, the forward plans
+        prefetched batches anew.
 
         Args:
-            indices, offsets, batch_size_per_feature_per_rank: as of the forward, which finds the plan by the ids.
-            forward_stream: not needed: copies are ordered by events.
+            indices, offsets, batch_size_per_feature_per_rank: see the forward, which finds the plan by the ids.
+            forward_stream: not needed, because copies are ordered by events.
 
         Raises:
-            RuntimeError: 16 batches were prefetched and have not come.
+            RuntimeError: 16 batches are prefetched already.
         """
         self._make_ready()
         if batch_size_per_feature_per_rank is not None:
             offsets = self._variable_batch(batch_size_per_feature_per_rank).offsets(offsets)
         size, keys = self.tables.batch_size(offsets), self._order.key_array
         joined = self._order.same and self.pooling_mode is PoolingMode.NONE
-        coming = Prefetched(indices, offsets, size, keys, self._weighted, source=offsets, joined=joined)
-        self.tables.queue.add(coming)
+        prefetched = Prefetched(indices, offsets, size, keys, self._weighted, source=offsets, joined=joined)
+        self.tables.queue.add(prefetched)
 
 
 _DEFAULTS = {

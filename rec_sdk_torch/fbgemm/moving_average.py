@@ -1,4 +1,4 @@
-"""EMAINPLACE_ROWWISE_ADAGRAD's average: the second half of each row follows the first."""
+"""Moving average of EMAINPLACE_ROWWISE_ADAGRAD: the second half of each row follows the first."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from ..tbe import WEIGHT, TableBatchedEmbedding
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
-"""Rows of a table that is not resident are taken so many at once."""
+"""Number of rows of a cached table that are read and written at a time."""
 
 
 class MovingAverage:
-    """Before every `step_ema`-th update from `step_start` on, at its forward, `slow += coefficient * (fast - slow)`.
+    """Moving average within rows: `slow += coefficient * (fast - slow)`.
 
-    `fast` and `slow` are the halves of a row; only the first is for the loss to use.
+    `fast` and `slow` are the halves of a row; only `fast` is for the loss. The average moves in the forward before
+    every `step_ema`-th update, from update `step_start` on.
     """
 
     def __init__(self, definition: Any, specs: Sequence[Spec]) -> None:
-        """
+        """Validates the parameters.
+
         Args:
-            definition: `EmainplaceModeDefinition`, or FBGEMM's.
-            specs: of the tables.
+            definition: `EmainplaceModeDefinition`, or FBGEMM's class.
+            specs: specs of the tables.
 
         Raises:
-            ValueError: a table of an odd dim, or a step or a coefficient that cannot be.
+            ValueError: a table has an odd dim, or a parameter is invalid.
         """
         self._every = int(definition.step_ema)
         self._start = int(definition.step_start)
@@ -41,9 +43,9 @@ class MovingAverage:
             raise ValueError(f"EMAINPLACE_ROWWISE_ADAGRAD halves rows, and tables have the odd dims {odd}")
 
     def before_forward(self, tables: TableBatchedEmbedding, number: int) -> None:
-        """Moves the averages of all tables, where it is time to.
+        """Moves the averages of all tables if it is time to.
 
-        `number` is that of the update to come, from 1: a second forward before it moves nothing.
+        `number` is the number of the next update, from 1 on. A second forward before the same update changes nothing.
         """
         if number % self._every or number < self._start or number == self._moved_at:
             return

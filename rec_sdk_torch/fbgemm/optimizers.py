@@ -1,4 +1,4 @@
-"""FBGEMM's optimizers as those of tables."""
+"""Translation of FBGEMM's optimizers to optimizers of tables."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ _OPTIMIZERS: dict[OptimType, tuple[str, tuple[str, ...]]] = {
     OptimType.NONE: ("rec_sdk_torch.optim.sparse_gradients.SparseGradients", ()),
     OptimType.LARS_SGD: (f"{_TORCHREC}.LarsSGD", ("eta", "momentum", "weight_decay")),
 }
-"""Optimizers that the fused update has: the qualified name of the class that means each, and FBGEMM's arguments that it
-reads beside `learning_rate`, which all do but NONE.
+"""Supported optimizers: qualified class name, and the arguments of FBGEMM that it uses.
+
+All except NONE use `learning_rate` too.
 """
 HYPER_PARAMETERS = frozenset().union(*(reads for _, reads in _OPTIMIZERS.values()))
-"""FBGEMM's arguments of which an optimizer reads some."""
+"""Arguments of FBGEMM's constructor that some optimizer uses."""
 
 _UNSUPPORTED = {
     OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
@@ -46,20 +47,20 @@ _UNSUPPORTED = {
 
 
 def options_read_by(kind: OptimType) -> tuple[str, ...]:
-    """The names among `HYPER_PARAMETERS` that the optimizer reads."""
+    """Returns the names in `HYPER_PARAMETERS` that the optimizer uses."""
     return _OPTIMIZERS[kind][1]
 
 
 def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptimizer:
-    """The optimizer of all tables.
+    """Returns the optimizer of all tables.
 
     Args:
-        kind: which.
-        arguments: the arguments of FBGEMM's constructor.
+        kind: FBGEMM's optimizer type.
+        arguments: arguments of FBGEMM's constructor.
 
     Raises:
-        NotImplementedError: an optimizer, or a mode of one, that is not here; the message says why.
-        TypeError, ValueError: values that no update may use.
+        NotImplementedError: an optimizer, or a mode of one, is not supported; the message says why.
+        TypeError, ValueError: invalid values.
     """
     if kind not in _OPTIMIZERS:
         why = _UNSUPPORTED.get(kind, "FBGEMM's training module does not have it either")
@@ -76,7 +77,7 @@ def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptim
     elif "weight_decay" in read:
         options["weight_decay"] = arguments["weight_decay"]
     module, _, name = cls_name.rpartition(".")
-    # by this name tables and saves know an optimizer: TorchRec need not be there
+    # Tables and saves identify an optimizer by its class name, so the class itself (and TorchRec) is not needed.
     cls = type(name, (), {"__module__": module})
     optimizer = TableOptimizer.create(cls, options, kind.name)
     dtypes = _state_dtypes(arguments["optimizer_state_dtypes"] or {}, optimizer)
@@ -84,10 +85,10 @@ def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptim
 
 
 def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
-    """The bound of the elements of the output's gradient; None for none.
+    """Returns the bound for clamping the output's gradient; None for none.
 
     Raises:
-        ValueError: a bound that is not a number above 0, or beyond float32.
+        ValueError: the bound is not a positive number within float32.
     """
     bound = arguments["max_gradient"]
     if not arguments["gradient_clipping"]:
@@ -100,7 +101,7 @@ def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
 
 
 def _state_dtypes(arguments: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:
-    """By our names of the states, of FBGEMM's."""
+    """Returns the state dtypes by this package's state names, from FBGEMM's names."""
     names = {theirs: own for own, theirs in state_names(optimizer).items()}
     dtypes = {}
     for name, value in arguments.items():
@@ -114,7 +115,7 @@ def _state_dtypes(arguments: Mapping[str, Any], optimizer: TableOptimizer) -> di
 
 
 def _regularization(kind: OptimType, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Decay and bounds of row-wise Adagrad."""
+    """Returns the options of weight decay and bounds of row-wise Adagrad."""
     mode = member(WeightDecayMode, "weight_decay_mode", arguments["weight_decay_mode"])
     definitions = {
         WeightDecayMode.COUNTER: "counter_based_regularization",

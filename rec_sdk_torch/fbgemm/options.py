@@ -1,4 +1,4 @@
-"""Arguments of FBGEMM's constructor that are refused, or have no meaning here."""
+"""Arguments of FBGEMM's constructor that are rejected or have no effect here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IGNORED = {
     "res_params": "there is no raw embedding streaming",
     "stats_reporter_config": "nothing is reported: read cache_stats() and memory_report() of .tables, or use CacheLog",
 }
-"""Accepted with one logged line: what the line says."""
+"""Arguments that are accepted with one logged line, and its text."""
 
 REFUSED = {
     "tbe_input_multiplexer_config": "look at batches before the forward",
@@ -28,7 +28,7 @@ REFUSED = {
     "is_qr_tbe": "there is no quotient-remainder module",
     "preallocated_host_buffers": "rows are stored together with their optimizer states, by the engine",
 }
-"""Anything but the default is an error: what to do instead."""
+"""Arguments that must keep their default, and what to use instead."""
 
 _MODES_OF_OPTIMIZERS = {
     "use_rowwise_bias_correction": "Adam corrects by the updates of the table, and counts none of a row",
@@ -39,10 +39,10 @@ _MODES_OF_OPTIMIZERS = {
 
 
 def check_options(arguments: Mapping[str, Any], defaults: Mapping[str, Any], optimizer: OptimType) -> None:
-    """Logs what has no meaning here, or none with this optimizer.
+    """Logs arguments that are ignored here or by this optimizer.
 
     Raises:
-        NotImplementedError: an argument that is refused; the message says what to do instead.
+        NotImplementedError: an argument is not supported; the message names an alternative.
     """
     for name, instead in REFUSED.items():
         if arguments[name] is not defaults[name] and arguments[name] != {}:

@@ -1,4 +1,4 @@
-"""Where FBGEMM's tables are: the device, the size of the cache, and which tables are resident as a whole."""
+"""Placement of FBGEMM's tables: device, cache size, and tables that are resident on the device."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from ..tbe import MAX_NAME_LENGTH, Pooling, TableBatchedEmbedding, TableConfig, 
 from .enums import ComputeDevice, EmbeddingLocation, PoolingMode, SparseType, member
 
 WAYS = 32
-"""Rows of one of FBGEMM's cache sets."""
+"""Number of rows in one of FBGEMM's cache sets."""
 
 ROWS_AT_ONCE = 1 << 20
-"""Rows of a table that becomes resident are moved so many at once."""
+"""Number of rows that are moved at a time while a table becomes resident."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One of `embedding_specs`."""
+    """One entry of `embedding_specs`."""
 
     rows: int
     dim: int
     location: EmbeddingLocation
 
     def is_resident(self) -> bool:
-        """All rows are in the device's memory, always."""
+        """Returns whether all rows are always in device memory."""
         return self.location in (EmbeddingLocation.DEVICE, EmbeddingLocation.HOST)
 
     def is_managed(self) -> bool:
-        """FBGEMM's kernels read the rows from host memory: here as many are in the device's as there is room for."""
+        """Returns whether FBGEMM's kernels read the rows from host memory; here they are cached as far as possible."""
         return self.location is EmbeddingLocation.MANAGED
 
     def is_cached(self) -> bool:
-        """A share of the rows is in the device's memory."""
+        """Returns whether a share of the rows is in device memory."""
         return self.location is EmbeddingLocation.MANAGED_CACHING
 
 
 def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list[Spec], ComputeDevice]:
-    """`embedding_specs`, and the device that all of them name.
+    """Returns the parsed `embedding_specs`, and the compute device that all of them name.
 
     Raises:
-        TypeError, ValueError: specs that cannot be met.
+        TypeError, ValueError: invalid specs.
     """
     if not specs:
         raise ValueError("embedding_specs is empty, at least one table is needed")
@@ -71,11 +71,11 @@ def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list
 
 
 def compute_device(kind: ComputeDevice, device: torch.device | str | int | None) -> torch.device:
-    """Where tables are computed; CUDA without `device` is the accelerator that torch has.
+    """Returns the device of the tables; CUDA without `device` is torch's accelerator, of any type.
 
     Raises:
-        RuntimeError: torch has none.
-        ValueError, TypeError: `device` cannot be.
+        RuntimeError: torch has no accelerator.
+        ValueError, TypeError: `device` is invalid.
     """
     if device is not None:
         return parse_device(device)
@@ -89,10 +89,10 @@ def compute_device(kind: ComputeDevice, device: torch.device | str | int | None)
 
 
 def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
-    """Names of the tables, unique and of allowed characters: as given where that can be, else as near.
+    """Returns unique names of the tables with allowed characters, as close to `names` as possible.
 
     Raises:
-        ValueError: another number of names than of tables.
+        ValueError: the number of names is not the number of tables.
     """
     if names is None:
         return [f"t{index}" for index in range(count)]
@@ -101,10 +101,10 @@ def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
     result: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"
-        again, number = plain, 1
-        while again in result:
-            again, number = f"{plain}_{number}", number + 1
-        result.append(again)
+        unique, number = plain, 1
+        while unique in result:
+            unique, number = f"{plain}_{number}", number + 1
+        result.append(unique)
     return result
 
 
@@ -116,7 +116,10 @@ def table_configs(
     precisions: tuple[SparseType, SparseType],
     stochastic_rounding: bool,
 ) -> list[TableConfig]:
-    """The tables, whose rows are zeros at first, as FBGEMM's; `precisions`: of weights, and of cached ones."""
+    """Returns the configs of the tables, whose rows are initially zeros as in FBGEMM.
+
+    `precisions` are the data types of weights and of cached weights.
+    """
     weights, cached = (precision.as_dtype() for precision in precisions)
     return [
         TableConfig(
@@ -145,35 +148,35 @@ def cache_option(
     sets: int,
     reserved: float,
 ) -> dict[str, int]:
-    """Rows of each table in the device's memory.
+    """Returns the number of rows of each table in device memory.
 
-    All of resident tables, the same share of each MANAGED_CACHING one, and of MANAGED ones all that there is room for
-    beside those: FBGEMM's are read from host memory, and have no limit.
+    Resident tables get all of their rows, MANAGED_CACHING tables the same share of their rows each, and MANAGED tables
+    share the remaining memory: FBGEMM reads their rows from host memory and has no limit.
 
     Raises:
-        ValueError: a share that cannot be.
+        ValueError: an invalid share.
     """
     records = [spec.rows * record_layout(config, optimizer).bytes for spec, config in zip(specs, configs, strict=True)]
     resident, managed, cached = (
         sum(size for spec, size in zip(specs, records, strict=True) if chosen(spec))
         for chosen in (Spec.is_resident, Spec.is_managed, Spec.is_cached)
     )
-    free = backend_for(device).free_memory(device) - int(reserved) - resident if managed or cached else 0
+    free_bytes = backend_for(device).free_memory(device) - int(reserved) - resident if managed or cached else 0
     share = 0.0
     if cached:
         rows = sum(spec.rows for spec in specs if spec.is_cached())
-        if sets > 0:  # FBGEMM, too, takes cache_sets at its word
+        if sets > 0:  # as in FBGEMM, cache_sets takes precedence over cache_load_factor
             share = min(1.0, sets * WAYS / rows)
         else:
             if not 0 < load_factor <= 1:
                 raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")
-            if free <= 0:
+            if free_bytes <= 0:
                 raise ValueError(
                     f"cache_reserved_memory is {reserved} bytes, resident tables take {resident}: none are left for a "
                     "cache"
                 )
-            share = min(float(load_factor), free / cached)
-    rest = min(1.0, max(0.0, free - share * cached) / managed) if managed else 0.0
+            share = min(float(load_factor), free_bytes / cached)
+    rest = min(1.0, max(0.0, free_bytes - share * cached) / managed) if managed else 0.0
     sizes: dict[str, int] = {}
     for spec, config in zip(specs, configs, strict=True):
         part = share if spec.is_cached() else rest
@@ -182,9 +185,9 @@ def cache_option(
 
 
 def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
-    """Brings all rows of these tables into the device's memory, in order: row i of a table is its slot i.
+    """Loads all rows of these tables into device memory in order: row i of a table is in its slot i.
 
-    They stay, since their cache has room for all of them; `TableView.in_place` has views of them.
+    They stay there, because their cache has space for all of them; `TableView.in_place` returns views of them.
     """
     wanted = set(names)
     first = 0
@@ -202,7 +205,7 @@ def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
 
 
 def _load_rows(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) -> None:
-    """Trains a batch that has no backward: one bag of these rows, and of the other features empty ones."""
+    """Looks up rows in training mode, without a backward pass; the bags of the other features are empty."""
     lengths = torch.zeros(tables.num_features + 1, dtype=torch.int64, device="cpu")
     lengths[feature + 1 :] = end - begin
     with torch.inference_mode(False), torch.enable_grad():

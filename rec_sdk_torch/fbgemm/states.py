@@ -1,4 +1,4 @@
-"""Weights and optimizer states of FBGEMM's tables: views of resident ones, copies of others, state dicts."""
+"""Weights and optimizer states of FBGEMM's module: views of resident tables, copies of cached ones, state dicts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..tbe import (
 from .placement import Spec
 
 ROWS_AT_ONCE = 1 << 16
-"""Rows of a table that is filled with random numbers are written so many at once."""
+"""Number of rows that are filled with random numbers at a time."""
 
 
 class TableCopy(torch.Tensor):
-    """A copy of a table, which says so when it is written to: the table would not change."""
+    """A read-only copy of a table: writing to it raises, because the table would not change."""
 
     @classmethod
     def __torch_function__(
@@ -38,7 +38,7 @@ class TableCopy(torch.Tensor):
         in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
         if in_place or name in _CHANGES:
             changed += [*args[:1], *(named.get(key) for key in ("tensor", "self", "input"))]
-        if any(isinstance(one, cls) for one in changed):
+        if any(isinstance(tensor, cls) for tensor in changed):
             raise RuntimeError(
                 f"{name} on a copy of a table that the device caches: the table would not change. Write rows with "
                 "module.tables.view(name).write(ids, {'weight': rows}), or take a clone() to change it"
@@ -57,13 +57,13 @@ _HARMLESS = {"requires_grad_", "share_memory_"}
 
 
 def read_only_copy(view: TableView) -> dict[str, torch.Tensor]:
-    """Copies of a table in host memory, by part, that refuse to be written to."""
+    """Returns read-only copies of a table in host memory, by part."""
     parts = view.read(torch.arange(view.config.num_embeddings, device="cpu")).parts
     return {part: values.as_subclass(TableCopy) for part, values in parts.items()}
 
 
 def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: float) -> None:
-    """Draws a table's weights from torch's generator of the CPU, in the order in which FBGEMM does there."""
+    """Draws a table's weights from torch's CPU generator, in the same order as FBGEMM."""
     view = tables.view(name)
     rows, dim, dtype = view.config.num_embeddings, view.config.embedding_dim, view.config.weight_dtype
     for begin in range(0, rows, ROWS_AT_ONCE):
@@ -73,12 +73,12 @@ def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: flo
 
 
 def states_in_order(optimizer: TableOptimizer) -> list[StateSpec]:
-    """The states of a row in FBGEMM's order."""
+    """Returns the states of a row in FBGEMM's order."""
     return sorted(optimizer.spec.states, key=lambda state: state.name == "sparse_ema")
 
 
 def state_names(optimizer: TableOptimizer) -> dict[str, str]:
-    """FBGEMM's name of each state, by its own, in FBGEMM's order."""
+    """Returns FBGEMM's names of the states, by the names of this package, in FBGEMM's order."""
     names: dict[str, str] = {}
     for state in states_in_order(optimizer):
         own = state.name in ("prev_iter", "row_counter")
@@ -87,7 +87,10 @@ def state_names(optimizer: TableOptimizer) -> dict[str, str]:
 
 
 def save_states(tables: TableBatchedEmbedding, optimizer: TableOptimizer) -> dict[str, torch.Tensor]:
-    """`<table>.momentum1` and so on, `[rows, D]` or `[rows]`, and `iter`, int64 `[1]`."""
+    """Returns the optimizer states by FBGEMM's names, such as `<table>.momentum1`, `[rows, D]` or `[rows]`.
+
+    The update count is `iter`, int64 `[1]`.
+    """
     saved = {}
     for table in tables.tables:
         view = tables.view(table.name)
@@ -106,7 +109,7 @@ def _rowwise(optimizer: TableOptimizer, name: str) -> bool:
 def load_states(
     tables: TableBatchedEmbedding, optimizer: TableOptimizer, saved: Mapping[str, torch.Tensor]
 ) -> list[str]:
-    """Sets the states that `save_states` gives, all of them or none, and returns what is wrong with them."""
+    """Loads the states that `save_states` returned, all or none; returns the problems found."""
     contents, problem = [], step_problem(saved["iter"])
     problems = [f"iter: {problem}"] if problem else []
     problems += [f"{name} {wrong}" for name, value in saved.items() if (wrong := tensor_problem(value))]
@@ -127,7 +130,7 @@ def load_states(
 # ---- FBGEMM's own state dicts
 
 _BUFFERS = ("dev", "uvm", "uvm", "host")
-"""For each EmbeddingLocation the buffer that has its rows."""
+"""Name of the buffer that contains the rows, for each EmbeddingLocation."""
 
 
 def from_fbgemm(
@@ -138,26 +141,26 @@ def from_fbgemm(
     first_features: Sequence[int],
     optimizer: TableOptimizer,
 ) -> None:
-    """Puts this module's keys in the place of FBGEMM's.
+    """Replaces FBGEMM's keys in a state dict by the keys of this module.
 
-    FBGEMM's buffers are flat, one for each place that tables can be. Where a feature's table is, and where it begins
-    there, is in `<buffer>_placements` and `<buffer>_offsets`.
+    FBGEMM's buffers are flat, one for each memory that tables may be in. `<buffer>_placements` contains the memory of a
+    feature's table, and `<buffer>_offsets` its offset in the buffer.
 
     Args:
-        state_dict: changes in place.
-        prefix: of the module's keys.
-        names, specs, first_features: of each table; the last, a feature that looks it up.
-        optimizer: of the tables.
+        state_dict: modified in place.
+        prefix: prefix of the module's keys.
+        names, specs, first_features: name, spec and first feature of each table.
+        optimizer: optimizer of the tables.
 
     Raises:
-        ValueError: buffers that are not of these tables.
+        ValueError: the buffers do not fit the tables.
     """
-    wanted = {"weights": ("tables.{}.weight", False)}
-    wanted |= {
+    keys = {"weights": ("tables.{}.weight", False)}
+    keys |= {
         name: (f"states.{{}}.{name}", _rowwise(optimizer, state)) for state, name in state_names(optimizer).items()
     }
     buffers = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
-    for buffer, (key, rowwise) in wanted.items():
+    for buffer, (key, rowwise) in keys.items():
         total = 0
         for name, spec, feature in zip(names, specs, first_features, strict=True):
             shape = (spec.rows,) if rowwise else (spec.rows, spec.dim)

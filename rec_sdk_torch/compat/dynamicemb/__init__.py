@@ -1,7 +1,7 @@
-"""The names of dynamicemb (Rec SDK 2: `dynamic_emb`) over the cached tables of this package.
+"""The interface of dynamicemb (Rec SDK 2: `dynamic_emb`) over cached tables of this package.
 
-Under `rec_sdk_torch.compat` the modules `dynamicemb` and `dynamic_emb` have them, by the paths that scripts import. The
-porting guide says what each option does here.
+Under `rec_sdk_torch.compat` the modules `dynamicemb` and `dynamic_emb` provide these names, at the paths that scripts
+import. The porting guide describes the effect of each option.
 """
 
 from types import ModuleType as _Module

@@ -1,4 +1,4 @@
-"""Admission: strategies and counters, which a table's rules follow."""
+"""Admission strategies and counters of dynamicemb, which are translated to a table's rules."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from .enums import DynamicEmbInitializerArgs
 
 
 class Counter(abc.ABC):
-    """The interface of counters that users write for dynamicemb; tables here count in the engine, see `KVCounter`."""
+    """Interface of users' counters for dynamicemb; tables here count in the engine, see `KVCounter`."""
 
     @abc.abstractmethod
     def add(self, keys: torch.Tensor, frequencies: torch.Tensor, inplace: bool) -> torch.Tensor:
-        """Adds to what is counted of keys; the sums."""
+        """Adds frequencies to the counts of keys; returns the new counts."""
 
     @abc.abstractmethod
     def erase(self, keys: torch.Tensor) -> None:
-        """Forgets keys."""
+        """Removes the counts of keys."""
 
     @abc.abstractmethod
     def memory_usage(self, mem_type: Any = None) -> int:
-        """Bytes."""
+        """Returns the memory in bytes."""
 
     @abc.abstractmethod
     def load(self, key_file: str, counter_file: str) -> None:
-        """Reads files."""
+        """Reads keys and counts from files."""
 
     @abc.abstractmethod
     def dump(self, key_file: str, counter_file: str) -> None:
-        """Writes files."""
+        """Writes keys and counts to files."""
 
 
 class KVCounter:
-    """Says that a table counts the ids that it has not admitted. The engine counts them, within the table's bound."""
+    """Option that makes a table count ids that are not admitted yet, in the engine."""
 
     def __init__(self, capacity: int, bucket_capacity: int = 1024, key_type: torch.dtype = torch.int64) -> None:
-        """The arguments are dynamicemb's; as many candidates are kept here as the table may have rows."""
+        """Stores dynamicemb's arguments; here at most as many ids are counted as the table may have rows."""
         self.capacity = capacity
         self.bucket_capacity = bucket_capacity
         self.key_type = key_type
 
 
 class AdmissionStrategy(abc.ABC):
-    """The interface of strategies that users write for dynamicemb."""
+    """Interface of users' admission strategies for dynamicemb."""
 
     @abc.abstractmethod
     def admit(self, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Which keys get a row, bool `[n]`."""
+        """Returns which keys get a row, bool `[n]`."""
 
     @abc.abstractmethod
     def get_initializer_args(self) -> DynamicEmbInitializerArgs | None:
-        """The values that the others are read as."""
+        """Returns the values that keys without a row are read as."""
 
 
 class FrequencyAdmissionStrategy(AdmissionStrategy):
-    """Admits ids that were looked up `threshold` times; the others are read as `initializer_args` says.
+    """Strategy that admits ids after `threshold` lookups; other ids are read as `initializer_args` describes.
 
     Raises:
-        ValueError: a negative threshold.
+        ValueError: `threshold` is negative.
     """
 
     def __init__(self, threshold: int, initializer_args: DynamicEmbInitializerArgs | None = None) -> None:
@@ -70,7 +70,7 @@ class FrequencyAdmissionStrategy(AdmissionStrategy):
         self.initializer_args = initializer_args
 
     def admit(self, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Which frequencies reach the threshold, bool `[n]`."""
+        """Returns which frequencies reach the threshold, bool `[n]`."""
         return frequencies >= self.threshold
 
     def get_initializer_args(self) -> DynamicEmbInitializerArgs | None:

@@ -1,8 +1,8 @@
-"""Scripts of dynamicemb say CUDA. Where there is none, these names of theirs mean the NPU, or the CPU:
+"""CUDA names in scripts of dynamicemb, which mean the NPU or the CPU if there is no CUDA:
 
 - `torch.device("cuda:0")`, `.cuda()` of tensors and modules, and `set_device`, `current_device`, `device_count`,
   `synchronize` of `torch.cuda`;
-- the backend `nccl`, which is hccl, or gloo, and `device_ids` of `torch.distributed.barrier`.
+- the backend `nccl`, which becomes hccl or gloo, and `device_ids` of `torch.distributed.barrier`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEVICE = torch.device
 
 
 def _target() -> str | None:
-    """The kind of device that is meant; None where CUDA is there."""
+    """Returns the device type that CUDA names stand for; None if CUDA is available."""
     if torch.cuda.is_available():
         return None
     npu = getattr(torch, "npu", None)
@@ -28,7 +28,7 @@ def _target() -> str | None:
 
 
 class _Devices(type):
-    """Makes `isinstance(device, torch.device)` true for all devices."""
+    """Metaclass that makes `isinstance(device, torch.device)` true for all devices."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _DEVICE)
@@ -38,7 +38,7 @@ class _Devices(type):
 
 
 def _parse(kind: str, *args: Any, **kwargs: Any) -> torch.device:
-    """The device that `torch.device` makes of the arguments, with `kind` in place of CUDA."""
+    """Returns the device for the arguments of `torch.device`, with `kind` instead of CUDA."""
     device = _DEVICE(*args, **kwargs)
     if device.type != "cuda":
         return device
@@ -51,19 +51,21 @@ def _rebuilt(name: str) -> torch.device:
 
 @functools.cache
 def install() -> None:
-    """Gives the names their meaning, once."""
+    """Replaces the names, once per process."""
     kind = _target()
     if kind is None:
         return
     parse = functools.partial(_parse, kind)
     namespace = {"__new__": lambda cls, *args, **kwargs: parse(*args, **kwargs), "__module__": "torch"}
-    copyreg.pickle(_DEVICE, lambda device: (_rebuilt, (str(device),)))  # which looks for its class by its name
+    copyreg.pickle(
+        _DEVICE, lambda device: (_rebuilt, (str(device),))
+    )  # pickle would look up the replaced class by its name
     torch.device = _Devices("device", (), namespace)  # type: ignore[misc,assignment]
     if kind == "npu":
         for name in ("set_device", "current_device", "device_count", "synchronize", "manual_seed", "manual_seed_all"):
             setattr(torch.cuda, name, getattr(torch.npu, name))  # type: ignore[attr-defined]
     else:
-        torch.cuda.set_device = torch.cuda.synchronize = lambda *args, **kwargs: None  # the host needs none of it
+        torch.cuda.set_device = torch.cuda.synchronize = lambda *args, **kwargs: None  # nothing to do on the host
         torch.cuda.current_device = lambda: 0
         torch.cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     for owner in (torch.Tensor, torch.nn.Module):
@@ -75,7 +77,7 @@ def install() -> None:
 
 def _moved(kind: str) -> Callable[..., Any]:
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """To the device that CUDA means here."""
+        """Copies the tensor or module to the device that CUDA stands for."""
         index = getattr(device, "index", device)
         return self.to(_DEVICE(kind) if kind == "cpu" or index is None else _DEVICE(kind, index))
 
@@ -83,25 +85,24 @@ def _moved(kind: str) -> Callable[..., Any]:
 
 
 def _translated(function: Callable[..., Any], place: int, kind: str) -> Callable[..., Any]:
-    """The function with gloo or hccl in place of nccl; `place` is that of its argument `backend`."""
+    """Returns the function with gloo or hccl instead of nccl; `place` is the index of its argument `backend`."""
     backend = "gloo" if kind == "cpu" else "hccl"
 
     @functools.wraps(function)
     def translated(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        if len(given) > place and isinstance(given[place], str):
-            given[place] = given[place].replace("nccl", backend)
+        positional = list(args)
+        if len(positional) > place and isinstance(positional[place], str):
+            positional[place] = positional[place].replace("nccl", backend)
         if isinstance(kwargs.get("backend"), str):
             kwargs["backend"] = kwargs["backend"].replace("nccl", backend)
-        return function(*given, **kwargs)
+        return function(*positional, **kwargs)
 
     return translated
 
 
 def _without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(barrier)
-    def without_devices(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        """`device_ids` are for nccl alone."""
+    def without_devices(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:  # only for nccl
         return barrier(group=group, async_op=async_op)
 
     return without_devices

@@ -1,4 +1,4 @@
-"""`DynamicEmbDump` and `DynamicEmbLoad` of whole models, and the search for the dynamic tables of a model."""
+"""`DynamicEmbDump` and `DynamicEmbLoad` for whole models, and the search for a model's dynamic tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .shard import _ShardedTables
 
 
 def find_sharded_modules(module: torch.nn.Module, path: str = "") -> list[tuple[str, str, torch.nn.Module]]:
-    """Path, name and module of each sharded collection. The model itself has the path and the name `model`."""
+    """Returns path, name and module of each sharded collection; the model itself has the path and the name `model`."""
     found: list[tuple[str, str, torch.nn.Module]] = []
     stack = [(module, f"{path}model", "model")]
     while stack:
@@ -31,7 +31,7 @@ def find_sharded_modules(module: torch.nn.Module, path: str = "") -> list[tuple[
 
 
 def get_dynamic_emb_module(model: torch.nn.Module) -> list[ScoredTables]:
-    """The dynamic tables in a model: one object for each sharded collection or lookup module."""
+    """Returns the dynamic tables of a model, one object for each sharded collection or lookup module."""
     found: list[ScoredTables] = []
     for module in model.modules():
         if isinstance(module, _ShardedTables):
@@ -42,7 +42,7 @@ def get_dynamic_emb_module(model: torch.nn.Module) -> list[ScoredTables]:
 
 
 def dynamic_tables(model: torch.nn.Module, what: str) -> list[tuple[str, str, ScoredTables]]:
-    """Path, name and dynamic tables of each sharded collection that has some; warns where there are none."""
+    """Returns path, name and dynamic tables of each sharded collection that has some; warns if there are none."""
     found = [
         (path, name, tables)
         for path, name, module in find_sharded_modules(model)
@@ -62,20 +62,20 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
     pg: dist.ProcessGroup | None = None,
     allow_overwrite: bool = False,
 ) -> None:
-    """Writes the rows of all dynamic tables into a folder, each rank its own; all ranks have to call it.
+    """Writes the rows of all dynamic tables into a folder, each rank its own (collective).
 
     Args:
-        path: an empty folder, or one that is made.
-        model: has sharded collections, each of which gets a folder of its path, such as `model.tables`.
-        table_names: of the tables of each collection, by its path; None for all.
-        optim: writes optimizer states too.
-        counter: writes what is counted of ids that are not admitted too.
-        pg: the ranks; None for all.
-        allow_overwrite: the folder may have files.
+        path: an empty folder, or one to create.
+        model: model with sharded collections; each gets a subfolder named by its path, such as `model.tables`.
+        table_names: names of the tables of each collection, by its path; None for all.
+        optim: whether to write optimizer states.
+        counter: whether to write the counts of ids that are not admitted.
+        pg: process group of the ranks; None for all.
+        allow_overwrite: whether the folder may contain files.
 
     Raises:
-        FileExistsError: the folder has files.
-        NotADirectoryError: the path is no folder.
+        FileExistsError: the folder contains files.
+        NotADirectoryError: the path is not a folder.
     """
     folder = Path(path)
     problem: OSError | None = None
@@ -83,7 +83,7 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
         problem = NotADirectoryError(f"{folder} is no folder")
     elif folder.exists() and any(folder.iterdir()) and not allow_overwrite:
         problem = FileExistsError(f"{folder} has files: give another folder, or allow_overwrite=True")
-    _barrier(pg)  # no rank writes before all have looked
+    _barrier(pg)  # no rank may write before all have checked the folder
     if problem is not None:
         raise problem
     for collection, _, tables in dynamic_tables(model, "nothing is dumped"):
@@ -102,10 +102,10 @@ def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
     counter: bool = False,
     pg: dist.ProcessGroup | None = None,
 ) -> None:
-    """Reads what `DynamicEmbDump` wrote, on any number of ranks; arguments are as there.
+    """Loads what `DynamicEmbDump` wrote, on any number of ranks; the arguments are the same.
 
     Raises:
-        FileNotFoundError, ValueError: there is no such folder, or a dump that is not whole or of other tables.
+        FileNotFoundError, ValueError: the folder does not exist, or the dump is incomplete or of other tables.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -117,6 +117,6 @@ def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
 
 
 def _barrier(pg: dist.ProcessGroup | None) -> None:
-    """Waits for all ranks."""
+    """Blocks until all ranks have reached this call."""
     if dist.is_initialized():
         dist.barrier(group=pg)

@@ -1,4 +1,4 @@
-"""The enumerations and data types of dynamicemb, by its names and values."""
+"""Enumerations and data types of dynamicemb, with its names and values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ DEFAULT_INDEX_TYPE = torch.int64
 DEMB_TABLE_ALIGN_SIZE = 16
 BUCKET_ALIGNMENT = DEMB_TABLE_ALIGN_SIZE
 MAX_BUCKET_CAPACITY = 2**63 - 1
-"""A `bucket_capacity` that makes one bucket of the whole table of a rank."""
+"""A `bucket_capacity` that makes the whole table of a rank one bucket."""
 DEFAULT_BUCKET_CAPACITY = 128
 BATCH_SIZE_PER_DUMP = 65536
 HOMES = {"continuous": Home.CONTINUOUS, "roundrobin": Home.MODULO, "hash_roundrobin": Home.HASH}
-"""By `dist_type`. dynamicemb has another hash, and reads negative ids as large ones: so rows may be on other ranks."""
+"""Ownership rules by `dist_type`.
+
+dynamicemb uses another hash and treats negative ids as large ones, so that its owner ranks may differ.
+"""
 SUPPORTED_DIST_TYPES = tuple(HOMES)
 DYNAMICEMB_CSTM_SCORE_CHECK = "DYNAMICEMB_CSTM_SCORE_CHECK"
 DynamicEmbKernel = "DynamicEmb"
@@ -35,7 +38,7 @@ DTYPE_NUM_BYTES = {dtype: dtype.itemsize for dtype in WEIGHT_DTYPES}
 
 @enum.unique
 class EvictStrategy(enum.Enum):
-    """The order in which a full table loses rows; `str()` of it is written into dumps."""
+    """Order in which a full table evicts rows; dumps contain its `str()`."""
 
     KLru = 0
     KLfu = 1
@@ -46,7 +49,7 @@ class EvictStrategy(enum.Enum):
 
 @enum.unique
 class DynamicEmbEvictStrategy(enum.Enum):
-    """`EvictStrategy` by its names in options. The score strategy of a table decides it."""
+    """`EvictStrategy` with the names used in options; the table's score strategy determines it."""
 
     LRU = EvictStrategy.KLru
     LFU = EvictStrategy.KLfu
@@ -57,7 +60,7 @@ class DynamicEmbEvictStrategy(enum.Enum):
 
 @enum.unique
 class DynamicEmbCheckMode(enum.IntEnum):
-    """The effect of an id that finds no place. Here every id finds one, so that all modes are the same."""
+    """Handling of ids for which the table has no space; this does not happen here, so all modes behave alike."""
 
     ERROR = 0
     WARNING = 1
@@ -65,7 +68,7 @@ class DynamicEmbCheckMode(enum.IntEnum):
 
 
 class DynamicEmbPoolingMode(enum.IntEnum):
-    """The result of a bag: the sum of its rows, their mean, or each of them."""
+    """Pooling of a bag: the sum of its rows, their mean, or none."""
 
     SUM = 0
     MEAN = 1
@@ -73,10 +76,10 @@ class DynamicEmbPoolingMode(enum.IntEnum):
 
 
 class DynamicEmbScoreStrategy(enum.IntEnum):
-    """The score of a row, by which a full table chooses the rows that leave: those with the lowest.
+    """Score of a row; a full table evicts the rows with the lowest scores.
 
-    TIMESTAMP: the time of its last batch; STEP: the number of its last batch; CUSTOMIZED: the number that `set_score`
-    gave before its last batch; LFU: how often it was looked up; NO_EVICTION: none, and the table grows.
+    TIMESTAMP: time of the row's last batch; STEP: number of its last batch; CUSTOMIZED: number set by `set_score`
+    before its last batch; LFU: number of its lookups; NO_EVICTION: no score, and the table grows.
     """
 
     TIMESTAMP = 0
@@ -92,10 +95,10 @@ _COMPOUND = {DynamicEmbScoreStrategy.TIMESTAMP, DynamicEmbScoreStrategy.LFU}
 
 
 def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrategy | None:
-    """The strategy, without the tuple around a single one; None as it is.
+    """Returns the strategy, without the tuple around a single one; None stays None.
 
     Raises:
-        TypeError: something else than strategies.
+        TypeError: not a strategy or a tuple of strategies.
         NotImplementedError: a tuple other than TIMESTAMP with LFU.
     """
     if score_strategy is None:
@@ -114,26 +117,26 @@ def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrat
 
 
 def evicts_by(score_strategy: ScoreStrategy) -> DynamicEmbScoreStrategy:
-    """The strategy that chooses the rows that leave: of TIMESTAMP with LFU the latter."""
+    """Returns the strategy that chooses rows to evict: LFU for TIMESTAMP with LFU."""
     if isinstance(score_strategy, tuple):
         return DynamicEmbScoreStrategy.LFU
     return score_strategy
 
 
 def is_timed(score_strategy: ScoreStrategy) -> bool:
-    """Whether increments of a table are chosen by time."""
+    """Returns whether incremental dumps of a table compare times."""
     return DynamicEmbScoreStrategy.TIMESTAMP in (
         score_strategy if isinstance(score_strategy, tuple) else (score_strategy,)
     )
 
 
 def warns_of_lower_scores() -> bool:
-    """Whether a score that is lower than the one before is worth a warning: the environment can say no with 0."""
+    """Returns whether to warn of a score below the previous one; the environment variable turns it off with 0."""
     return os.getenv(DYNAMICEMB_CSTM_SCORE_CHECK) != "0"
 
 
 class DynamicEmbInitializerMode(enum.Enum):
-    """How initial weights are drawn."""
+    """Distribution of initial weights."""
 
     NORMAL = "normal"
     TRUNCATED_NORMAL = "truncated_normal"
@@ -144,13 +147,13 @@ class DynamicEmbInitializerMode(enum.Enum):
 
 @dataclass(eq=False)
 class DynamicEmbInitializerArgs:
-    """Initial weights. Two are equal if they have one mode and the same numbers of those that the mode reads.
+    """Initial weights; equal if the mode and the numbers that the mode uses are equal.
 
     Attributes:
-        mode: how they are drawn.
-        mean, std_dev: of NORMAL and TRUNCATED_NORMAL.
-        lower, upper: of UNIFORM and TRUNCATED_NORMAL; None for the default.
-        value: of CONSTANT.
+        mode: the distribution.
+        mean, std_dev: parameters of NORMAL and TRUNCATED_NORMAL.
+        lower, upper: parameters of UNIFORM and TRUNCATED_NORMAL; None for the default.
+        value: parameter of CONSTANT.
     """
 
     mode: DynamicEmbInitializerMode = DynamicEmbInitializerMode.UNIFORM
@@ -182,7 +185,7 @@ class DynamicEmbInitializerArgs:
 
 @enum.unique
 class DynamicEmbDataType(enum.Enum):
-    """Data types by the names of dynamicemb's kernels."""
+    """Data types with the names of dynamicemb's kernels."""
 
     Float32 = "float32"
     BFloat16 = "bfloat16"
@@ -197,32 +200,32 @@ class DynamicEmbDataType(enum.Enum):
 
 
 def dyn_emb_to_torch(data_type: DynamicEmbDataType) -> torch.dtype:
-    """Torch's data type; of Size_t int64."""
+    """Returns torch's data type; int64 for Size_t."""
     name = "int64" if data_type is DynamicEmbDataType.Size_t else data_type.value
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def torch_to_dyn_emb(dtype: torch.dtype) -> DynamicEmbDataType:
-    """The name of a data type of torch's.
+    """Returns dynamicemb's data type for one of torch's.
 
     Raises:
-        ValueError: it has none.
+        ValueError: there is none.
     """
     return DynamicEmbDataType(str(dtype).removeprefix("torch."))
 
 
 def data_type_to_dyn_emb(data_type: DataType) -> DynamicEmbDataType:
-    """The name of a data type of TorchRec's.
+    """Returns dynamicemb's data type for one of TorchRec's.
 
     Raises:
-        ValueError: it has none.
+        ValueError: there is none.
     """
     return torch_to_dyn_emb(data_type_to_dtype(data_type))
 
 
 def string_to_evict_strategy(strategy_str: str) -> EvictStrategy:
-    """The strategy of a name such as `KLru`.
+    """Returns the strategy with a name such as `KLru`.
 
     Raises:
         ValueError: there is none.

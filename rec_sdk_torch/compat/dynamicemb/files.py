@@ -1,4 +1,4 @@
-"""Dumps, in the files of dynamicemb: for each table and rank raw keys, values, scores and optimizer states.
+"""Dumps in dynamicemb's file format: raw keys, values, scores and optimizer states of each table and rank.
 
 `<table>_emb_<item>.rank_<r>.world_size_<w>` with the items keys (int64), values (float32), scores (int64) and
 opt_values (float32); `<table>_counter_<item>...` with keys and frequencies (int64) of ids that are not admitted;
@@ -24,7 +24,7 @@ from .optimizers import name_in_dumps
 from .scores import TableScores, counts_of_dump, device_timestamp
 
 OwnsIds = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
-"""Which ids are at home on this rank."""
+"""Function that returns which ids this rank owns."""
 
 
 def _file(folder: Path, table: str, item: str, rank: int, world_size: int) -> Path:
@@ -32,7 +32,7 @@ def _file(folder: Path, table: str, item: str, rank: int, world_size: int) -> Pa
 
 
 def _optimizer_arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
-    """The optimizer of a dump, by dynamicemb's names."""
+    """Returns the optimizer's arguments for a dump, by dynamicemb's names."""
     name = None if optimizer is None else name_in_dumps(optimizer.cls)
     if optimizer is None or name is None:
         return {}
@@ -46,7 +46,7 @@ def _optimizer_arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
 
 
 def _apply_arguments(arguments: dict[str, Any], optimizer: TableOptimizer) -> None:
-    """Gives an optimizer what `_optimizer_arguments` found."""
+    """Sets options of an optimizer from the arguments of a dump."""
     options = optimizer.options
     options |= {key: arguments[key] for key in ("lr", "eps", "weight_decay") if key in arguments and key in options}
     if "betas" in options and "beta1" in arguments:
@@ -54,7 +54,7 @@ def _apply_arguments(arguments: dict[str, Any], optimizer: TableOptimizer) -> No
 
 
 def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *, optim: bool, counter: bool) -> None:
-    """Writes the rows of a table on this rank; rank 0 writes the file that is about the whole table."""
+    """Writes this rank's rows of a table; rank 0 also writes the file about the whole table."""
     view, name = scores.view, scores.name
     states = [part for part in view.parts() if part != WEIGHT] if optim else []
     if rank == 0:
@@ -85,10 +85,10 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
 
 
 def _files(folder: Path, table: str, item: str) -> list[Path]:
-    """The files of an item, by rank; none where it was not dumped.
+    """Returns the files of an item, by rank; [] if it was not dumped.
 
     Raises:
-        FileNotFoundError: those of some ranks are missing.
+        FileNotFoundError: files of some ranks are missing.
     """
     pattern = re.compile(rf"{re.escape(table)}_{item}\.rank_\d+\.world_size_(\d+)")
     found = [match for match in map(pattern.fullmatch, (path.name for path in folder.iterdir())) if match]
@@ -103,10 +103,10 @@ def _files(folder: Path, table: str, item: str) -> list[Path]:
 
 
 def _rows(path: Path, dtype: type[np.generic], width: int, rows: int | None) -> npt.NDArray[Any]:
-    """The content of a file, `[rows, width]`, that is not read before it is used.
+    """Returns the content of a file as a memory map, `[rows, width]`.
 
     Raises:
-        ValueError: it has another size.
+        ValueError: the file has another size.
     """
     size, row_size = path.stat().st_size, np.dtype(dtype).itemsize * width
     if size % row_size or (rows is not None and size != rows * row_size):
@@ -118,22 +118,22 @@ def _rows(path: Path, dtype: type[np.generic], width: int, rows: int | None) -> 
 
 
 def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool, counter: bool) -> None:
-    """Reads the rows that are at home here from the files of all ranks that dumped, which may be another number.
+    """Loads the rows that this rank owns from the files of all ranks that dumped, in any number.
 
-    Rows that the table has beside them stay.
+    Rows of the table that the dump does not contain stay.
 
     Raises:
         FileNotFoundError: files of some ranks are missing.
-        ValueError: files of other sizes, or of a table whose rows leave by another rule.
+        ValueError: files of wrong size, or of a table with another eviction strategy.
     """
     keys = _files(folder, scores.name, "emb_keys")
     if not keys:
         warn(f"{folder} has no files of table {scores.name!r}, which stays as it is", SaveWarning)
         return
     arguments = json.loads((folder / f"{scores.name}_opt_args.json").read_text())
-    found = arguments.get("evict_strategy", str(scores.evict_strategy))
-    if found != str(scores.evict_strategy):
-        raise ValueError(f"table {scores.name!r}: the dump has {found}, the table {scores.evict_strategy}")
+    strategy = arguments.get("evict_strategy", str(scores.evict_strategy))
+    if strategy != str(scores.evict_strategy):
+        raise ValueError(f"table {scores.name!r}: the dump has {strategy}, the table {scores.evict_strategy}")
     optimizer = scores.view.layout.optimizer_of(scores.name)
     with_states = optim and _has_states(
         scores.name, arguments, optimizer, _files(folder, scores.name, "emb_opt_values")
@@ -144,7 +144,7 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
         for ids, parts, kept in _chunks(scores, folder, rank, len(keys), owns, with_states):
             scores.view.write(ids, {name: part.to(dtypes[name]).contiguous() for name, part in parts.items()})
             scored += [] if kept is None else [(ids, kept)]
-    if scored:  # all at once: their order is that of the batches that they are as if from
+    if scored:  # all at once: `restore` orders the rows' scores
         ids, kept = (torch.cat(each) for each in zip(*scored, strict=True))
         scores.restore(ids, device_timestamp() - kept if scores.is_age_in_dumps else kept)
     if with_states and optimizer is not None:
@@ -167,7 +167,7 @@ def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer
 def _chunks(
     scores: TableScores, folder: Path, rank: int, world_size: int, owns: OwnsIds, with_states: bool
 ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]]:
-    """Ids that are at home here, their parts, and their scores as they are in the file."""
+    """Yields, chunk by chunk, ids that this rank owns, their parts, and their scores as in the file."""
     view, name = scores.view, scores.name
     parts = view.parts()
     widths = {part: shape[0] for part, shape in parts.items() if part != WEIGHT}

@@ -1,4 +1,4 @@
-"""`get_score`, `set_score` and `incremental_dump` of whole models."""
+"""`get_score`, `set_score` and `incremental_dump` for whole models."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from ...runtime.warn import InputWarning, warn
 from .dump_load import dynamic_tables
 
 Scores = dict[str, dict[str, int]]
-"""A number of each table, by the path of its collection and its name."""
+"""A number for each table, by the path of its collection and the table's name."""
 Rows = dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]]
-"""Ids and weights of each table, by the path of its collection and its name."""
+"""Ids and weights of each table, by the path of its collection and the table's name."""
 
 
 def get_score(model: torch.nn.Module) -> Scores | None:
-    """The score that the next batch has in each table: a threshold for a later increment. None without such tables."""
+    """Returns the score of the next batch in each table, a threshold for a later increment.
+
+    Returns None without dynamic tables.
+    """
     found = dynamic_tables(model, "there are no scores")
     return {path: tables.get_score() for path, _, tables in found} or None
 
 
 def set_score(model: torch.nn.Module, table_score: int | Mapping[str, Mapping[str, int]]) -> None:
-    """Sets the score of the batches to come.
+    """Sets the score of later batches.
 
     Args:
-        model: has tables whose scores are CUSTOMIZED.
-        table_score: of all tables, or by the name (or path) of their collection and theirs.
+        model: model with tables whose scores are CUSTOMIZED.
+        table_score: score for all tables, or by collection (name or path) and table name.
 
     Raises:
-        ValueError: no whole number above 0, or a table whose scores are not CUSTOMIZED.
+        ValueError: a score is not a positive integer, or a table's scores are not CUSTOMIZED.
     """
     _check("table_score", table_score)
     found = dynamic_tables(model, "no score is set")
@@ -48,19 +51,19 @@ def set_score(model: torch.nn.Module, table_score: int | Mapping[str, Mapping[st
 def incremental_dump(
     model: torch.nn.Module, score_threshold: int | Mapping[str, Mapping[str, int]], pg: dist.ProcessGroup | None = None
 ) -> tuple[Rows, Scores] | None:
-    """Rows whose scores are at least the given ones.
+    """Returns the rows whose scores are at least the threshold.
 
     Args:
-        model: has dynamic tables.
-        score_threshold: of all tables, or by the path of their collection and their name: the tables that are wanted.
-        pg: ranks whose rows are gathered; None for those of this rank.
+        model: model with dynamic tables.
+        score_threshold: threshold for all tables, or by collection path and table name, only for the tables to dump.
+        pg: process group whose rows are gathered; None for this rank's rows only.
 
     Returns:
-        ids int64 `[n]` and weights `[n, D]` on the host, and the thresholds of the next increment; None without
+        Ids int64 `[n]` and weights `[n, D]` in host memory, and the thresholds of the next increment; None without
         dynamic tables.
 
     Raises:
-        ValueError: a threshold that is not a whole number.
+        ValueError: a threshold is not an integer.
     """
     _check("score_threshold", score_threshold)
     found = dynamic_tables(model, "nothing is dumped")
@@ -79,15 +82,15 @@ def incremental_dump(
     return (rows, scores) if found else None
 
 
-def _check(name: str, given: object) -> None:
-    numbers = [given]
-    if isinstance(given, Mapping) and all(isinstance(of_tables, Mapping) for of_tables in given.values()):
-        numbers = [number for of_tables in given.values() for number in of_tables.values()]
+def _check(name: str, value: object) -> None:
+    numbers = [value]
+    if isinstance(value, Mapping) and all(isinstance(of_tables, Mapping) for of_tables in value.values()):
+        numbers = [number for of_tables in value.values() for number in of_tables.values()]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
-        raise ValueError(f"{name} is {given!r}, expected an int, or one by collection and table")
+        raise ValueError(f"{name} is {value!r}, expected an int, or one by collection and table")
 
 
-def _warn_of_unknown(given: Mapping[str, object], known: set[str]) -> None:
-    unknown = sorted(given.keys() - known)
+def _warn_of_unknown(names: Mapping[str, object], known: set[str]) -> None:
+    unknown = sorted(names.keys() - known)
     if unknown:
         warn(f"there are no {unknown}, only {sorted(known)}", InputWarning)

@@ -1,4 +1,4 @@
-"""The optimizers that dynamicemb has, as torch's classes, and their arguments."""
+"""dynamicemb's optimizers, as classes of torch, and their arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "max_gradient": 1.0,
     "max_norm": 0.0,
 }
-"""dynamicemb's arguments that an update reads, with its defaults."""
+"""dynamicemb's arguments that an update uses, with its defaults."""
 
 _READS: dict[EmbOptimType, tuple[type[torch.optim.Optimizer], tuple[str, ...], str]] = {
     EmbOptimType.SGD: (torch.optim.SGD, (), "sgd"),
@@ -34,7 +34,7 @@ _READS: dict[EmbOptimType, tuple[type[torch.optim.Optimizer], tuple[str, ...], s
         "exact_row_wise_adagrad",
     ),
 }
-"""The class of each optimizer, the arguments that it reads beside the learning rate, and its name in dumps."""
+"""Class of each optimizer, the arguments that it uses besides the learning rate, and its name in dumps."""
 
 _IRRELEVANT = {
     "prefetch_pipeline",
@@ -46,17 +46,17 @@ _IRRELEVANT = {
     "cache_precision",
     "use_index_dedup",
 }
-"""Arguments that change nothing here: no optimizer above reads them, or the tables are as they say in any case."""
+"""Arguments without effect: no optimizer above uses them, or the tables behave so in any case."""
 
 _FLOAT32 = (None, torch.float32, SparseType.FP32)
 
 
 def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`DEFAULTS` with what is given; `lr`, as torch's optimizers call it, is `learning_rate`.
+    """Returns `DEFAULTS` updated with `given`; `lr`, torch's name, is accepted for `learning_rate`.
 
     Raises:
-        NotImplementedError: an argument, or a value, that is not here.
-        ValueError: `lr` and `learning_rate` are two numbers.
+        NotImplementedError: an argument or a value is not supported.
+        ValueError: `lr` and `learning_rate` differ.
     """
     options = dict(DEFAULTS)
     rate = given.get("lr")
@@ -83,7 +83,7 @@ def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_optimizer(options: Mapping[str, Any]) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class and keywords for `apply_optimizer_in_backward`, of what `check_arguments` gave."""
+    """Returns class and keywords for `apply_optimizer_in_backward`, from the result of `check_arguments`."""
     cls, reads, _ = _READS[options["optimizer"]]
     keywords: dict[str, Any] = {"lr": options["learning_rate"]}
     keywords |= {name: options[name] for name in reads if not name.startswith("beta")}
@@ -95,6 +95,6 @@ def torch_optimizer(options: Mapping[str, Any]) -> tuple[type[torch.optim.Optimi
 
 
 def name_in_dumps(cls: type) -> str | None:
-    """The name that dumps give to an optimizer class; None for one that dynamicemb does not have."""
+    """Returns the name of an optimizer class in dumps; None if dynamicemb does not have it."""
     names = {each.__name__: name for each, _, name in _READS.values()} | {"Adam": "adam"}
     return names.get(cls.__name__)

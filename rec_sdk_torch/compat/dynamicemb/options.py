@@ -1,4 +1,4 @@
-"""`DynamicEmbTableOptions`, and the sizes of tables that follow from it."""
+"""`DynamicEmbTableOptions`, and the table sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from .enums import (
 
 @dataclass(eq=False)
 class DynamicEmbTableOptions:
-    """Options of a table. The planner fills in those up to `device_id`; the porting guide says what each does here.
+    """Options of a table. The planner fills in the fields up to `device_id`; the porting guide describes their effects.
 
     Attributes:
-        embedding_dtype, dim: of the weights.
-        max_capacity: rows that a rank keeps.
-        evict_strategy: follows from `score_strategy`.
+        embedding_dtype, dim: data type and D of the weights.
+        max_capacity: maximum number of rows on a rank.
+        evict_strategy: derived from `score_strategy`.
         local_hbm_for_values: bytes of a rank's device cache.
-        device_id: accepted, not needed.
+        device_id: accepted without effect.
         training: False for a table that is only read.
         initializer_args: initial weights.
-        eval_initializer_args: what an id without a row is read as in evaluation; CONSTANT.
-        caching, init_capacity, max_load_factor, safe_check_mode: accepted; nothing depends on them here.
-        score_strategy: which rows leave a full table.
-        bucket_capacity: rounds `max_capacity` up.
-        global_hbm_for_values: bytes of the device caches of all ranks; 0 leaves their size to the library.
+        eval_initializer_args: value that evaluation reads for an id without a row; CONSTANT.
+        caching, init_capacity, max_load_factor, safe_check_mode: accepted without effect.
+        score_strategy: score by which a full table chooses rows to evict.
+        bucket_capacity: bucket size, to a multiple of which `max_capacity` is rounded up.
+        global_hbm_for_values: bytes of the device caches of all ranks; 0 lets the library choose.
         external_storage: None.
         index_type: int64 or int32.
-        dist_type: at which rank an id is at home.
-        admit_strategy, admission_counter: which ids get a row.
+        dist_type: rule by which ranks own ids.
+        admit_strategy, admission_counter: rule by which ids get a row.
 
     Raises:
-        ValueError: `eval_initializer_args` that are not CONSTANT, an unknown `dist_type`.
-        TypeError, NotImplementedError: a `score_strategy` that there is not.
+        ValueError: `eval_initializer_args` are not CONSTANT, or `dist_type` is unknown.
+        TypeError, NotImplementedError: an unknown `score_strategy`.
     """
 
     embedding_dtype: torch.dtype | None = None
@@ -88,7 +88,10 @@ class DynamicEmbTableOptions:
         self.score_strategy = normalize_score_strategy(self.score_strategy)
 
     def get_grouped_key(self) -> dict[str, Any]:
-        """The options that tables of one lookup module share, by which two options are equal."""
+        """Returns the options that all tables of a lookup module must share.
+
+        Two objects are equal if these options are equal.
+        """
         names = "training caching external_storage index_type dist_type score_strategy admit_strategy"
         return {name: getattr(self, name) for name in names.split()}
 
@@ -107,7 +110,10 @@ class DynamicEmbTableOptions:
 def complete_initializer_args(
     initializer_args: DynamicEmbInitializerArgs, *, embedding_config: BaseEmbeddingConfig | None = None
 ) -> DynamicEmbInitializerArgs:
-    """With the bounds that UNIFORM lacks: -/+ sqrt(1 / num_embeddings), without a config 0 and 1."""
+    """Returns the arguments with missing bounds of UNIFORM filled in.
+
+    They are -/+ sqrt(1 / num_embeddings), or 0 and 1 without a config.
+    """
     if initializer_args.mode is not DynamicEmbInitializerMode.UNIFORM:
         return initializer_args
     low, high = 0.0, 1.0
@@ -125,15 +131,15 @@ def complete_initializer_args(
 
 
 def align_to_table_size(n: int, alignment: int = DEMB_TABLE_ALIGN_SIZE) -> int:
-    """`n` rounded up to a multiple of `alignment`, at least one of it."""
+    """Returns `n` rounded up to a multiple of `alignment`, at least `alignment`."""
     return max(1, -(-int(n) // alignment)) * alignment
 
 
 def bucket_layout(embedding_config: BaseEmbeddingConfig, world_size: int, bucket_capacity: int) -> tuple[int, int]:
-    """Buckets of a rank, and the rows of each.
+    """Returns the number of buckets on a rank, and the rows of a bucket.
 
     Raises:
-        ValueError: a world size or a bucket that cannot be.
+        ValueError: an invalid world size or bucket capacity.
     """
     if world_size <= 0:
         raise ValueError(f"world_size is {world_size}, must be at least 1")
@@ -148,7 +154,7 @@ def bucket_layout(embedding_config: BaseEmbeddingConfig, world_size: int, bucket
 
 
 def get_sharded_table_capacity(embedding_config: BaseEmbeddingConfig, world_size: int, bucket_capacity: int) -> int:
-    """Rows that each rank keeps of a table: its part, rounded up to whole buckets.
+    """Returns the maximum number of rows of a table on each rank: its share, rounded up to whole buckets.
 
     Raises:
         ValueError: see `bucket_layout`.
@@ -165,7 +171,7 @@ _STATES: dict[EmbOptimType, Callable[[int, int], int]] = {
 
 
 def get_optimizer_state_dim(optimizer_type: EmbOptimType, dim: int, dtype: torch.dtype | None = None) -> int:
-    """Elements of optimizer state for each row, as dynamicemb lays them out.
+    """Returns the number of elements of optimizer state per row, in dynamicemb's layout.
 
     Raises:
         ValueError: EXACT_ROWWISE_ADAGRAD without a data type.
@@ -177,7 +183,7 @@ def get_optimizer_state_dim(optimizer_type: EmbOptimType, dim: int, dtype: torch
 
 
 def row_bytes(dim: int, dtype: torch.dtype, optimizer_type: EmbOptimType) -> int:
-    """Bytes of a row with its states."""
+    """Returns the bytes of a row with its optimizer states."""
     return (dim + get_optimizer_state_dim(optimizer_type, dim, dtype)) * dtype.itemsize
 
 
@@ -187,7 +193,7 @@ def get_table_value_bytes(
     world_size: int,
     bucket_capacity: int = DEFAULT_BUCKET_CAPACITY,
 ) -> int:
-    """Bytes of a table's rows with their states, on all ranks.
+    """Returns the bytes of a table's rows with their optimizer states, on all ranks.
 
     Raises:
         ValueError: see `bucket_layout`.

@@ -1,4 +1,4 @@
-"""The planner: dynamic tables are row-wise on all ranks, others are planned by TorchRec."""
+"""Planner that shards dynamic tables row-wise over all ranks; TorchRec plans the others."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _HBM_CAP, _DDR_CAP = 32 * 2**30, 128 * 2**30
 
 @dataclass
 class DynamicEmbParameterConstraints(ParameterConstraints):
-    """TorchRec's constraints of a table, and whether it is dynamic.
+    """TorchRec's constraints of a table, with dynamicemb's options.
 
     Attributes:
-        use_dynamicemb: whether it is; False: an index table.
-        dynamicemb_options: of a dynamic one.
+        use_dynamicemb: whether the table is dynamic; False makes it an index table.
+        dynamicemb_options: options of a dynamic table.
     """
 
     use_dynamicemb: bool | None = False
@@ -60,7 +60,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):
 
 @dataclass
 class DynamicEmbParameterSharding(ParameterSharding):
-    """TorchRec's sharding of a table, and the options of a dynamic one."""
+    """TorchRec's sharding of a table, with the options of a dynamic one."""
 
     compute_kernel: str = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
     customized_compute_kernel: str | None = DynamicEmbKernel
@@ -68,13 +68,13 @@ class DynamicEmbParameterSharding(ParameterSharding):
     dynamicemb_options: DynamicEmbTableOptions | None = field(default_factory=DynamicEmbTableOptions)
 
     def get_additional_fused_params(self) -> dict[str, Any]:
-        """The fields that TorchRec's sharding does not have, by name."""
+        """Returns the fields that TorchRec's sharding does not have, by name."""
         known = {each.name for each in fields(ParameterSharding)}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in known}
 
 
 class DynamicEmbeddingEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator, which leaves dynamic tables out: they have one placement, and memory of their own."""
+    """TorchRec's enumerator without dynamic tables, which have only one placement, and memory of their own."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):
     def enumerate(
         self, module: torch.nn.Module, sharders: list[ModuleSharder[torch.nn.Module]]
     ) -> list[ShardingOption]:
-        """The options of tables that are not dynamic."""
+        """Returns the sharding options of tables that are not dynamic."""
         return [option for option in super().enumerate(module, sharders) if option.name not in self._dynamic]
 
 
@@ -101,7 +101,7 @@ def prepare_options(
     """Fills in the options of dynamic tables, as dynamicemb's planner does.
 
     Raises:
-        ValueError: constraints and configs are not of the same tables, or a bucket that cannot be.
+        ValueError: constraints and configs are not for the same tables, or a bucket capacity is invalid.
     """
     if constraints is None or eb_configs is None:
         raise ValueError("constraints and eb_configs are needed")
@@ -129,7 +129,7 @@ def _prepare(config: BaseEmbeddingConfig, options: DynamicEmbTableOptions, world
 
 
 class DynamicEmbeddingShardingPlanner:
-    """Plans dynamic tables row-wise on all ranks, and the others as TorchRec's planner does."""
+    """Planner that shards dynamic tables row-wise over all ranks, and other tables as TorchRec's planner does."""
 
     def __init__(
         self,
@@ -145,14 +145,15 @@ class DynamicEmbeddingShardingPlanner:
         constraints: dict[str, DynamicEmbParameterConstraints] | None = None,
         debug: bool = True,
     ) -> None:
-        """
+        """Creates a planner and fills in the options of the dynamic tables.
+
         Args:
-            eb_configs: of all tables of the model.
-            constraints: of each of them, by name. Their options are filled in.
-            others: as of TorchRec's `EmbeddingShardingPlanner`, for tables that are not dynamic.
+            eb_configs: configs of all tables of the model.
+            constraints: constraints of each table, by name.
+            others: see TorchRec's `EmbeddingShardingPlanner`; for tables that are not dynamic.
 
         Raises:
-            ValueError: constraints and configs are not of the same tables, or options that cannot be.
+            ValueError: constraints and configs are not for the same tables, or options are invalid.
         """
         self._world_size = dist.get_world_size()
         prepare_options(constraints, eb_configs, self._world_size)
@@ -177,7 +178,7 @@ class DynamicEmbeddingShardingPlanner:
         sharders: list[ModuleSharder[torch.nn.Module]],
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The plan of all tables of `module` that a sharder takes; every rank has to call it."""
+        """Returns the plan of all tables of `module` that a sharder supports (collective)."""
         plan = ShardingPlan({})
         if self._planner is not None:
             plan = self._planner.collective_plan(module, sharders, pg or dist.GroupMember.WORLD)

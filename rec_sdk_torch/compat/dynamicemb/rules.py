@@ -1,4 +1,4 @@
-"""Options of dynamicemb as those of a table here: its initial weights, which ids get a row, which leave."""
+"""Translation of dynamicemb's options to initial weights and rules of admission and eviction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .options import DynamicEmbTableOptions
 
 
 def check_options(name: str, options: DynamicEmbTableOptions) -> None:
-    """Refuses options that have no counterpart here.
+    """Raises an error for options without a counterpart.
 
     Raises:
-        NotImplementedError: one that has none.
-        ValueError: a table without a score strategy.
+        NotImplementedError: an option has no counterpart.
+        ValueError: a table has no score strategy.
     """
     if options.external_storage is not None:
         raise NotImplementedError(
@@ -32,7 +32,7 @@ def check_options(name: str, options: DynamicEmbTableOptions) -> None:
 
 
 def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any]:
-    """Fields of `TableConfig` for initial weights.
+    """Returns fields of `TableConfig` for initial weights.
 
     Raises:
         NotImplementedError: the mode DEBUG.
@@ -55,7 +55,7 @@ def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any
 
 
 def _admission(name: str, options: DynamicEmbTableOptions) -> int:
-    """How often an id has to be looked up before it has a row; 0 or 1: once."""
+    """Returns the number of lookups of an id after which it gets a row; 0 and 1 mean the first lookup."""
     strategy, default = options.admit_strategy, options.eval_initializer_args.value
     if strategy is None:
         return 0
@@ -82,14 +82,14 @@ def _admission(name: str, options: DynamicEmbTableOptions) -> int:
 
 
 def table_lifecycle(name: str, options: DynamicEmbTableOptions, world_size: int) -> TableLifecycle:
-    """Returns the rules of a table on `world_size` ranks.
+    """Returns the rules of admission and eviction of a table on `world_size` ranks.
 
-    Rows leave by their count (LFU), or by their score. It is 0 for each row, so that those leave which were idle for
-    longest (STEP, TIMESTAMP), unless `TableScores` writes it (CUSTOMIZED). Admission is always on, if only from the
-    first lookup, so that an id without a row is read in evaluation as the options say.
+    Rows are evicted by their count (LFU), or by their score. The score is 0 for each row, so that rows that were idle
+    longest are evicted (STEP, TIMESTAMP), unless `TableScores` writes it (CUSTOMIZED). Admission is always on, at least
+    from the first lookup, so that evaluation reads ids without a row as the options require.
 
     Raises:
-        NotImplementedError: admission by another strategy, or one that reads ids as something else than a number.
+        NotImplementedError: another admission strategy, or one whose ids without a row are not read as one number.
     """
     assert options.score_strategy is not None
     kind, strategy = evicts_by(options.score_strategy), DynamicEmbScoreStrategy

@@ -1,4 +1,4 @@
-"""The calls that scripts make on the tables of one module: scores, dumps, increments."""
+"""Methods that scripts call on the tables of one module: scores, dumps, increments."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from .scores import TableScores
 
 
 class ScoredTables:
-    """Tables with scores. A subclass has them in `_scores`, by name, and says which ids are at home on this rank."""
+    """Base class of tables with scores.
+
+    A subclass sets `_scores`, by table name, and may override which ids this rank owns.
+    """
 
     _scores: dict[str, TableScores]
 
     def _owned(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which ids of a table are at home here; without sharding every rank has those that `dist_type` says.
+        """Returns which ids of a table this rank owns; without sharding, `dist_type` determines them.
 
         Raises:
-            NotImplementedError: `continuous` on several ranks, whose blocks a module does not know by itself.
+            NotImplementedError: `continuous` on several ranks, because a module alone has no information about their
+                blocks.
         """
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         config = self._scores[name].view.config
@@ -46,26 +50,26 @@ class ScoredTables:
         return list(self._scores)
 
     def flush(self) -> None:
-        """Does nothing: reads and dumps see rows wherever they are."""
+        """Does nothing: reads and dumps find rows wherever they are."""
 
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate of the updates to come."""
+        """Sets the learning rate of later updates."""
         for scores in self._scores.values():
             optimizer = scores.view.layout.optimizer_of(scores.name)
             if optimizer is not None:
                 optimizer.options["lr"] = lr
 
     def set_score(self, named_score: Mapping[str, int]) -> None:
-        """Sets the scores of the batches to come, by table.
+        """Sets the scores of later batches, by table name.
 
         Raises:
-            ValueError: no whole number above 0, or a table whose scores are not CUSTOMIZED.
+            ValueError: a score is not a positive integer, or a table's scores are not CUSTOMIZED.
         """
         for name, score in named_score.items():
             self._scores[name].set(score)
 
     def get_score(self) -> dict[str, int]:
-        """The score that the next batch has, by table; with TIMESTAMP, the time."""
+        """Returns the score of the next batch, by table name; with TIMESTAMP, the time."""
         return {name: scores.now() for name, scores in self._scores.items()}
 
     def _selected(self, names: Sequence[str] | None) -> Iterator[TableScores]:
@@ -81,7 +85,7 @@ class ScoredTables:
         table_names: Sequence[str] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        """Writes the rows of this rank into a folder that exists, see `files.py`."""
+        """Writes this rank's rows into an existing folder, see `files.py`."""
         ranks = (dist.get_rank(pg), dist.get_world_size(pg)) if dist.is_initialized() else (0, 1)
         for scores in self._selected(table_names):
             dump_table(scores, Path(save_dir), *ranks, optim=optim, counter=counter)
@@ -94,10 +98,10 @@ class ScoredTables:
         table_names: Sequence[str] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        """Reads the rows that are at home here from what any number of ranks dumped.
+        """Loads the rows that this rank owns from a dump of any number of ranks.
 
         Raises:
-            FileNotFoundError, ValueError: a dump that is not whole, or of another kind of table.
+            FileNotFoundError, ValueError: the dump is incomplete, or of another kind of table.
         """
         for scores in self._selected(table_names):
             owns = partial(self._owned, scores.name)
@@ -106,7 +110,7 @@ class ScoredTables:
     def export_keys_values(
         self, table_name: str, device: torch.device, batch_size: int = 65536
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and weights of a table on this rank, int64 `[n]` and `[n, D]`."""
+        """Returns ids and weights of a table on this rank, int64 `[n]` and `[n, D]`, on `device`."""
         view = self._scores[table_name].view
         ids = view.ids()
         return ids.to(device), view.read(ids, [WEIGHT]).parts[WEIGHT].to(device)
@@ -114,9 +118,10 @@ class ScoredTables:
     def incremental_dump(
         self, named_thresholds: Mapping[str, int], pg: dist.ProcessGroup | None = None
     ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, int]]:
-        """Rows whose scores are at least the given ones, ids int64 `[n]` and weights `[n, D]` on the host, by table.
+        """Returns the rows whose scores are at least their table's threshold, and the thresholds of the next increment.
 
-        With `pg`, those of all its ranks. The second dict has the thresholds of the next increment.
+        Rows are ids int64 `[n]` and weights `[n, D]` in host memory, by table name. With `pg`, the rows of all of its
+        ranks are gathered.
         """
         unknown = sorted(named_thresholds.keys() - self._scores.keys())
         if unknown:

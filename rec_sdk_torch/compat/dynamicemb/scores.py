@@ -1,4 +1,4 @@
-"""Scores of a table's rows: that of the last batch that had them, or how often they were looked up."""
+"""Scores of a table's rows: the score of the last batch with the row, or the number of its lookups."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FIRST = {DynamicEmbScoreStrategy.STEP: 1, DynamicEmbScoreStrategy.LFU: 1}
 
 
 def device_timestamp() -> int:
-    """Nanoseconds of the clock that scores of TIMESTAMP are read from."""
+    """Returns the time in nanoseconds, for scores of TIMESTAMP."""
     return time.time_ns()
 
 
 def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
-    """Returns the counts that `scores` of a dump are, int64 `[n]`; a negative one is a uint64 above 2**63 - 1."""
+    """Returns the counts for `scores` of a dump, int64 `[n]`; a negative score is a uint64 above 2**63 - 1."""
     beyond = (scores < 0) | (scores > _LAST_COUNT)
     if beyond.any():
         warn(
@@ -50,12 +50,12 @@ def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
 class TableScores:
     """The scores of the rows of one table on one rank.
 
-    The engine keeps the number of the last batch of each row, and how often it was looked up. The scores of the batches
-    are here, by number.
+    The engine stores the number of the last batch of each row, and its number of lookups. The scores of the batches are
+    stored here, by batch number.
 
     Attributes:
-        name: of the table.
-        current: the score of the next batch, where it is not a time.
+        name: the table's name.
+        current: the score of the next batch, unless scores are times.
     """
 
     def __init__(self, tables: TableMethods, name: str, options: DynamicEmbTableOptions) -> None:
@@ -74,29 +74,29 @@ class TableScores:
 
     @property
     def view(self) -> TableView:
-        """The table."""
+        """The table's `TableView`."""
         return self._tables.view(self.name)
 
     @property
     def evict_strategy(self) -> EvictStrategy:
-        """As dumps name it."""
+        """The eviction strategy by its name in dumps."""
         strategy: EvictStrategy = self.options.evict_strategy.value
         return strategy
 
     @property
     def is_age_in_dumps(self) -> bool:
-        """Whether dumps have the time since a row's last batch in place of its score."""
+        """Whether dumps contain the time since a row's last batch instead of its score."""
         return self._strategy is DynamicEmbScoreStrategy.TIMESTAMP
 
     def now(self) -> int:
-        """The score that the next batch has, from which on rows are in the next increment."""
+        """Returns the score of the next batch; rows with at least this score are in the next increment."""
         return device_timestamp() if self._timed else self.current
 
     def set(self, score: int) -> None:
-        """Sets the score of the batches to come.
+        """Sets the score of later batches.
 
         Raises:
-            ValueError: no whole number above 0, or a table whose scores are not CUSTOMIZED.
+            ValueError: the score is not a positive integer, or the table's scores are not CUSTOMIZED.
         """
         if isinstance(score, bool) or not isinstance(score, int) or not 0 < score <= _LAST_SCORE:
             raise ValueError(f"table {self.name!r}: the score is {score!r}, expected an int from 1 to 2**63 - 1")
@@ -109,14 +109,14 @@ class TableScores:
         self.current = score
 
     def end_batch(self, ids: torch.Tensor) -> None:
-        """Notes a training batch whose rows were just looked up.
+        """Records the score of a training batch whose rows were just looked up.
 
         Args:
-            ids: those of the table that are at home here, int64 `[n]`.
+            ids: ids of the table that this rank owns, int64 `[n]`.
         """
         if self._dated:
             number = self.view.clocks()["batches"]
-            del self._of_batches[number - 1 :]  # of batches that failed
+            del self._of_batches[number - 1 :]  # scores of batches that failed
             self._of_batches.append(self.now())
         if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
             self._write(ids.unique())
@@ -129,11 +129,11 @@ class TableScores:
         self.view.write_row_columns(ids, {"score": scores})
 
     def of(self, ids: torch.Tensor) -> torch.Tensor:
-        """By which increments choose: int64 `[n]`, of ids that have rows."""
+        """Returns the scores that incremental dumps compare, int64 `[n]`, of ids that have rows."""
         return self._columns(ids)[DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind]
 
     def in_dump(self, ids: torch.Tensor) -> torch.Tensor:
-        """As a dump has them, int64 `[n, scores of a row]`."""
+        """Returns the scores as a dump stores them, int64 `[n, scores of a row]`."""
         columns = self._columns(ids)
         return torch.stack([columns[kind] for kind in self._order()], dim=1)
 
@@ -142,7 +142,7 @@ class TableScores:
 
     @property
     def width(self) -> int:
-        """Scores of a row in a dump."""
+        """Number of scores of a row in a dump."""
         return len(self._order())
 
     def _columns(self, ids: torch.Tensor) -> dict[DynamicEmbScoreStrategy, torch.Tensor]:
@@ -151,19 +151,19 @@ class TableScores:
         kept = self.view.row_columns(ids)
         found = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
         if self._dated:
-            # Row 0 is that of rows that no batch had, the last one that of batches that are planned and yet to come.
+            # Entry 0 is for rows that were in no batch, the last one for batches that are planned but not trained.
             scores = np.array([0, *self._of_batches, self.now()], np.int64)
-            places = np.minimum(kept["last_use"].numpy(), len(scores) - 1)
+            positions = np.minimum(kept["last_use"].numpy(), len(scores) - 1)
             kind = DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind
-            found[kind] = torch.from_numpy(scores[places])
+            found[kind] = torch.from_numpy(scores[positions])
         return found
 
     def restore(self, ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Gives rows the scores of a dump; they are as if in batches after those that the table has seen.
+        """Sets rows' scores from a dump, as if the rows had been in later batches than the table's own.
 
         Args:
             ids: int64 `[n]`, which have rows.
-            scores: as `in_dump` gave them.
+            scores: scores as `in_dump` returned them.
         """
         columns = dict(zip(self._order(), scores.unbind(1), strict=True))
         written = {}
@@ -171,13 +171,13 @@ class TableScores:
             written["count"] = counts_of_dump(self.name, columns[DynamicEmbScoreStrategy.LFU])
         if self._dated:
             (dates,) = (column for kind, column in columns.items() if kind is not DynamicEmbScoreStrategy.LFU)
-            distinct, place = dates.unique(return_inverse=True)
+            distinct, position = dates.unique(return_inverse=True)
             number = self.view.clocks()["batches"]
             del self._of_batches[number:]
             self._of_batches.extend([self.now()] * (number - len(self._of_batches)))
             self._of_batches.extend(distinct.tolist())
             self.view.set_clocks({"batches": len(self._of_batches)})
-            written["last_use"] = place + number + 1
+            written["last_use"] = position + number + 1
             if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
                 written["score"] = dates.double()
         if written and len(ids):

@@ -1,4 +1,4 @@
-"""Sharders: TorchRec's collections become cached tables, as the plan's options say."""
+"""Sharders that turn TorchRec's collections into cached tables with dynamicemb's options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHARDING_TYPES = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
 
 
 class CollectionTables(ScoredTables):
-    """The dynamic tables of a sharded collection, which `get_dynamic_emb_module` finds."""
+    """The dynamic tables of a sharded collection, as returned by `get_dynamic_emb_module`."""
 
     def __init__(self, sharded: ShardedCollection, options: Mapping[str, DynamicEmbTableOptions]) -> None:
         self._sharded = sharded
@@ -48,7 +48,7 @@ class CollectionTables(ScoredTables):
         return self._sharded.owns(name, ids)
 
     def end_batch(self, batch: ShardedBatch) -> None:
-        """Notes a training batch whose rows were just looked up."""
+        """Records the scores of a training batch whose rows were just looked up."""
         ranks, tables = batch.counts.shape
         begins = batch.offsets.tolist()
         for name, table in self._places.items():
@@ -71,7 +71,7 @@ class _ShardedTables(ShardedCollection):
         return self._unsharded
 
     def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
-        """Looks up a batch as any sharded collection does; then its rows have its score."""
+        """Looks up a batch as any sharded collection does, then records its scores."""
         rows = super().compute(ctx, dist_input)
         if ctx.error is None and ctx.trains:
             self.dynamic.end_batch(ctx)
@@ -79,13 +79,13 @@ class _ShardedTables(ShardedCollection):
 
 
 class ShardedDynamicEmbeddingCollection(_ShardedTables):
-    """Sequence tables of TorchRec's `EmbeddingCollection` on many ranks."""
+    """Sharded sequence tables of TorchRec's `EmbeddingCollection`."""
 
     _unsharded = EmbeddingCollection
 
 
 class ShardedDynamicEmbeddingBagCollection(_ShardedTables):
-    """Pooled tables of TorchRec's `EmbeddingBagCollection` on many ranks."""
+    """Sharded pooled tables of TorchRec's `EmbeddingBagCollection`."""
 
     _unsharded = EmbeddingBagCollection
 
@@ -99,10 +99,10 @@ class _Bags(EmbCacheEmbeddingBagCollectionSharder):
 
 
 def options_of(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbTableOptions]:
-    """The options of the dynamic tables of a plan.
+    """Returns the options of the dynamic tables of a plan, by table name.
 
     Raises:
-        ValueError: one that is not row-wise.
+        ValueError: a dynamic table is not row-wise.
     """
     found = {name: getattr(sharding, "dynamicemb_options", None) for name, sharding in params.items()}
     options = {name: own for name, own in found.items() if own is not None}
@@ -113,7 +113,7 @@ def options_of(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbT
 
 
 def _config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, world_size: int) -> Any:
-    """The config of a table here: a hash table with options, without an index table."""
+    """Returns the config of a table of this package: a hash table with options, an index table without."""
     if options is None:
         return table
     check_options(table.name, options)
@@ -138,7 +138,7 @@ def _config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, 
 
 
 def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -> dict[str, int] | None:
-    """Rows of each table in the device cache of a rank, of those that have a size; None where no table has one."""
+    """Returns the rows of each table in a rank's device cache, for tables with a size; None if no table has one."""
     sizes = {}
     for name, own in options.items():
         if own.local_hbm_for_values and own.dim:
@@ -148,7 +148,7 @@ def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -
 
 
 def _apply_optimizers(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
-    """Gives the tables the optimizers of TorchRec's module, the others that of `fused_params`."""
+    """Applies the optimizers of TorchRec's module to its tables, and `fused_params` to tables without one."""
     requested = {path.split(".")[1]: assignments_of(parameter) for path, parameter in module.named_parameters()}
     others = []
     for name, handle in collection.table_parameters().items():
@@ -163,14 +163,14 @@ def _apply_optimizers(module: torch.nn.Module, collection: CachedCollection, fus
 
 
 class _DynamicSharder(BaseEmbeddingSharder[Any]):
-    """Shards a collection of TorchRec's: tables with options become hash tables, the others index tables.
+    """Sharder of TorchRec's collections: tables with options become hash tables, the others index tables.
 
     Raises:
-        NotImplementedError: an argument of `fused_params`, or a codec, that is not here.
+        NotImplementedError: an argument in `fused_params`, or a codec, is not supported.
     """
 
     _inner: type[TableSharder]
-    """The sharder of the collection of this package."""
+    """The sharder of this package's collection."""
 
     def __init__(
         self,
@@ -187,11 +187,11 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         super().__init__(fused_params, None, *more)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Row-wise and table-wise."""
+        """Returns the supported sharding types: row-wise and table-wise."""
         return list(_SHARDING_TYPES)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The fused one."""
+        """Returns the compute kernels: the fused one."""
         return [EmbeddingComputeKernel.FUSED.value]
 
     def shard(
@@ -202,9 +202,10 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """
+        """Shards a collection (collective).
+
         Raises:
-            ValueError, NotImplementedError: options that cannot be met; the message names table and option.
+            ValueError, NotImplementedError: invalid or unsupported options; the message names table and option.
         """
         options = options_of(params)
         tables = [_config(table, options.get(table.name), env.world_size) for table in configs_of(module)]
@@ -220,7 +221,7 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
 
 
 class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):
-    """Shards TorchRec's `EmbeddingCollection`, see `_DynamicSharder`."""
+    """Sharder of TorchRec's `EmbeddingCollection`, see `_DynamicSharder`."""
 
     _inner = _Sequences
 
@@ -230,12 +231,12 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
         qcomm_codecs_registry: dict[str, Any] | None = None,
         use_index_dedup: bool = False,
     ) -> None:
-        """`use_index_dedup`: accepted; ids are exchanged once in any case."""
+        """Creates a sharder; `use_index_dedup` is accepted without effect, because ids are always deduplicated."""
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
 
 
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):
-    """Shards TorchRec's `EmbeddingBagCollection`, see `_DynamicSharder`."""
+    """Sharder of TorchRec's `EmbeddingBagCollection`, see `_DynamicSharder`."""
 
     _inner = _Bags
 

@@ -1,4 +1,4 @@
-"""`BatchedDynamicEmbeddingTablesV2`: a lookup module by itself, without TorchRec's collections."""
+"""`BatchedDynamicEmbeddingTablesV2`: a lookup module without TorchRec's collections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .scores import TableScores
 
 
 class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
-    """Dynamic tables behind one call, updated in the backward pass."""
+    """Dynamic tables of one lookup module, updated in the backward pass."""
 
     def __init__(
         self,
@@ -30,20 +30,21 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         device: torch.device | None = None,
         **options: Any,
     ) -> None:
-        """
+        """Creates the tables.
+
         Args:
-            table_options: of each table; `dim` and `max_capacity` are needed. All have to be equal by
+            table_options: options of each table; `dim` and `max_capacity` are required. All must have an equal
                 `get_grouped_key`.
-            table_names: of each table.
-            feature_table_map: the table of each feature, in ascending order; None: a feature for each table.
-            use_index_dedup, prefetch_pipeline: accepted; rows are looked up once in any case.
-            pooling_mode: what a bag becomes.
+            table_names: name of each table.
+            feature_table_map: table of each feature, in ascending order; None: one feature for each table.
+            use_index_dedup, prefetch_pipeline: accepted; distinct ids are looked up once in any case.
+            pooling_mode: pooling of a bag.
             output_dtype: float32.
-            device: where the cache is.
-            options: of the optimizer, see `optimizers.py`.
+            device: device of the cache.
+            options: arguments of the optimizer, see `optimizers.py`.
 
         Raises:
-            ValueError, NotImplementedError: options that cannot be met; the message names them.
+            ValueError, NotImplementedError: invalid or unsupported options; the message names them.
         """
         super().__init__()
         if not table_options or any(own != table_options[0] for own in table_options):
@@ -73,10 +74,10 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Looks up a batch, features in table order.
+        """Looks up a batch, with features in table order.
 
         Args:
-            indices: ids `[n]`, feature by feature.
+            indices: ids `[n]`, ordered by feature.
             offsets: `[F * B + 1]`.
             per_sample_weights: float32 `[n]`, of pooled tables.
 
@@ -84,7 +85,7 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
             float32 `[B, sum of the features' dims]`, or `[n, D]` without pooling.
 
         Raises:
-            RuntimeError: training of tables that are only read (`training=False`).
+            RuntimeError: tables with `training=False` are trained.
         """
         training = self.training and torch.is_grad_enabled()
         if training and not all(own.training for own in self._options.values()):
@@ -106,7 +107,7 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
     def prefetch(
         self, indices: torch.Tensor, offsets: torch.Tensor, forward_stream: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Plans the batch of a training forward to come, and starts to bring its rows in."""
+        """Plans the batch of a later training forward and starts to fetch its missing rows."""
         self.embedding.prefetch(indices, offsets)
 
 
