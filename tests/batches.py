@@ -36,24 +36,24 @@ def random_bags(
 
 
 def random_weights(rng: np.random.Generator, bags: Bags) -> dict[str, list[list[float]]]:
-    """A normal weight for each id of `bags`."""
+    """Draws a normal weight for each id of `bags`."""
     return {key: [rng.normal(size=len(bag)).tolist() for bag in every] for key, every in bags.items()}
 
 
 def numbered(count: int, start: int = 0) -> KeyedJaggedTensor:
-    """One sample of the feature f0 with ids start, start + 1, ..."""
+    """Builds a batch with one sample of the feature f0, with ids start, start + 1, ..."""
     return jagged({"f0": [list(range(start, start + count))]})
 
 
 def single_ids(ids: Sequence[int], feature: str = "f0") -> KeyedJaggedTensor:
-    """One id per sample, so that a pooled output is the rows themselves."""
+    """Builds a batch with one id per sample, so that a pooled output is the rows themselves."""
     return jagged({feature: [[i] for i in ids]})
 
 
 def variable_batch(
     rng: np.random.Generator, keys: Sequence[str], ids: int, weighted: bool = False, inverse: bool = True
 ) -> KeyedJaggedTensor:
-    """One to five bags of each key, of up to three ids, for six samples that have each of them."""
+    """Draws one to five bags of each key, of up to three ids, shared by six samples with inverse indices."""
     sizes = rng.integers(1, 6, len(keys)).tolist()
     lengths = rng.integers(0, 4, sum(sizes))
     count = int(lengths.sum())
@@ -70,7 +70,7 @@ def variable_batch(
 
 
 def expanded(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch in which every sample has its bags itself."""
+    """Builds the batch in which every sample has its own bags."""
     names, inverse = batch.inverse_indices()
     values, lengths = [], []
     for key, bags in zip(names, inverse.tolist(), strict=True):

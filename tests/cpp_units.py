@@ -94,7 +94,7 @@ def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:
 def build_cpp(
     source: Path, build: Path, *options: str, targets: Sequence[str] = ("all",)
 ) -> subprocess.CompletedProcess[str]:
-    """Configures and builds the project in `source`; returns the result of CMake if it fails, else the compiler's."""
+    """Builds the project in `source`; returns the result of CMake if it fails, else the compiler's."""
     build.mkdir(parents=True, exist_ok=True)
     if not (build / "build.ninja").exists():
         ninja = Path(pytest.importorskip("ninja").BIN_DIR) / "ninja"

@@ -141,7 +141,7 @@ SCALER = torch.amp.GradScaler("cpu")
 DRAWN = Absent("rows that are there have been drawn; the config of the model says how others are")
 ZEROS = Absent("rows of FBGEMM's tables begin with zeros")
 OF_MODEL = Absent("the model that loads has its own")
-ROWS_ALONE = Absent("rows are those of a table of any other choice")
+ROWS_ALONE = Absent("the rows equal any other choice")
 NO_LIFE = Absent("ids of FBGEMM's tables are the rows, none of which comes or goes")
 
 

@@ -114,7 +114,7 @@ def test_paths_exist(page: Path) -> None:
 
 
 def conf(name: str) -> Any:
-    """The value of a constant in docs/conf.py."""
+    """Returns the value of a constant in docs/conf.py."""
     for node in ast.parse((ROOT / "docs/conf.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return ast.literal_eval(node.value)

@@ -206,7 +206,9 @@ def slow_down(owner: type, name: str) -> threading.Event:
 
 
 def held_in_a_call(_: int, __: Path) -> None:
-    """The call ends and its backward pass runs; the thread stays in the next call."""
+    """Ends the main thread during a thread's lookup; the lookup and its backward pass still run, the next lookup
+    blocks.
+    """
     embedding, steps = trained(), []
     held = slow_down(Group, "stage")
 
@@ -224,7 +226,9 @@ def held_in_a_call(_: int, __: Path) -> None:
 
 
 def held_between_calls(_: int, __: Path) -> None:
-    """The backward pass of a lookup runs; the thread stays in the next call."""
+    """Ends the main thread between a thread's lookup and its backward pass, which still runs; the next lookup
+    blocks.
+    """
     embedding, steps, held = trained(), [], threading.Event()
 
     def run() -> None:
@@ -259,7 +263,7 @@ def held_in_planning(_: int, __: Path) -> None:
 
 
 def used_after_the_threads(_: int, __: Path) -> None:
-    """Code that still runs at exit is in the main thread and may use everything."""
+    """Uses tables at exit, after other threads were stopped: the main thread may use everything."""
     embedding = trained()
 
     def use() -> bool:

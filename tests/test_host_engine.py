@@ -32,7 +32,7 @@ SLOW = {"protocol"}
 
 @pytest.fixture(scope="module")
 def address_tree(request: pytest.FixtureRequest) -> Tree:
-    """The units of this session, built with the address sanitizer."""
+    """Builds the units of this session with the address sanitizer."""
     tree = Tree("engine-address", TESTS / "engine", ["-DREC_SDK_SANITIZE=address,undefined"])
     tree.build(*(f"test_{unit}" for unit in parameters(request, "unit")))
     return tree

@@ -75,7 +75,7 @@ def archived(source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, built from a fresh checkout."""
+    """Builds the source distribution from a fresh checkout."""
     source = tmp_path_factory.mktemp("source") / "source"
     shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
     shutil.copy(ROOT / ".clang-format", source)
@@ -211,7 +211,7 @@ def test_extras() -> None:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is the only one on the path."""
+    """Sets an empty folder as the only one on the path."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path

@@ -37,7 +37,7 @@ std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated
   return result;
 }
 
-// The bytes of the results must be those of `expected`.
+// The results must have the bytes of `expected`.
 template <class T, class U, class Expected>
 void check(const std::vector<U>& values, RoundMode mode, const std::vector<Expected>& expected,
            bool saturated = false) {

@@ -10,7 +10,9 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _collects_little() -> Iterator[None]:
-    """A benchmark collects garbage before each measurement: a quarter of a second, where torch has been imported."""
+    """Freezes existing objects: collecting garbage before each measurement would take a quarter of a second with
+    torch.
+    """
     gc.collect()
     gc.freeze()
     yield

@@ -1,4 +1,4 @@
-"""Checks of the rows of quick runs, by benchmark: their counts are exact, and contenders agree."""
+"""Checks of the rows of quick benchmark runs: counts are exact, and contenders agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def check_cpu(rows: list[Row]) -> None:
-    """Every workload has every contender that can take part; counters of steps and plans are exact."""
+    """Checks that every workload has all its contenders, with exact counters of steps and plans."""
     steps = [row for row in rows if row["table"] == STEP]
     for case in steps:
         assert case["hit_rate"] == 1.0
@@ -54,7 +54,7 @@ def check_cpu(rows: list[Row]) -> None:
 
 
 def check_cuda(rows: list[Row]) -> None:
-    """Device, pools and ceilings are named, every case is right, and its counters are exact."""
+    """Checks that device, pools and ceilings are named, every case is right, and its counters are exact."""
     assert rows[0]["type"] == "cpu"
     drawn = [row for row in rows if row["table"] == "pools of batches"]
     assert [(pool["distribution"], pool["id_range"]) for pool in drawn] == [("power law 1.05", 5000), ("uniform", 400)]
@@ -104,7 +104,7 @@ def check_cuda(rows: list[Row]) -> None:
 
 
 def check_fixed_cost(rows: list[Row]) -> None:
-    """Few lookups are divided among the tables."""
+    """Checks that a small number of lookups is divided among the tables."""
     contenders = {"pooled", "sequence", "TorchRec pooled", "TorchRec sequence", "FBGEMM pooled"}
     assert all(contenders <= row.keys() for row in rows)
     batches = variants.Batches(3, 7)
@@ -115,24 +115,24 @@ def check_fixed_cost(rows: list[Row]) -> None:
 
 
 def check_large_table(rows: list[Row]) -> None:
-    """A large table grows."""
+    """Checks that a large table grows."""
     phases = {row["phase"]: row for row in rows}
     assert (phases["insert"]["steps"], phases["insert"]["rows_in"]) == (49, 50_000)
     assert 0 < phases["steady state"]["rows_in"] < 5 * 1024
-    assert 0.5 < phases["memory"]["over_bound"] < 3, "bytes of a store of few rows are those of its chunks"
+    assert 0.5 < phases["memory"]["over_bound"] < 3, "a store of few rows takes the bytes of its chunks"
 
 
 def check_disk_store(rows: list[Row]) -> None:
-    """Every row is inserted, and skewed ids need fewer rows than uniform ones."""
+    """Checks that every row is inserted, and skewed ids need fewer rows than uniform ones."""
     inserted, uniform, skewed = (row["rows_in_per_step"] for row in rows if "ids" in row)
     assert (inserted, uniform > skewed > 0) == (250, True)
 
 
 def check_prefetch(rows: list[Row]) -> None:
-    """Batches are planned as far ahead as asked, and counters are of the timed steps."""
+    """Checks that batches are planned to the requested depth, and counters cover the timed steps."""
     rounds, steps, lookups = 2, 6, 512
     for case in rows:
-        # At the start of a round, the batch that is about to be trained may be planned beside those ahead.
+        # At the start of a round, the next batch to train may be planned besides the prefetched ones.
         counters, ahead = case["counters"], case["depth"] + (case["depth"] > 0)
         assert (case["rounds"], case["hidden"]) == (rounds, 8)
         assert min(case[key] for key in ("wait_share", "median_wait_share", "plan_ms", "dense_ms")) > 0
@@ -147,7 +147,7 @@ def check_prefetch(rows: list[Row]) -> None:
 
 
 def check_sharding(rows: list[Row]) -> None:
-    """Bytes that ranks exchange are counted; the model of more devices is arithmetic of the counts."""
+    """Checks that bytes exchanged by ranks are counted; the model of more devices is arithmetic on the counts."""
     for case in [case for case in rows if "ranks" in case]:
         assert case["lookups"] == 512
         assert 0 < case["unique_ids"] < 512

@@ -1,4 +1,4 @@
-"""The CPU benchmark: its workloads and their bytes, what it counts and compares, its targets, plans and policies."""
+"""The CPU benchmark: its workloads and their bytes, counts and comparisons, targets, plans and policies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _workload(optimizer: str = "adagrad", pooled: bool = False, lookups: int = 2
 
 
 def _options(**changes: Any) -> argparse.Namespace:
-    """Options as --quick has them, changed."""
+    """Returns the options of --quick with changes."""
     return argparse.Namespace(**{**vars(cpu.parse(["--quick"])), **changes})
 
 
@@ -47,7 +47,7 @@ def _case(**changes: Any) -> Row:
 
 
 def _compare(cases: list[Row], bandwidth: float = 30e9) -> Row:
-    """The judged targets by name, without the sign and the words on torch's cores."""
+    """Returns the judged targets by name, without the bound and the words about torch's cores."""
     every = [{"table": "copy", "threads": 1, "copy_bytes_per_second": bandwidth}, *cases]
     judged = [target.judge(every) for target in targets.cpu_targets(every)]
     return {re.sub(r", cores [^,]*|, at (least|most)$", "", target["target"]): target for target in judged}
@@ -144,8 +144,8 @@ def test_a_collection_gets_gradients_as_a_model_gives_them(pooled: bool) -> None
 
 @pytest.mark.parametrize("kind", [Collection, Ours])
 @pytest.mark.parametrize("pooled", [False, True])
-def test_weights_are_those_of_the_table(kind: type[Ours], pooled: bool) -> None:
-    """Read by a lookup that changes nothing, after a step, of resident rows and of others."""
+def test_contenders_read_the_weights_of_the_table(kind: type[Ours], pooled: bool) -> None:
+    """Weights are read by a lookup that changes nothing, after a step, for cached and other rows."""
     twins = [kind(make_workload(TableSet(2, 500), 8, pooled, "adagrad", 256, 4), cache) for cache in (1.0, 0.5)]
     ids = twins[0].workload.draw(Distribution(1.05), np.random.default_rng(0))
     for twin in twins:
@@ -166,7 +166,7 @@ def test_weights_are_those_of_the_table(kind: type[Ours], pooled: bool) -> None:
     assert torch.equal(whole[1], twins[1].weights(1, torch.arange(500)))
 
 
-def test_samples_stand_beside_the_product_of_the_axes() -> None:
+def test_samples_are_added_to_the_product_of_the_axes() -> None:
     samples = ["--samples", "1x300:pooled:adam", "criteo@300:pooled:sgd"]
     options = cpu.parse(["--quick", *samples, "--optimizers", "sgd", "--forms", "sequence"])
     found = [(each.tables.name, each.optimizer, chosen.cache, chosen.index) for each, chosen in workloads(options)]
@@ -308,7 +308,7 @@ def test_round_robin_on_a_known_case() -> None:
     hand = RoundRobin(10, 3)
     for ids in ([0, 1], [2, 0], [3, 0], [1, 3]):
         hand.plan(np.array(ids))
-    # 0, 1, 2 fill the slots; 3 takes that of 1, as 0 is needed; 1 takes that of 2.
+    # 0, 1, 2 fill the slots; 3 takes the slot of 1, as 0 is needed; 1 takes the slot of 2.
     counted = {"lookups": 8, "unique_rows": 8, "unique_misses": 5, "rows_in": 5, "rows_out": 2}
     assert hand.counters == counted
     with pytest.raises(ValueError, match="4 distinct rows"):
@@ -320,7 +320,7 @@ def test_engine_counts_on_a_known_case() -> None:
     for ids in ([0, 1], [2, 0], [3, 0], [1, 3]):
         planner.plan(np.array(ids))
     counted = planner.engine.tables.stats()
-    # Least recently used: 3 takes the slot of 1, then 1 that of 2.
+    # Least recently used: 3 takes the slot of 1, then 1 takes the slot of 2.
     assert (counted["unique_misses"], counted["rows_in"], counted["rows_out"]) == (5, 5, 2)
     assert counted["bytes_out"] == 2 * planner.engine.record_bytes
 
@@ -344,7 +344,7 @@ def test_the_optimum_of_a_known_case() -> None:
     optimum = Optimum(4, 2, batches)
     for ids in batches:
         optimum.plan(ids)
-    # 0 leaves for 2, 2 for 3, 3 for 0, and then either for 2: only 1 is there when it is wanted.
+    # 0 is evicted for 2, 2 for 3, 3 for 0, and then either for 2: only 1 is cached when it is needed.
     assert (optimum.counters["unique_misses"], optimum.counters["rows_out"]) == (6, 4)
 
 
@@ -357,7 +357,7 @@ def test_items_in_time_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found == [(7, 2)] * 3, "the first item is warm-up"
 
 
-def test_a_table_that_does_not_fit_says_what_it_needs() -> None:
+def test_a_table_that_does_not_fit_reports_its_size() -> None:
     assert "GiB" in str(shortage_of(10**13))
     assert shortage_of(1000) is None
 

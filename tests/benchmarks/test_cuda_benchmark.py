@@ -1,4 +1,4 @@
-"""The CUDA benchmark on the host: what it counts and compares, never how long anything took."""
+"""The CUDA benchmark, run on the host: counts and comparisons, not times."""
 
 from __future__ import annotations
 
@@ -155,8 +155,14 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_which_swap_is_faster() -> None:
-    way = [("in, staged", 3.0), ("in, direct", 2.0), ("out, staged", 2.0), ("out, direct", 4.0), ("up, staged", 1.0)]
-    found = faster_swaps([{"name": name, "ms": milliseconds} for name, milliseconds in way])
+    measurements = [
+        ("in, staged", 3.0),
+        ("in, direct", 2.0),
+        ("out, staged", 2.0),
+        ("out, direct", 4.0),
+        ("up, staged", 1.0),
+    ]
+    found = faster_swaps([{"name": name, "ms": milliseconds} for name, milliseconds in measurements])
     assert [(row["rows"], row["way"], row["times"]) for row in found] == [("in", "direct", 1.5), ("out", "staged", 2.0)]
 
 

@@ -1,4 +1,4 @@
-"""The runner: targets, exit status, options, tables and turns; and results that differ, which end a run."""
+"""The benchmark runner: targets, exit status, options, tables and turns; differing results end a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_targets_judge_the_median_and_the_worst() -> None:
     assert (nothing["met"], nothing["worst"], nothing["rows"]) == (None, None, 0)
 
 
-def test_a_row_that_differs_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_differing_row_sets_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[Row] = [{"name": "a", "correct": True}, {"name": "b", "figures": {"x": 1}, "correct": {"c": [1]}}]
     assert Benchmark(lambda options: rows, {}).main([]) == 0
     rows[1]["correct"] = {"lookup": {"c": False}}
@@ -124,7 +124,7 @@ def test_results_that_differ_end_a_run(name: str, monkeypatch: pytest.MonkeyPatc
         find(name).main(["--quick", *arguments])
 
 
-def test_a_model_that_learns_otherwise_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_differing_model_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = Trainer.run
 
     def forgets(self: Trainer, batches: Any, depth: int, *rest: int) -> Any:
@@ -174,8 +174,8 @@ WHOLE = whole_models.end_to_end.parse(["--quick"])
 
 
 @pytest.mark.parametrize("model", PROBLEMS)
-def test_contenders_learn_alike(model: str) -> None:
-    """Ours have the same bits with small caches and large ones, and the rivals come out near them."""
+def test_contenders_learn_the_same(model: str) -> None:
+    """Ours have the same bits with small and large caches, and the rivals' results are close."""
     with threads(1):
         runs = {name: train_one(0, WHOLE, model, 64, name) for name in CONTENDERS}
     assert {run["trained"] for run in runs.values()} == {800}
@@ -186,7 +186,7 @@ def test_contenders_learn_alike(model: str) -> None:
         assert run["auc"] == pytest.approx(runs["resident"]["auc"], abs=0.1)
 
 
-def test_a_contender_that_took_no_part_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_contender_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(*arguments: object) -> list[Any]:
         raise RuntimeError("its process ended")
 
@@ -217,7 +217,7 @@ def test_ratios_of_whole_models_are_of_rounds() -> None:
     assert (torchrecs["cached_over"], torchrecs["whole"], torchrecs["trained"]) == (10, False, 64)
 
 
-def test_tables_of_the_pages_are_the_recorded_ones() -> None:
+def test_tables_in_pages_match_the_records() -> None:
     texts = [page.read_text() for page in recorded.PAGES]
     assert recorded.pages(texts) == texts, "python -m benchmarks.recorded writes them"
     text = "".join(texts)

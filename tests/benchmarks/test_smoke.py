@@ -1,4 +1,4 @@
-"""Runs every benchmark of the table in seconds: the rows of its report and what they count, never how long it took."""
+"""Every benchmark of the table runs in seconds; checks the rows of its report and their counts, not times."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ROWS: dict[str, list[tuple[tuple[str, ...], Iterable[Any]]]] = {
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """All numbers in a row."""
+    """Yields all numbers in a row."""
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from numbers(each)

@@ -1,4 +1,4 @@
-"""A script as its author wrote it for dynamicemb on GPUs: what it learned goes to the file that its argument names.
+"""A user's script for dynamicemb on GPUs, unchanged; writes its results to the file in its argument.
 
 Two more arguments may be a `dist_type` for the model, and one for the model that loads its dump.
 """
@@ -140,7 +140,7 @@ def batches(rank, high):
 
 
 def train(model, device, high=1):
-    """Losses, and the sizes of the increments."""
+    """Trains; returns the losses and the sizes of the increments."""
     model.to(device)
     optimizer = Adam(model.parameters(), lr=0.01)
     losses, sizes, threshold = [], [], get_score(model)

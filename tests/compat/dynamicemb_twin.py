@@ -1,4 +1,6 @@
-"""The first model of dynamicemb_script.py from this package's own names: its losses go to the file of the argument."""
+"""The first model of dynamicemb_script.py in this package's own names; writes its losses to the file in its
+argument.
+"""
 
 import json
 import os

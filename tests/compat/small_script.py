@@ -1,4 +1,4 @@
-"""A script as its author wrote it for Rec SDK: what it learned goes to the file that its argument names."""
+"""A user's script for Rec SDK, unchanged; writes its results to the file in its argument."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""rec_sdk_torch.compat changes the process that imports it, so each test has processes of its own."""
+"""Tests of rec_sdk_torch.compat, which changes the process that imports it, so each test has separate processes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROOT = HERE.parents[1]
 
 
 def under_compat(*arguments: Any, cwd: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """In a process that has imported torch, TorchRec and the collections, but not compat."""
+    """Runs compat in a process that has imported torch, TorchRec and the collections, but not compat."""
     command = ("-m", "rec_sdk_torch.compat", *map(str, arguments))
     return forked_python.python(*command, folder=cwd, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
 
 
-def test_what_holds_under_compat() -> None:
+def test_the_tests_under_compat_pass() -> None:
     finished = under_compat("-m", "pytest", "under_compat.py", "-p", "no:cacheprovider")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     count = len(re.findall(r"^def test_", (HERE / "under_compat.py").read_text(), re.MULTILINE))
@@ -35,7 +35,7 @@ def test_what_holds_under_compat() -> None:
 
 
 def reference_losses(ranks: int, steps: int) -> list[list[float]]:
-    """small_script.py in plain torch: one table, the mean of the ranks' losses."""
+    """Computes the losses of small_script.py in plain torch: one table, the mean of the ranks' losses."""
     table = torch.nn.Embedding.from_pretrained(torch.linspace(0, 1, 8).repeat(400, 1), freeze=False, sparse=True)
     torch.manual_seed(0)
     dense = torch.nn.Linear(8, 1)
@@ -57,7 +57,7 @@ def reference_losses(ranks: int, steps: int) -> list[list[float]]:
     return history
 
 
-def test_a_script_runs_without_an_edit(tmp_path: Path) -> None:
+def test_a_script_of_rec_sdk_runs_unchanged(tmp_path: Path) -> None:
     finished = under_compat(HERE / "small_script.py", "result", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     for rank, expected in enumerate(reference_losses(2, 4)):
@@ -103,8 +103,8 @@ def test_wrong_usage(arguments: list[str], message: str) -> None:
     assert "Traceback" not in finished.stderr
 
 
-def test_a_module_that_lacks_another_says_so_itself(tmp_path: Path) -> None:
-    """Its traceback is about the user's code, and stays."""
+def test_an_import_error_of_the_users_module_is_kept(tmp_path: Path) -> None:
+    """The traceback names the user's code, and is kept."""
     (tmp_path / "lacking.py").write_text("import no_such_module\n")
     finished = under_compat("-m", "lacking", cwd=tmp_path)
     assert finished.returncode == 1
@@ -112,11 +112,11 @@ def test_a_module_that_lacks_another_says_so_itself(tmp_path: Path) -> None:
 
 
 def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """With `path` among the folders of modules."""
+    """Runs a program with `path` on the module search path."""
     return forked_python.python("-c", program, PYTHONPATH=f"{ROOT}{os.pathsep}{path}")
 
 
-def test_an_installed_package_is_left_alone_aloud(tmp_path: Path) -> None:
+def test_an_installed_package_is_kept_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "hybrid_torchrec").mkdir()
     (tmp_path / "hybrid_torchrec" / "__init__.py").write_text("HashEmbeddingBagCollection = 1\n")
     shadowed = python("import rec_sdk_torch.compat, hybrid_torchrec; print(hybrid_torchrec.__spec__.origin)", tmp_path)

@@ -1,4 +1,4 @@
-"""The names of dynamicemb under rec_sdk_torch.compat, each in processes of its own, on `--device`."""
+"""The names of dynamicemb under rec_sdk_torch.compat, in separate processes, on `--device`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _no_cuda(device: torch.device) -> None:
         pytest.skip("the names of CUDA mean CUDA there")
 
 
-def test_what_holds_for_dynamicemb() -> None:
+def test_the_tests_under_dynamicemb_pass() -> None:
     files = ("under_dynamicemb.py", "under_dynamicemb_models.py")
     command = (*COMPAT, "-m", "pytest", *files, "-p", "no:cacheprovider")
     finished = forked_python.python(*command, folder=HERE, **PATHS)
@@ -42,8 +42,8 @@ def results(script: str, folder: Path, *arguments: str) -> list[Any]:
     return [json.loads((folder / f"{script}{rank}").read_text()) for rank in range(2)]
 
 
-def test_a_script_of_dynamicemb_runs_without_an_edit(device: torch.device, tmp_path: Path) -> None:
-    """Also with rows that live elsewhere, in a model whose dump goes to one with other homes again."""
+def test_a_script_of_dynamicemb_runs_unchanged(device: torch.device, tmp_path: Path) -> None:
+    """Rows are also placed by another `dist_type`, in a model whose dump is loaded by a model with yet another one."""
     found = results("dynamicemb_script", tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

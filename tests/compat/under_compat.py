@@ -1,4 +1,4 @@
-"""Tests that test_compat.py runs in a process of their own, started with `python -m rec_sdk_torch.compat`."""
+"""Tests that test_compat.py runs in a separate process started with `python -m rec_sdk_torch.compat`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_names_are_those_of_the_package(module: str) -> None:
+def test_names_refer_to_the_package(module: str) -> None:
     found = importlib.import_module(module)
     for name in NAMES[module].split():
         assert getattr(found, name) is getattr(rst, name)
@@ -66,7 +66,7 @@ def test_names_are_those_of_the_package(module: str) -> None:
 
 
 class RecSdk:
-    """Names of the classes that Rec SDK's scripts import."""
+    """Access to the classes that Rec SDK's scripts import, by name."""
 
     def __getattr__(self, name: str) -> Any:
         package = "hybrid_torchrec" if name.startswith("Hash") else "torchrec_embcache.distributed"
@@ -153,7 +153,9 @@ def test_fields_of_configs_follow_those_of_torchrec(config: Any) -> None:
 
 
 def test_constants() -> None:
-    """The limits are told as they are there; only the length of a path and the names of saves hold here as well."""
+    """The constants exist with Rec SDK's values; only the length of a path and the names of saves are limits here
+    too.
+    """
     constants = importlib.import_module("hybrid_torchrec.constants")
     limits = (1_000_000_000, 4096, 8, 10_000, 102_400, 10_000, 102_400, 2**36, 24)
     assert [getattr(constants, name) for name in constants.__all__] == list(limits)
@@ -192,7 +194,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, version: str, release: tuple[
     assert constants.release("torchrec") == release
 
 
-def test_other_names() -> None:
+def test_remaining_names() -> None:
     from hybrid_torchrec import IS_TORCH_REC_120, IS_TORCH_REC_150
     from hybrid_torchrec.utils import safe_makedirs
     from torchrec.optim import AccumulateAdagrad
@@ -216,7 +218,7 @@ def test_other_names() -> None:
 
 
 def inner_parts() -> list[tuple[str, list[str]]]:
-    """The modules that docs/porting.md calls inner parts, each with the names that it lists of it."""
+    """Lists the modules that docs/porting.md calls inner parts, each with its listed names."""
     page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
     table = page.partition("### Inner parts")[2].partition("###")[0]
     firsts = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
@@ -225,7 +227,7 @@ def inner_parts() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("module", "names"), inner_parts())
-def test_inner_parts_are_not_there(module: str, names: list[str]) -> None:
+def test_inner_parts_are_missing_with_an_explanation(module: str, names: list[str]) -> None:
     assert module.startswith(("hybrid_torchrec.", "torchrec_embcache."))
     try:
         found = importlib.import_module(module)
@@ -291,7 +293,7 @@ def sequence() -> rst.EmbCacheEmbeddingCollection:
 
 
 def train(tables: rst.EmbCacheEmbeddingCollection) -> torch.Tensor:
-    """One step on a single id, with a gradient so small that eps decides."""
+    """Runs one step on a single id, with a gradient so small that eps matters; returns the row."""
     batch = KeyedJaggedTensor(["f"], torch.tensor([3]), lengths=torch.tensor([1]))
     (tables(batch)["f"].values().sum() * 1e-8).backward()
     return tables.state_dict()["embeddings.t.weight"][0]
@@ -373,7 +375,7 @@ def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
 
 @pytest.mark.parametrize("collection", EACH)
 def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LINEAR is Rec SDK's default: nothing has changed for its scripts, and nothing is announced to them."""
+    """LINEAR is Rec SDK's default: for its scripts nothing has changed, and nothing warns."""
     make, plain, config = collection
     linear = torch.linspace(0, 1, 8).expand(4, 8)
     monkeypatch.setattr(config_defaults, "warns_changed_default", True)  # as in a new process

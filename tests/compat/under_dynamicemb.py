@@ -1,4 +1,4 @@
-"""Tests that test_dynamicemb.py runs in a process of their own, started with `python -m rec_sdk_torch.compat`."""
+"""Tests that test_dynamicemb.py runs in a separate process started with `python -m rec_sdk_torch.compat`."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def ids_of(module: Tables) -> set[int]:
 
 @pytest.mark.parametrize("admitted", [False, True])
 @pytest.mark.parametrize("strategy", [Strategy.STEP, Strategy.TIMESTAMP, Strategy.LFU])
-def test_the_lowest_scores_leave(strategy: Strategy, admitted: bool) -> None:
+def test_rows_with_the_lowest_scores_are_evicted(strategy: Strategy, admitted: bool) -> None:
     admit = FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT)) if admitted else None
     module = tables(score_strategy=strategy, admit_strategy=admit)
     seen = 2 if admitted else 1
@@ -178,11 +178,11 @@ def test_the_lowest_scores_leave(strategy: Strategy, admitted: bool) -> None:
     assert len(ids_of(module)) == 14  # 7/8 of 16
     if strategy is Strategy.LFU:
         assert {0, 1} <= ids_of(module)
-    else:  # those that were idle for longest left
+    else:  # rows idle for longest were evicted
         assert ids_of(module) == {0, 1, *range(5, 16), 100}
 
 
-def test_the_lowest_customized_score_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_the_lowest_customized_score_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAMICEMB_CSTM_SCORE_CHECK", "0")
     module = tables(score_strategy=Strategy.CUSTOMIZED)
     for score, ids in ((50, range(4)), (10, range(4, 8)), (30, range(8, 16))):
@@ -193,7 +193,7 @@ def test_the_lowest_customized_score_leaves(monkeypatch: pytest.MonkeyPatch) -> 
     assert ids_of(module) == {*range(4), 7, *range(8, 16), 100}  # of equal scores the smaller ids
 
 
-def test_no_eviction_keeps_all() -> None:
+def test_no_eviction_keeps_all_rows() -> None:
     module = tables(score_strategy=Strategy.NO_EVICTION)
     for begin in range(0, 96, 12):
         train(module, *range(begin, begin + 12))
@@ -326,7 +326,7 @@ def test_the_files_of_a_dump(tmp_path: Path) -> None:
     assert other.get_score() == {"t": 4}
 
 
-def test_scores_of_batches_that_are_taken_back_are_gone() -> None:
+def test_scores_are_dropped_when_the_clock_is_set_back() -> None:
     module = tables(score_strategy=Strategy.STEP)
     train(module, 1)
     train(module, 2)
@@ -337,7 +337,7 @@ def test_scores_of_batches_that_are_taken_back_are_gone() -> None:
 
 
 def test_a_load_of_an_older_dump(tmp_path: Path) -> None:
-    """The next score is above all that were given; what has a row is no candidate any more."""
+    """The next score is above all existing ones; an id with a row is no longer a candidate."""
     admit = FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT))
     module = tables(score_strategy=Strategy.STEP, admit_strategy=admit)
     train(module, 1)
@@ -377,7 +377,7 @@ def test_a_dump_of_two_ranks(tmp_path: Path) -> None:
 def test_a_module_of_several_ranks_loads_its_rows(
     dist_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without sharding, by the process group that there is."""
+    """The process group gives the ranks, without sharding."""
     ids = list(range(-6, 6))
     module = tables(score_strategy=Strategy.STEP)
     train(module, *ids)
@@ -397,7 +397,7 @@ def test_a_module_of_several_ranks_loads_its_rows(
         assert ids_of(other) == {i for i, at in zip(ids, homes, strict=True) if at == rank}
 
 
-def test_a_dump_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_dump_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     module = tables(score_strategy=Strategy.LFU)
     train(module, 1, 2)
     module.dump(tmp_path, optim=True)
@@ -455,7 +455,7 @@ def test_options_without_a_counterpart(options: dict[str, Any], message: str) ->
         (lambda: tables(score_strategy=None), ValueError, "score_strategy is None"),
     ],
 )
-def test_options_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
     assert Options(score_strategy=(Strategy.STEP,)).score_strategy is Strategy.STEP

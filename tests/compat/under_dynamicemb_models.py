@@ -1,4 +1,4 @@
-"""Tests of models, which test_dynamicemb.py runs with `python -m rec_sdk_torch.compat` in a process of their own."""
+"""Tests of models that test_dynamicemb.py runs in a separate process with `python -m rec_sdk_torch.compat`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_dynamic_tables_beside_others(pooled: bool, sharder: type, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("_group")
-def test_models_and_arguments_that_do_not_fit(tmp_path: Path) -> None:
+def test_invalid_models_and_arguments_are_refused(tmp_path: Path) -> None:
     plain = torch.nn.Linear(1, 1)
     with pytest.warns(UserWarning, match="no sharded collection with dynamic tables"):
         assert get_score(plain) is None
@@ -129,7 +129,7 @@ def test_models_and_arguments_that_do_not_fit(tmp_path: Path) -> None:
         DynamicEmbeddingShardingPlanner(Bags(True).bags.embedding_bag_configs(), Topology(1, "cpu"), constraints={})
 
 
-def test_cuda_means_what_there_is() -> None:
+def test_cuda_selects_the_available_device() -> None:
     assert DEVICE.type in ("cpu", "npu")
     assert isinstance(DEVICE, torch.device)
     assert issubclass(type(DEVICE), torch.device)
@@ -147,7 +147,7 @@ def candidates_of(module: Tables) -> set[int]:
     return set(module._scores["t"].view.candidates()[0].tolist())
 
 
-def test_counts_of_a_dump_end_where_those_of_tables_end(tmp_path: Path) -> None:
+def test_counts_of_a_dump_saturate_like_tables(tmp_path: Path) -> None:
     admit = FrequencyAdmissionStrategy(2**40, Args(Mode.CONSTANT))
     for strategy, kind, ids in ((None, "emb_scores", ids_of), (admit, "counter_frequencies", candidates_of)):
         module, other = (tables(score_strategy=Strategy.LFU, admit_strategy=strategy) for _ in range(2))
@@ -187,14 +187,14 @@ ABSENT = f"named .dynamicemb.exportable_tables.: rec_sdk_torch.compat takes the 
         ("import dynamicemb.planner.inner", ModuleNotFoundError, "it has no submodules|is not a package"),
     ],
 )
-def test_names_that_are_not_there(statement: str, kind: type[Exception], message: str) -> None:
+def test_missing_names_are_explained(statement: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(ImportError, match=message) as caught:
         exec(statement)
     assert caught.type is kind
     assert "unknown location" not in str(caught.value)
 
 
-def test_names_may_be_looked_for() -> None:
+def test_hasattr_works_for_missing_names() -> None:
     import dynamicemb
 
     assert not hasattr(dynamicemb, "key_value_table")

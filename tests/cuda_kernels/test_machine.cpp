@@ -64,7 +64,7 @@ __global__ void swap_halves_without_barrier(int* to) {
   to[index_in_grid()] = places[threadIdx.x ^ 16];
 }
 
-// Threads of one warp that pass a barrier see each other's writes, but not those of other warps.
+// After a barrier of one warp its threads see each other's writes, but no writes of other warps.
 __global__ void mirror_with_warp_barrier(int* to) {
   __shared__ int places[kBlockThreads];
   places[threadIdx.x] = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-"""A pytest plugin: the operators' CUDA dispatch and kernels, on the host, in the places of the CPU's."""
+"""Pytest plugin that replaces the CPU's operators by CUDA's dispatch and kernels, run on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY = os.environ["CUDA_OPERATORS_LIBRARY"]
 def pytest_configure(config: pytest.Config) -> None:
     assert ops.ops is torch.ops.rec_sdk, "the operators of the CPU come first"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that take the place of others
+        warnings.simplefilter("ignore")  # overriding a registered kernel warns
         torch.ops.load_library(LIBRARY)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that call libhccl.so directly, each in a process of its own and without torch."""
+"""Ranks that call libhccl.so directly, each in its own process and without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT_INFO_BYTES = 4108
 TO_DEVICE, TO_HOST = 1, 2
 SUM, PROD, MAX, MIN = range(4)
 SEND, RECV = range(2)
-# HcclDataType, and the numpy type of the same size; bfloat16 goes as its bits.
+# HcclDataType, and the NumPy type of the same size; bfloat16 is passed as its bits.
 TYPES = {
     "int8": (0, np.int8),
     "int16": (1, np.int16),
@@ -41,7 +41,7 @@ class SendRecvItem(ctypes.Structure):
 
 
 class Rank:
-    """One rank on an emulated NPU."""
+    """A rank on an emulated NPU."""
 
     def __init__(self, rank: int, ranks: int, root: bytes) -> None:
         self.rank, self.ranks = rank, ranks
@@ -82,7 +82,7 @@ class Rank:
         self._check(self._acl.aclrtSynchronizeStream(self.stream))
 
     def call(self, function: str, *arguments: Any) -> None:
-        """A function of HCCL; the communicator and the stream are its last arguments."""
+        """Calls a function of HCCL, whose last arguments are the communicator and the stream."""
         wide = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         if getattr(self._hccl, function)(*wide, self.comm, self.stream):
             raise RuntimeError(f"{function} failed")
@@ -98,7 +98,7 @@ class Rank:
 
 
 def new_root() -> bytes:
-    """The address that rank 0 hands to the others, so that they find each other."""
+    """Creates the address that rank 0 passes to the others for the connection."""
     info = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     if ctypes.CDLL("libhccl.so").HcclGetRootInfo(info):
         raise RuntimeError("HcclGetRootInfo failed")
@@ -127,7 +127,7 @@ def _work(
 def run(
     function: Callable[..., Any], ranks: int, *arguments: Any, environment: dict[str, str] | None = None
 ) -> list[Any]:
-    """The result of function(rank, *arguments) on each rank; a traceback where it raised, None where it died."""
+    """Runs function(rank, *arguments) on each rank; returns the results, a traceback if it raised, None if it died."""
     root = new_root()
     processes, ends = [], []
     for rank in range(ranks):

@@ -1,5 +1,7 @@
-"""Operators of which a launch fails, on the EMULATED NPU: what test_launches.py runs in a process of its own, since
-torch_npu's task queue ends with the first error."""
+"""Operators one of whose launches fails on the EMULATED NPU, run by test_launches.py.
+
+Each runs in a separate process, since torch_npu's task queue ends with the first error.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def lookup(device: str) -> Tensor:
 
 
 def update(cache: Tensor) -> None:
-    """SGD on ROWS rows of 1,000 lookups each: two launches on an NPU."""
+    """Runs SGD on ROWS rows of 1,000 lookups each: two launches on an NPU."""
     lookups = torch.arange(ROWS * 1000, dtype=torch.int32)
     borders = np.arange(0, len(lookups) + 1, 1000, dtype=np.int32)
 
@@ -53,7 +55,7 @@ def update(cache: Tensor) -> None:
 
 
 class CopyRows(ctypes.Structure):
-    """As in op_kernels/common/arguments.h."""
+    """The arguments of a copy, as in op_kernels/common/arguments.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("cache", "rows", "slots")),
@@ -62,7 +64,7 @@ class CopyRows(ctypes.Structure):
 
 
 def gather(kernels: ctypes.CDLL) -> None:
-    """A launch on torch_npu's current stream that is not one of its operators."""
+    """Launches a kernel on torch_npu's current stream outside of its operators."""
     cache, rows, slots = (
         torch.zeros(64, dtype=dtype, device="npu") for dtype in (torch.uint8, torch.uint8, torch.int32)
     )
@@ -72,8 +74,10 @@ def gather(kernels: ctypes.CDLL) -> None:
 
 
 def main() -> None:
-    """Prints the error of a launch that fails, and which kernels ran: the `after`-th of a lookup, of an update, or a
-    launch by other code before a lookup."""
+    """Prints the error of a failing launch, and which kernels ran.
+
+    The failing launch is the `after`-th of a lookup or an update, or a launch by other code before a lookup.
+    """
     operator, after = sys.argv[1], int(sys.argv[2])
     parse_device("npu")  # loads its operators
     runtime = ctypes.CDLL(str(emulate.library_directory() / "libascendcl.so"))

@@ -1,4 +1,4 @@
-"""Training steps on the EMULATED NPU, whose trace test_launch_counts.py reads; each begins with a line of its own."""
+"""Training steps on the EMULATED NPU, whose trace test_launch_counts.py reads; each prints a line at its start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, Table
 
 
 def take_steps(lookups: int, hot: int, pooling: Pooling, name: str) -> None:
-    """Takes steps of one group that miss most of their rows; `hot` of their lookups are of one row."""
+    """Runs steps of one group in which most rows miss; `hot` of the lookups are of one row."""
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     config = TableConfig("t", 100_000, 16, pooling=pooling)
     embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2 * (lookups - hot + 1), device="npu")

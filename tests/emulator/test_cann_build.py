@@ -1,5 +1,7 @@
-"""The build of the kernels for an NPU, with a stand-in for CANN: how CMake finds it, what its compiler is called with,
-and that what starts the kernels compiles."""
+"""The build of the NPU kernels with a stand-in for CANN: CMake finds it, and passes the right compiler arguments.
+
+The code that launches the kernels compiles.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ LARGE = {"accumulate_rows", "lookup_pooled", "pooled_weights_grad", "update_rows
 
 
 def install_cann(root: Path, config: str) -> None:
-    """Lays the stand-in's files out as CANN's packages do; `config` is the folder of asc-config.cmake."""
+    """Installs the stand-in's files like CANN's packages; `config` is the folder of asc-config.cmake."""
     modules = root / "compiler/tikcpp/ascendc_kernel_cmake/asc_modules"
     shutil.copytree(CANN, modules, ignore=shutil.ignore_patterns("asc-config.cmake", "*.py", "__pycache__"))
     (root / config).mkdir(parents=True, exist_ok=True)
@@ -29,15 +31,15 @@ def install_cann(root: Path, config: str) -> None:
 
 
 def configure(build: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """CMake's first step, with no word about CANN but the variables of the environment."""
+    """Runs CMake's configuration, which finds CANN only by environment variables."""
     own = ("ASC", "CMAKE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     command = ["cmake", "-S", str(ROOT / "op_kernels/ascendc"), "-B", str(build)]
     return subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False)
 
 
-def follows(call: list[str], first: str, second: str) -> bool:
-    """Whether the arguments stand one after the other."""
+def adjacent(call: list[str], first: str, second: str) -> bool:
+    """Returns whether two arguments are adjacent."""
     return (first, second) in pairwise(call)
 
 
@@ -48,14 +50,14 @@ def test_cmake_finds_cann(tmp_path: Path, config: str) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_no_environment_of_cann(tmp_path: Path) -> None:
+def test_without_cann_the_build_fails_with_a_hint(tmp_path: Path) -> None:
     found = configure(tmp_path / "build")
     assert found.returncode != 0
     assert "ASCEND_HOME_PATH is not set: source CANN's set_env.sh first" in found.stderr
     assert found.stderr.count("CMake Error") == 1
 
 
-def test_cann_without_the_language(tmp_path: Path) -> None:
+def test_cann_without_ascendc_is_refused(tmp_path: Path) -> None:
     found = configure(tmp_path / "build", ASCEND_HOME_PATH=str(tmp_path))
     assert found.returncode != 0
     assert "has no asc-config.cmake: CANN 8.5 or later is needed" in " ".join(found.stderr.split())
@@ -78,11 +80,11 @@ def test_kernels_for_an_npu(tmp_path: Path) -> None:
     assert sources == {*kernels, "op_kernels/ascendc/runtime.asc"}
     assert len(kernels) == 10
     for call in compiled:
-        # With the compiler's own barriers and waits, each row's copy could wait for the last one's.
+        # With the compiler's own barriers and waits, each row's copy could wait for the previous row's.
         assert "--cce-auto-sync=off" in call
         assert "--npu-arch=dav-2201" in call
         assert "-ffp-contract=off" in call
         assert [option for option in call if option.startswith("-O")] == ["-O3"]
         assert [option for option in call if option.startswith("-std=")] == ["-std=c++17"]
         large = Path(call[-1]).parent.name in LARGE
-        assert follows(call, "-mllvm", "-cce-aicore-jump-expand=true") == large
+        assert adjacent(call, "-mllvm", "-cce-aicore-jump-expand=true") == large

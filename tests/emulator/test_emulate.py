@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.emulate`: programs that know nothing of it, on the EMULATED NPU."""
+"""`python -m rec_sdk_torch.emulate` runs unmodified programs on the EMULATED NPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = (
 def run(
     *arguments: str | Path, bare: bool = False, flags: tuple[str, ...] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """The launcher as from a shell that knows nothing of it. `bare` runs python itself there."""
+    """Runs the launcher in an environment without its settings; `bare` runs python itself there."""
     unset = {"LD_LIBRARY_PATH", *CANN, *SETTINGS}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | variables
     environment["PYTHONPATH"] = str(Path(emulate.__file__).parents[1])
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """One that all of it is asked of, since each import of torch takes seconds."""
+    """Runs one program for all checks, since each import of torch takes seconds."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "neighbour.py").write_text("VALUE = 20\n")
     (folder / "script.py").write_text(PROGRAM)
@@ -99,7 +99,7 @@ def test_modules_and_flags_of_python() -> None:
 
 
 @pytest.mark.parametrize("flags", [("-Bm", "rec_sdk_torch.emulate"), ("-mrec_sdk_torch.emulate",)])
-def test_other_spellings_of_the_command(flags: tuple[str, ...]) -> None:
+def test_other_forms_of_the_command(flags: tuple[str, ...]) -> None:
     finished = run("-m", "timeit", "-n1", "-r1", "import sys; print('ran', sys.argv)", bare=True, flags=flags)
     assert finished.stdout.startswith("ran"), finished.stderr
 
@@ -111,7 +111,7 @@ def test_torchrun(script: Path) -> None:
         "torch.npu.set_device(dist.get_rank())\n"
         "x = torch.ones(2, device='npu') * (dist.get_rank() + 1)\n"
         "dist.all_reduce(x)\n"
-        # One write: torchrun runs Python unbuffered, where print writes each argument by itself.
+        # One write: torchrun runs Python unbuffered, where print writes each argument separately.
         "os.write(1, f'sum {x.tolist()}\\n'.encode())\n"
         "dist.destroy_process_group()\n"
     )
@@ -133,7 +133,7 @@ def test_an_existing_library_path_is_kept(script: Path) -> None:
     assert finished.stdout == f"{emulate.library_directory()}:/a:/b\n"
 
 
-def test_not_active_without_the_launcher() -> None:
+def test_the_emulator_is_inactive_without_the_launcher() -> None:
     finished = run(
         "-c",
         "from rec_sdk_torch import emulate; import sys; print(emulate.active(), 'torch' in sys.modules)",
@@ -196,7 +196,7 @@ def test_a_real_cann_known_to_the_linker_is_refused(monkeypatch: pytest.MonkeyPa
     assert emulate.check(force=True) == emulate.library_directory()
 
 
-def test_an_emulator_that_is_not_built(
+def test_a_missing_build_of_the_emulator_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(emulator, "library_directory", lambda: tmp_path)
@@ -208,8 +208,8 @@ def test_an_emulator_that_is_not_built(
 
 
 def test_torch_npu_not_installed(script: Path) -> None:
-    """Without site-packages, there is none."""
+    """torch_npu is missing without site-packages."""
     script.write_text("")
     line = refused(run(script, flags=("-S",)))
     assert "torch_npu is not installed" in line
-    assert "pip install" not in line  # it would keep torch from being imported in that environment
+    assert "pip install" not in line  # it would break `import torch` in that environment

@@ -1,4 +1,4 @@
-"""libhccl.so of the EMULATED NPU, called directly. The reference is numpy, in the order of ranks."""
+"""libhccl.so of the EMULATED NPU, called directly. The reference is NumPy, in the order of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARED = Path("/dev/shm")
 
 
 def segments() -> set[str]:
-    """The segments that this process named; other tests run beside it."""
+    """Returns the shared-memory segments of this process; other tests run at the same time."""
     return {path.name for path in SHARED.iterdir() if path.name.startswith(f"rec_sdk_hccl_{os.getpid()}_")}
 
 
@@ -38,12 +38,12 @@ def _nothing_left_behind() -> Any:
 
 
 def bits(values: np.ndarray) -> np.ndarray:
-    """bfloat16 bits of float32, rounded to nearest."""
+    """Returns the bfloat16 bits of float32 values, rounded to nearest."""
     return torch.from_numpy(values.astype(np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def sample(rank: int, count: int, name: str) -> np.ndarray:
-    """Values whose sums depend on their order in floating point; those of 16 bits have full significands."""
+    """Draws values whose floating-point sums depend on the order; 16-bit values have full significands."""
     draw = np.random.default_rng(100 + rank)
     if name == "bfloat16":
         return bits(draw.integers(128, 256, count) / 128)
@@ -62,7 +62,7 @@ def reduced(parts: list[np.ndarray], op: int) -> np.ndarray:
     return total
 
 
-# ---------------------------------------------------------------- what ranks do
+# ---------------------------------------------------------------- functions that ranks run
 
 
 def all_reduce(rank: Rank, name: str, count: int, op: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def all_reduces(rank: Rank, cases: list[tuple[str, int, int]]) -> list[np.ndarra
 
 
 def every_collective(rank: Rank) -> dict[str, np.ndarray]:
-    """The others, on float32; shapes differ by rank where they may."""
+    """Runs the other collectives on float32; shapes differ by rank where allowed."""
     n, me, number = rank.ranks, rank.rank, TYPES["float32"][0]
     results: dict[str, np.ndarray] = {}
 
@@ -87,15 +87,15 @@ def every_collective(rank: Rank) -> dict[str, np.ndarray]:
     def numbers(values: list[int]) -> Any:
         return (ctypes.c_uint64 * len(values))(*values)
 
-    mine = rank.upload(sample(me, 5, "float32"))
+    samples = rank.upload(sample(me, 5, "float32"))
     out = empty(5 * n)
-    rank.call("HcclAllGather", mine, out, 5, number)
+    rank.call("HcclAllGather", samples, out, 5, number)
     results["all_gather"] = rank.download(out, 5 * n, np.float32)
 
-    counts = list(range(1, n + 1))  # rank r gives r + 1
+    counts = list(range(1, n + 1))  # rank r contributes r + 1
     offsets = list(np.cumsum([0, *counts[:-1]]).tolist())
     out = empty(sum(counts))
-    rank.call("HcclAllGatherV", mine, me + 1, out, numbers(counts), numbers(offsets), number)
+    rank.call("HcclAllGatherV", samples, me + 1, out, numbers(counts), numbers(offsets), number)
     results["all_gather_v"] = rank.download(out, sum(counts), np.float32)
 
     whole = rank.upload(sample(me, 5 * n, "float32"))
@@ -108,7 +108,7 @@ def every_collective(rank: Rank) -> dict[str, np.ndarray]:
     results["reduce_scatter_v"] = rank.download(out, me + 1, np.float32)
 
     out = empty(5)
-    rank.call("HcclReduce", mine, out, 5, number, SUM, n - 1)
+    rank.call("HcclReduce", samples, out, 5, number, SUM, n - 1)
     results["reduce"] = rank.download(out, 5, np.float32)
 
     both = rank.upload(sample(me, 5, "float32"))
@@ -123,7 +123,7 @@ def every_collective(rank: Rank) -> dict[str, np.ndarray]:
     rank.call("HcclAlltoAll", whole, 5, number, out, 5, number)
     results["all_to_all"] = rank.download(out, 5 * n, np.float32)
 
-    # Rank r sends s + 1 elements to rank s, and so gets r + 1 from everyone.
+    # Rank r sends s + 1 elements to rank s, and so receives r + 1 from every rank.
     got = [me + 1] * n
     out = empty(sum(got))
     got_offsets = np.cumsum([0, *got[:-1]]).tolist()
@@ -131,11 +131,11 @@ def every_collective(rank: Rank) -> dict[str, np.ndarray]:
     rank.call("HcclAlltoAllV", whole, *sent, out, numbers(got), numbers(got_offsets), number)
     results["all_to_all_v"] = rank.download(out, sum(got), np.float32)
 
-    # Around the ring, both directions in one batch.
+    # A ring, with both directions in one batch.
     left, right = empty(5), empty(5)
     rank.batch(
-        SendRecvItem(SEND, mine, 5, number, (me + 1) % n),
-        SendRecvItem(SEND, mine, 5, number, (me - 1) % n),
+        SendRecvItem(SEND, samples, 5, number, (me + 1) % n),
+        SendRecvItem(SEND, samples, 5, number, (me - 1) % n),
         SendRecvItem(RECV, left, 5, number, (me - 1) % n),
         SendRecvItem(RECV, right, 5, number, (me + 1) % n),
     )
@@ -148,24 +148,24 @@ def every_collective(rank: Rank) -> dict[str, np.ndarray]:
 
 
 def expected_collectives(n: int) -> list[dict[str, np.ndarray]]:
-    mine = [sample(r, 5, "float32") for r in range(n)]
+    samples = [sample(r, 5, "float32") for r in range(n)]
     whole = [sample(r, 5 * n, "float32") for r in range(n)]
-    first = np.cumsum([0, *range(1, n)]).tolist()  # where the uneven part of each rank begins
+    first = np.cumsum([0, *range(1, n)]).tolist()  # start of the uneven part of each rank
     total = reduced(whole, SUM)
     nothing = np.full(5, -1, np.float32)
     return [
         {
-            "all_gather": np.concatenate(mine),
-            "all_gather_v": np.concatenate([mine[s][: s + 1] for s in range(n)]),
+            "all_gather": np.concatenate(samples),
+            "all_gather_v": np.concatenate([samples[s][: s + 1] for s in range(n)]),
             "reduce_scatter": total[5 * r : 5 * r + 5],
             "reduce_scatter_v": total[first[r] : first[r] + r + 1],
-            "reduce": reduced(mine, SUM) if r == n - 1 else nothing,
-            "broadcast": mine[n - 1],
+            "reduce": reduced(samples, SUM) if r == n - 1 else nothing,
+            "broadcast": samples[n - 1],
             "scatter": whole[0][5 * r : 5 * r + 5],
             "all_to_all": np.concatenate([part[5 * r : 5 * r + 5] for part in whole]),
             "all_to_all_v": np.concatenate([part[first[r] : first[r] + r + 1] for part in whole]),
-            "from_left": mine[(r - 1) % n],
-            "from_right": mine[(r + 1) % n],
+            "from_left": samples[(r - 1) % n],
+            "from_right": samples[(r + 1) % n],
         }
         for r in range(n)
     ]
@@ -174,8 +174,8 @@ def expected_collectives(n: int) -> list[dict[str, np.ndarray]]:
 # ---------------------------------------------------------------- tests
 
 
-# (type, elements, operation): every type; every operation; none, fewer elements than ranks, and much more than fits
-# into the shared memory.
+# (type, elements, operation): all types; all operations; no elements, fewer than ranks, more than fit into shared
+# memory.
 REDUCTIONS = [
     *((name, 1000, SUM) for name in TYPES),
     *(("float32", 7, op) for op in (PROD, MAX, MIN)),
@@ -213,7 +213,7 @@ def test_every_other_collective(ranks: int) -> None:
             np.testing.assert_array_equal(result[name], values, err_msg=name)
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- errors
 
 
 def different_counts(rank: Rank) -> None:
@@ -247,13 +247,13 @@ def short_receive(rank: Rank) -> None:
     rank.synchronize()
 
 
-def dies(rank: Rank) -> None:
+def die(rank: Rank) -> None:
     if rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce(rank, "float32", 4, SUM)
 
 
-def stays_away(rank: Rank) -> None:
+def stay_away(rank: Rank) -> None:
     if rank.rank == 1:
         time.sleep(6)
     else:
@@ -276,8 +276,8 @@ MISTAKES = {
     ),
     "roots": (different_roots, r"broadcast \(collective 1\) on rank . .*waiting for rank ."),
     "receive": (short_receive, "send/recv on rank 1 .*it sends 16 bytes, here 12 are expected"),
-    "dead": (dies, r"all_reduce .* on rank 0 .*: rank 1 \(process \d+\) has ended"),
-    "away": (stays_away, r"on rank 0 .*nothing moved for 2 s, waiting for rank 1 \(process \d+\)"),
+    "dead": (die, r"all_reduce .* on rank 0 .*: rank 1 \(process \d+\) has ended"),
+    "away": (stay_away, r"on rank 0 .*nothing moved for 2 s, waiting for rank 1 \(process \d+\)"),
     "memory": (foreign_memory, "16 bytes is not inside one live allocation"),
 }
 
@@ -293,7 +293,7 @@ def test_a_mistake_is_an_error_that_names_ranks_and_operation(mistake: str) -> N
     assert any(re.search(message, text, re.DOTALL) for text in texts), "\n".join(texts)
 
 
-def test_a_rank_that_never_comes() -> None:
+def test_a_missing_rank_is_an_error() -> None:
     program = "import sys, base64, hccl_ranks; hccl_ranks.Rank(0, 2, base64.b64decode(sys.argv[1]))"
     root = base64.b64encode(new_root()).decode()
     finished = forked_python.python("-c", program, root, HCCL_CONNECT_TIMEOUT="1", PYTHONPATH=os.pathsep.join(sys.path))
@@ -301,7 +301,7 @@ def test_a_rank_that_never_comes() -> None:
     assert "rank 0 of 2 waited 1 s for rank(s) 1 to join (HCCL_CONNECT_TIMEOUT)" in finished.stderr
 
 
-def test_what_a_crash_left_behind_is_removed() -> None:
+def test_segments_of_a_crashed_process_are_removed() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     dead, alive = SHARED / f"rec_sdk_hccl_{process.pid}_1", SHARED / f"rec_sdk_hccl_{os.getpid()}_1"

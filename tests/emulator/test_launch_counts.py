@@ -1,5 +1,7 @@
-"""Counts the work that a training step of one group puts on the EMULATED NPU's streams. Each launch
-costs 5 to 20 microseconds on a chip, whatever it does. docs/npu.md has these numbers."""
+"""Counts the launches and copies of a training step of one group on the EMULATED NPU's streams.
+
+Each launch costs 5 to 20 microseconds on a chip, whatever it does. docs/npu.md has these numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ UPDATES = {(20_000, 128): {}, (1020, 1000): {}, (1100, 140): {"sum_chunks": 1}}
 
 @functools.cache
 def last_steps() -> dict[str, Counter[str]]:
-    """The work of the streams in a step of each case that swaps rows both ways."""
+    """Returns the stream operations of a step of each case that swaps rows in both directions."""
     cases = [f"{lookups},{hot},{pooling}" for lookups, hot in UPDATES for pooling in LOOKUP]
     done = forked_python.python(Path(__file__).with_name("steps.py"), *cases, REC_SDK_EMULATED_TRACE="1")
     assert done.returncode == 0, done.stderr

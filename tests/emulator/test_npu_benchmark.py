@@ -1,4 +1,4 @@
-"""The benchmark `npu`: what it counts, on the EMULATED NPU, and the arithmetic of its model."""
+"""The benchmark `npu`: its counts, on the EMULATED NPU, and the arithmetic of its model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_imbalance_counts_cores_that_did_nothing() -> None:
 
 @pytest.mark.parametrize("lookups", [32_768, pytest.param(65_536, marks=pytest.mark.full)])
 def test_every_kernel_meets_the_targets(lookups: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In batches of fewer lookups, the hottest rows of a power law are too many to be divided evenly."""
+    """In smaller batches, the hottest rows of a power law are too many to be divided evenly."""
     path = tmp_path / "npu.json"
     sizes = ("--lookups", str(lookups), "--rows", str(lookups * 3 // 2))
     every = "--every" if lookups == 65_536 else "--no-every"

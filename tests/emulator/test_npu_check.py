@@ -35,8 +35,8 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.endswith("All bits are the CPU's.\n")
 
 
-class Wrong(Case):
-    """Does something else on an NPU."""
+class WrongCase(Case):
+    """A case with other results on an NPU."""
 
     wrong: ClassVar[Callable[[Tensors], Tensors]]
 
@@ -46,9 +46,9 @@ class Wrong(Case):
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensors], Tensors]) -> None:
-    """Makes gather_rows wrong, and leaves two other operators."""
+    """Makes gather_rows wrong, and keeps two other operators."""
 
-    class Planted(Wrong):
+    class Planted(WrongCase):
         pass
 
     Planted.wrong = wrong
@@ -75,7 +75,7 @@ def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert f"{'gather_rows':<50}DIFFERS" in report
     assert "result: 1 of " in report
     assert "by up to 1 in the last place; the first at [3, 5]" in report
-    assert f"{'lookup_sequence float32':<50}same bits" in report  # the others are checked all the same
+    assert f"{'lookup_sequence float32':<50}same bits" in report  # the others are checked nevertheless
     assert report.endswith("Bits differ: gather_rows.\n")
 
 
@@ -91,10 +91,10 @@ def test_an_operator_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.parametrize("status", [1, -11])
-def test_a_failure_that_is_not_seen(
+def test_an_undetected_failure_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
-    """A runtime that only prints it, as CANN 8.5 may, or a process that dies."""
+    """The runtime only prints the failure, as CANN 8.5 may, or the process dies."""
     plant(monkeypatch, lambda results: results)
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -108,14 +108,14 @@ def test_a_failure_that_is_not_seen(
 
 
 @pytest.mark.parametrize("queue", ["0", "1"], ids=["at once", "task queue"])
-def test_the_launch_that_fails(queue: str) -> None:
+def test_a_failing_launch_is_reported(queue: str) -> None:
     done = forked_python.python("-m", "rec_sdk_torch.npu_check", "--fail-a-launch", TASK_QUEUE_ENABLE=queue)
     assert done.returncode == 0, done.stderr
     assert "rec_sdk_launch_on_no_cores" in done.stdout
 
 
 def test_an_error_that_the_first_synchronize_misses() -> None:
-    """torch_npu's queue is empty a moment before it has the error."""
+    """torch_npu's queue is empty a moment before it stores the error."""
     script = """
 import torch, torch_npu
 from rec_sdk_torch import npu_check
@@ -128,8 +128,8 @@ raise SystemExit(npu_check.main(["--fail-a-launch"]))
     assert "rec_sdk_launch_on_no_cores" in done.stdout
 
 
-def test_without_cann_it_says_so_in_one_line() -> None:
-    """A new process, with torch_npu and neither CANN nor the launcher."""
+def test_missing_cann_is_reported_in_one_line() -> None:
+    """A new process, with torch_npu but neither CANN nor the launcher."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "REC_SDK_", "TORCH_DEVICE_"))}
     command = [sys.executable, "-m", "rec_sdk_torch.npu_check"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -142,7 +142,7 @@ def test_without_cann_it_says_so_in_one_line() -> None:
     assert "python -m rec_sdk_torch.emulate" in line
 
 
-def test_distances() -> None:
+def test_distances_of_floats() -> None:
     one = torch.tensor([1.0, 2.0])
     near = one.view(torch.int32).add(torch.tensor([0, -3], dtype=torch.int32)).view(torch.float32)
     assert npu_report._difference(one, one) == ""

@@ -1,4 +1,4 @@
-"""Messages of this package on an NPU when something is missing or wrong; on the EMULATED one."""
+"""Messages of this package on an (EMULATED) NPU when something is missing or wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_CANN = {name: value for name, value in os.environ.items() if name != "LD_LIBR
 
 
 def without_cann(code: str, **variables: str) -> str:
-    """Runs code in a process that finds neither CANN nor the emulated NPU: its output."""
+    """Runs code in a process that finds neither CANN nor the emulated NPU; returns its output."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     finished = subprocess.run(
         command, env=NO_CANN | variables, capture_output=True, text=True, timeout=180, check=False
@@ -30,8 +30,8 @@ def without_cann(code: str, **variables: str) -> str:
     return finished.stdout
 
 
-def follow(message: str, folder: Path) -> None:
-    """Does what the message says, with a program of three lines."""
+def follow_instructions(message: str, folder: Path) -> None:
+    """Runs the command in a message, with a program of three lines."""
     command = message.rstrip().rpartition("on the emulated NPU: ")[2]
     (folder / "program.py").write_text("import torch\nprint(torch.ones(2, device='npu').sum().item())\n")
     finished = subprocess.run(
@@ -41,7 +41,7 @@ def follow(message: str, folder: Path) -> None:
 
 
 def test_torch_npu_without_cann(tmp_path: Path) -> None:
-    """`import torch` fails there, so this package says it for torch."""
+    """`import torch` fails there, so this package reports the cause."""
     code = """
 import rec_sdk_torch
 try:
@@ -52,7 +52,7 @@ except ImportError as error:
     printed = without_cann(code)
     assert "torch_npu is installed and does not load" in printed
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in printed
-    follow(printed, tmp_path)
+    follow_instructions(printed, tmp_path)
 
 
 def test_device_npu_without_cann(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ except ImportError as error:
     assert device == "cpu"
     assert "device 'npu': torch_npu does not load" in error
     assert "CANN" in error
-    follow(error, tmp_path)
+    follow_instructions(error, tmp_path)
 
 
 BAD_SLOT = """
@@ -99,7 +99,7 @@ except RuntimeError as error:
     ],
 )
 def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, call: str) -> None:
-    """Contents are not checked before the launch, so the kernel itself runs into the end of the cache."""
+    """Contents are not checked before the launch, so the kernel itself accesses memory beyond the cache."""
     finished = forked_python.python("-c", BAD_SLOT.format(slot=slot, call=call))
     refused = finished.stdout.splitlines()[-1]
     assert refused.startswith("refused"), finished.stdout + finished.stderr
@@ -119,8 +119,8 @@ def test_a_missing_device_is_refused() -> None:
         TableBatchedEmbedding([TableConfig("t", 10, 4)], device="npu:7")
 
 
-def test_a_backward_on_one_device_beside_tables_on_another() -> None:
-    """torch_npu's autograd ends the process when another device was chosen before it had memory there."""
+def test_a_backward_on_one_device_with_tables_on_another() -> None:
+    """torch_npu's autograd crashes if another device was selected before it had memory there."""
     code = """
 import torch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig

@@ -16,12 +16,12 @@ _SPEC.loader.exec_module(porting)
 
 
 @pytest.mark.parametrize("script", ["torchrec_ported", "recsdk_script", "recsdk_ported"])
-def test_it_learns_on_two_npus(script: str) -> None:
+def test_a_script_learns_on_two_npus(script: str) -> None:
     device, first, last = porting.losses(script)
     assert device == "npu"
     assert 0.6 < first < 0.75
     assert last < 0.3
 
 
-def test_ids_that_come_and_go_on_two_npus(tmp_path: Path) -> None:
+def test_the_lifecycle_script_on_two_npus(tmp_path: Path) -> None:
     porting.check_lifecycle(tmp_path / "saves", "npu")

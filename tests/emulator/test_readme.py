@@ -1,4 +1,4 @@
-"""emulator/README.md: a kernel and a script of one's own, as the page says, on the EMULATED NPU."""
+"""A kernel and a script of one's own run on the EMULATED NPU as emulator/README.md describes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page, outside of the repository."""
+    """Writes the files of the page to a folder outside of the repository."""
     folder = tmp_path_factory.mktemp("own")
     assert sorted(FILES) == ["run.cpp", "script.py", "twice.asc"]
     for name, text in FILES.items():

@@ -1,4 +1,4 @@
-"""REC_SDK_EMULATED_STREAMS: a program that forgets an event fails on the EMULATED NPU, one that does not is right."""
+"""With REC_SDK_EMULATED_STREAMS a program that omits an event fails on the EMULATED NPU, and a correct one does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def script(tmp_path: Path) -> Path:
 
 @functools.cache
 def wrong_rounds(order: str, pause: float, rounds: int) -> dict[tuple[str, bool], int]:
-    """By scenario, and whether it has its event."""
+    """Returns the number of wrong rounds by scenario, and whether it has its event."""
     finished = run(HERE / "stream_mistakes.py", str(pause), str(rounds), REC_SDK_EMULATED_STREAMS=order)
     assert finished.returncode == 0, finished.stderr
     lines = [line.split() for line in finished.stdout.splitlines() if line.startswith(SCENARIOS)]
@@ -38,7 +38,7 @@ def wrong_rounds(order: str, pause: float, rounds: int) -> dict[tuple[str, bool]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_late_sees_every_mistake(scenario: str) -> None:
+def test_late_finds_every_mistake(scenario: str) -> None:
     counts = wrong_rounds("late", 0, 10)
     assert counts[scenario, False] == 10
     assert counts[scenario, True] == 0
@@ -46,7 +46,7 @@ def test_late_sees_every_mistake(scenario: str) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_random_sees_mistakes_in_some_round(scenario: str, seed: int) -> None:
+def test_random_finds_mistakes_in_some_round(scenario: str, seed: int) -> None:
     counts = wrong_rounds(f"random:{seed}", 0, 40)
     assert counts[scenario, False] > 0
     assert counts[scenario, True] == 0
@@ -54,7 +54,7 @@ def test_random_sees_mistakes_in_some_round(scenario: str, seed: int) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_eager_misses_mistakes(scenario: str) -> None:
-    """The order `late` sees all of them: a host that is slow, as under a debugger, hides them."""
+    """The order `late` finds all mistakes; a slow host, as under a debugger, hides them with `eager`."""
     counts = wrong_rounds("eager", 0.1, 3)
     assert counts[scenario, False] < 3
     assert counts[scenario, True] == 0
@@ -87,7 +87,7 @@ print("well")
 """
 
 
-def test_late_runs_what_is_asked_for(script: Path) -> None:
+def test_late_runs_work_that_is_waited_for(script: Path) -> None:
     script.write_text(PROGRESS)
     finished = run(script, REC_SDK_EMULATED_STREAMS="late")
     assert finished.stdout.splitlines()[-1:] == ["well"], finished.stderr
@@ -109,8 +109,8 @@ print(torch.npu.memory_reserved() >> 20)
 
 
 @pytest.mark.parametrize("order", ["late", "random:1"])
-def test_memory_comes_back_though_nobody_waits(script: Path, order: str) -> None:
-    """500 MiB pass through 64; torch's allocator asks for the events behind which memory is free."""
+def test_memory_is_freed_without_synchronization(script: Path, order: str) -> None:
+    """500 MiB pass through 64 MiB; torch's allocator queries the events after which memory is free."""
     script.write_text(MEMORY)
     finished = run(script, REC_SDK_EMULATED_STREAMS=order, REC_SDK_EMULATED_MEMORY="64M")
     assert finished.returncode == 0, finished.stderr
@@ -140,7 +140,7 @@ print(result.cpu().unique().tolist())
 """
 
 
-def test_a_result_of_the_host_is_not_overwritten_by_a_kernel_that_is_late(script: Path) -> None:
+def test_a_late_kernel_does_not_overwrite_a_host_result(script: Path) -> None:
     script.write_text(RESULTS)
     finished = run(script, REC_SDK_EMULATED_STREAMS="late")
     assert finished.stdout.splitlines()[-1:] == ["[7]"], finished.stdout + finished.stderr

@@ -1,4 +1,4 @@
-"""torch_npu on the EMULATED NPU. The reference is the same computation on the CPU: the kernels are the same."""
+"""torch_npu on the EMULATED NPU. The reference is the same computation on the CPU, which has the same kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = (
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """The same values on every device: drawn on the CPU."""
+    """Draws the same values for every device, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
@@ -40,7 +40,7 @@ def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """The same bits, and `actual` on the NPU."""
+    """Checks that tensors have the same bits, and `actual` is on the NPU."""
     if isinstance(expected, Tensor):
         assert actual.device.type == "npu"
         torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
@@ -76,7 +76,7 @@ def test_casts(target: torch.dtype) -> None:
     for dtype in DTYPES:
         values = sample(20, dtype=dtype)
         if dtype.is_floating_point:
-            values = values.abs()  # negative numbers to uint8 are undefined
+            values = values.abs()  # casting negative numbers to uint8 is undefined
         assert_same(values.to("npu").to(target), values.to(target))
 
 
@@ -219,7 +219,7 @@ def test_operands_of_different_devices_are_refused() -> None:
         torch.add(torch.ones(3, device="npu"), 1, out=torch.empty(3))
 
 
-def test_errors_of_the_kernels_arrive() -> None:
+def test_kernel_errors_are_raised() -> None:
     with pytest.raises(RuntimeError, match="must match the size"):
         torch.ones(3, device="npu") + torch.ones(4, device="npu")
     with pytest.raises(IndexError, match="out of range"):
@@ -227,7 +227,7 @@ def test_errors_of_the_kernels_arrive() -> None:
     assert torch.ones(3, device="npu").sum().item() == 3  # the device still works
 
 
-def test_an_operator_of_cann_alone_names_itself() -> None:
+def test_the_error_of_an_unsupported_operator_names_it() -> None:
     import torch_npu
 
     x = torch.ones(2, 8, device="npu")
@@ -266,7 +266,7 @@ def test_random_numbers_follow_from_the_seed() -> None:
         assert not torch.equal(a, d)
 
 
-def test_the_generators_of_npu_and_host_are_apart() -> None:
+def test_the_generators_of_npu_and_host_are_independent() -> None:
     torch.manual_seed(1)
     torch.npu.manual_seed(7)
     a = torch.rand(3, device="npu")
@@ -322,7 +322,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_gives_what_the_cpu_gives(name: str) -> None:
+def test_training_equals_the_cpu(name: str) -> None:
     losses, parameters = train("npu", OPTIMIZERS[name])
     expected_losses, expected = train("cpu", OPTIMIZERS[name])
     assert losses == pytest.approx(expected_losses, rel=1e-5)
@@ -424,7 +424,7 @@ except RuntimeError as error:
 """
 
 
-def test_what_fails_on_the_stream_is_raised_at_the_next_synchronisation() -> None:
+def test_stream_errors_are_raised_at_the_next_synchronization() -> None:
     finished = forked_python.python("-c", FAILING_COPY)
     assert "raised" in finished.stdout, finished.stderr
     assert "aclnnInplaceCopy" in finished.stdout
@@ -437,7 +437,7 @@ def test_quantized_tensors_are_refused() -> None:
 
 
 def test_threads() -> None:
-    """Operators, copies and random numbers of several threads at a time."""
+    """Operators, copies and random numbers run in several threads at once."""
 
     def work(seed: int) -> Tensor:
         x = sample(50, 50, seed=seed).to("npu")
@@ -452,8 +452,8 @@ def test_threads() -> None:
         assert torch.equal(result, work(seed))
 
 
-def test_a_process_that_waits_is_idle() -> None:
-    """torch_npu's release thread looks every microsecond for something to do; the emulator has it sleep for longer."""
+def test_a_waiting_process_is_idle() -> None:
+    """torch_npu's release thread polls every microsecond; the emulator makes it sleep longer."""
     torch.ones(3, device="npu").sum().item()
     tasks = Path("/proc/self/task").iterdir()
     threads = [task / "status" for task in tasks if (task / "comm").read_text() == "release_thread\n"]

@@ -1,4 +1,4 @@
-"""The example ported to NPUs, run as its user would without one: on the EMULATED NPU."""
+"""The example for NPUs, run on the EMULATED NPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def one_rank() -> dict[str, float]:
     return results(forked_python.python(EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "128"))
 
 
-def test_it_learns_and_swaps(one_rank: dict[str, float]) -> None:
+def test_the_example_learns_and_swaps(one_rank: dict[str, float]) -> None:
     assert one_rank["last"] < one_rank["first"] - 0.03
     assert one_rank["auc"] > 0.6
     assert one_rank["in"] > one_rank["out"] > 0
 
 
 def test_two_ranks_train_what_one_trains(one_rank: dict[str, float]) -> None:
-    """Half the batch and half the rows each: the same global batches, up to rounding."""
+    """Each rank has half the batch and half the rows: the same global batches, up to rounding."""
     two = results(forked_python.torchrun(2, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64"))
     assert two["auc"] == pytest.approx(one_rank["auc"], abs=2e-3)
     assert 0.4 < two["in"] / one_rank["in"] < 0.6

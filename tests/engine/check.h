@@ -48,8 +48,8 @@ inline int check_failures = 0;
     CHECK(thrown && #Exception);            \
   } while (false)
 
-// Tests register themselves, and tests/engine/main.cpp runs those of a program in their order. A threaded one
-// runs once more on eight threads, however small its batches are.
+// Tests register themselves; tests/engine/main.cpp runs the tests of a program in order. A threaded test
+// runs again on eight threads, however small its batches are.
 struct RegisteredTest {
   void (*run)();
   bool threaded;

@@ -33,7 +33,7 @@ using Slots = std::map<uint32_t, Slot>;  // those with a row
 // Rows that announced batches need, as they are told.
 struct Future {
   std::map<uint64_t, std::set<int64_t>> batches;  // ticket -> rows
-  // Tickets from that of the oldest on.
+  // The number of tickets from the oldest batch to `last`.
   uint64_t span(uint64_t last) const { return batches.empty() ? 0 : last - batches.begin()->first + 1; }
   int64_t distance(int64_t row) const {  // -1: none needs it
     for (const auto& [ticket, rows] : batches) {

@@ -1,6 +1,6 @@
 // The protocol of a batch: which thread does what in which order, as in rec_sdk_torch/tbe, on the real engine
 // and a device that runs nothing by itself. Each step() is one thing that a thread, or a stream, does with
-// nothing of another between. Functions are named after those of Python that they stand for.
+// nothing of another between. Functions have the names of the Python functions that they model.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ struct Scenario {
     std::vector<int64_t> ids;
     Kind kind = Kind::kTrain;
     bool save = false;  // whole tables are read before it
-    size_t delay = 0;   // its backward is behind that of so many batches more
+    size_t delay = 0;   // its backward follows the backward of so many later batches
   };
   std::vector<Step> batches;
   int depth = 2;

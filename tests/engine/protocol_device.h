@@ -285,7 +285,7 @@ class Device {
     block->free = true;
     std::fill(block->bytes.begin(), block->bytes.end(), kGarbage);
   }
-  // Operations of its own stream come before those of its next owner.
+  // Operations of its own stream run before operations of its next owner.
   bool uses_left(const Block& block) const {
     for (const Operation& operation : streams_[block.stream].queue) {
       for (const Touch& touch : operation.touches) {

@@ -123,7 +123,7 @@ THREADED_TEST(numbers_of_batches) {
       if (!cancel && timestamp < now + 10) latest = std::max(latest, timestamp);
     }
     std::set<int64_t> ids;
-    for (int64_t feature = 0; feature < 3; ++feature) {  // in their order, which is not that of the keys
+    for (int64_t feature = 0; feature < 3; ++feature) {  // in feature order, which differs from key order
       const size_t first = static_cast<size_t>(given.batch.offsets[static_cast<size_t>(2 * (2 - feature))]);
       const size_t end = static_cast<size_t>(given.batch.offsets[static_cast<size_t>(2 * (2 - feature) + 2)]);
       for (size_t l = first; l < end; ++l) {
@@ -168,7 +168,7 @@ THREADED_TEST(numbers_of_batches) {
   }
 }
 
-// Sums of more than 32 bits stay at their most, and those of the batch's other rows are exact.
+// Sums of more than 32 bits saturate; sums of the batch's other rows are exact.
 THREADED_TEST(large_sums_stay_at_their_most) {
   constexpr int32_t kLarge = std::numeric_limits<int32_t>::max();
   Loop loop(one_table(true, 8, 0, {Column::kCount, Column::kClicks}), 1);

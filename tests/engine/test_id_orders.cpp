@@ -188,8 +188,8 @@ void back_in_its_own_order(Map map) {
   }
 }
 
-// Ids that are left when others went in the order of the map, and those of a piece of a save, are close
-// together: also in a map with room for just them.
+// Ids that remain after others were removed in map order, and ids of one piece of a save, hash close
+// together: they must also fit in a map of just their size.
 TEST(neighbours) {
   IdMap map = filled(IdMap(), random_ids(kIds, 6));
   const Ids order = listed(map);

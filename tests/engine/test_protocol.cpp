@@ -142,8 +142,8 @@ void sequences(size_t batches, size_t most_ids, int64_t ids, std::vector<Scenari
 }
 
 // "0 12A 1s 0d2": ids of each batch, which are digits. A: it is abandoned before it begins, S: it never
-// comes, F: it has no backward, s: all tables are saved before it, d2: its backward is behind that of two
-// more.
+// comes, F: it has no backward, s: all tables are saved before it, d2: its backward follows the backward of
+// two later batches.
 Scenario scenario_of(const std::string& text) {
   Scenario scenario;
   scenario.batches.emplace_back();

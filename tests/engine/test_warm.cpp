@@ -35,7 +35,7 @@ int64_t warm(Engine* engine, const std::vector<int64_t>& ids, const std::vector<
   return static_cast<int64_t>(those.size());
 }
 
-// Seven come, one slot is free; then new rows take those of the coldest.
+// Seven rows are fetched, which leaves one slot free; then new rows take the slots of the coldest.
 TEST(the_coldest_leave_first) {
   for (const std::string& policy : cache_policy_names()) {
     const auto engine = with_rows(policy, true, 30);

@@ -1,4 +1,4 @@
-"""The scripts of the porting guide, as processes of 2 ranks."""
+"""Runs the scripts of the porting guide on 2 ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = {
 
 
 def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, float]:
-    """Device, first and last loss that the script prints."""
+    """Runs a script; returns the device, and the first and last loss that it prints."""
     command = (*RUNS.get(script, COMPAT), FOLDER / f"{script}.py", *arguments)
     finished = forked_python.torchrun(2, *command, PYTHONPATH=str(ROOT))
     assert finished.returncode == 0, finished.stderr
@@ -32,9 +32,9 @@ def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, floa
 
 
 def all_losses(script: str) -> list[float]:
-    """All losses of rank 0, from weights that do not depend on the script."""
+    """Runs a script from weights that do not depend on it; returns all losses of rank 0."""
     finished = forked_python.torchrun(
-        2, Path(__file__).with_name("alike.py"), FOLDER / f"{script}.py", PYTHONPATH=str(ROOT)
+        2, Path(__file__).with_name("same_weights.py"), FOLDER / f"{script}.py", PYTHONPATH=str(ROOT)
     )
     assert finished.returncode == 0, finished.stderr
     (printed,) = re.findall(r"^losses (.*)$", finished.stdout, re.MULTILINE)
@@ -42,7 +42,7 @@ def all_losses(script: str) -> list[float]:
 
 
 def check_lifecycle(saves: Path, device: str) -> None:
-    """Runs the script whose ids come and go; it compares a reload itself."""
+    """Runs the script with admission and eviction, which compares a reload itself, and checks its saves."""
     of_script, first, last = losses("recsdk_lifecycle_script", [str(saves)])
     assert of_script == device
     assert first > 0.4
@@ -50,5 +50,5 @@ def check_lifecycle(saves: Path, device: str) -> None:
     found = [json.loads((folder / "manifest.json").read_text()) for folder in sorted(saves.iterdir())]
     assert [save["kind"] for save in found] == ["full", "delta"]
     rows = {table["key"]: table["rows"] for table in found[-1]["tables"]}
-    assert 150 < rows["t_user"] < 300  # of 520 that came
+    assert 150 < rows["t_user"] < 300  # of 520 ids that occurred
     assert 250 < rows["t_item"] <= 300

@@ -1,4 +1,4 @@
-"""Each example as its user runs it: a process, its exit code, its messages and its JSON."""
+"""Each example as its user runs it, in a process: exit code, messages and JSON."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def results(folder: Path, script: str, *arguments: str | Path) -> dict[str, Any]
 
 
 def assert_swapped(report: dict[str, Any]) -> None:
-    """Rows really left the cache and came back: the tables are larger than what the device holds."""
+    """Checks that rows were evicted from the cache and fetched again: tables are larger than the device cache."""
     stats = report["cached"]["cache"]
     assert stats["rows_out"] > 0
-    assert stats["rows_in"] > stats["new_rows"]  # some had been there before
+    assert stats["rows_in"] > stats["new_rows"]  # some had been cached before
     assert 0 < stats["unique_misses"] < stats["unique_rows"] <= stats["lookups"]
     assert any(table["cache_rows"] < table["rows"] for table in report["tables"].values())
 
@@ -50,7 +50,9 @@ def assert_swapped(report: dict[str, Any]) -> None:
 
 
 def write_movielens(folder: Path, users: int = 300, items: int = 400, ratings: int = 3000) -> Path:
-    """Some films are better than others, which is all there is to learn; the odd line is as in the real files."""
+    """Writes ratings in which some films are better than others, the only signal; one odd line occurs in the real
+    files.
+    """
     draw = random.Random(1)
     goodness = [draw.gauss(0, 1) for _ in range(items)]
     lines = []
@@ -108,7 +110,7 @@ def test_dlrm_learns_generated_clicks_through_a_small_cache(tmp_path: Path) -> N
         assert word in report["stderr"]
     for word in ("test AUC", "log loss", "rows out", "peak memory"):
         assert word in report["stdout"]
-    # A log that is no terminal: a line per evaluation, no bar, no warning of torch's.
+    # A log without terminal: a line per evaluation, no progress bar, no warning of torch.
     lines = report["stderr"].splitlines()
     assert len(lines) == len(curves["validation_auc"])
     assert all(line.startswith("cached: step ") and "\r" not in line for line in lines), report["stderr"]
@@ -119,12 +121,12 @@ def test_dlrm_learns_generated_clicks_through_a_small_cache(tmp_path: Path) -> N
     )
 
 
-def test_a_hit_rate_is_that_since_the_point_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hit_rate_covers_the_time_since_the_last_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from support.training import Monitor
     from tqdm import tqdm
 
-    counted = [(10, 8), (30, 13), (30, 13), (50, 13)]  # distinct rows and misses until then
+    counted = [(10, 8), (30, 13), (30, 13), (50, 13)]  # distinct rows and misses so far
     stats = iter([{"unique_rows": rows, "unique_misses": misses} for rows, misses in counted])
     monitor = Monitor(tqdm([], disable=True), "cached", len(counted), lambda: next(stats), quiet=True)
     for number in range(len(counted)):
@@ -154,7 +156,7 @@ def run_ranks(script: str, *arguments: str | Path) -> subprocess.CompletedProces
 
 
 def test_dlrm_on_two_ranks_learns_what_one_learns(tmp_path: Path) -> None:
-    """Each has half of every batch, and half of the rows."""
+    """Each rank has half of every batch, and half of the rows."""
     short = ["--samples", "12000", "--steps", "100", "--optimizer", "adagrad"]
     alone = results(tmp_path, "train_dlrm.py", *short, "--batch-size", "64")
     file = tmp_path / "ranks.json"
@@ -183,7 +185,7 @@ def test_dlrm_on_movielens_matches_plain_tables_and_learns_as_much_with_16_bits(
     assert abs(report["auc_difference"]) <= 0.002
     assert set(report["tables"]) == {"user", "item", "genre", "age", "occupation", "zip"}
     assert_swapped(report)
-    # The made-up file has few clicks to test with: on MovieLens-100K itself the difference is below 0.0005.
+    # The generated file has few clicks to test with: on MovieLens-100K itself the difference is below 0.0005.
     for name in ("bf16", "fp16"):
         half = results(tmp_path, "train_dlrm.py", *options, "--weights", name)["cached"]["test"]["auc"]
         assert full != half == pytest.approx(full, abs=0.005)
@@ -276,8 +278,8 @@ def test_a_whole_model_is_deployed(bits: int | None, most: float) -> None:
     assert bits is None or min(differences) > 0, "rows of fewer bits are served"
 
 
-def test_a_disk_that_is_full() -> None:
-    """No one can know before; what was printed stays."""
+def test_a_full_disk_is_reported() -> None:
+    """This cannot be known in advance; what was printed is kept."""
     finished = run("train_dlrm.py", "--samples", "500", "--json", "/dev/full")
     assert finished.returncode == 2
     assert "peak memory" in finished.stdout
@@ -289,7 +291,7 @@ def test_a_disk_that_is_full() -> None:
     ("reader", "message"),
     [("| true", "the output was closed before the end"), ("> /dev/full", "cannot write the output: No space left")],
 )
-def test_output_that_nobody_takes(reader: str, message: str) -> None:
+def test_a_closed_output_pipe(reader: str, message: str) -> None:
     script = ROOT / "examples" / "train_sequence.py"
     command = f"{sys.executable} {script} --samples 500 --steps 2 {reader}"
     finished = subprocess.run(
@@ -304,7 +306,7 @@ def test_ctrl_c_ends_it_with_one_line() -> None:
     command = [sys.executable, str(ROOT / "examples" / "train_dlrm.py"), "--samples", "100000", "--steps", "600"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
-    # Tests that a shell runs in the background ignore the signal, and so would what they start.
+    # Tests that a shell runs in the background ignore the signal, and so would child processes.
     ready = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, env=environment, preexec_fn=ready, **pipes) as run:  # noqa: PLW1509
         assert run.stderr
@@ -318,8 +320,8 @@ def test_ctrl_c_ends_it_with_one_line() -> None:
 
 
 @pytest.mark.parametrize("script", ["train_dlrm.py", "train_sequence.py", "train_npu.py"])
-def test_a_python_without_the_environment(script: str) -> None:
-    """Such as the system's: `-S` leaves out what was installed."""
+def test_a_python_without_torch_is_reported(script: str) -> None:
+    """For example the system's Python: `-S` hides installed packages."""
     file = ROOT / "examples" / script
     finished = subprocess.run([sys.executable, "-S", file], capture_output=True, text=True, check=False)
     assert_refused(finished, f"{sys.executable} has no torch", f"{ROOT}/.venv/bin/python {file}")
@@ -332,7 +334,7 @@ def test_the_example_for_npus_without_torch_npu() -> None:
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The examples' own modules, so that many wrong files need no process each."""
+    """Imports the examples' modules, so that many wrong files need no process each."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from dlrm import data_criteo, data_movielens
     from support import clicks, errors

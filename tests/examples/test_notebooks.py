@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and its pictures show what its text says."""
+"""The notebook runs from first to last cell, and its plots and stored outputs match its text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
 
 
 def cells(kind: str) -> list[str]:
-    """The texts of the cells of a kind."""
+    """Returns the texts of the cells of a kind."""
     return ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == kind]
 
 
 @pytest.fixture(scope="module")
-def ran() -> dict[str, Any]:
-    """The names after the last cell; `shown` has what expressions at the ends of cells gave, as HTML."""
+def notebook_names() -> dict[str, Any]:
+    """Runs the cells; returns the names after the last one. `shown` has the HTML of expressions at the ends of
+    cells.
+    """
     matplotlib.use("Agg")
     names: dict[str, Any] = {"__name__": "__main__", "shown": []}
     for number, source in enumerate(cells("code")):
@@ -41,33 +43,33 @@ def ran() -> dict[str, Any]:
     return names
 
 
-def test_the_cached_model_learns_what_torchrec_learns(ran: dict[str, Any]) -> None:
-    plain, cached = (ran["smooth"](ran[name])[-1] for name in ("plain_losses", "cached_losses"))
+def test_the_cached_model_learns_what_torchrec_learns(notebook_names: dict[str, Any]) -> None:
+    plain, cached = (notebook_names["smooth"](notebook_names[name])[-1] for name in ("plain_losses", "cached_losses"))
     assert plain < 0.6
     assert cached == pytest.approx(plain, abs=0.03)
 
 
-def test_the_pictures_show_rate_and_memory(ran: dict[str, Any]) -> None:
+def test_the_pictures_show_rate_and_memory(notebook_names: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     figures = [pyplot.figure(number) for number in pyplot.get_fignums()[-3:]]
     assert [len(figure.axes[0].lines) for figure in figures] == [2, 2, 0]
-    for rates in ran["hit_rates"].values():
-        assert len(rates) == ran["STEPS"] // ran["EVERY"] - 1
+    for rates in notebook_names["hit_rates"].values():
+        assert len(rates) == notebook_names["STEPS"] // notebook_names["EVERY"] - 1
         assert rates[0] < rates[-1] < 1
-    memory = ran["memory"]
+    memory = notebook_names["memory"]
     assert memory["cached"]["device"] == pytest.approx(0.2 * memory["TorchRec"]["device"], rel=0.01)
     assert memory["cached"]["host"] > 0
     pyplot.close("all")
 
 
-def test_a_collection_shows_itself(ran: dict[str, Any]) -> None:
-    (shown,) = ran["shown"]
+def test_a_collection_has_an_html_view(notebook_names: dict[str, Any]) -> None:
+    (shown,) = notebook_names["shown"]
     assert "<th>t_user</th>" in shown
 
 
 def test_it_is_stored_with_outputs_and_its_links_resolve() -> None:
-    """The site shows the stored outputs. Warnings are not stored: they name paths of one machine."""
+    """The site shows the stored outputs. Warnings are not stored, since they contain local paths."""
     kinds = []
     for number, cell in enumerate(cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if "outputs" in cell):
         assert cell["execution_count"] == number + 1

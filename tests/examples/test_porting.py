@@ -1,4 +1,4 @@
-"""The porting guide: its scripts train, what was ported trains as before, and it shows what differs."""
+"""The porting guide: its scripts train, ports train like the originals, and the guide shows the differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def results() -> dict[str, tuple[str, float, float]]:
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_it_learns_on_two_ranks(results: dict[str, tuple[str, float, float]], script: str) -> None:
+def test_a_script_learns_on_two_ranks(results: dict[str, tuple[str, float, float]], script: str) -> None:
     device, first, last = results[script]
     assert device == "cpu"
     assert 0.6 < first < 0.75
@@ -33,18 +33,18 @@ def test_the_scripts_for_rec_sdk_train_alike(results: dict[str, tuple[str, float
 
 
 def test_every_loss_of_the_port_is_torchrecs() -> None:
-    """To six digits, from the same weights."""
+    """The losses have equal six digits, starting from the same weights."""
     ported, original = all_losses("torchrec_ported"), all_losses("torchrec_script")
     assert len(ported) == len(original) == 150
     assert ported == pytest.approx(original, rel=1e-6)
 
 
-def test_ids_that_come_and_go_and_saves(tmp_path: Path) -> None:
+def test_the_lifecycle_script(tmp_path: Path) -> None:
     check_lifecycle(tmp_path / "saves", "cpu")
 
 
 def test_the_guide_shows_the_diffs() -> None:
-    """They are made when the site is built."""
+    """The diffs are made when the site is built."""
     guide = (ROOT / "docs" / "porting.md").read_text()
     shown = re.findall(r"^```{literalinclude} .*/(\w+)\.py\n:diff: .*/(\w+)\.py$", guide, re.MULTILINE)
     assert shown == [(ported, script) for script, ported in WALKS]

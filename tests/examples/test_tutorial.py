@@ -1,4 +1,4 @@
-"""The tutorial: each step runs and prints what its section says, and each section shows its script."""
+"""Each step of the tutorial runs and prints what its section says, and each section shows its script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBER = re.compile(r"\d[\d.]*")
 """A loss, a share, or the time in the name of a save."""
 
 
-def promised(section: str) -> str:
+def expected_output(section: str) -> str:
     (block,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return str(block)
 
@@ -31,7 +31,7 @@ def losses(text: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Output of each step; the last one reads the saves of the step before it."""
+    """Runs each step and returns the outputs; the last one reads the saves of the previous step."""
     folder = tmp_path_factory.mktemp("steps")
     found = []
     for step, section in zip(STEPS, SECTIONS, strict=True):
@@ -47,8 +47,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.parametrize("number", range(6))
 def test_it_prints_what_its_section_says(printed: list[str], number: int) -> None:
-    """Word by word; numbers depend on the machine and on time, losses only a little."""
-    there, here = promised(SECTIONS[number]), printed[number]
+    """The words match; numbers depend on the machine and on time, losses only slightly."""
+    there, here = expected_output(SECTIONS[number]), printed[number]
     assert NUMBER.sub("0", there) == NUMBER.sub("0", here)
     assert losses(here) == pytest.approx(losses(there), abs=0.02)
 

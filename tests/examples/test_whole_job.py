@@ -1,6 +1,6 @@
-"""The whole job: killed and resumed it ends with the bits of a job that was not, and a server follows it.
+"""The whole job: after a kill and a restart it ends with the bits of an uninterrupted job, and a server follows it.
 
-The reference is the same job without a break. Rows, states and dense weights are read from its last version.
+The reference is the same job without interruption. Rows, states and dense weights are read from its last version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = 40
 
 
 def run(ranks: int, *arguments: str | Path, code: int = 0) -> str:
-    """The output of the script on `ranks` ranks; it must end with `code`."""
+    """Runs the script on `ranks` ranks; returns its output. It must exit with `code`."""
     start = (
         forked_python.python
         if ranks == 1
@@ -55,8 +55,8 @@ def needs_ranks(device: torch.device, ranks: int) -> None:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's own modules."""
+def job_modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports the example's own modules."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from job import clicks, model, versions
 
@@ -70,7 +70,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def tensors(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a state, by path."""
+    """Yields the leaves of a state, by path."""
     items = state.items() if isinstance(state, dict) else enumerate(state)
     for key, value in items:
         if isinstance(value, dict | list | tuple):
@@ -79,22 +79,24 @@ def tensors(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{name}.{key}", value
 
 
-def last_version(folder: Path, parts: Any) -> dict[str, Any]:
-    """Every bit of the last version: rows and states by ascending id, and what is beside the tables.
+def last_version(folder: Path, job_modules: Any) -> dict[str, Any]:
+    """Reads every bit of the last version: rows and states by ascending id, and the state besides the tables.
 
-    They are read into a model of one rank on the CPU, whatever trained them.
+    They are loaded into a model of one rank on the CPU, whatever trained them.
     """
     from rec_sdk_torch import Saver
 
-    version = parts.read_version(folder, parts.latest_name(folder))
-    tables = parts.build_tables(parts.Clicks(3000, 0, 32).data, 8, 0, 1.0, 32, 0.05)
+    version = job_modules.read_version(folder, job_modules.latest_name(folder))
+    tables = job_modules.build_tables(job_modules.Clicks(3000, 0, 32).data, 8, 0, 1.0, 32, 0.05)
     Saver().load(tables, version.tables)
     found = dict(tensors({key: version.state[key] for key in ("step", "dense", "optimizer", "answers")}))
     for table in tables.cache_sizes:
         view = tables.embedding.view(table)
         ids = tables.table_ids(table).sort().values
         found[f"{table}.ids"] = ids
-        found |= {f"{table}.{part}": value for part, value in view.read(ids, list(view.parts())).parts.items()}
+        found |= {
+            f"{table}.{part}": value for part, value in view.read(ids, list(view.job_modules())).job_modules.items()
+        }
     return found
 
 
@@ -109,7 +111,7 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of one rank from its first step to its last, which no test changes; beside it is its result."""
+    """Runs a job of one rank from first to last step, which no test changes; its result is in the parent folder."""
     folder = tmp_path_factory.mktemp("whole") / "job"
     train(folder, 1, parse_device(request.config.getoption("--device")), "--json", folder.parent / "end.json")
     return folder
@@ -117,13 +119,13 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def copy(job: Path, tmp_path: Path) -> Path:
-    """A copy of that job, to change."""
+    """Copies that job, for tests that change it."""
     return Path(shutil.copytree(job, tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_job_ends_with_the_same_bits(
-    tmp_path: Path, device: torch.device, parts: Any, ranks: int, request: pytest.FixtureRequest
+    tmp_path: Path, device: torch.device, job_modules: Any, ranks: int, request: pytest.FixtureRequest
 ) -> None:
     needs_ranks(device, ranks)
     if ranks == 1:
@@ -141,23 +143,23 @@ def test_a_killed_job_ends_with_the_same_bits(
     assert of_whole["auc"] == of_killed["auc"] > 0.5
     assert of_whole["cache"]["rows_out"] > 0, "the caches hold all rows"
     assert [step for step, _ in of_whole["scalars"]["embeddings/hit_rate"]] == [10, 20, 30, 40]
-    states = last_version(whole, parts)
+    states = last_version(whole, job_modules)
     assert {name.rpartition(".")[2] for name in states if name.startswith("user.")} == {"ids", "weight", "sum"}
-    assert same(states, last_version(killed, parts))
+    assert same(states, last_version(killed, job_modules))
 
 
-def test_a_save_without_the_rest_of_its_version(job: Path, copy: Path, device: torch.device, parts: Any) -> None:
-    """A kill between the two leaves it: the job goes on from the version before, and its saves follow that one."""
-    left = parts.latest_name(copy)
+def test_a_save_without_the_rest_of_its_version(job: Path, copy: Path, device: torch.device, job_modules: Any) -> None:
+    """A kill between the two parts of a version leaves only the save: the job resumes from the previous version."""
+    left = job_modules.latest_name(copy)
     (copy / "versions" / f"{left}.pt").unlink()
     assert (copy / "tables" / left).is_dir()
     assert "goes on behind step 32, " in train(copy, 1, device)
-    assert parts.latest_name(copy) > left
-    assert same(last_version(job, parts), last_version(copy, parts))
+    assert job_modules.latest_name(copy) > left
+    assert same(last_version(job, job_modules), last_version(copy, job_modules))
 
 
 def test_a_server_follows_the_versions(tmp_path: Path, device: torch.device) -> None:
-    """It serves while the job trains on; each version's answers are those of the live model, or it would end with 2."""
+    """It serves while the job trains; it would exit with 2 if a version's outputs differed from the live model."""
     folder = tmp_path / "job"
     train(folder, 1, device, steps=16)
     with ThreadPoolExecutor(1) as pool:
@@ -171,11 +173,11 @@ def test_a_server_follows_the_versions(tmp_path: Path, device: torch.device) -> 
     assert all(line[2:4] == ["32", "requests"] for line in lines)
 
 
-def test_a_version_that_is_not_as_trained_is_not_served(copy: Path, parts: Any) -> None:
-    """Its answers are compared with those that the live model gave."""
+def test_a_damaged_version_is_not_served(copy: Path, job_modules: Any) -> None:
+    """Its outputs are compared with the outputs of the live model."""
     latest = run(1, "serve", copy)
     assert re.fullmatch(r"step 40: 32 requests in [\d.]+ ms from \S+, at most \S+ from the live model\n", latest)
-    version = parts.read_version(copy, parts.latest_name(copy))
+    version = job_modules.read_version(copy, job_modules.latest_name(copy))
     version.state["dense"]["top.1.bias"] += 0.1
     torch.save(version.state, copy / "versions" / f"{version.tables.name}.pt")
     assert_refused(["serve", copy], "answers differ by", "from the live model's")
@@ -204,8 +206,8 @@ def with_writer(module: str, folder: Path, *arguments: str | Path) -> subprocess
     return forked_python.python("-c", code, SCRIPT, "train", folder, *SMALL, *arguments, PYTHONPATH=str(ROOT))
 
 
-def test_curves_go_on_behind_a_kill(tmp_path: Path) -> None:
-    """The picture and the scalars of a resumed job have the steps of all of its processes."""
+def test_curves_continue_after_a_kill(tmp_path: Path) -> None:
+    """The plot and the scalars of a resumed job cover the steps of all its processes."""
     folder, events, picture = tmp_path / "job", tmp_path / "events", tmp_path / "run.png"
     module = "types.SimpleNamespace(SummaryWriter=SummaryWriter)"
     options = ("--steps", "30", "--log-every", "5", "--tensorboard", events)
@@ -222,10 +224,10 @@ def test_curves_go_on_behind_a_kill(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_tensorboard_that_is_missing(tmp_path: Path) -> None:
+def test_missing_tensorboard_is_refused(tmp_path: Path) -> None:
     finished = with_writer("None", tmp_path / "job", "--steps", "1", "--tensorboard", tmp_path / "events")
     assert finished.returncode == 2
-    # Before anything is made: ranks that are refused all are.
+    # Before anything is created: ranks are refused together.
     assert not (tmp_path / "job").exists()
     message = "whole_job.py: --tensorboard needs the package tensorboard: pip install tensorboard"
     assert finished.stderr.splitlines()[-1] == message
@@ -235,7 +237,7 @@ def assert_refused(arguments: list[Any], *words: str) -> None:
     finished = forked_python.python(SCRIPT, *arguments, PYTHONPATH=str(ROOT))
     assert finished.returncode == 2, finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
-    # A line of ours; torch_npu has warnings of its own.
+    # One line of ours; torch_npu prints its own warnings.
     (line,) = [line for line in finished.stderr.splitlines() if line.startswith("whole_job.py: ")]
     for word in words:
         assert word in line
@@ -263,19 +265,19 @@ def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: li
 
 
 def test_ranks_are_refused_together(tmp_path: Path) -> None:
-    """Both say what only rank 0 finds, and neither waits for the other."""
+    """Both report what only rank 0 finds, and neither waits for the other."""
     (tmp_path / "file").touch()
     finished = forked_python.torchrun(2, SCRIPT, "train", tmp_path / "file" / "job", *SMALL, PYTHONPATH=str(ROOT))
     assert finished.returncode == 2
     assert finished.stderr.splitlines() == [f"whole_job.py: cannot write {tmp_path}/file/job: Not a directory"] * 2
 
 
-def test_a_job_that_was_begun_otherwise(copy: Path, device: torch.device, parts: Any) -> None:
-    """Options of the first start hold: the tables would go on with their own learning rate and say nothing."""
+def test_changed_options_of_a_resumed_job_are_refused(copy: Path, device: torch.device, job_modules: Any) -> None:
+    """Options of the first start apply: otherwise the tables would silently keep their own learning rate."""
     given = ["train", copy, *SMALL, "--device", device.type]
     assert_refused([*given, "--sparse-lr", "0.1"], "is a job with --sparse-lr 0.05, not 0.1")
     assert_refused([*given, "--kill-at", "40"], "--kill-at 40: the job goes on behind step 40")
     assert "step 40 is saved: nothing to train up to --steps 5" in train(copy, 1, device, steps=5)
-    file = copy / "versions" / f"{parts.latest_name(copy)}.pt"
+    file = copy / "versions" / f"{job_modules.latest_name(copy)}.pt"
     file.write_bytes(file.read_bytes()[:-3000])
     assert_refused(given, f"cannot read {file}: damaged")

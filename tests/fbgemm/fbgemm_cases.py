@@ -1,4 +1,4 @@
-"""Random modules and batches, and plain torch doing what FBGEMM's module should do with them, in float64."""
+"""Random modules and batches, and a float64 reference of FBGEMM's module in plain torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LR = 0.05
 
 @dataclass
 class Case:
-    """A module's tables and features, and one that gives its batches."""
+    """The tables and features of a module, with a generator for its batches."""
 
     seed: int
     pooling: str
@@ -54,7 +54,7 @@ class Case:
         return [self.dims[table] for table in self.feature_table_map]
 
     def batch(self, bags: list[int] | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Ids with duplicates, offsets and per-sample weights; of each feature so many bags."""
+        """Draws ids with duplicates, offsets and per-sample weights; `bags` is the number of bags per feature."""
         bags = [BAGS] * len(self.feature_table_map) if bags is None else bags
         lengths = torch.randint(LONGEST + 1, (sum(bags),), generator=self.generator)
         per_bag = [
@@ -72,9 +72,9 @@ class Case:
 
 
 def random_case(seed: int, for_fbgemm: bool = False) -> Case:
-    """Several tables, mixed dims, shared ones, features in any order.
+    """Draws several tables with mixed dims, shared tables, and features in any order.
 
-    For FBGEMM's CPU module dims are multiples of 4, and features in the order of their tables: it takes no others.
+    For FBGEMM's CPU module dims are multiples of 4 and features follow the order of tables, as it requires.
     """
     draw = random.Random(seed)
     count = draw.randint(1, 4)
@@ -100,7 +100,7 @@ def random_case(seed: int, for_fbgemm: bool = False) -> Case:
 
 
 def make_ours(case: Case, device: torch.device, location: str = "resident", **options: Any) -> Any:
-    """Our module on `device`; `location` is FBGEMM's, or the one whose tables are resident there."""
+    """Builds our module on `device`; `location` is FBGEMM's, or "resident" for the device's own memory."""
     on_cpu = device.type == "cpu"
     place = ("HOST" if on_cpu else "DEVICE") if location == "resident" else location
     specs = [(rows, dim, place, "CPU" if on_cpu else "CUDA") for rows, dim in zip(case.rows, case.dims, strict=True)]
@@ -114,7 +114,7 @@ def make_ours(case: Case, device: torch.device, location: str = "resident", **op
 
 
 def set_weights(module: Any, weights: list[torch.Tensor]) -> None:
-    """Sets weights: of resident tables in place, of others through the tables."""
+    """Writes weights: resident tables in place, others through the tables."""
     for table, values in zip(module.tables.tables, weights, strict=True):
         module.tables.view(table.name).write(torch.arange(len(values)), {"weight": values.to(table.weight_dtype)})
 
@@ -123,12 +123,12 @@ LOCATION = pytest.mark.parametrize("location", ["resident", "MANAGED_CACHING"])
 
 
 def training() -> Any:
-    """The module of FBGEMM's module, where it is installed."""
+    """Imports FBGEMM's training module; skips the test if it is not installed."""
     return pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
 
 
 def make_fbgemms(case: Case, **options: Any) -> Any:
-    """FBGEMM's module on the CPU; its enums may be named."""
+    """Builds FBGEMM's module on the CPU; enum options may be given by name."""
     kinds = training()
     options = {"pooling_mode": case.pooling, "learning_rate": LR, **options}
     enums = {
@@ -148,7 +148,7 @@ def make_fbgemms(case: Case, **options: Any) -> Any:
 
 
 def make_both(case: Case, device: torch.device, location: str = "resident", **options: Any) -> tuple[Any, Any]:
-    """FBGEMM's module and ours, with the same weights."""
+    """Builds FBGEMM's module and ours with the same weights."""
     theirs, ours = make_fbgemms(case, **options), make_ours(case, device, location, **options)
     initial = case.weights()
     for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
@@ -158,27 +158,28 @@ def make_both(case: Case, device: torch.device, location: str = "resident", **op
 
 
 def step_both(theirs: Any, ours: Any, case: Case, bags: list[int] | None = None, **options: Any) -> None:
-    """Trains both on a random batch, and compares outputs and the gradients of weights of samples."""
+    """Trains both on a random batch, and compares outputs and gradients of per-sample weights."""
     indices, offsets, weights = case.batch(bags)
-    mine, its = (None if weights is None else weights.clone().requires_grad_() for _ in "ab")
+    our_weights, their_weights = (None if weights is None else weights.clone().requires_grad_() for _ in "ab")
     # FBGEMM's kernels read ids and offsets of one type, and its module casts the latter only.
-    expected = theirs(indices.long(), offsets.long(), its, **options).mul_(0.5)  # in place: an output is the caller's
-    found = ours(indices, offsets, mine, **options).mul_(0.5)
+    # in place, since the caller owns an output
+    expected = theirs(indices.long(), offsets.long(), their_weights, **options).mul_(0.5)
+    found = ours(indices, offsets, our_weights, **options).mul_(0.5)
     torch.testing.assert_close(found.detach().cpu(), expected.detach().view(found.shape))
     grad = torch.randn(expected.shape, generator=case.generator)
     expected.backward(grad)
     found.backward(grad.view(found.shape).to(found.device))
-    if mine is not None:
-        torch.testing.assert_close(mine.grad, its.grad)
+    if our_weights is not None:
+        torch.testing.assert_close(our_weights.grad, their_weights.grad)
 
 
 def weights_of(module: Any) -> list[torch.Tensor]:
-    """The weights of each table on the host."""
+    """Returns the weights of each table, on the host."""
     return [weight.detach().cpu() for weight in module.split_embedding_weights()]
 
 
 def states_of(module: Any) -> list[list[torch.Tensor]]:
-    """The states of each table on the host."""
+    """Returns the states of each table, on the host."""
     return [[state.cpu() for state in of_table] for of_table in module.split_optimizer_states()]
 
 
@@ -232,7 +233,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[st
 
 
 class Reference:
-    """Dense float64 tables, looked up feature by feature; optimizers see the rows that the batch touched."""
+    """Dense float64 tables with one lookup per feature; optimizers see the rows that the batch touched."""
 
     def __init__(self, case: Case, weights: list[torch.Tensor], optimizer: type, options: Mapping[str, Any]) -> None:
         self.case = case

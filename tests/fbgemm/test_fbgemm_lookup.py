@@ -1,4 +1,4 @@
-"""Training with `SplitTableBatchedEmbeddingBagsCodegen`, against FBGEMM's own on the CPU and against plain torch."""
+"""Training with our `SplitTableBatchedEmbeddingBagsCodegen`, against FBGEMM's on the CPU and against plain torch."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ CLIPPED: dict[str, Any] = {"gradient_clipping": True, "max_gradient": 0.3}
 @LOCATION
 @pytest.mark.parametrize("name", ON_FBGEMMS_CPU)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_training_is_fbgemms(seed: int, name: str, location: str, device: torch.device) -> None:
+def test_training_equals_fbgemm(seed: int, name: str, location: str, device: torch.device) -> None:
     case = random_case(seed, for_fbgemm=True)
     options = CLIPPED if "clipped" in name else OPTIMIZERS[name][2]
-    if "weight_decay" in options:  # FBGEMM's CPU kernel forgets it for tables of one feature
+    if "weight_decay" in options:  # FBGEMM's CPU kernel ignores it for tables of one feature
         case.feature_table_map = sorted([*range(len(case.rows))] * 2)
     theirs, ours = make_both(case, device, location, optimizer=name.partition(" ")[0], **options)
     for _ in range(STEPS):
@@ -64,7 +64,7 @@ def test_training_is_fbgemms(seed: int, name: str, location: str, device: torch.
 
 
 @LOCATION
-def test_averages_in_place_are_fbgemms(location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_place_averages_equal_fbgemm(location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving_average, "ROWS_AT_ONCE", 7)
     case = random_case(1, for_fbgemm=True)
     case.weighted = False
@@ -73,7 +73,7 @@ def test_averages_in_place_are_fbgemms(location: str, device: torch.device, monk
     theirs, ours = make_both(case, device, location, **options)
     for _ in range(7):
         batch = case.batch()
-        assert torch.equal(ours(*batch), ours(*batch))  # only the forward that an update follows counts
+        assert torch.equal(ours(*batch), ours(*batch))  # only a forward followed by an update counts
         step_both(theirs, ours, case)
     torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
@@ -86,8 +86,8 @@ ENSEMBLES = [
 
 @LOCATION
 @pytest.mark.parametrize("mode", ENSEMBLES)
-def test_ensembles_are_fbgemms(mode: EnsembleModeDefinition, location: str, device: torch.device) -> None:
-    """FBGEMM has this optimizer on GPUs: row-wise Adagrad, and this method of its module before each forward."""
+def test_ensembles_equal_fbgemm(mode: EnsembleModeDefinition, location: str, device: torch.device) -> None:
+    """FBGEMM has this optimizer on GPUs: row-wise Adagrad, with this method of its module before each forward."""
     case = random_case(1, for_fbgemm=True)
     case.weighted = False
     theirs, _ = make_both(case, device, optimizer="EXACT_ROWWISE_ADAGRAD")
@@ -104,7 +104,7 @@ def test_ensembles_are_fbgemms(mode: EnsembleModeDefinition, location: str, devi
         table.iter_cpu = torch.tensor(number)
         with torch.no_grad():
             type(theirs).ensemble_and_swap(table, {key: float(value) for key, value in vars(mode).items()})
-        if number < 14:  # when ours has done it, after the update before
+        if number < 14:  # when ours has done it, after the previous update
             step_both(theirs, ours, case)
     torch.testing.assert_close([states[1] for states in states_of(ours)], averages)
 
@@ -112,7 +112,7 @@ def test_ensembles_are_fbgemms(mode: EnsembleModeDefinition, location: str, devi
 @LOCATION
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("seed", range(2))
-def test_training_is_plain_torchs(seed: int, name: str, location: str, device: torch.device) -> None:
+def test_training_equals_plain_torch(seed: int, name: str, location: str, device: torch.device) -> None:
     case = random_case(100 + seed)
     cls, keywords, options = OPTIMIZERS[name]
     ours = make_ours(case, device, location, optimizer=name.partition(" ")[0], **options)
@@ -152,8 +152,8 @@ def counting(halflife: int) -> CounterBasedRegularizationDefinition:
     ],
     ids=["cowclip", "counter"],
 )
-def test_definitions_arrive(modes: Any, device: torch.device) -> None:
-    """Their formulas are compared with FBGEMM's kernel in tests/optim."""
+def test_definitions_reach_the_optimizer(modes: Any, device: torch.device) -> None:
+    """tests/optim compares their formulas with FBGEMM's kernel."""
     case = random_case(0)
     weights, batch = case.weights(), case.batch()
     modules = [make_ours(case, device, optimizer="EXACT_ROWWISE_ADAGRAD", eps=1e-3, **mode) for mode in modes]
@@ -167,7 +167,7 @@ def test_definitions_arrive(modes: Any, device: torch.device) -> None:
     assert [len(states) for states in modules[1].split_optimizer_states()] == [3] * len(case.rows)
 
 
-def test_none_hands_out_gradients(device: torch.device) -> None:
+def test_optimizer_none_returns_gradients(device: torch.device) -> None:
     case = random_case(0)
     module = make_ours(case, device, optimizer="NONE")
     weights = [weight.clone() for weight in weights_of(module)]
@@ -200,7 +200,7 @@ def test_batch_sizes_per_feature_and_rank(seed: int, device: torch.device) -> No
         bags = [sum(of_feature) for of_feature in now]
         if sum(bags):
             step_both(theirs, ours, case, bags, batch_size_per_feature_per_rank=now)
-    none = case.batch([0] * features)  # which FBGEMM's CPU kernel does not take
+    none = case.batch([0] * features)  # FBGEMM's CPU kernel does not accept it
     assert ours(*none, batch_size_per_feature_per_rank=[[0] * 3] * features).shape == (0,)
     torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
@@ -229,7 +229,7 @@ def test_features_whose_weights_need_no_gradient(variable: bool, device: torch.d
 @pytest.mark.parametrize("mode", ["WARNING", "IGNORE", "V2_IGNORE"])
 @pytest.mark.parametrize("bad", [9_999, -3])
 def test_ids_out_of_range_read_row_0(bad: int, mode: str, device: torch.device) -> None:
-    """And row 0 has their gradient."""
+    """Row 0 gets their gradient."""
     case = random_case(0, for_fbgemm=True)
     case.pooling, case.weighted = "SUM", False
     theirs, ours = make_both(case, device, bounds_check_mode=mode)
@@ -250,7 +250,7 @@ def test_ids_out_of_range_read_row_0(bad: int, mode: str, device: torch.device) 
 @pytest.mark.parametrize(
     "offsets", [[1, 1, 2, 3, 4], [0, 3, 2, 3, 4], [0, 1, 2, 3, 9], [0, 1, 2, 3, 3], [0, -1, 2, 7, 4]]
 )
-def test_offsets_in_disorder_are_put_in_order(offsets: list[int], device: torch.device) -> None:
+def test_unsorted_offsets_are_sorted(offsets: list[int], device: torch.device) -> None:
     case = Case(0, "SUM", True, [4], [64], [0, 0], torch.int64, torch.int64)
     initial, indices, weights = case.weights(), torch.tensor([5, 6, 7, 8]), torch.rand(4)
     theirs = make_fbgemms(case, bounds_check_mode="IGNORE")
@@ -281,7 +281,7 @@ def test_ids_out_of_range_are_fatal(device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_data_types_of_the_output(name: str, device: torch.device) -> None:
-    """Rounded once from float32, and so is FBGEMM's."""
+    """Outputs are rounded once from float32, as in FBGEMM."""
     case = random_case(2)
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[name]
     plain, ours = make_ours(case, device), make_ours(case, device, output_dtype=name)
@@ -301,7 +301,7 @@ def test_data_types_of_the_output(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize("rounding", [False, True])
 @pytest.mark.parametrize("name", ["FP16", torch.bfloat16])
 def test_data_types_of_weights(name: Any, rounding: bool, location: str, device: torch.device) -> None:
-    """With the bits of a `TableBatchedEmbedding` of these tables, whose rounding is tested in tests/tbe."""
+    """The bits equal a `TableBatchedEmbedding` with these tables, whose rounding tests/tbe tests."""
     case = random_case(2)
     ours = make_ours(case, device, location, weights_precision=name, stochastic_rounding=rounding)
     dtype = torch.float16 if name == "FP16" else name
@@ -320,7 +320,7 @@ def test_data_types_of_weights(name: Any, rounding: bool, location: str, device:
 @LOCATION
 @pytest.mark.parametrize(("weights", "cache"), [("FP32", "BF16"), ("FP16", "FP32"), ("BF16", torch.float16)])
 def test_precision_of_the_cache(weights: str, cache: Any, location: str, device: torch.device) -> None:
-    """Cached tables have it, as FBGEMM's; with the bits of a `TableBatchedEmbedding`, as tests/tbe has them."""
+    """It applies to cached tables, as in FBGEMM, with the bits of a `TableBatchedEmbedding`."""
     case = random_case(2)
     options = {"weights_precision": weights, "stochastic_rounding": False}
     ours = make_ours(case, device, location, cache_precision=cache, **options)
@@ -367,7 +367,7 @@ def test_batches_are_prefetched_before_their_weights_are_known(device: torch.dev
         ahead.tables.queue.wait()
         out, expected = ahead(*batch), plain(*batch)
         assert torch.equal(out, expected)
-        assert len(ahead.tables.queue) <= 3  # the next, and what was planned otherwise where weights begin
+        assert len(ahead.tables.queue) <= 3  # the next batch, and one that was planned without weights
         out.sum().backward()
         expected.sum().backward()
     assert ahead.tables.cache_stats()["depth_reached"] > 0

@@ -1,5 +1,6 @@
-"""Every option of FBGEMM's module has an answer: in the signature, in the docs, and when it is given; and answers that
-scripts for FBGEMM go by are its own."""
+"""Every option of FBGEMM's module is in the signature and the docs, and is honoured, ignored or refused as
+documented.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ get_cache_miss_counter get_table_wise_cache_miss get_uvm_cache_stats reset_uvm_c
 """)
 
 
-def answers() -> dict[str, str]:
-    """For each name in a first column of the page's tables, the rest of its line."""
+def documented_options() -> dict[str, str]:
+    """Returns, for each name in a first column of the page's tables, the rest of its line."""
     found = {}
     for line in PAGE.read_text().splitlines():
         cells = line.split("|")
@@ -56,9 +57,11 @@ def parameters(function: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("function", ["__init__", "forward", *METHODS])
 def test_signatures_are_fbgemms(function: str) -> None:
-    """Names, order and defaults, of the FBGEMM that is installed; the docs have an answer to each."""
+    """Names, order and defaults match the installed FBGEMM, and the docs list each."""
     ours = parameters(getattr(Ours, function))
-    assert {function} & set(METHODS) | set(ours if function in ("__init__", "forward") else ()) <= set(answers())
+    assert {function} & set(METHODS) | set(ours if function in ("__init__", "forward") else ()) <= set(
+        documented_options()
+    )
     theirs = parameters(getattr(training().SplitTableBatchedEmbeddingBagsCodegen, function))
     assert list(ours) == list(theirs)
     for name, default in theirs.items():
@@ -70,17 +73,19 @@ def test_public_methods_of_fbgemm_are_in_the_docs() -> None:
     module = training().SplitTableBatchedEmbeddingBagsCodegen
     own = {name for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
     inner = {"forward", "log", "should_log", "get_table_name_for_logging"}
-    assert own - inner <= set(answers())
+    assert own - inner <= set(documented_options())
 
 
-def test_tests_that_the_docs_name_are_there() -> None:
+def test_tests_named_in_the_docs_exist() -> None:
     defined = set(
         re.findall(r"^def (test_\w+)", "".join(p.read_text() for p in Path(__file__).parent.glob("*.py")), re.M)
     )
     named = re.findall(r"`(test_\w+)`", PAGE.read_text())
     assert named
     assert set(named) <= defined
-    without = [name for name, answer in answers().items() if "not here" not in answer and "`test_" not in answer]
+    without = [
+        name for name, answer in documented_options().items() if "not here" not in answer and "`test_" not in answer
+    ]
     assert without == []
 
 
@@ -112,7 +117,7 @@ def test_definitions_have_fbgemms_fields(name: str) -> None:
     assert vars(ours).keys() == vars(theirs).keys()
 
 
-def test_what_names_no_member() -> None:
+def test_values_that_name_no_member_are_refused() -> None:
     with pytest.raises(TypeError, match="optimizer is 3, expected a member of FBGEMM's OptimType, or its name"):
         Ours(SPECS, optimizer=3)
     with pytest.raises(ValueError, match="pooling_mode is 'no_such', allowed are"):
@@ -198,7 +203,7 @@ def test_precisions_without_a_table() -> None:
         ),
     ],
 )
-def test_specs_that_cannot_be(options: dict[str, Any], reason: str) -> None:
+def test_invalid_specs_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Ours(**{"embedding_specs": SPECS, **options})
 
@@ -264,8 +269,8 @@ def test_arguments_of_the_forward(caplog: pytest.LogCaptureFixture) -> None:
         module(*batch, batch_size_per_feature_per_rank=[[1], [2]])
 
 
-def test_managed_tables_have_the_room_that_cached_ones_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 records of 16 bytes: 20 rows are resident, 20 of 40 cached, and 60 managed where all would be 120."""
+def test_managed_tables_use_memory_left_by_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 100 records of 16 bytes, 20 rows are resident, 20 of 40 cached, and 60 managed; all would need 120."""
 
     class Backend:
         def free_memory(self, device: torch.device) -> int:
@@ -284,7 +289,7 @@ def test_names_that_become_the_same_are_numbered() -> None:
     assert placement.valid_table_names(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
 
 
-# ---- FBGEMM's answers
+# ---- return values and attributes like FBGEMM's
 
 
 @pytest.mark.parametrize("kind", [int, np.int64, np.int32])
@@ -318,7 +323,7 @@ def test_optimizers_equal_fbgemms() -> None:
 @pytest.mark.parametrize("name", ["lr", "eps", "beta1", "beta2", "weight_decay", "lower_bound"])
 @pytest.mark.parametrize("optimizer", ["EXACT_SGD", "EXACT_ADAGRAD", "ADAM", "EXACT_ROWWISE_ADAGRAD"])
 def test_hyper_parameters_that_an_optimizer_lacks(optimizer: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """FBGEMM sets them all, and its kernels read those of the optimizer: here a line says which have no effect."""
+    """FBGEMM sets all of them and its kernels read the optimizer's own; here a log line names those without effect."""
     module = Ours(ONE, optimizer=optimizer)
     before = dict(module._optimizer.options)
     module.update_hyper_parameters({name: 0.25})
@@ -354,7 +359,7 @@ def test_adagradw_has_iter() -> None:
 
 
 def test_mean_with_weights_divides_the_gradient_too(device: torch.device) -> None:
-    """FBGEMM's CPU module divides the output alone: the docs say so."""
+    """FBGEMM's CPU module divides only the output, as the docs state."""
     case = Case(0, "MEAN", False, [8], [20], [0], torch.int64, torch.int64)
     theirs, ours = make_both(case, device, learning_rate=1.0)
     before = weights_of(theirs)[0].clone()
@@ -365,8 +370,8 @@ def test_mean_with_weights_divides_the_gradient_too(device: torch.device) -> Non
         torch.testing.assert_close(moved, torch.tensor(steps))
 
 
-def test_an_output_of_the_callers_memory(device: torch.device) -> None:
-    """The same rows and updates, each rank's and feature's where the offsets say; other memory stays as it is."""
+def test_an_output_in_the_callers_memory(device: torch.device) -> None:
+    """Rows and updates are the same, placed by the offsets of each rank and feature; other memory is unchanged."""
     on = ("HOST", "CPU") if device.type == "cpu" else ("DEVICE", "CUDA")
     specs = [(20, 4, *on), (20, 8, *on)]
     plain, written = (Ours(specs, device=device) for _ in "ab")

@@ -44,7 +44,7 @@ def step(module: Any, case: Case) -> None:
 @LOCATION
 @pytest.mark.parametrize("optimizer", ["PARTIAL_ROWWISE_ADAM", "ENSEMBLE_ROWWISE_ADAGRAD", "LAMB"])
 def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) -> None:
-    """FBGEMM has no kernels of them on the CPU: the states of one update are the float32 ones, rounded."""
+    """FBGEMM's CPU kernels lack them: the states of one update are the float32 ones, rounded."""
     case = small_case()
     types = {"momentum1": "FP16", "momentum2": "BF16"}
     given = {"optimizer": optimizer, "location": location}
@@ -67,7 +67,7 @@ def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) 
 def test_weights_of_resident_tables_are_views(
     pooling: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that are written are looked up, updates can be read, also after the tables were laid out anew."""
+    """Written rows are looked up, and updates can be read, also after the tables got a new layout."""
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 7)
     case = small_case(pooling)
     first = make_ours(case, device, optimizer="EXACT_ADAGRAD")
@@ -116,7 +116,7 @@ def test_copies_of_cached_tables_refuse_writes(device: torch.device) -> None:
 
 @LOCATION
 @pytest.mark.parametrize("precision", ["FP32", "FP16"])
-def test_uniform_weights_are_fbgemms(
+def test_uniform_weights_equal_fbgemm(
     precision: str, location: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device.type != "cpu":
@@ -129,7 +129,7 @@ def test_uniform_weights_are_fbgemms(
         lambda: make_ours(case, device, location, weights_precision=precision),
     ):
         torch.manual_seed(3)
-        module = make()  # which draws nothing
+        module = make()  # draws nothing
         module.init_embedding_weights_uniform(-0.25, 0.5)
         drawn.append(weights_of(module))
     assert_same(*drawn)
@@ -184,7 +184,7 @@ def test_states_have_fbgemms_order_shapes_and_names(name: str, location: str, de
 
 @LOCATION
 def test_options_change_between_updates(location: str, device: torch.device) -> None:
-    """As the same formula with these options from then on; Adam's step counts in it."""
+    """Updates follow the formula with the new options from then on; Adam's step count is part of it."""
     case = small_case()
     cls, keywords, options = OPTIMIZERS["ADAM"]
     module, initial = make_ours(case, device, location, optimizer="ADAM", **options), case.weights()
@@ -257,7 +257,7 @@ def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatc
 
 
 def test_managed_tables_take_every_batch_at_the_defaults(device: torch.device) -> None:
-    """FBGEMM's default load factor of 0.2 is none of theirs; beside a cached table, which keeps its share."""
+    """FBGEMM's default load factor of 0.2 does not apply to them; a cached table beside them keeps its share."""
     kind = "CPU" if device.type == "cpu" else "CUDA"
     specs = [(1000, 8, "MANAGED", kind), (5, 4, "MANAGED", kind), (50, 4, "MANAGED_CACHING", kind)]
     module = SplitTableBatchedEmbeddingBagsCodegen(specs, device=device)
@@ -313,7 +313,7 @@ def test_resident_tables_miss_nothing(device: torch.device) -> None:
     assert module.get_uvm_cache_stats()[3] == 0
 
 
-def test_flush_and_reset_leave_rows_as_they_are(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_flush_and_reset_do_not_change_rows(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     case = small_case()
     modules = [make_ours(case, device, "MANAGED_CACHING", cache_load_factor=0.5) for _ in "ab"]
     initial = case.weights()
@@ -401,7 +401,7 @@ def test_fbgemms_state_dict_is_loaded(optimizer: str, location: str, device: tor
 
 
 def test_fbgemms_state_dict_of_several_locations(device: torch.device) -> None:
-    """As FBGEMM's on a GPU has it: tables where they were placed, row-wise states of all in the GPU's memory."""
+    """As FBGEMM on a GPU saves it: tables in their own locations, row-wise states of all tables in GPU memory."""
     case = Case(7, "SUM", False, [8, 4, 8], [40, 50, 60], [0, 0, 1, 2], torch.int64, torch.int64)
     ours = make_ours(case, device, optimizer="PARTIAL_ROWWISE_ADAM")
     weights = case.weights()

@@ -62,14 +62,14 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The kind of find; the test that failed, or why there is none.
+    """The result for a plant: the kind of detection and the failed test, or why there is none.
 
     Attributes:
         room: name of the register's file.
-        plant: its name.
+        plant: name of the plant.
         found: one of `KINDS`.
         by: the test that failed.
-        seconds: of building and testing.
+        seconds: time of building and testing.
     """
 
     room: str
@@ -80,7 +80,7 @@ class Outcome:
 
 
 class Copy:
-    """A copy of the tree, built, with a plant in it now and then."""
+    """A built copy of the source tree, in which plants are applied one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class Copy:
         )
 
     def _synchronise(self) -> None:
-        """Copies the files that changed; the others keep their times, so that little is built again."""
+        """Copies the files that changed; the others keep their times, so that little is rebuilt."""
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
         wanted = {name for name in names if (ROOT / name).is_file()}
@@ -110,7 +110,7 @@ class Copy:
                 shutil.copy(source, target)
 
     def build(self, plant: Plant, device: str) -> None:
-        """Builds what the plant changes for tests on the device, and what still has a plant that the source lost.
+        """Builds what the plant changes for tests on the device, and projects that still contain a removed plant.
 
         Raises:
             BuildError: with the compiler's first error.
@@ -136,7 +136,7 @@ class Copy:
 
     @contextmanager
     def with_plant(self, plant: Plant) -> Iterator[None]:
-        """Within, the file has the mistake."""
+        """Applies the mistake to the file within the block."""
         file = self.folder / plant.file
         text = file.read_text()
         file.write_text(plant.apply(text))
@@ -147,7 +147,7 @@ class Copy:
             self._stale, self._planted = self._stale | self._planted, set()
 
     def failure(self, device: str, tests: Sequence[str], full: bool) -> str:
-        """Returns the first of the tests that fails; "" if all pass.
+        """Returns the first failing test; "" if all pass.
 
         Raises:
             RegisterError: no test is there.
@@ -189,7 +189,9 @@ class Copy:
 
 
 def examine(copy: Copy, plant: Plant, others: Sequence[str], full: bool) -> Outcome:
-    """Plants it and runs tests until one fails: the expected one, other test files of the room, all with --full."""
+    """Applies a plant and runs tests until one fails: the expected one, other test files of the room, then with
+    --full.
+    """
     start = time.monotonic()
     runs = [("expected", plant.device, [plant.test], False)]
     runs += [("other", "cpu", others, False)]
@@ -210,7 +212,7 @@ def examine(copy: Copy, plant: Plant, others: Sequence[str], full: bool) -> Outc
 
 
 def write_table(outcomes: Sequence[Outcome], file: Path) -> None:
-    """Writes what was found as a page: counts by room, and the plants that their expected test misses."""
+    """Writes the results as a page: counts by room, and the plants that their expected test misses."""
     commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=ROOT, check=True, capture_output=True, text=True)
     counts = Counter((outcome.room, outcome.found) for outcome in outcomes)
     rooms = sorted({outcome.room for outcome in outcomes})
@@ -234,7 +236,7 @@ def write_table(outcomes: Sequence[Outcome], file: Path) -> None:
 
 
 def read_record(file: Path) -> dict[str, Outcome]:
-    """Reads the outcomes of a run that was stopped, by plant."""
+    """Reads the outcomes of an interrupted run, by plant."""
     if not file.exists():
         return {}
     outcomes = (Outcome(**json.loads(line)) for line in file.read_text().splitlines())

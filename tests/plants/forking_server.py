@@ -1,7 +1,7 @@
-"""Runs pytest in processes forked from one that has imported torch and TorchRec, which takes a process four seconds.
+"""Runs pytest in processes forked from one that has imported torch and TorchRec, which saves four seconds each.
 
 Each line of standard input is a JSON object: `folder` to run in, `arguments` of pytest, `seconds` allowed, and an
-`output` file. Each line of standard output is an exit status, -9 if the time was over.
+`output` file. Each line of standard output is an exit status, or -9 after a timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def be_pytest(order: dict[str, Any]) -> None:
 
 
 def wait(process: int, seconds: float) -> int:
-    """Returns the exit status of the process; kills it and its children, and returns -9, when the time is over."""
+    """Returns the exit status of the process; after the timeout kills it and its children, and returns -9."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -47,7 +47,7 @@ def wait(process: int, seconds: float) -> int:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
-    for module in ("passive_threads", "torch", "torchrec.distributed"):  # torch reads what the first sets
+    for module in ("passive_threads", "torch", "torchrec.distributed"):  # torch reads the setting of the first
         importlib.import_module(module)
     for line in sys.stdin:
         order = json.loads(line)

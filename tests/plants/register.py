@@ -1,4 +1,4 @@
-"""The register of planted faults: what a plant is, and the files that hold them."""
+"""The register of planted faults: the definition of a plant, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class RegisterError(ValueError):
 
 @dataclass(frozen=True)
 class Plant:
-    """One believable mistake.
+    """A plausible mistake, planted to check that a test finds it.
 
     Attributes:
-        room: name of the file that holds it.
-        name: unique in the register.
-        file: path of the file it is planted in, from the root of the repository.
+        room: name of the register's file that holds it.
+        name: its name, unique in the register.
+        file: path of the file to change, from the root of the repository.
         before: text that occurs once in that file.
         after: the text with the mistake.
-        test: test file, or test, that is expected to fail with it.
+        test: test file, or test, that should fail.
         device: where that test runs, one of `DEVICES`.
     """
 

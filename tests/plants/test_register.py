@@ -1,4 +1,4 @@
-"""The register of planted faults fits the code as it is now. Planting them is `python -m tests.plants`."""
+"""The register of planted faults matches the code. `python -m tests.plants` plants them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_plant_fits(file: Path) -> None:
-    """Its text is in the source, once, and its test exists."""
+    """The original text occurs once in the source, and the expected test exists."""
     wrong = []
     for plant in read_room(file):
         source = (ROOT / plant.file).read_text()

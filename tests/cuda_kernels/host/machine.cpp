@@ -34,7 +34,7 @@ struct Memory {
 
 thread_local char anchor;
 
-// The thread-local memory of the program or library that this is in, without that of others.
+// The thread-local memory of the program or library that contains this code; others have their own.
 Memory shared_memory() {
   Memory found{&anchor, 0};  // and there it is, if it was not
   const auto take_if_mine = [](dl_phdr_info* info, size_t, void* result) {

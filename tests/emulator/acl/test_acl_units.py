@@ -10,7 +10,7 @@ from cpp_units import TESTS, Tree
 
 
 def package(name: str) -> Path | None:
-    """The folder of an installed package, without importing it."""
+    """Returns the folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(name)
     locations = spec.submodule_search_locations if spec else None
     return Path(locations[0]) if locations else None

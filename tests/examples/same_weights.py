@@ -1,4 +1,7 @@
-"""Runs a script of the porting guide from weights that do not depend on it, and prints all losses: alike.py SCRIPT."""
+"""Runs a script of the porting guide from weights that do not depend on the script, and prints all losses.
+
+Usage: same_weights.py SCRIPT
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ for config in (torchrec.EmbeddingBagConfig, rst.EmbCacheEmbeddingBagConfig):
 
 
 class Model(clicks.Model):
-    """The dense weights are the same in all scripts."""
+    """The guide's model with the same dense weights in all scripts."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
