@@ -1,4 +1,4 @@
-"""Tables that training only reads."""
+"""Frozen tables: training batches read their rows without updating them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..config.table import Pooling, TableConfig
 
 
 class FrozenTables:
-    """The features of frozen tables: a training batch is cut into lookups that train and lookups that only read.
+    """The frozen tables of an embedding; splits training batches into trained and frozen lookups.
 
     Attributes:
-        names: of the tables.
-        all_frozen: whether no other table is there.
+        names: names of the frozen tables.
+        all_frozen: whether all tables of the embedding are frozen.
     """
 
     def __init__(self, tables: Sequence[TableConfig], names: frozenset[str]) -> None:
@@ -31,30 +31,30 @@ class FrozenTables:
 
     @classmethod
     def from_tables(cls, tables: Sequence[TableConfig], names: frozenset[str]) -> FrozenTables | None:
-        """None where no table is frozen."""
+        """Returns the frozen tables; None if `names` is empty."""
         return cls(tables, names) if names else None
 
     def trained_part(self, batch: Batch) -> Batch:
-        """The lookups of other tables."""
+        """Returns the lookups of a batch in tables that are not frozen."""
         return self._part(batch, ~self._features)
 
     def frozen_part(self, batch: Batch) -> Batch:
-        """The lookups of frozen tables."""
+        """Returns the lookups of a batch in frozen tables."""
         return self._part(batch, self._features)
 
     def _part(self, batch: Batch, features: np.ndarray) -> Batch:
         if not batch.is_well_formed:
-            return batch  # the planner says what is wrong
+            return batch  # the planner reports the error
         part = batch.select(features.repeat(batch.lookup_counts(np.arange(len(features)))))
         return replace(part, joined=False)
 
     def merge_outputs(
-        self, trained: tuple[torch.Tensor, ...], read: tuple[torch.Tensor, ...], groups: Sequence[Group]
+        self, trained: tuple[torch.Tensor, ...], frozen: tuple[torch.Tensor, ...], groups: Sequence[Group]
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs of all tables, from those of the two parts: pooled, or of each feature, group by group."""
+        """Merges the outputs of both parts of a batch: one pooled output, or one per feature, group by group."""
         if self._pooled:
             columns = torch.from_numpy(self._columns).to(trained[0].device)
-            return (torch.where(columns, read[0], trained[0]),)
+            return (torch.where(columns, frozen[0], trained[0]),)
         features = [feature for group in groups for feature in group.features.tolist()]
-        pairs = zip(features, trained, read, strict=True)
+        pairs = zip(features, trained, frozen, strict=True)
         return tuple(fixed if self._features[feature] else rows for feature, rows, fixed in pairs)

@@ -1,4 +1,4 @@
-"""Gradients of tables that are handed out and not applied: of those whose optimizer is SparseGradients."""
+"""Gradients that are returned instead of applied: tables with the optimizer SparseGradients."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from ..cache.update_journal import Run, UpdateJournal
 
 
 class TableGradient(NamedTuple):
-    """The gradient of some rows of a table.
+    """The gradient of a table with respect to some of its rows.
 
     Attributes:
-        ids: int64 `[n]`, each once, or row numbers of an index table; on the host.
-        rows: float32 `[n, D]`, on the device of the cache.
+        ids: int64 `[n]`, distinct ids, or row numbers of an index table; on the host.
+        rows: float32 `[n, D]`, the gradient of each row; on the device of the cache.
     """
 
     ids: torch.Tensor
     rows: torch.Tensor
 
     def sparse(self, num_rows: int) -> torch.Tensor:
-        """A sparse COO tensor `[num_rows, D]`, as torch.nn.Embedding(sparse=True) has it; ids are below num_rows."""
+        """Returns a coalesced sparse COO tensor `[num_rows, D]`, like the gradient of torch.nn.Embedding(sparse=True).
+
+        All ids must be less than `num_rows`.
+        """
         order = torch.argsort(self.ids)
         shape = (num_rows, self.rows.shape[1])
         ids, rows = self.ids[order].to(self.rows.device), self.rows[order.to(self.rows.device)]
@@ -34,7 +37,7 @@ class TableGradient(NamedTuple):
 
 
 def collect_gradients(group: Group) -> dict[str, TableGradient]:
-    """Returns the gradients that the tables of a group have aggregated since the last call, by table."""
+    """Returns the gradients that a group has accumulated since the last call, by table name, and clears them."""
     buffer = group.accumulation_buffer
     assert buffer is not None
     group.swap.settle()

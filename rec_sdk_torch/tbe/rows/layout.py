@@ -1,4 +1,4 @@
-"""The layout of an embedding: the groups that its tables' rows are in, built at the first use."""
+"""The layout of an embedding: its tables, and their groups, which are built at the first use."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ logger = logging.getLogger(__name__)
 
 
 class Layout:
-    """Tables and the groups that their rows are in. It holds no module and no queue.
+    """The tables of one embedding and their groups. Holds no module and no prefetch queue.
 
     Attributes:
-        tables: their configs.
-        optimizers: of each table; None while it has none.
+        tables: the configs of the tables.
+        optimizers: the optimizer of each table; None if it has none yet.
         pooled: whether lookups pool rows.
-        options: everything beside the tables, as it is now.
-        num_features: of all tables.
-        feature_dims: the columns of each feature.
-        frozen: the tables that training only reads; None where there is none.
-        padding_ids: ids that mean nothing; None where no table has one.
-        locks: order the threads that use the tables.
-        edges: from lookups to the tables' parameters, in the autograd graph.
+        options: the current options of the embedding.
+        num_features: number of features of all tables.
+        feature_dims: the embedding dim of each feature.
+        frozen: the frozen tables; None if there are none.
+        padding_ids: the padding ids; None if no table has one.
+        locks: locks of the tables.
+        edges: edges of the autograd graph from lookups to the tables' parameters.
         built: the groups; empty before the first use.
-        used_optimizers: those of the groups, each once.
-        works_on_tables: whether backward passes may do something to whole tables: end a window, evict ids, or pass over
-            all rows.
-        windows: backward passes so far of the accumulation windows of each length.
-        pending_gradients: gradients that `step()` will apply.
+        used_optimizers: the distinct optimizers of the groups.
+        works_on_tables: whether a backward pass may end an accumulation window, evict ids or run an optimizer pass over
+            tables.
+        windows: backward passes so far, by length of the accumulation window.
+        pending_gradients: gradients that `step()` will apply (`update="step"`).
         needed_rows: rows of each table that the first training batch and the batches planned ahead of it can need; None
             before that batch.
-        evicted: by name, of tables whose rows are handed out when they leave: where these wait.
-        replicated: by name, tables that all ranks of a sharded collection have.
-        owned_ids: by name, ids whose rows a table has though they may not have been met.
-        fill: fills tables that are new.
+        evicted: by table name, buffers of evicted rows; tables with `keep_evicted`.
+        replicated: names of the tables that every rank of a sharded collection holds in full.
+        owned_ids: by table name, functions that return ids that always have rows; see `Group.owned_ids`.
+        fill: function that fills the rows of new tables.
     """
 
     def __init__(
@@ -66,10 +66,16 @@ class Layout:
         optimizer: TableOptimizer | None,
         fill: Callable[[Layout], None],
     ) -> None:
-        """Checks tables and options, and allocates nothing.
+        """Checks tables and options; allocates nothing.
+
+        Args:
+            tables: configs of the tables, at least one.
+            options: options of the embedding.
+            optimizer: the optimizer of all tables; None if they get theirs later.
+            fill: fills the rows of the new tables when the groups are built.
 
         Raises:
-            ValueError, TypeError, MemoryError: tables or options that cannot be met.
+            ValueError, TypeError, MemoryError: invalid tables or options.
         """
         check_names(tables)
         self.tables = list(tables)
@@ -112,11 +118,11 @@ class Layout:
 
     @property
     def device(self) -> torch.device:
-        """Where the caches live."""
+        """The device of the caches."""
         return self.options.device
 
     def config(self, name: str) -> TableConfig:
-        """The config of table `name`.
+        """Returns the config of table `name`.
 
         Raises:
             KeyError: there is no such table.
@@ -126,21 +132,21 @@ class Layout:
         return self.tables[self._index[name]]
 
     def tables_named(self, names: Sequence[str]) -> frozenset[str]:
-        """The tables of these names; all where none is named.
+        """Returns the set of `names`; the names of all tables if it is empty.
 
         Raises:
-            KeyError: there is no such table.
+            KeyError: a name of no table.
         """
         for name in names:
             self.config(name)
         return frozenset(names) or frozenset(self._index)
 
     def optimizer_of(self, name: str) -> TableOptimizer | None:
-        """The optimizer of table `name`."""
+        """Returns the optimizer of table `name`; None if it has none yet."""
         return self.optimizers[self._index[name]]
 
     def find_table(self, name: str) -> tuple[Group, int]:
-        """The group that holds table `name`, and its place there."""
+        """Returns the group of table `name`, and the table's index in the group."""
         for group in self.groups:
             if name in group.table_indices:
                 return group, group.table_indices[name]
@@ -150,7 +156,7 @@ class Layout:
 
     @property
     def groups(self) -> list[Group]:
-        """The groups, built at the first use."""
+        """The groups; the first access builds them and fills new tables."""
         if not self.built:
             self.check_not_meta()
             with self.locks.exclusive():
@@ -164,19 +170,19 @@ class Layout:
         return self.built
 
     def check_not_meta(self) -> None:
-        """Raises RuntimeError for tables on the meta device."""
+        """Checks that the tables are not on the meta device; raises RuntimeError otherwise."""
         if self.device.type == "meta":
             raise RuntimeError("this embedding is on the meta device: it has no rows, give a real device=")
 
     def cache_sizes(self) -> list[int]:
-        """Rows of each table that the device cache holds, or will hold."""
+        """Returns the number of cache slots of each table, before or after the groups are built."""
         if self.built:
             sizes = {member.config.name: member.slots for group in self.built for member in group.members}
             return [sizes[table.name] for table in self.tables]
         return self._sizes()
 
     def _sizes(self) -> list[int]:
-        """Rows of each table that a cache which is made now holds."""
+        """Returns the number of cache slots of each table for groups that are built now."""
         self.check_not_meta()
         free = backend_for(self.device).free_memory(self.device)
         sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
@@ -186,22 +192,22 @@ class Layout:
         except (ValueError, MemoryError):
             if self.needed_rows is None:
                 raise
-            return cache_slots(*options)  # no memory for what batches can need, which is more than they do need
+            return cache_slots(*options)  # needed_rows is an upper bound: batches may still fit without it
 
     def fit_caches(self, batch: Batch, batches: int) -> bool:
-        """Lets the caches hold so many batches as large as `batch`, the first one that is trained.
+        """Sizes the caches for `batches` batches as large as `batch`, the first training batch.
 
-        Sizes that `cache=` gives as numbers of rows stay. Groups that were built before, by a load, are laid out anew
-        only where this batch might not fit, and host and device have memory for both.
+        Numbers of rows in `cache=` are not changed. Groups that exist already, after a load, are rebuilt only if this
+        batch might not fit, and if host and device have memory for the old and the new ones together.
 
         Returns:
-            False: the batch says nothing, since it has no lookups or is not well formed.
+            False if the batch has no lookups or is malformed, and gives no size; else True.
         """
         if not batch.is_well_formed or not len(batch.values):
             return False
         lookups = batch.lookup_counts(np.arange(self.num_features))
         rows = [int(lookups[list(features)].sum()) for features in self._features]
-        self.needed_rows = [min(batches * own, t.num_embeddings) for own, t in zip(rows, self.tables, strict=True)]
+        self.needed_rows = [min(batches * need, t.num_embeddings) for need, t in zip(rows, self.tables, strict=True)]
         if self.built and not self.window_open() and not self.in_flight() and self._could_hold_more(rows):
             stored = sum(group.memory(None)["store_bytes"] for group in self.built)
             if stored < available_memory():
@@ -209,15 +215,15 @@ class Layout:
         return True
 
     def _could_hold_more(self, rows: Sequence[int]) -> bool:
-        """Returns whether a table has fewer slots than `rows` of it, and would have more in a cache beside this one."""
-        before = self.cache_sizes()
-        if all(have >= own for have, own in zip(before, rows, strict=True)):
+        """Returns whether rebuilt groups would give more slots to a table that has fewer slots than `rows`."""
+        current = self.cache_sizes()
+        if all(have >= need for have, need in zip(current, rows, strict=True)):
             return False
         try:
-            wanted = self._sizes()
-        except (ValueError, MemoryError):  # the caches that there are have taken the device's memory
+            rebuilt = self._sizes()
+        except (ValueError, MemoryError):  # the existing caches use the device's memory
             return False
-        return any(have < min(own, want) for have, own, want in zip(before, rows, wanted, strict=True))
+        return any(have < min(need, size) for have, need, size in zip(current, rows, rebuilt, strict=True))
 
     def _build(self, serial: int = 0) -> list[Group]:
         slots, options = self._sizes(), self.options
@@ -230,30 +236,30 @@ class Layout:
         groups = []
         for indices in partition_into_groups(self.tables, self.optimizers):
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
-            own = [columns[f] for member in members for f in member.features] if self.pooled else []
+            group_columns = [columns[f] for member in members for f in member.features] if self.pooled else []
             choices = options.seed, options.bounds_check_mode, options.cache_policy
-            stores, row_ids = self._store_folder, options.updates_at_step  # gradients are handed out by id
-            group = Group(members, own, options.device, *choices, serial, stores, row_ids)
+            stores, row_ids = self._store_folder, options.updates_at_step  # the user sees pending gradients by id
+            group = Group(members, group_columns, options.device, *choices, serial, stores, row_ids)
             group.set_evict_step_interval(options.evict_step_interval)
             if options.frozen:
                 group.freeze(options.frozen)
             group.count_norms(options.grad_norms)
-            local = group.table_indices
-            group.owned_ids = {local[name]: ids for name, ids in self.owned_ids.items() if name in local}
-            group.evicted = {local[name]: buffer for name, buffer in self.evicted.items() if name in local}
+            places = group.table_indices
+            group.owned_ids = {places[name]: ids for name, ids in self.owned_ids.items() if name in places}
+            group.evicted = {places[name]: buffer for name, buffer in self.evicted.items() if name in places}
             groups.append(group)
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups
 
     def _use_groups(self, groups: list[Group]) -> None:
-        """Makes these the groups."""
+        """Replaces the groups, and what depends on them."""
         self.works_on_tables = not self.options.updates_at_step and any(group.works_on_tables for group in groups)
         optimizers = {id(optimizer): optimizer for group in groups for optimizer in group.optimizers}
         self.used_optimizers = list(optimizers.values())
         self.built = groups
 
     def _rebuild(self) -> None:
-        """Lays the groups out anew, for other optimizers or another device, and moves the rows over."""
+        """Builds new groups, for other optimizers, another device or another size, and moves the rows to them."""
         with self.locks.exclusive():
             self._check_idle("the embedding changes")
             old, self.built = self.built, []
@@ -265,9 +271,10 @@ class Layout:
             self._use_groups(fresh)
 
     def check_trainable(self) -> None:
-        """
+        """Checks that every table has an optimizer.
+
         Raises:
-            RuntimeError: a table has no optimizer.
+            RuntimeError: a table has none.
         """
         missing = [t.name for t, optimizer in zip(self.tables, self.optimizers, strict=True) if optimizer is None]
         if missing:
@@ -277,7 +284,7 @@ class Layout:
             )
 
     def weights_of(self, batch: Batch) -> list[torch.Tensor | None]:
-        """The per-sample weights of each group.
+        """Returns the per-sample weights of a batch, for each group.
 
         Raises:
             ValueError: the tables are not pooled.
@@ -289,10 +296,10 @@ class Layout:
     # ---- changes
 
     def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
-        """Makes these the optimizers of tables, by index; rows that exist already keep their weights.
+        """Sets the optimizers of tables by index; existing rows keep their weights.
 
         Raises:
-            RuntimeError: a table has another optimizer.
+            RuntimeError: a table has another optimizer already.
         """
         before = list(self.optimizers)
         for table, optimizer in optimizers.items():
@@ -321,11 +328,11 @@ class Layout:
             raise
 
     def store_in(self, folder: StoreFolder) -> None:
-        """Keeps rows in this folder, which is that of the options."""
+        """Stores rows on disk in `folder`, the folder of the option `host_store`."""
         self._store_folder, self.locks.store = folder, folder.path
 
     def copy_rows(self, other: Layout) -> None:
-        """Builds groups with the rows of `other`, if that one is built, and has its rows to hand out."""
+        """Copies the evicted rows of `other`, and builds groups with its rows if `other` is built."""
         for name, buffer in self.evicted.items():
             buffer.chunks[:] = other.evicted[name].chunks
         self.needed_rows = other.needed_rows
@@ -335,43 +342,40 @@ class Layout:
             self._use_groups(fresh)
 
     def planned_part(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
-        """The part of a training batch, as it was given, that there is a plan of.
-
-        It has no id that means nothing, and nothing of the tables that are `frozen`.
-        """
+        """Returns the part of a training batch that is planned: no padding ids, and no lookups of `frozen` tables."""
         if self.padding_ids is not None:
             batch = self.padding_ids.remove_from(batch)
         return batch if frozen is None else frozen.trained_part(batch)
 
     def freeze(self, names: frozenset[str]) -> None:
-        """Makes these the frozen tables. Both locks are held.
+        """Freezes these tables and thaws all others. Requires both locks.
 
         Raises:
-            RuntimeError: gradients would be lost.
+            RuntimeError: batches are in flight, or gradients are pending or accumulated.
         """
         self._check_idle("tables are frozen or thawed")
         self.frozen = FrozenTables.from_tables(self.tables, names)
         for group in self.built:
             group.freeze(names)
 
-    # ---- windows and batches in flight
+    # ---- pending gradients and batches in flight
 
     def window_open(self) -> bool:
-        """Whether an accumulation window has begun and not ended, or gradients wait for `step()`."""
+        """Returns whether an accumulation window is open, or gradients are pending for `step()`."""
         if self.pending_gradients.backward_passes:
             return True
         windows = [group.accumulation_buffer for group in self.built if group.accumulation_buffer is not None]
         return any(self.windows.values()) or any(window.is_open() for window in windows)
 
     def ends_window(self) -> bool:
-        """Whether the next backward pass ends an accumulation window of several."""
+        """Returns whether the next backward pass ends an accumulation window."""
         counts = count_backward_passes(
             self.windows, [group.accumulate_step for group in self.built if group.accumulation_buffer is not None]
         )
         return any(count >= length for length, count in counts.items())
 
     def drop_windows(self) -> None:
-        """Forgets gradients that wait for `step()` or for the end of a window; loading does so."""
+        """Discards pending and accumulated gradients, as a load does."""
         with self.locks.exclusive():
             self.windows, self.pending_gradients = {}, NO_PENDING_GRADIENTS
             for group in self.built:
@@ -380,16 +384,17 @@ class Layout:
                     group.accumulation_buffer.drop()
 
     def in_flight(self) -> int:
-        """Batches that are planned and whose update is not launched."""
+        """Returns the number of batches that are planned and whose update is not launched."""
         most = 0
         for group in self.built:
             most = max(most, group.in_flight())
         return most
 
     def check_no_gradients(self, what: str) -> None:
-        """
+        """Checks that no gradients are pending or accumulated; `what` names the operation that would lose them.
+
         Raises:
-            RuntimeError: gradients wait for an update that would be lost by `what`.
+            RuntimeError: there are such gradients.
         """
         if self.pending_gradients.backward_passes:
             raise RuntimeError(f"gradients are pending: call step() or zero_grad() of the optimizer before {what}")
@@ -397,14 +402,15 @@ class Layout:
             raise RuntimeError(f"an accumulation window is open; finish it before {what}")
 
     def _check_idle(self, what: str) -> None:
-        """Raises RuntimeError where gradients would be lost by `what`."""
+        """Checks that no gradients are pending and no batch is in flight; raises RuntimeError otherwise."""
         self.check_no_gradients(what)
         self.check_not_in_flight(what)
 
     def check_not_in_flight(self, what: str) -> None:
-        """
+        """Checks that no batch is in flight; `what` names the operation that requires it.
+
         Raises:
-            RuntimeError: batches are planned and not updated, so that `what` cannot be.
+            RuntimeError: a batch is planned and its update is not launched.
         """
         if self.in_flight():
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Locks of the tables of one embedding, and the work on them that an interrupt can break off."""
+"""Locks of one embedding's tables, and completion of updates and loads that an interrupt broke off."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..cache.device_cache import Group
 
 
 class ResumableWork(Protocol):
-    """Work that an interrupt can break off: `run` begins again from the start, and does nothing twice.
+    """Work that can be completed after an interrupt: `run` starts over and skips the parts that are done.
 
     Attributes:
-        started: whether anything has changed.
+        started: whether `run` has changed anything.
     """
 
     @property
@@ -28,10 +28,10 @@ class ResumableWork(Protocol):
 
 
 class PlansAhead(Protocol):
-    """The queue of batches that are planned before their forward.
+    """The queue of batches that are planned ahead of their forward.
 
     Attributes:
-        idle: nothing is planned now.
+        idle: whether no batch is being planned.
     """
 
     idle: bool
@@ -42,21 +42,21 @@ class PlansAhead(Protocol):
 
 
 class Reader(Protocol):
-    """A forward that will need its rows as it has read them."""
+    """A forward whose backward pass needs the rows as they were read."""
 
     def keep_rows(self, groups: Sequence[Group]) -> None: ...
 
 
 class Locks:
-    """The order of the threads that work on the tables of one embedding.
+    """Locks that order the threads that use the tables of one embedding.
 
     Attributes:
-        planning: held while a batch is planned for all groups, and while no plan may be made.
-        launch: held while the device is given work of a step. Taken after `planning` where both are.
-        saving: held while a save is written, which ends in another thread than it began in.
-        store: the folder of rows that are on disk.
-        unfinished: work that an interrupt broke off.
-        readers: forwards that will need their rows as they have read them, by their id().
+        planning: held while a batch is planned for all groups, and by calls during which no plan may be made.
+        launch: held while a step launches work on the device. A thread that needs both takes `planning` first.
+        saving: held while a save is written. Not reentrant, since a thread other than its owner releases it.
+        store: the folder of host stores on disk; None if they are in memory.
+        unfinished: work that an interrupt broke off; None if there is none.
+        readers: forwards whose backward pass needs the rows as they were read, by `id()`.
     """
 
     def __init__(self) -> None:
@@ -65,17 +65,20 @@ class Locks:
         self.saving: Lock = threading.Lock()
         self.store: str | None = None
         self.unfinished: ResumableWork | None = None
-        self._running = threading.RLock()  # held while unfinished work runs: it calls what completes it
+        self._running = threading.RLock()  # held while work runs: its own calls of `complete` must do nothing
         self._ahead: weakref.ref[PlansAhead] | None = None
         self.readers: dict[int, weakref.ref[Reader]] = {}
         notify_of_forks(self)
 
     def plan_ahead(self, queue: PlansAhead) -> None:
-        """Makes `queue` the one whose plans are dropped when both locks are taken; it is not kept alive."""
+        """Registers the queue whose plans `without_pending_plans` drops; holds a weak reference."""
         self._ahead = weakref.ref(queue)
 
     def after_fork(self, parent: int) -> None:
-        """In a process that was forked from `parent`: rows on disk stay with it, and what another thread began too."""
+        """Makes the tables unusable in a process forked from `parent`, if they are on disk or another thread used them.
+
+        Called by `runtime.forks` in the child process.
+        """
         if isinstance(self.launch, RaisingStub):
             return
         ahead = None if self._ahead is None else self._ahead()
@@ -101,10 +104,10 @@ class Locks:
         self.planning = self.launch = self.saving = refusal
 
     def check_process(self) -> None:
-        """Refuses calls that take no lock, where one that takes a lock would be refused.
+        """Checks that this process may use the tables; for calls that take no lock.
 
         Raises:
-            RuntimeError: this process must not use the tables.
+            RuntimeError: the tables belong to the parent process.
         """
         if isinstance(self.launch, RaisingStub):
             raise RuntimeError(self.launch.message)
@@ -113,7 +116,7 @@ class Locks:
 
     @contextlib.contextmanager
     def without_pending_plans(self) -> Iterator[None]:
-        """Both locks, and no plan but those of batches whose forward has begun."""
+        """Takes both locks, and drops the plans of batches whose forward has not started."""
         with calls, self.planning, self.launch:
             ahead = None if self._ahead is None else self._ahead()
             if ahead is not None:
@@ -122,7 +125,7 @@ class Locks:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keeps other threads from planning, reading or updating: what is seen inside is one moment of all tables."""
+        """Blocks planning, reads and updates in other threads: the block sees a consistent state of all tables."""
         with self.without_pending_plans():
             self.complete()
             yield
@@ -130,10 +133,10 @@ class Locks:
     # ---- interrupts
 
     def complete(self) -> None:
-        """Completes what an interrupt broke off. To be called first by the thread that takes `launch`.
+        """Completes work that an interrupt broke off. Every thread that takes `launch` must call this first.
 
         Raises:
-            RuntimeError: it cannot be completed; the message says why.
+            RuntimeError: the work cannot be completed; the message has the reason.
         """
         if self.unfinished is None or self._running._is_owned():  # type: ignore[attr-defined]
             return
@@ -147,13 +150,13 @@ class Locks:
         self.unfinished = None
 
     def catch_up(self) -> None:
-        """`complete`, with all that it may need; costs nothing when there is nothing to do."""
+        """Completes interrupted work under both locks; returns at once if there is none."""
         if self.unfinished is not None:
             with self.exclusive():
                 pass
 
     def run_resumable(self, work: ResumableWork) -> None:
-        """Does `work` as a whole: once it has begun, the next call of `complete` does what an interrupt left."""
+        """Runs `work`; if an interrupt breaks it off after it has changed something, `complete` will finish it."""
         self.unfinished = work
         try:
             with self._running:
@@ -164,15 +167,15 @@ class Locks:
             raise
         self.unfinished = None
 
-    # ---- rows that forwards will need
+    # ---- rows that backward passes need
 
     def watch(self, reader: Reader) -> None:
-        """Lets `reader` keep its rows before they change, while it is in `readers`. Under the launch lock."""
+        """Registers a reader, which `keep_rows` notifies before its rows change. Requires the launch lock."""
         self.readers = {key: ref for key, ref in self.readers.items() if ref() is not None}
         self.readers[id(reader)] = weakref.ref(reader)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
-        """Lets readers keep rows of these groups, which are about to change. Under the launch lock."""
+        """Lets the readers copy their rows of these groups before they change. Requires the launch lock."""
         for ref in self.readers.values():
             reader = ref()
             if reader is not None:

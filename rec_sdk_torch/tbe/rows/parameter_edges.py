@@ -1,4 +1,4 @@
-"""Edges of the autograd graph from lookups to the tables' parameters, by which torch decides which tables train."""
+"""Edges of the autograd graph from lookups to table parameters: `backward(inputs=...)` selects tables by them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 import torch
 
 will_execute = torch._C._will_engine_execute_node
-"""Whether the running backward pass reaches a node of the autograd graph; RuntimeError outside of one."""
+"""Function of a node: whether the running backward pass executes it; raises RuntimeError outside of a backward pass."""
 graph_task = torch._C._current_graph_task_id
-"""The number of the running backward pass; -1 outside of one, and where compiled autograd runs it."""
+"""Function that returns the number of the running backward pass; -1 outside of one, and under compiled autograd."""
 
 
 def _node_of(leaf: torch.Tensor) -> Any:
-    """Returns the node that accumulates the gradient of a leaf."""
+    """Returns the AccumulateGrad node of a leaf tensor."""
     with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
         view: Any = leaf.view_as(leaf)
         return view.grad_fn.next_functions[0][0]
 
 
 class ParameterEdges:
-    """The inputs of an embedding's lookups in the autograd graph: the parameters of its tables.
+    """The table parameters as inputs of an embedding's lookups in the autograd graph.
 
-    No gradient goes along an edge. It makes torch run the backward pass of a lookup where `backward(inputs=...)` names
-    a parameter.
+    No gradient flows along these edges. They make torch run the backward pass of a lookup if `backward(inputs=...)`
+    lists a parameter.
 
     Attributes:
-        private: the node of a leaf that no `inputs=` can name: only a backward pass without them reaches it.
+        private: the node of a leaf that users cannot list in `inputs=`: only a backward pass without `inputs` executes
+            it.
     """
 
     def __init__(self) -> None:
@@ -35,30 +36,30 @@ class ParameterEdges:
         self.private: Any = None
 
     def add(self, table: str, parameter: torch.Tensor) -> None:
-        """Makes `parameter`, a leaf without elements, the parameter of a table. Anchors of before do not lead to it."""
+        """Registers a leaf without elements as the parameter of a table; takes effect with the next `anchor`."""
         self._parameters[table] = parameter
 
     def anchor(self, device: torch.device) -> torch.Tensor:
-        """Makes the tensor that stands for the private leaf and all parameters as the input of lookups.
+        """Creates the tensor that connects lookups to the private leaf and to all parameters.
 
-        All lookups share its node, which saves no tensors for its backward pass.
+        It is an input of every lookup. All lookups share its node, which saves no tensors for its backward pass.
         """
         with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
             self._nodes = {table: _node_of(parameter) for table, parameter in self._parameters.items()}
             leaf = torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
             self.private = _node_of(leaf)
-            of_shapes: dict[torch.Size, list[torch.Tensor]] = {}
+            by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in self._parameters.values():
-                of_shapes.setdefault(parameter.shape, []).append(parameter)
-            if len(of_shapes) == 1:  # one node, which each backward pass goes through
+                by_shape.setdefault(parameter.shape, []).append(parameter)
+            if len(by_shape) == 1:  # one node instead of several, which every backward pass executes
                 return torch.cat([leaf, *self._parameters.values()])
-            return torch.cat([leaf, *(torch.cat(parameters).flatten() for parameters in of_shapes.values())])
+            return torch.cat([leaf, *(torch.cat(parameters).flatten() for parameters in by_shape.values())])
 
     def requested(self) -> frozenset[str] | None:
-        """Returns the tables that the running backward pass trains, None for all: those that its `inputs=` name.
+        """Returns the tables whose parameters are in `inputs=` of the running backward pass; None without `inputs`.
 
         Raises:
-            RuntimeError: `torch.autograd.grad` is to return the gradient of a table.
+            RuntimeError: `torch.autograd.grad` was called for the gradient of a table.
         """
         if graph_task() == -1 or will_execute(self.private):
             return None
@@ -67,7 +68,7 @@ class ParameterEdges:
             try:
                 if will_execute(node):
                     tables.add(table)
-            except RuntimeError:  # torch refuses the question for the inputs of autograd.grad
+            except RuntimeError:  # raised by torch for inputs of autograd.grad
                 raise RuntimeError(
                     f"torch.autograd.grad cannot return the gradient of table {table!r}, whose parameter has no rows; "
                     "nothing was trained. Leave tables out of its inputs, or call backward(), which trains them "

@@ -1,4 +1,4 @@
-"""The gradients of an embedding's tables that wait for `step()` of their optimizer (`update="step"`)."""
+"""Pending gradients of an embedding, which `step()` of the optimizer will apply (`update="step"`)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from ..cache.pending_gradients import GroupGradients
 
 
 class PinningBatch(Protocol):
-    """A batch that keeps rows in the cache."""
+    """A batch whose plans pin rows in the cache."""
 
     def release(self) -> None: ...
 
 
 class PendingGradients(NamedTuple):
-    """The gradients that wait now. It is replaced as a whole: an interrupt finds a backward pass in it or not.
+    """The gradients of all backward passes since the last `step()`.
+
+    Immutable, and replaced by one assignment, so that an interrupt cannot leave half of a backward pass in it.
 
     Attributes:
-        rows: of each group; None for no row.
-        pinning_batches: batches that keep these rows in the cache.
-        backward_passes: backward passes that wait.
-        skipped_tables: tables whose gradient was set to None since the last of them.
-        changes: by name, a checksum of what was changed in gradients of replicated tables since the last `step()`.
-        applied: the same of the updates before.
+        rows: rows with gradients of each group; None for a group without any.
+        pinning_batches: batches whose plans keep these rows in the cache.
+        backward_passes: number of backward passes.
+        skipped_tables: tables whose gradient the user has set to None since the last backward pass.
+        changes: by table name, a checksum of the user's changes to gradients of replicated tables since `step()`.
+        applied: by table name, a checksum of these changes in all earlier updates.
     """
 
     rows: Sequence[GroupGradients | None] = ()
@@ -35,11 +37,11 @@ class PendingGradients(NamedTuple):
     applied: Mapping[str, int] = {}
 
     def cleared(self, applied: bool) -> PendingGradients:
-        """Returns what is left of it after an update, or where the gradients were dropped."""
+        """Returns an object without gradients, after an update (`applied`) or after the gradients were dropped."""
         return PendingGradients(applied=combine_checksums(self.applied, self.changes) if applied else self.applied)
 
     def applied_checksums(self) -> dict[str, dict[str, str]]:
-        """Returns the applied changes by table, as ranks tell each other."""
+        """Returns the applied changes by table, in the form of the rank consistency check."""
         return {name: {"changes of its grad": f"checksum {number:08x}"} for name, number in self.applied.items()}
 
 
@@ -47,6 +49,6 @@ NO_PENDING_GRADIENTS = PendingGradients()
 
 
 def combine_checksums(before: Mapping[str, int], changes: Mapping[str, int]) -> Mapping[str, int]:
-    """The checksums by name of what came `before`, and of `changes` after it, where 0 is none."""
-    now = {name: zlib.crc32(number.to_bytes(4), before.get(name, 0)) for name, number in changes.items() if number}
-    return {**before, **now}
+    """Returns checksums by table name, extended by those in `changes`; 0 is no change."""
+    extended = {name: zlib.crc32(number.to_bytes(4), before.get(name, 0)) for name, number in changes.items() if number}
+    return {**before, **extended}
