@@ -97,9 +97,9 @@ class _CollectionLog:
         self._forwards = 0
         self._warned = False
         self._before: dict[str | None, dict[str, int]] = {}
-        self.hook = collection.register_forward_hook(self._count)
+        self.hook = collection.register_forward_hook(self._count_forward)
 
-    def _count(self, collection: Collection, args: object, output: object) -> None:
+    def _count_forward(self, collection: Collection, args: object, output: object) -> None:
         if not (collection.training and torch.is_grad_enabled()):
             return
         self._forwards += 1
@@ -110,15 +110,15 @@ class _CollectionLog:
         self._write_counts(collection, None, COLLECTION_COUNTERS)
         for table in collection.cache_sizes:
             self._write_counts(collection, table, TABLE_COUNTERS)
-        self._add(None, "depth_reached", self._before[None]["depth_reached"])
+        self._write_scalar(None, "depth_reached", self._before[None]["depth_reached"])
         for kind, size in collection.memory_report().items():
-            self._add(None, f"{kind}_bytes", size)
+            self._write_scalar(None, f"{kind}_bytes", size)
         if collection.counts_grad_norms:
             for scalar, norm_type in NORMS.items():
                 norms = collection.grad_norm(norm_type, local=True)
-                self._add(None, scalar, norms.total)
+                self._write_scalar(None, scalar, norms.total)
                 for name, norm in norms.tables.items():
-                    self._add(name, scalar, norm)
+                    self._write_scalar(name, scalar, norm)
 
     def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
         """Writes counter increases since the last write, or since the counters were reset."""
@@ -129,11 +129,11 @@ class _CollectionLog:
         self._before[table] = now
         if now["unique_rows"] > before.get("unique_rows", 0):
             missed, rows = (now[name] - before.get(name, 0) for name in ("unique_misses", "unique_rows"))
-            self._add(table, "hit_rate", 1 - missed / rows)
+            self._write_scalar(table, "hit_rate", 1 - missed / rows)
         for name in names:
-            self._add(table, name, (now[name] - before.get(name, 0)) / self._every)
+            self._write_scalar(table, name, (now[name] - before.get(name, 0)) / self._every)
 
-    def _add(self, table: str | None, scalar: str, value: float) -> None:
+    def _write_scalar(self, table: str | None, scalar: str, value: float) -> None:
         prefix = self._name if table is None else f"{self._name}/{table}"
         try:
             self._writer.add_scalar(f"{prefix}/{scalar}", value, self._forwards)

@@ -147,9 +147,9 @@ class Exchange:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            raise self.lost(what, error) from error
+            raise self.lost_rank_error(what, error) from error
 
-    def lost(self, what: str, error: RuntimeError) -> RuntimeError:
+    def lost_rank_error(self, what: str, error: RuntimeError) -> RuntimeError:
         """Returns the error to raise when an exchange of `what` failed with torch's `error`."""
         return lost_rank(what, self.rank, self.world_size, error)
 
@@ -184,7 +184,7 @@ class Exchange:
         except Exception as raised:
             error = raised
         names = self.group_state.names
-        gathered = self.gather((_packed(error), settings, len(names), name), "how tables are sharded")
+        gathered = self.gather((_pack_error(error), settings, len(names), name), "how tables are sharded")
         self._raise_first([packed for packed, *_ in gathered], error)
         differing = differences([settings for _, settings, *_ in gathered])
         name = gathered[0][-1]
@@ -275,7 +275,7 @@ class Exchange:
 
     def raise_on_all_ranks(self, error: Exception | None) -> None:
         """Raises the error of the first rank that has one, on all ranks (collective)."""
-        self._raise_first(self.gather(_packed(error), "errors"), error)
+        self._raise_first(self.gather(_pack_error(error), "errors"), error)
 
     def _raise_first(self, packed_errors: list[bytes | None], error: Exception | None) -> None:
         """Raises the first of the packed errors of all ranks, if there is one; `error` is this rank's own."""
@@ -286,7 +286,7 @@ class Exchange:
                 raise raised from error
 
 
-def _packed(error: Exception | None) -> bytes | None:
+def _pack_error(error: Exception | None) -> bytes | None:
     if error is None:
         return None
     try:

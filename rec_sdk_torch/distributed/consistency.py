@@ -44,18 +44,18 @@ def collection_settings(
     settings = {"": _as_text(common)}
     for config, table, placement in zip(collection.configs, tables, placements, strict=True):
         own = {"features": feature_names(config), "sharding": placement.name}
-        settings[table.name] = _as_text(own | _fields(table))
+        settings[table.name] = _as_text(own | _table_settings(table))
     return settings
 
 
-def _fields(table: TableConfig) -> dict[str, Any]:
-    fields = _shallow(table)
+def _table_settings(table: TableConfig) -> dict[str, Any]:
+    fields = _field_values(table)
     fill = fields["init_fn"]  # two functions cannot be compared, only their names
     fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
-    return fields | _shallow(fields.pop("lifecycle") or TableLifecycle())
+    return fields | _field_values(fields.pop("lifecycle") or TableLifecycle())
 
 
-def _shallow(options: Any) -> dict[str, Any]:
+def _field_values(options: Any) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
 
 
@@ -95,16 +95,16 @@ class TrainingSettings:
             for optimizer, known in self._options:
                 changed = changed or optimizer.options != known
             if changed:
-                self._remember(version)
+                self._update_checksum(version)
             steps = array("q", [-1 if optimizer is None else optimizer.step for optimizer in layout.optimizers])
             checksum = zlib.crc32(steps, self._checksum)
         if layout.pending_gradients.applied:
             checksum = zlib.crc32(repr(sorted(layout.pending_gradients.applied.items())).encode(), checksum)
         if training and (any(layout.windows.values()) or layout.pending_gradients.backward_passes):
-            checksum = zlib.crc32(repr(self._windows()).encode(), checksum)
+            checksum = zlib.crc32(repr(self._backward_counts()).encode(), checksum)
         return checksum
 
-    def _windows(self) -> dict[str, int]:
+    def _backward_counts(self) -> dict[str, int]:
         layout = self._embedding.layout
         open_windows = sorted((length, count) for length, count in layout.windows.items() if count)
         settings = {f"backward passes of the window of {length}": count for length, count in open_windows}
@@ -112,7 +112,7 @@ class TrainingSettings:
             settings["backward passes that wait for step()"] = layout.pending_gradients.backward_passes
         return settings
 
-    def _remember(self, version: tuple[object, ...]) -> None:
+    def _update_checksum(self, version: tuple[object, ...]) -> None:
         optimizers = self._embedding.optimizers
         distinct = {id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values()
         self._options = [(optimizer, dict(optimizer.options)) for optimizer in distinct]
@@ -120,7 +120,7 @@ class TrainingSettings:
         constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
         self._version = version if constant else None
         self._checksum = zlib.crc32(
-            repr((self._collection_settings(), [_optimizer(optimizer) for optimizer in optimizers])).encode()
+            repr((self._collection_settings(), [_optimizer_settings(optimizer) for optimizer in optimizers])).encode()
         )
 
     def _collection_settings(self) -> dict[str, Any]:
@@ -138,16 +138,16 @@ class TrainingSettings:
 
     def as_text(self) -> RankSettings:
         """Returns the settings as text, to find the ones that differ."""
-        settings = {"": _as_text(self._collection_settings() | self._windows())}
+        settings = {"": _as_text(self._collection_settings() | self._backward_counts())}
         for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
             step = {} if optimizer is None else {"step": optimizer.step}
-            settings[table.name] = _as_text(_optimizer(optimizer) | step)
+            settings[table.name] = _as_text(_optimizer_settings(optimizer) | step)
         for name, changes in self._embedding.layout.pending_gradients.applied_checksums().items():
             settings[name] |= changes
         return settings
 
 
-def _optimizer(optimizer: TableOptimizer | None) -> dict[str, Any]:
+def _optimizer_settings(optimizer: TableOptimizer | None) -> dict[str, Any]:
     if optimizer is None:
         return {"optimizer": None}
     options = optimizer.plain_options()
@@ -190,10 +190,10 @@ def by_rank(values: Sequence[str], form: str) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return ", ".join(form.format(value=value, ranks=_ranks(own)) for value, own in ranks.items())
+    return ", ".join(form.format(value=value, ranks=_rank_list(own)) for value, own in ranks.items())
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _rank_list(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     *shown, last = map(str, ranks[:SHOWN])

@@ -231,13 +231,13 @@ class Segments:
         self.dim, self.features = constants.dim, constants.features
         self.rows = unique.host.rows(group)
         self.lookups = unique.host.feature_lookups(group)
-        slots, offsets, source = self._arrays(*unique.host.slots(group))
+        slots, offsets, source = self._upload_arrays(*unique.host.slots(group))
         assert slots is not None
         self.slots = slots
         self.offsets = None if offsets is None else offsets.view(torch.int64)
         self.source = None if source is None else source.view(torch.int64)
 
-    def _arrays(self, arena: Any, fields: Any) -> list[torch.Tensor | None]:
+    def _upload_arrays(self, arena: Any, fields: Any) -> list[torch.Tensor | None]:
         (words,) = self._transfers.to_device(arena)
         return [None if field is None else words.narrow(0, *field) for field in fields]
 
@@ -246,7 +246,7 @@ class Segments:
 
         They are segment_offsets, grad_row, grad_source (None), grad_column, scale and hot_segments.
         """
-        borders, grad_row, grad_column, scale, positions, hot = self._arrays(*self._host.segments(self._group))
+        borders, grad_row, grad_column, scale, positions, hot = self._upload_arrays(*self._host.segments(self._group))
         scale = None if scale is None else scale.view(torch.float32)
         if weights is not None:
             assert positions is not None

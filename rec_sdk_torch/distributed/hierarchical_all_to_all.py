@@ -88,7 +88,7 @@ def _new_group(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.Pro
     """Creates a process group of each part of `group`; returns the one that contains this rank."""
     timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
     own: dist.ProcessGroup | None = None
-    for part in parts:  # torch numbers new groups, so all ranks must create all of them
+    for part in parts:  # torch names groups by number, so ranks of the world group create all of them
         if whole or dist.get_rank() in part:
             made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
             own = made if dist.get_rank() in part else own
@@ -132,7 +132,7 @@ class HierarchicalAllToAll:
             passed_on = relayed.transpose(0, 1).contiguous()
             return self._between.send(received.view(machines, size, width), passed_on)
 
-        return self._begin(first, second), received, relayed
+        return self._start(first, second), received, relayed
 
     def to_owners(
         self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
@@ -148,7 +148,7 @@ class HierarchicalAllToAll:
             sizes = of_ranks.sum(axis=1).tolist(), relayed.sum(axis=0).tolist()
             return self._between.send(received, _transposed(passed_on, relayed), *sizes)
 
-        return self._begin(first, second), received
+        return self._start(first, second), received
 
     def from_owners(
         self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
@@ -168,10 +168,10 @@ class HierarchicalAllToAll:
             with torch.no_grad():
                 torch.cat(_blocks(by_place, of_ranks.T), out=result)
 
-        return self._begin(first, second, end), received
+        return self._start(first, second, end), received
 
     def all_reduce_max(self, numbers: torch.Tensor) -> Work:
-        return self._begin(self._within.all_reduce_max(numbers), lambda: self._between.all_reduce_max(numbers))
+        return self._start(self._within.all_reduce_max(numbers), lambda: self._between.all_reduce_max(numbers))
 
     def all_gather(self, own: torch.Tensor) -> torch.Tensor:
         machine, first = self._within.start_all_gather(own)
@@ -182,10 +182,10 @@ class HierarchicalAllToAll:
             found.append(every)
             return work
 
-        self._begin(first, second).wait()
+        self._start(first, second).wait()
         return found[0].flatten(0, 1)
 
-    def _begin(self, first: Work, second: Callable[[], Work], end: Callable[[], None] | None = None) -> TwoStageWork:
+    def _start(self, first: Work, second: Callable[[], Work], end: Callable[[], None] | None = None) -> TwoStageWork:
         self.ids_groups.poll()
         staged = TwoStageWork(self, first, second, end)
         self.groups.pending.append(staged)
@@ -216,7 +216,7 @@ class TwoStageWork:
             end: function to call after the second level; None for nothing.
         """
         self.first = first
-        self._all_to_all, self._begin, self._end = all_to_all, second, end
+        self._all_to_all, self._start, self._end = all_to_all, second, end
         self._second: Work | None = None
         self._error: RuntimeError | None = None
 
@@ -224,7 +224,7 @@ class TwoStageWork:
         """Waits for the first level and starts the second; `wait` raises the error if one of them fails."""
         try:
             self.first.wait()
-            self._second = self._begin()
+            self._second = self._start()
         except RuntimeError as error:
             self._error = error
 

@@ -147,7 +147,7 @@ class LocalShard(CachedCollection):
         self._tables = tables
         self.exchange, self.settings = exchange, TrainingSettings(embedding, drawn, draws and not source.layout.built)
         self._modules[self.handles_name] = module_dict(
-            {name: self._handle(handle) for name, handle in origin.table_handles().items()}
+            {name: self._shard_handle(handle) for name, handle in origin.table_handles().items()}
         )
         handles: dict[str, Any] = self.table_handles()
         for table, placement in pairs:
@@ -156,13 +156,13 @@ class LocalShard(CachedCollection):
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
         # Rows are looked up in order of table, then rank. Rows of one dim are sent in order of rank, then table.
-        self._orders = [
+        self._send_orders = [
             [world_size * table + rank for rank in range(world_size) for table in group] for group in tables.groups
         ]
         self._copy_rows(source, placements, exchange)
         self.train(origin.training)
 
-    def _handle(self, old: TableHandle) -> ShardHandle:
+    def _shard_handle(self, old: TableHandle) -> ShardHandle:
         handle = ShardHandle(self.embedding, self.embedding.view(old.table).config, None)
         old_weight = old.weight
         shape, dtype = (0, old_weight.shape[1]), old_weight.dtype
@@ -189,7 +189,7 @@ class LocalShard(CachedCollection):
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
         try:
-            _ = layout.groups  # builds empty tables; the source's rows replace drawn ones
+            _ = layout.groups  # builds the tables without drawing rows, which the source's rows would replace
         finally:
             layout.fill = draw
         for table, placement in zip(source.tables, placements, strict=True):
@@ -220,7 +220,7 @@ class LocalShard(CachedCollection):
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
         parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, signals=signals))
-        return [torch.cat(list(map(parts.__getitem__, order))) for order in self._orders]
+        return [torch.cat(list(map(parts.__getitem__, order))) for order in self._send_orders]
 
     def select_local_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Reduces a state dict to the rows that this rank owns, in place.

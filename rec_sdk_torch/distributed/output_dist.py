@@ -20,7 +20,7 @@ def _summed(grad: torch.Tensor, segments: Segments, by_row: tuple[torch.Tensor |
     return sums[:, :dim]
 
 
-class Repeat(torch.autograd.Function):
+class RepeatRows(torch.autograd.Function):
     """Autograd function that repeats received rows for the lookups of each feature.
 
     The outputs, float32 `[n, D]`, are views of one tensor.

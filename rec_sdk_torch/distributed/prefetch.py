@@ -16,7 +16,7 @@ from ..tbe import MAX_DEPTH, Prefetched
 from .sharded import ShardedCollection
 from .sharded_batch import ShardedBatch
 
-LAG = 3
+MAX_UNTRAINED = 3
 """Maximum number of yielded batches that are not trained yet, as in TorchRec's pipelines; older ones were skipped."""
 
 T = TypeVar("T")
@@ -164,14 +164,11 @@ class PrefetchedBatch:
         return started
 
     def is_past_end(self) -> bool:
-        """Returns whether some rank has no such batch. With sharded collections, blocks until all ranks have sent
-        headers.
-        """
+        """Returns whether some rank has no such batch; blocks until all ranks have sent the headers of it."""
         batches = [prefetched for _, prefetched in self._entries if isinstance(prefetched, ShardedBatch)]
-        ended = [
-            each.is_past_end() for each in batches
-        ]  # no short-circuit: all ranks must exchange all of them in one order
-        return any(ended)
+        # `any` would stop at the first, but every rank must exchange all of them.
+        past_end = [each.is_past_end() for each in batches]
+        return any(past_end)
 
     def add_source(self, features: Features) -> None:
         """Registers `features` as another tensor of the same batch, such as its copy on a device."""
@@ -196,7 +193,7 @@ def _by_collection(collections: Mapping[str, Any], features: Features) -> dict[s
     unknown = sorted(set(features) - set(collections))
     if unknown:
         raise ValueError(f"features= names collections {unknown} that are not there, only {sorted(collections)}")
-    return {name: features[name] for name in collections if name in features}  # in one order on all ranks
+    return {name: features[name] for name in collections if name in features}  # same order on all ranks
 
 
 def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
@@ -275,7 +272,7 @@ def iterate(
                 if started.is_past_end():
                     break
             yield item
-            while len(yielded) > LAG:
+            while len(yielded) > MAX_UNTRAINED:
                 yielded.popleft().discard()
     finally:
         for started in (*(started for _, started in reversed(ahead)), *reversed(yielded)):

@@ -34,7 +34,7 @@ from .all_to_all import Work
 from .collectives import Exchange
 from .dedup import Deduplication, GroupConstants, Segments, ShardedTables
 from .local_shard import LocalShard
-from .output_dist import PoolBags, Repeat
+from .output_dist import PoolBags, RepeatRows
 from .placement import Placement
 from .sharded_batch import HEADER, ShardedBatch, StageAwaitable
 
@@ -174,15 +174,14 @@ class ShardedCollection(
         A batch whose exchange began in another mode (training or evaluation) is exchanged again.
         """
         trains = bool(self.training) and torch.is_grad_enabled()
-        matching = [(place, ctx) for place, ctx in enumerate(self._pending) if ctx.matches(features)]
-        place, ctx = next(((place, ctx) for place, ctx in matching if ctx.training == trains), (-1, None))
+        matching = [(index, ctx) for index, ctx in enumerate(self._pending) if ctx.matches(features)]
+        index, ctx = next(((index, ctx) for index, ctx in matching if ctx.training == trains), (-1, None))
         if ctx is not None:
-            for skipped in self._pending[:place]:
+            for skipped in self._pending[:index]:
                 skipped.discard()
-            self._pending = self._pending[place + 1 :]
-        elif (
-            matching
-        ):  # the mode has changed. It must have changed on all ranks, or some would wait for this batch forever
+            self._pending = self._pending[index + 1 :]
+        elif matching:
+            # The mode has changed since the prefetch. The check fails if it has not on all ranks, which would hang.
             _, other = matching[0]
             other.trains = trains
             other.start_check()
@@ -270,11 +269,11 @@ class ShardedCollection(
     ) -> dict[str, JaggedTensor]:
         parts: dict[int, torch.Tensor] = {}
         for each, received in zip(segments, rows, strict=True):
-            parts.update(zip(each.features, Repeat.apply(received, each), strict=True))
+            parts.update(zip(each.features, RepeatRows.apply(received, each), strict=True))
         ordered = restore_padding_rows([parts[feature] for feature in range(len(parts))], batch, joined=False)
         return bags.sequences(self._names, batch.original, ordered, self._need_indices)
 
-    # ---- figures
+    # ---- counters
 
     def exchange_stats(self) -> dict[str, int]:
         """Returns exact counters of the exchanges of this rank's batches, since the collection was sharded.
@@ -305,13 +304,13 @@ class ShardedCollection(
 
     def owns(self, table: str, ids: Int64Array) -> npt.NDArray[np.bool_]:
         """Returns which of `ids` this rank owns, bool `[n]`."""
-        place = [config.name for config in self.tables.configs].index(table)
-        return self.tables.placements[place].owns(ids)
+        index = [config.name for config in self.tables.configs].index(table)
+        return self.tables.placements[index].owns(ids)
 
     def _title(self) -> str:
         return f"{type(self).__name__}, rank {self.exchange.rank}"
 
-    # ---- what TorchRec and torch ask of modules
+    # ---- methods of TorchRec's and torch's modules
 
     @property
     def shardings(self) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class SendRows(torch.autograd.Function):
         try:
             work, received = exchange_rows(sent, route.rows_to, route.rows_from, route.relayed)
         except RuntimeError as error:
-            raise exchange.lost("rows", error) from error
+            raise exchange.lost_rank_error("rows", error) from error
         works.append(work)
         ctx.exchange, ctx.batch, ctx.route = exchange, batch, route
         return received
@@ -313,7 +313,7 @@ class SendRows(torch.autograd.Function):
             work, result = exchange_gradients(sent, route.grads_to, route.grads_from, route.grads_relayed)
             work.wait()
         except RuntimeError as error:
-            raise exchange.lost("gradients", error) from error
+            raise exchange.lost_rank_error("gradients", error) from error
         return result, None, None, None, None
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..tbe import TableBatchedEmbedding, TableMethods, TableOptimizer
 from .enums import OptimType
-from .placement import Spec
+from .placement import EmbeddingSpec
 from .states import fill_uniform, from_fbgemm, load_states, read_only_copy, save_states, state_names, states_in_order
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class TableAccess(TableMethods, torch.nn.Module):
     tables: TableBatchedEmbedding
     optimizer: OptimType
     _optimizer: TableOptimizer
-    _specs: list[Spec]
+    _specs: list[EmbeddingSpec]
 
     @property
     def embedding(self) -> TableBatchedEmbedding:

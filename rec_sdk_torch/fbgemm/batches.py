@@ -101,7 +101,7 @@ class VariableBatch:
         self.batch_size = int(self.of_features.max())
 
     @functools.cached_property
-    def _places(self) -> torch.Tensor:
+    def _offset_indices(self) -> torch.Tensor:
         """For each entry of the padded offsets, the index of the batch's own offset."""
         return padded_offset_indices(self.of_features)
 
@@ -116,7 +116,7 @@ class VariableBatch:
             raise ValueError(
                 f"offsets has {offsets.numel()} entries, expected {bags} + 1, by batch_size_per_feature_per_rank"
             )
-        return offsets.index_select(0, self._places.to(offsets.device))
+        return offsets.index_select(0, self._offset_indices.to(offsets.device))
 
     def feature_bounds(self, offsets: torch.Tensor) -> torch.Tensor:
         """Returns the start of the lookups of each feature, and the end of the last, `[F + 1]`."""
@@ -125,7 +125,7 @@ class VariableBatch:
 
     def output(self, padded: torch.Tensor) -> torch.Tensor:
         """Returns FBGEMM's flat output from the output of the padded batch, `[B, sum of dims]`."""
-        return padded.reshape(-1).index_select(0, self._elements.to(padded.device))
+        return padded.reshape(-1).index_select(0, self._output_indices.to(padded.device))
 
     def write_into(self, output: torch.Tensor, offsets: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         """Writes FBGEMM's output to `memory` and returns it flat.
@@ -153,7 +153,7 @@ class VariableBatch:
         return placed
 
     @functools.cached_property
-    def _elements(self) -> torch.Tensor:
+    def _output_indices(self) -> torch.Tensor:
         width = sum(self._dims)
         begins = (self._sizes.cumsum(1) - self._sizes).tolist()
         sizes, parts = self._sizes.tolist(), [torch.empty(0, dtype=torch.int64, device="cpu")]

@@ -40,7 +40,7 @@ class OptimType(enum.Enum):
         return named and self.name == other.name  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash(self.name)  # as every enum's
+        return hash(self.name)  # as enum.Enum does; __eq__ removes the inherited one
 
 
 class SparseType(enum.Enum):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..tbe import WEIGHT, TableBatchedEmbedding
-from .placement import Spec
+from .placement import EmbeddingSpec
 
 ROWS_AT_ONCE = 1 << 16
 """Number of rows of a cached table that are read and written at a time."""
@@ -21,7 +21,7 @@ class MovingAverage:
     every `step_ema`-th update, from update `step_start` on.
     """
 
-    def __init__(self, definition: Any, specs: Sequence[Spec]) -> None:
+    def __init__(self, definition: Any, specs: Sequence[EmbeddingSpec]) -> None:
         """Validates the parameters.
 
         Args:

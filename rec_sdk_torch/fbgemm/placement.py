@@ -13,7 +13,7 @@ from ..operators.devices.backends import backend_for, parse_device
 from ..tbe import MAX_NAME_LENGTH, Pooling, TableBatchedEmbedding, TableConfig, TableOptimizer, record_layout
 from .enums import ComputeDevice, EmbeddingLocation, PoolingMode, SparseType, member
 
-WAYS = 32
+CACHE_SET_ROWS = 32
 """Number of rows in one of FBGEMM's cache sets."""
 
 ROWS_AT_ONCE = 1 << 20
@@ -21,7 +21,7 @@ ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Spec:
+class EmbeddingSpec:
     """One entry of `embedding_specs`."""
 
     rows: int
@@ -41,7 +41,7 @@ class Spec:
         return self.location is EmbeddingLocation.MANAGED_CACHING
 
 
-def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list[Spec], ComputeDevice]:
+def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list[EmbeddingSpec], ComputeDevice]:
     """Returns the parsed `embedding_specs`, and the compute device that all of them name.
 
     Raises:
@@ -49,7 +49,7 @@ def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list
     """
     if not specs:
         raise ValueError("embedding_specs is empty, at least one table is needed")
-    parsed: list[Spec] = []
+    parsed: list[EmbeddingSpec] = []
     devices: set[ComputeDevice] = set()
     for index, spec in enumerate(specs):
         where = f"embedding_specs[{index}]"
@@ -63,7 +63,7 @@ def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list
             raise ValueError(f"{where}: HOST is the memory of ComputeDevice.CPU; use MANAGED_CACHING or DEVICE")
         if enforce_hbm and location is not EmbeddingLocation.HOST:
             location = EmbeddingLocation.DEVICE
-        parsed.append(Spec(spec[0], spec[1], location))
+        parsed.append(EmbeddingSpec(spec[0], spec[1], location))
         devices.add(device)
     if len(devices) > 1:
         raise ValueError(f"embedding_specs name {sorted(d.name for d in devices)}: all tables need one compute device")
@@ -109,7 +109,7 @@ def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
 
 
 def table_configs(
-    specs: Sequence[Spec],
+    specs: Sequence[EmbeddingSpec],
     names: Sequence[str],
     features: Sequence[int],
     pooling: PoolingMode,
@@ -140,7 +140,7 @@ def table_configs(
 
 
 def cache_option(
-    specs: Sequence[Spec],
+    specs: Sequence[EmbeddingSpec],
     configs: Sequence[TableConfig],
     optimizer: TableOptimizer,
     device: torch.device,
@@ -159,14 +159,14 @@ def cache_option(
     records = [spec.rows * record_layout(config, optimizer).bytes for spec, config in zip(specs, configs, strict=True)]
     resident, managed, cached = (
         sum(size for spec, size in zip(specs, records, strict=True) if chosen(spec))
-        for chosen in (Spec.is_resident, Spec.is_managed, Spec.is_cached)
+        for chosen in (EmbeddingSpec.is_resident, EmbeddingSpec.is_managed, EmbeddingSpec.is_cached)
     )
     free_bytes = backend_for(device).free_memory(device) - int(reserved) - resident if managed or cached else 0
     share = 0.0
     if cached:
         rows = sum(spec.rows for spec in specs if spec.is_cached())
         if sets > 0:  # as in FBGEMM, cache_sets takes precedence over cache_load_factor
-            share = min(1.0, sets * WAYS / rows)
+            share = min(1.0, sets * CACHE_SET_ROWS / rows)
         else:
             if not 0 < load_factor <= 1:
                 raise ValueError(f"cache_load_factor is {load_factor}, must be in (0, 1]")

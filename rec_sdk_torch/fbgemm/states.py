@@ -19,7 +19,7 @@ from ..tbe import (
     step_problem,
     tensor_problem,
 )
-from .placement import Spec
+from .placement import EmbeddingSpec
 
 ROWS_AT_ONCE = 1 << 16
 """Number of rows that are filled with random numbers at a time."""
@@ -137,7 +137,7 @@ def from_fbgemm(
     state_dict: dict[str, Any],
     prefix: str,
     names: Sequence[str],
-    specs: Sequence[Spec],
+    specs: Sequence[EmbeddingSpec],
     first_features: Sequence[int],
     optimizer: TableOptimizer,
 ) -> None:

@@ -161,9 +161,8 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         """Returns the bags of a batch, and updates `feature_keys`; for errors see `_batch`."""
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
-            if isinstance(features, dict) or not hasattr(
-                features, "keys"
-            ):  # a tracer's stand-in for a batch has every attribute
+            # a tracer's stand-in for a batch has every attribute, and is refused later
+            if isinstance(features, dict) or not hasattr(features, "keys"):
                 raise TypeError(f"a batch is a {type(features).__name__}, expected a KeyedJaggedTensor")
         keys = features.keys()
         if keys != self._matched_keys:

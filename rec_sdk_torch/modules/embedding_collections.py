@@ -62,9 +62,8 @@ def _embedding(
         )
         for table in tables
     ]
-    if any(
-        config.track_changes for config in configs
-    ):  # then also tables of TorchRec's configs, which have no is_incremental
+    # TorchRec's own configs have no is_incremental: their tables follow the other tables of the collection.
+    if any(config.track_changes for config in configs):
         has_option = [hasattr(table, "is_incremental") for table in tables]
         configs = [c if has else replace(c, track_changes=True) for c, has in zip(configs, has_option, strict=True)]
     return TableBatchedEmbedding.from_options(configs, options)

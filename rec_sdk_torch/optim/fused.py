@@ -98,9 +98,9 @@ class IdsState(_TableState):
         return self._embedding.view(self._table).ids().sort().values
 
     def problem(self, value: torch.Tensor, rows: int) -> str | None:
-        return hash_ids_problem(self._config, value) or self._unknown(value)
+        return hash_ids_problem(self._config, value) or self._unknown_ids_problem(value)
 
-    def _unknown(self, ids: torch.Tensor) -> str | None:
+    def _unknown_ids_problem(self, ids: torch.Tensor) -> str | None:
         known = self._embedding.view(self._table).knows(ids)
         if bool(known.all()):
             return None

@@ -300,9 +300,8 @@ class TableHandle(torch.nn.Module):
         self, embedding: TableBatchedEmbedding, config: TableConfig, embedding_optimizer_cls: type | None
     ) -> None:
         super().__init__()
-        self.__dict__["embedding"] = (
-            embedding  # not a submodule, since the embedding would be one of each of its tables
-        )
+        # Not a submodule, or the embedding would be a submodule of every table.
+        self.__dict__["embedding"] = embedding
         self._config = config
         handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
         self._parameters: _HandleParameters = _HandleParameters(self, handle)

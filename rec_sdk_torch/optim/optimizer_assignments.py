@@ -68,7 +68,7 @@ class CheckedKeywords(list[dict[str, Any]]):
             (group,) = optimizer.param_groups
             # torch filled in its own defaults, which may differ from the defaults for tables
             group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
-            if decouples(optimizer_class, keywords, handle.sharded):
+            if decouples_weight_decay(optimizer_class, keywords, handle.sharded):
                 group["decoupled_weight_decay"] = True
             optimizer.defaults = defaults_of([made])
             made.check_options(group)
@@ -228,7 +228,7 @@ def _is_torchrec_optimizer(cls: type) -> bool:
     return class_name(cls).startswith(("torch.optim.", "torchrec.optim.")) and cls.__name__ in _DEFAULTS
 
 
-def decouples(cls: type, keywords: Mapping[str, Any], sharded: bool) -> bool:
+def decouples_weight_decay(cls: type, keywords: Mapping[str, Any], sharded: bool) -> bool:
     """Returns whether weight decay is decoupled as in AdamW: Adam of a sharded table, as in FBGEMM.
 
     torch adds the weight decay to the gradient, and so do tables that are not sharded.
@@ -240,7 +240,7 @@ def effective_optimizer(cls: type, keywords: Mapping[str, Any], sharded: bool) -
     """Returns the class whose formula the update uses, and the keywords; a sharded table has FBGEMM's defaults."""
     defaults = _DEFAULTS[cls.__name__] if sharded and _is_torchrec_optimizer(cls) else {}
     options = {**defaults, **keywords}
-    if not decouples(cls, keywords, sharded):
+    if not decouples_weight_decay(cls, keywords, sharded):
         return cls, options
     options.pop("decoupled_weight_decay", None)  # torch's Adam has it, as False
     return torch.optim.AdamW, options

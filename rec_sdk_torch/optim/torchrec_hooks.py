@@ -26,10 +26,10 @@ CLIP_INSTEAD = (
 
 def install() -> None:
     """Adds the names to `torchrec.optim`, now or when it is imported."""
-    after_import("torchrec.optim", _extend)
+    after_import("torchrec.optim", _add_names)
 
 
-def _extend(optim: Any) -> None:
+def _add_names(optim: Any) -> None:
     from . import accumulate
 
     for name in ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"):
@@ -46,14 +46,14 @@ def wrap_gradient_clipping(fused_class: type) -> None:
 
     @mark
     @functools.wraps(construct)
-    def checked(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def construct_and_check(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, optimizer, *args, **kwargs)
         if self._clipping.value != "none":
             _raise_if_fused(optimizer, fused_class)
         if self._sharded_params:
             _move_sharded_tables(self)
 
-    GradientClippingOptimizer.__init__ = checked
+    GradientClippingOptimizer.__init__ = construct_and_check
 
 
 def _raise_if_fused(optimizer: Any, fused_class: type[Any]) -> None:

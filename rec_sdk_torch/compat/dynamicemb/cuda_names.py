@@ -45,7 +45,7 @@ def _parse(kind: str, *args: Any, **kwargs: Any) -> torch.device:
     return _DEVICE(kind) if kind == "cpu" or device.index is None else _DEVICE(kind, device.index)
 
 
-def _rebuilt(name: str) -> torch.device:
+def _rebuild_device(name: str) -> torch.device:
     return _DEVICE(name)
 
 
@@ -57,9 +57,8 @@ def install() -> None:
         return
     parse = functools.partial(_parse, kind)
     namespace = {"__new__": lambda cls, *args, **kwargs: parse(*args, **kwargs), "__module__": "torch"}
-    copyreg.pickle(
-        _DEVICE, lambda device: (_rebuilt, (str(device),))
-    )  # pickle would look up the replaced class by its name
+    # Devices are pickled by their text, because pickle would look up the replaced class by its name.
+    copyreg.pickle(_DEVICE, lambda device: (_rebuild_device, (str(device),)))
     torch.device = _Devices("device", (), namespace)  # type: ignore[misc,assignment]
     if kind == "npu":
         for name in ("set_device", "current_device", "device_count", "synchronize", "manual_seed", "manual_seed_all"):
@@ -69,13 +68,13 @@ def install() -> None:
         torch.cuda.current_device = lambda: 0
         torch.cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     for owner in (torch.Tensor, torch.nn.Module):
-        owner.cuda = _moved(kind)  # type: ignore[method-assign]
-    dist.init_process_group = _translated(dist.init_process_group, 0, kind)
-    dist.new_group = _translated(dist.new_group, 2, kind)
+        owner.cuda = _make_cuda_method(kind)  # type: ignore[method-assign]
+    dist.init_process_group = _with_backend(dist.init_process_group, 0, kind)
+    dist.new_group = _with_backend(dist.new_group, 2, kind)
     dist.barrier = _without_devices(dist.barrier)
 
 
-def _moved(kind: str) -> Callable[..., Any]:
+def _make_cuda_method(kind: str) -> Callable[..., Any]:
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Copies the tensor or module to the device that CUDA stands for."""
         index = getattr(device, "index", device)
@@ -84,7 +83,7 @@ def _moved(kind: str) -> Callable[..., Any]:
     return cuda
 
 
-def _translated(function: Callable[..., Any], place: int, kind: str) -> Callable[..., Any]:
+def _with_backend(function: Callable[..., Any], place: int, kind: str) -> Callable[..., Any]:
     """Returns the function with gloo or hccl instead of nccl; `place` is the index of its argument `backend`."""
     backend = "gloo" if kind == "cpu" else "hccl"
 

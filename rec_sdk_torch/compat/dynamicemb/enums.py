@@ -163,7 +163,7 @@ class DynamicEmbInitializerArgs:
     upper: float | None = None
     value: float = 0.0
 
-    def _read(self) -> tuple[object, ...]:
+    def _key(self) -> tuple[object, ...]:
         mode = DynamicEmbInitializerMode
         normal, bounds = (self.mean, self.std_dev), (self.lower, self.upper)
         numbers: dict[DynamicEmbInitializerMode, tuple[object, ...]] = {
@@ -177,10 +177,10 @@ class DynamicEmbInitializerArgs:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DynamicEmbInitializerArgs):
             return NotImplemented
-        return self._read() == other._read()
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._read())
+        return hash(self._key())
 
 
 @enum.unique

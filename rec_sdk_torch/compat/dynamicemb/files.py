@@ -27,7 +27,7 @@ OwnsIds = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 """Function that returns which ids this rank owns."""
 
 
-def _file(folder: Path, table: str, item: str, rank: int, world_size: int) -> Path:
+def _file_path(folder: Path, table: str, item: str, rank: int, world_size: int) -> Path:
     return folder / f"{table}_{item}.rank_{rank}.world_size_{world_size}"
 
 
@@ -67,7 +67,7 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
         (folder / f"{name}_opt_args.json").write_text(json.dumps(arguments, indent=4))
     now = device_timestamp()
     items = ["emb_keys", "emb_values", "emb_scores", *(["emb_opt_values"] if optim else [])]
-    paths = [_file(folder, name, item, rank, world_size) for item in items]
+    paths = [_file_path(folder, name, item, rank, world_size) for item in items]
     for path in paths:
         path.write_bytes(b"")
     for chunk in view.chunks([WEIGHT, *states]):
@@ -81,10 +81,10 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
     if counter:
         ids, columns = view.candidates()
         for item, values in (("counter_keys", ids), ("counter_frequencies", columns["count"])):
-            _file(folder, name, item, rank, world_size).write_bytes(values.numpy().tobytes())
+            _file_path(folder, name, item, rank, world_size).write_bytes(values.numpy().tobytes())
 
 
-def _files(folder: Path, table: str, item: str) -> list[Path]:
+def _file_paths(folder: Path, table: str, item: str) -> list[Path]:
     """Returns the files of an item, by rank; [] if it was not dumped.
 
     Raises:
@@ -95,14 +95,14 @@ def _files(folder: Path, table: str, item: str) -> list[Path]:
     if not found:
         return []
     world_size = int(found[0][1])
-    paths = [_file(folder, table, item, rank, world_size) for rank in range(world_size)]
+    paths = [_file_path(folder, table, item, rank, world_size) for rank in range(world_size)]
     missing = [path.name for path in paths if not path.exists()]
     if missing or len(found) != world_size:
         raise FileNotFoundError(f"{folder}: of {len(found)} files of table {table!r} and {item}, {missing} are missing")
     return paths
 
 
-def _rows(path: Path, dtype: type[np.generic], width: int, rows: int | None) -> npt.NDArray[Any]:
+def _map_rows(path: Path, dtype: type[np.generic], width: int, rows: int | None) -> npt.NDArray[Any]:
     """Returns the content of a file as a memory map, `[rows, width]`.
 
     Raises:
@@ -126,7 +126,7 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
         FileNotFoundError: files of some ranks are missing.
         ValueError: files of wrong size, or of a table with another eviction strategy.
     """
-    keys = _files(folder, scores.name, "emb_keys")
+    keys = _file_paths(folder, scores.name, "emb_keys")
     if not keys:
         warn(f"{folder} has no files of table {scores.name!r}, which stays as it is", SaveWarning)
         return
@@ -135,16 +135,16 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
     if strategy != str(scores.evict_strategy):
         raise ValueError(f"table {scores.name!r}: the dump has {strategy}, the table {scores.evict_strategy}")
     optimizer = scores.view.layout.optimizer_of(scores.name)
-    with_states = optim and _has_states(
-        scores.name, arguments, optimizer, _files(folder, scores.name, "emb_opt_values")
+    with_states = optim and _check_states(
+        scores.name, arguments, optimizer, _file_paths(folder, scores.name, "emb_opt_values")
     )
     dtypes = scores.view.dtypes()
     scored: list[tuple[torch.Tensor, torch.Tensor]] = []
     for rank in range(len(keys)):
-        for ids, parts, kept in _chunks(scores, folder, rank, len(keys), owns, with_states):
+        for ids, parts, kept in _read_chunks(scores, folder, rank, len(keys), owns, with_states):
             scores.view.write(ids, {name: part.to(dtypes[name]).contiguous() for name, part in parts.items()})
             scored += [] if kept is None else [(ids, kept)]
-    if scored:  # all at once: `restore` orders the rows' scores
+    if scored:  # in one call, because `restore` numbers the rows' batches in the order of their scores
         ids, kept = (torch.cat(each) for each in zip(*scored, strict=True))
         scores.restore(ids, device_timestamp() - kept if scores.is_age_in_dumps else kept)
     if with_states and optimizer is not None:
@@ -155,7 +155,7 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
         _load_candidates(scores, folder, owns)
 
 
-def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer | None, files: list[Path]) -> bool:
+def _check_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer | None, files: list[Path]) -> bool:
     own = None if optimizer is None else name_in_dumps(optimizer.cls)
     if not files or arguments.get("opt_type", own) != own:
         given = arguments.get("opt_type") if files else "none"
@@ -164,22 +164,22 @@ def _has_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer
     return True
 
 
-def _chunks(
+def _read_chunks(
     scores: TableScores, folder: Path, rank: int, world_size: int, owns: OwnsIds, with_states: bool
 ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]]:
     """Yields, chunk by chunk, ids that this rank owns, their parts, and their scores as in the file."""
     view, name = scores.view, scores.name
     parts = view.parts()
     widths = {part: shape[0] for part, shape in parts.items() if part != WEIGHT}
-    ids = _rows(_file(folder, name, "emb_keys", rank, world_size), np.int64, 1, None)[:, 0]
-    path = _file(folder, name, "emb_values", rank, world_size)
-    weights = _rows(path, np.float32, parts[WEIGHT][0], len(ids))
-    path = _file(folder, name, "emb_scores", rank, world_size)
-    kept = _rows(path, np.int64, scores.width, len(ids)) if path.exists() else None
+    ids = _map_rows(_file_path(folder, name, "emb_keys", rank, world_size), np.int64, 1, None)[:, 0]
+    path = _file_path(folder, name, "emb_values", rank, world_size)
+    weights = _map_rows(path, np.float32, parts[WEIGHT][0], len(ids))
+    path = _file_path(folder, name, "emb_scores", rank, world_size)
+    kept = _map_rows(path, np.int64, scores.width, len(ids)) if path.exists() else None
     states = None
     if with_states and widths:
-        path = _file(folder, name, "emb_opt_values", rank, world_size)
-        states = _rows(path, np.float32, sum(widths.values()), len(ids))
+        path = _file_path(folder, name, "emb_opt_values", rank, world_size)
+        states = _map_rows(path, np.float32, sum(widths.values()), len(ids))
     for begin in range(0, len(ids), BATCH_SIZE_PER_DUMP):
         part = slice(begin, begin + BATCH_SIZE_PER_DUMP)
         chosen = owns(np.asarray(ids[part]))
@@ -193,10 +193,10 @@ def _chunks(
 def _load_candidates(scores: TableScores, folder: Path, owns: OwnsIds) -> None:
     known, columns = scores.view.candidates()
     counts = dict(zip(known.tolist(), columns["count"].tolist(), strict=True))
-    keys, frequencies = (_files(folder, scores.name, item) for item in ("counter_keys", "counter_frequencies"))
+    keys, frequencies = (_file_paths(folder, scores.name, item) for item in ("counter_keys", "counter_frequencies"))
     for key_file, frequency_file in zip(keys, frequencies, strict=True):
-        ids = _rows(key_file, np.int64, 1, None)[:, 0]
-        found = _rows(frequency_file, np.int64, 1, len(ids))[:, 0]
+        ids = _map_rows(key_file, np.int64, 1, None)[:, 0]
+        found = _map_rows(frequency_file, np.int64, 1, len(ids))[:, 0]
         chosen = owns(np.asarray(ids))
         counts |= zip(ids[chosen].tolist(), found[chosen].tolist(), strict=True)
     candidates = torch.tensor(list(counts), dtype=torch.int64, device="cpu")

@@ -54,7 +54,7 @@ def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any
     )
 
 
-def _admission(name: str, options: DynamicEmbTableOptions) -> int:
+def _admission_threshold(name: str, options: DynamicEmbTableOptions) -> int:
     """Returns the number of lookups of an id after which it gets a row; 0 and 1 mean the first lookup."""
     strategy, default = options.admit_strategy, options.eval_initializer_args.value
     if strategy is None:
@@ -95,7 +95,7 @@ def table_lifecycle(name: str, options: DynamicEmbTableOptions, world_size: int)
     kind, strategy = evicts_by(options.score_strategy), DynamicEmbScoreStrategy
     evicts = kind is not strategy.NO_EVICTION
     return TableLifecycle(
-        admission=Count(max(1, _admission(name, options))),
+        admission=Count(max(1, _admission_threshold(name, options))),
         bound=Rows(options.max_capacity * world_size) if evicts and options.max_capacity else (),
         score=Score(alpha=0) if evicts and kind is not strategy.LFU else None,
         default_value=options.eval_initializer_args.value,

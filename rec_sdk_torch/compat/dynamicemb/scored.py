@@ -133,12 +133,12 @@ class ScoredTables:
             table = self._scores[name]
             ids = table.view.ids()
             ids = ids[table.of(ids) >= threshold]
-            rows[name] = _gathered((ids, table.view.read(ids, [WEIGHT]).parts[WEIGHT]), pg)
+            rows[name] = _gather_rows((ids, table.view.read(ids, [WEIGHT]).parts[WEIGHT]), pg)
             scores[name] = table.now()
         return rows, scores
 
 
-def _gathered(
+def _gather_rows(
     rows: tuple[torch.Tensor, torch.Tensor], pg: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if pg is None or not dist.is_initialized() or dist.get_world_size(pg) == 1:

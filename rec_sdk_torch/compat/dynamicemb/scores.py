@@ -119,33 +119,33 @@ class TableScores:
             del self._of_batches[number - 1 :]  # scores of batches that failed
             self._of_batches.append(self.now())
         if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
-            self._write(ids.unique())
+            self._write_current_score(ids.unique())
         if self._kind is DynamicEmbScoreStrategy.STEP:
             self.current += 1
 
-    def _write(self, ids: torch.Tensor) -> None:
+    def _write_current_score(self, ids: torch.Tensor) -> None:
         ids = ids[self.view.knows(ids)]
         scores = torch.full((len(ids),), float(self.current), dtype=torch.float64, device="cpu")
         self.view.write_row_columns(ids, {"score": scores})
 
     def of(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the scores that incremental dumps compare, int64 `[n]`, of ids that have rows."""
-        return self._columns(ids)[DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind]
+        return self._scores_by_strategy(ids)[DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind]
 
     def in_dump(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the scores as a dump stores them, int64 `[n, scores of a row]`."""
-        columns = self._columns(ids)
-        return torch.stack([columns[kind] for kind in self._order()], dim=1)
+        columns = self._scores_by_strategy(ids)
+        return torch.stack([columns[kind] for kind in self._strategies()], dim=1)
 
-    def _order(self) -> Sequence[DynamicEmbScoreStrategy]:
+    def _strategies(self) -> Sequence[DynamicEmbScoreStrategy]:
         return self._strategy if isinstance(self._strategy, tuple) else (self._strategy,)
 
     @property
     def width(self) -> int:
         """Number of scores of a row in a dump."""
-        return len(self._order())
+        return len(self._strategies())
 
-    def _columns(self, ids: torch.Tensor) -> dict[DynamicEmbScoreStrategy, torch.Tensor]:
+    def _scores_by_strategy(self, ids: torch.Tensor) -> dict[DynamicEmbScoreStrategy, torch.Tensor]:
         if not self._counts and not self._dated:
             return {self._kind: torch.zeros(len(ids), dtype=torch.int64, device="cpu")}
         kept = self.view.row_columns(ids)
@@ -165,7 +165,7 @@ class TableScores:
             ids: int64 `[n]`, which have rows.
             scores: scores as `in_dump` returned them.
         """
-        columns = dict(zip(self._order(), scores.unbind(1), strict=True))
+        columns = dict(zip(self._strategies(), scores.unbind(1), strict=True))
         written = {}
         if self._counts:
             written["count"] = counts_of_dump(self.name, columns[DynamicEmbScoreStrategy.LFU])
