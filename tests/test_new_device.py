@@ -99,5 +99,7 @@ def test_tensors_that_a_kernel_takes() -> None:
 
 
 def test_tables_say_what_they_need() -> None:
-    with pytest.raises(NotImplementedError, match=r"'lazy': tables can live on \['cpu', .*operators .* run, slowly"):
+    with pytest.raises(
+        NotImplementedError, match=r"'lazy': tables are supported on \['cpu', .*operators .* run, slowly"
+    ):
         backend_for(torch.device("lazy"))

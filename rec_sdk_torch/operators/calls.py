@@ -48,7 +48,7 @@ def _default_kernel(name: str, device_type: str) -> Callable[..., Any]:
     """Returns the operator's kernel in plain torch, and warns once for each device type that it is slow."""
     warn(
         f"rec_sdk::{name}: this build of rec_sdk_torch has no kernel of it for device {device_type!r}; torch's own "
-        "operators stand in, which is slow",
+        "operators are used instead, which is slow",
         PerformanceWarning,
     )
     return KERNELS[name]

@@ -57,7 +57,7 @@ def _node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Adds the call of `module` to the graph of a torch.fx tracer, as for a leaf module of torch."""
     path = tracer.path_of_module(module)
     if not path:
-        raise RuntimeError(f"{type(module).__name__} is all of the model: {UNTRACEABLE}")
+        raise RuntimeError(f"{type(module).__name__} is the whole model: {UNTRACEABLE}")
     return tracer.create_proxy("call_module", path, args, kwargs)
 
 

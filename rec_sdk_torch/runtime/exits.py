@@ -143,7 +143,7 @@ class _StartEvent(threading.Event):
         """
         while not super().wait(0.05):
             if sys.getrefcount(self.entry) <= self.other_references and not self.is_set():
-                raise MemoryError("a new thread had no memory to begin")
+                raise MemoryError("a new thread had no memory to start")
         return True
 
 

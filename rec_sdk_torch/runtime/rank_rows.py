@@ -36,7 +36,7 @@ def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
         key, rank, world_size = wrong[0]
         raise ValueError(
             f"key {key!r} and {len(wrong) - 1} others have the rows of rank {rank} of {world_size}, and "
-            "torch.distributed.checkpoint takes one rank's tensor for all ranks: save and load tables with "
+            "torch.distributed.checkpoint would use one rank's tensor for all ranks: save and load tables with "
             f"rec_sdk_torch.Saver, or let their keys name the rank, as 'rank{rank}.{key}' does (docs/torch.md)"
         )
 

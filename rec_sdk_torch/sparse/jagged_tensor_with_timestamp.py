@@ -277,7 +277,7 @@ def clicks_of(features: KeyedJaggedTensor) -> torch.Tensor | None:
     if labels is None:
         return None
     if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-        raise NotImplementedError("click labels are of samples: the keys of a batch with them have one batch size")
+        raise NotImplementedError("click labels belong to samples: all keys of the batch must have the same batch size")
     lengths = features.lengths()
     return labels.to(lengths.device).repeat(len(features.keys())).repeat_interleave(lengths)
 

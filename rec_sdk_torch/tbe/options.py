@@ -163,14 +163,12 @@ class EmbeddingOptions:
     def __post_init__(self) -> None:
         if self.grad_scaler is not None and self.updates_at_step:
             raise ValueError(
-                "with update='step' a GradScaler unscales the tables' gradients as it does others: do not tell the "
-                "tables of it, and give scaler.step(...) an optimizer that has the tables'"
+                "with update='step' a GradScaler unscales the tables' gradients like all others: do not call "
+                "set_grad_scaler(), and pass scaler.step(...) an optimizer that includes the tables' optimizer"
             )
 
         if self.grad_norms and self.updates_at_step:
-            raise ValueError(
-                "with update='step' there is nothing to count: grad_norm() gives the norms of the gradients that wait"
-            )
+            raise ValueError("with update='step' no norms need to be recorded: grad_norm() reads the pending gradients")
 
     @property
     def updates_at_step(self) -> bool:

@@ -124,7 +124,7 @@ class TableMethods:
                 if group.optimizers and group.optimizers[0].spec.collects_gradients:
                     taken |= collect_gradients(group)
         if not taken:
-            raise RuntimeError("no table hands out its gradients: apply the optimizer SparseGradients first")
+            raise RuntimeError("no table collects its gradients: apply the optimizer SparseGradients first")
         return taken
 
     def add_to_rows(self, table: str, ids: torch.Tensor, change: torch.Tensor) -> None:
@@ -259,7 +259,7 @@ class TableMethods:
             )
         if self._tables_without_update():
             raise RuntimeError(
-                f"tables {self._tables_without_update()} hand their gradients out: take_gradients() has them"
+                f"tables {self._tables_without_update()} make no updates: take_gradients() returns their gradients"
             )
         if norm_type not in NORMS:
             raise ValueError(f"norm_type is {norm_type}, allowed are {list(NORMS)}")

@@ -297,9 +297,9 @@ def test_a_bad_batch_raises_in_its_forward(device: torch.device) -> None:
 def test_a_cache_for_one_batch_runs_shallower(device: torch.device) -> None:
     batches = [jagged({"f0": [list(range(k, k + 6))], "f1": [list(range(k, k + 6))]}) for k in range(0, 60, 6)]
     plain, ahead = Net(device, cache=6), Net(device, cache=6)
-    with pytest.warns(UserWarning, match="less far ahead") as caught:
+    with pytest.warns(UserWarning, match="fewer are planned ahead") as caught:
         outputs = train(ahead, (wait(ahead, batch) for batch in rst.prefetch(batches, ahead, 2)))
-    assert len([w for w in caught if "less far" in str(w.message)]) == 1
+    assert len([w for w in caught if "fewer are planned" in str(w.message)]) == 1
     assert_trained_the_same(ahead, plain, outputs, train(plain, batches))
 
 
@@ -368,7 +368,7 @@ def test_too_many_prefetched(device: torch.device) -> None:
     batches = make_batches(17)
     for batch in batches[:16]:
         model.tables.prefetch(batch)
-    with pytest.raises(RuntimeError, match="16 batches were prefetched"):
+    with pytest.raises(RuntimeError, match="16 batches are prefetched"):
         model.tables.prefetch(batches[16])
     train(plain, make_batches(1))
     assert all(map(torch.equal, train(model, batches), train(plain, batches)))

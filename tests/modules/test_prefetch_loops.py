@@ -22,7 +22,7 @@ from rec_sdk_torch.tbe.step.prefetch_queue import MAX_UNUSED
 SIZE = 16
 ROW = 16 + 16
 """Bytes of a record: four weights, and Adagrad's sums."""
-UNUSED = "none of those that were prefetched"
+UNUSED = "were not the prefetched ones"
 
 
 def make(device: torch.device, policy: str = "lrfu", kind: Kind = POOLED) -> Any:

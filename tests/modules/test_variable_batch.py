@@ -155,5 +155,5 @@ def test_click_labels_with_variable_batch_sizes(device: torch.device) -> None:
     collection = apply(bags_collection(device, bag_config(admit_and_evict_config=rules)))
     batch = variable_batch(np.random.default_rng(0), ["f0"], 9)
     rst.with_click_labels(batch, torch.ones(batch.stride(), dtype=torch.int64))
-    with pytest.raises(NotImplementedError, match="click labels are of samples"):
+    with pytest.raises(NotImplementedError, match="click labels belong to samples"):
         collection(batch)

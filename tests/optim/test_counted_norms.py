@@ -187,7 +187,7 @@ def test_copies_count_norms_and_counting_can_end(device: torch.device) -> None:
 
 
 def test_counting_where_it_is_unsupported_is_refused(device: torch.device) -> None:
-    with pytest.raises(ValueError, match="with update='step' there is nothing to count"):
+    with pytest.raises(ValueError, match="with update='step' no norms need to be recorded"):
         tables(device, "step").count_grad_norms()
     with pytest.raises(ValueError, match=r"norm_type is 1.0, allowed are \[2.0, inf\]"):
         counting(device).grad_norm(1.0)
@@ -198,7 +198,9 @@ def test_tables_that_hand_their_gradients_out(device: torch.device) -> None:
     rst.apply_optimizer_in_backward(rst.SparseGradients, collection.parameters(), {})
     collection.count_grad_norms()
     collection(single_ids([3])).values().sum().backward()
-    with pytest.raises(RuntimeError, match=r"tables \['t0'\] hand their gradients out: take_gradients\(\) has them"):
+    with pytest.raises(
+        RuntimeError, match=r"tables \['t0'\] make no updates: take_gradients\(\) returns their gradients"
+    ):
         collection.grad_norm()
 
 

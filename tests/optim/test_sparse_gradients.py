@@ -90,7 +90,7 @@ def test_every_entry_point_and_a_bound(device: torch.device, entry: Any) -> None
 
 def test_beside_tables_with_an_optimizer(device: torch.device) -> None:
     collection = bags_collection(device, bag_config(), bag_config("t1", ["f1"]))
-    with pytest.raises(RuntimeError, match="no table hands out its gradients"):
+    with pytest.raises(RuntimeError, match="no table collects its gradients"):
         collection.take_gradients()
     first, second = collection.parameters()
     rst.apply_optimizer_in_backward(rst.SparseGradients, [first], {})

@@ -229,7 +229,7 @@ def test_gradients_set_by_the_user_are_applied(device: torch.device) -> None:
     collection.fused_optimizer.step()
     for i, change in ((3, 2.5), (4, 1.5)):
         assert torch.equal(rows_of(collection)[i], before[i] - change)
-    with pytest.raises(ValueError, match="no backward pass waits"):
+    with pytest.raises(ValueError, match="no gradient is pending"):
         handle.grad = torch.zeros(2, 4, device=device)
 
 
@@ -358,7 +358,7 @@ def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
     collection(single_ids([1, 2, 3])).values().sum().backward()
     with pytest.raises(rst.tbe.CacheTooSmallError) as error:
         collection(single_ids([4, 5]))
-    assert "1 backward passes wait for step() of the optimizer" in error.value.__notes__[0]
+    assert "1 backward passes are pending for step() of the optimizer" in error.value.__notes__[0]
     collection.fused_optimizer.step()
     losses = []  # kept with their graphs, although only one batch fits at a time
     for ids in ([4, 5, 6], [1, 2, 3]) * 3:

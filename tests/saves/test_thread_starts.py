@@ -66,7 +66,7 @@ ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 def test_a_thread_that_cannot_begin(no_threads: pytest.MonkeyPatch) -> None:
     before = set(_own), set(threading.enumerate())
     thread = OwnThread(lambda: None, stop=lambda: None)
-    assert "no memory to begin" in str(within(30, thread.start))
+    assert "no memory to start" in str(within(30, thread.start))
     assert not thread.is_alive()
     assert (set(_own), set(threading.enumerate())) == before
 

@@ -57,9 +57,9 @@ def backend_for(device: torch.device) -> Backend:
     """
     if device.type not in _BACKENDS:
         raise NotImplementedError(
-            f"device {str(device)!r}: tables can live on {sorted(_BACKENDS)} only. On another device that torch knows "
-            "the operators torch.ops.rec_sdk run, slowly; for tables, rec_sdk_torch/operators/devices/backends.py has "
-            "to say how its memory is counted and copied"
+            f"device {str(device)!r}: tables are supported on {sorted(_BACKENDS)} only. On other devices of torch, the "
+            "operators torch.ops.rec_sdk run, slowly; for tables, add a backend with the device's memory functions to "
+            "rec_sdk_torch/operators/devices/backends.py"
         )
     backend = _BACKENDS[device.type]
     backend.load()

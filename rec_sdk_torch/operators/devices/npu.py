@@ -41,7 +41,7 @@ def _import_torch_npu() -> None:
         ) from error
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"device 'npu': torch_npu does not load, most likely for want of CANN ({error}). {emulator.hint()}"
+            f"device 'npu': torch_npu does not load, probably because CANN is missing ({error}). {emulator.hint()}"
         ) from error
 
 

@@ -226,7 +226,7 @@ class PendingGradientMethods:
         if current is None or (tuple(value.shape), value.dtype) != expected:
             raise ValueError(
                 f"table {table!r}: a gradient of shape {tuple(value.shape)} and {value.dtype} cannot be set, "
-                + ("since no backward pass waits for step()" if expected is None else f"expected are {expected}")
+                + ("since no gradient is pending" if expected is None else f"expected are {expected}")
             )
         if current is not value:
             current.copy_(value.detach())

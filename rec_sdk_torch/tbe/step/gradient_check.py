@@ -81,4 +81,4 @@ class GradientGuard:
 
     def _warn(self, tables: list[str]) -> None:
         problem = f"the gradient of tables {tables} has NaN or infinite elements"
-        warn(f"{problem}; the rows of this batch take them up (check_finite='warn')", TrainingWarning)
+        warn(f"{problem}; the rows of this batch are updated with them (check_finite='warn')", TrainingWarning)

@@ -237,17 +237,17 @@ class PrefetchQueue:
         if self._too_small and not self._warned_too_small:
             self._warned_too_small = True
             warn(
-                "the device cache does not hold the rows of all batches that were prefetched: they are planned less "
-                "far ahead (a larger cache= or a smaller depth= ends this)",
+                "the device cache is too small for the rows of all prefetched batches, so fewer are planned ahead. "
+                "Enlarge cache=, or reduce depth=",
                 PerformanceWarning,
             )
         if self._unused >= MAX_UNUSED and not self._warned_unused:
             self._warned_unused = True
             names = [table.name for table in self._layout.tables]
             warn(
-                f"tables {names}: the last {self._unused} training batches were none of those that were prefetched, "
-                "and their plans were made in vain; nothing is planned ahead until one of them comes. Where the model "
-                "changes the ids of a batch, do that before prefetch(), or in its features=",
+                f"tables {names}: the last {self._unused} training batches were not the prefetched ones, whose plans "
+                "were wasted; nothing is planned ahead until a prefetched batch is trained. If the model changes the "
+                "ids of a batch, change them before prefetch(), or in its features=",
                 PerformanceWarning,
             )
 
@@ -265,7 +265,7 @@ class PrefetchQueue:
             backwards = self._layout.pending_gradients.backward_passes
             if isinstance(error, CacheTooSmallError) and backwards:
                 error.add_note(
-                    f"{backwards} backward passes wait for step() of the optimizer, and hold their rows in the cache"
+                    f"{backwards} backward passes are pending for step() of the optimizer, and pin rows in the cache"
                 )
             raise
         return plans
@@ -289,7 +289,7 @@ class PrefetchQueue:
         with self._lock:
             if sum(not other.forgotten for other in self._queued) >= MAX_PREFETCHED:
                 raise RuntimeError(
-                    f"{MAX_PREFETCHED} batches were prefetched and have not come: run their forward, or forget() them"
+                    f"{MAX_PREFETCHED} batches are prefetched already: run their forward, or forget() them"
                 )
             self._queued.append(prefetched)
             self.max_queued = max(self.max_queued, min(len(self._queued), prefetched.depth + 1))

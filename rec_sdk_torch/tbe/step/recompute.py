@@ -111,8 +111,8 @@ class RecomputedStep(Step):
         """
         if step.finished:
             raise RuntimeError(
-                "activation checkpointing runs a lookup again whose rows were updated meanwhile: one backward pass can "
-                "come through a checkpointed lookup, and with update='step' several before step()"
+                "activation checkpointing runs a lookup again whose rows were updated meanwhile: a "
+                "checkpointed lookup allows one backward pass, or with update='step' several before step()"
             )
         vars(self).update(vars(step), _forward_thread=calling_thread(), _calls=[], _call_results=[])
         self._step = step  # a reference, since the plans unpin their rows when the original step is deleted
