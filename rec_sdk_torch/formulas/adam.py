@@ -87,7 +87,7 @@ def _sparse_adam_coefficients(options: Options, t: int) -> Coefficients:
     return {**_signed_betas(options), "step_size": step_size, "inv_sqrt_bias_correction2": 1.0}
 
 
-def corrected(options: Options, t: int) -> Coefficients:
+def corrected_coefficients(options: Options, t: int) -> Coefficients:
     """Returns coefficients in which the bias corrections of update number `t` are separate from the learning rate."""
     beta1, beta2 = options["betas"]
     return {
@@ -125,7 +125,7 @@ PARTIAL_ROWWISE_ADAM = OptimizerSpec(
     "PartialRowWiseAdam",
     (f"{TORCHREC}.PartialRowWiseAdam",),
     DECAY_OPTIONS,
-    lambda options, t: {**corrected(options, t), "decoupled": options["lr"] * options["weight_decay"]},
+    lambda options, t: {**corrected_coefficients(options, t), "decoupled": options["lr"] * options["weight_decay"]},
     f"{ACCUMULATE_TORCHREC}.AccumulatePartialRowWiseAdam",
 )
 SPECS = (ADAM, SPARSE_ADAM, with_l2(ADAM), ADAMW, PARTIAL_ROWWISE_ADAM)

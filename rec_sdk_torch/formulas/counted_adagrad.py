@@ -40,7 +40,7 @@ def _count_update(r: Rows) -> torch.Tensor:
     return r.states[2]
 
 
-def _counted(r: Rows) -> None:
+def _counted_adagrad(r: Rows) -> None:
     c, squared = r.c, r.g + r.c.l2 * r.w
     r.states[0] = r.states[0] + r.mean_of_squares(squared)
     size, count = root(r.states[0]), _count_update(r)
@@ -188,7 +188,7 @@ _COUNTED = replace(
     ROWWISE,
     formula=Formula(
         "counted_rowwise_adagrad",
-        _counted,
+        _counted_adagrad,
         "lr eps l2 faded_l2 faded_decoupled log_fade power max_counter tail counts counted iter",
         _STATES,
     ),

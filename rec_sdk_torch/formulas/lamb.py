@@ -9,7 +9,7 @@ from .adam import (
     DECAY_OPTIONS,
     PARTIAL_STATES,
     STATES,
-    corrected,
+    corrected_coefficients,
     first_moment,
     second_moment,
     second_moment_of_row,
@@ -36,7 +36,7 @@ def _partial_rowwise_lamb(r: Rows) -> None:
 
 
 def _with_decay(options: Options, t: int) -> Coefficients:
-    return {**corrected(options, t), "weight_decay": options["weight_decay"]}
+    return {**corrected_coefficients(options, t), "weight_decay": options["weight_decay"]}
 
 
 LAMB = OptimizerSpec(

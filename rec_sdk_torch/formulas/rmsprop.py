@@ -23,7 +23,7 @@ def _update_square_average(r: Rows, decayed: torch.Tensor) -> None:
     r.states[0] = r.states[0] * r.c.alpha + r.c.one_minus_alpha * decayed * decayed
 
 
-def _step(r: Rows) -> torch.Tensor:
+def _rms_step(r: Rows) -> torch.Tensor:
     decayed = _gradient(r)
     _update_square_average(r, decayed)
     return decayed / (root(r.states[0]) + r.c.eps)
@@ -72,7 +72,7 @@ def _centered_problem(options: Options) -> str | None:
 
 
 RMSPROP = OptimizerSpec(
-    Formula("rmsprop", _rmsprop(_step), _NAMES, (_SQUARES,)),
+    Formula("rmsprop", _rmsprop(_rms_step), _NAMES, (_SQUARES,)),
     "RMSprop",
     ("torch.optim.rmsprop.RMSprop",),
     {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "maximize": False},
@@ -81,7 +81,7 @@ RMSPROP = OptimizerSpec(
 )
 _MOMENTUM = replace(
     RMSPROP,
-    formula=Formula("momentum_rmsprop", _rmsprop(_step, True), f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
+    formula=Formula("momentum_rmsprop", _rmsprop(_rms_step, True), f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
     options={**RMSPROP.options, "momentum": 0.0},
     coefficients=lambda options, t: {**_coefficients(options, t), "momentum": options["momentum"]},
     when=lambda options: bool(options.get("momentum")),

@@ -30,11 +30,11 @@ def apply_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
     r.w = r.w * kept - rate * r.g
 
 
-def _plain(r: Rows) -> None:
+def _rowwise_adagrad(r: Rows) -> None:
     r.w = r.w - adagrad_rate(r, r.g) * r.g
 
 
-def _decay(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+def _decay_and_rate(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the factor by which the weight decays, and the rate of the gradient."""
     rate = adagrad_rate(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
     return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
@@ -45,7 +45,7 @@ def _bounded(r: Rows) -> None:
 
     Also the formula of ensembles, whose other state, an average of the weight, changes in the table pass only.
     """
-    kept, rate = _decay(r)
+    kept, rate = _decay_and_rate(r)
     norm = at_most(at_least(r.norm(r.w * kept - rate * r.g), LEAST_NORM), LARGEST)
     factor = at_most(r.c.max_norm / norm, 1.0)
     apply_step(r, kept * factor, rate * factor)
@@ -64,7 +64,7 @@ def _with_decay(options: Options, t: int) -> Coefficients:
     return {**plain, "l2": 0.0, "decoupled": plain["lr"] * decay}
 
 
-def _move_ensemble(options: Options, t: int, parts: dict[str, torch.Tensor]) -> None:
+def _average_and_swap(options: Options, t: int, parts: dict[str, torch.Tensor]) -> None:
     weight, average = parts["weight"], parts["sparse_ema"]
     averages = t % options["step_ema"] == 0
     if averages:
@@ -104,7 +104,7 @@ _GLOBAL_OPTIONS = {**MODE_OPTIONS, "weight_decay_mode": "decouple_global", "gwd_
 _DECAY_MODES = {"weight_decay_mode": ("l2", "decouple")}
 
 ROWWISE = OptimizerSpec(
-    Formula("rowwise_adagrad", _plain, "lr eps", (SUM,)),
+    Formula("rowwise_adagrad", _rowwise_adagrad, "lr eps", (SUM,)),
     "RowWiseAdagrad",
     ("torchrec.optim.rowwise_adagrad.RowWiseAdagrad",),
     ADAGRAD_OPTIONS,
@@ -113,7 +113,9 @@ ROWWISE = OptimizerSpec(
 )
 _DECAYED = replace(
     ROWWISE,
-    formula=Formula("decayed_rowwise_adagrad", lambda r: apply_step(r, *_decay(r)), "lr eps l2 decoupled", (SUM,)),
+    formula=Formula(
+        "decayed_rowwise_adagrad", lambda r: apply_step(r, *_decay_and_rate(r)), "lr eps l2 decoupled", (SUM,)
+    ),
     options=_DECAY_OPTIONS,
     coefficients=_with_decay,
     when=lambda options: bool(options.get("weight_decay")),
@@ -141,7 +143,7 @@ _ENSEMBLE = replace(
     table_pass=TablePass(
         ("weight", "sparse_ema"),
         lambda options, t: t % options["step_ema"] == 0 or t % options["step_swap"] == 0,
-        _move_ensemble,
+        _average_and_swap,
     ),
 )
 _GLOBALLY_DECAYED = replace(

@@ -20,10 +20,10 @@ _MODULES = (
 def install() -> None:
     """Removes the groups from default arguments of these modules, now or as soon as they are imported."""
     for name in _MODULES:
-        after_import(name, _forget_groups)
+        after_import(name, _remove_default_groups)
 
 
-def _forget_groups(module: Any) -> None:
+def _remove_default_groups(module: Any) -> None:
     """Replaces default arguments that are a process group by None, which means the same.
 
     Python evaluates `group=group.WORLD` once, when the module is imported: to None before `init_process_group`, to the
@@ -32,13 +32,13 @@ def _forget_groups(module: Any) -> None:
     """
     from torch.distributed import ProcessGroup
 
-    for function in _functions(module):
+    for function in _functions_with_defaults(module):
         function.__defaults__ = tuple(
             None if isinstance(default, ProcessGroup) else default for default in function.__defaults__
         )
 
 
-def _functions(module: Any) -> Iterator[Any]:
+def _functions_with_defaults(module: Any) -> Iterator[Any]:
     """Returns the functions of the module, and of its classes, that have default arguments."""
     of_module = [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
     of_classes = [member for cls in of_module if inspect.isclass(cls) for member in vars(cls).values()]

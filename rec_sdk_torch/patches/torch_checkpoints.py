@@ -22,8 +22,8 @@ _PACKAGE = "torch.distributed.checkpoint"
 def install() -> None:
     """Patches each of torch's modules, now or as soon as it is imported."""
     after_import(f"{_PACKAGE}.state_dict", _wrap_full_state_dicts)
-    after_import(f"{_PACKAGE}.state_dict_saver", _check_saves)
-    after_import(f"{_PACKAGE}.state_dict_loader", _check_loads)
+    after_import(f"{_PACKAGE}.state_dict_saver", _wrap_saves)
+    after_import(f"{_PACKAGE}.state_dict_loader", _wrap_loads)
 
 
 def _wrap_full_state_dicts(module: Any) -> None:
@@ -31,18 +31,18 @@ def _wrap_full_state_dicts(module: Any) -> None:
 
     @functools.wraps(get)
     def getting(model: Any, info: Any) -> Any:
-        with _of_whole_tables(info, on_all_ranks=not info.cpu_offload):
+        with _with_full_tables(info, on_all_ranks=not info.cpu_offload):
             return get(model, info)
 
     @functools.wraps(load)
     def loading(model: Any, state_dict: Any, info: Any) -> Any:
-        with _of_whole_tables(info, on_all_ranks=True):
+        with _with_full_tables(info, on_all_ranks=True):
             return load(model, state_dict, info)
 
     module._get_model_state_dict, module._load_model_state_dict = getting, loading
 
 
-def _of_whole_tables(info: Any, on_all_ranks: bool) -> AbstractContextManager[None]:
+def _with_full_tables(info: Any, on_all_ranks: bool) -> AbstractContextManager[None]:
     if not info.full_state_dict:
         return contextlib.nullcontext()
     from ..distributed.full_state_dicts import full_state_dicts
@@ -50,34 +50,34 @@ def _of_whole_tables(info: Any, on_all_ranks: bool) -> AbstractContextManager[No
     return full_state_dicts(on_all_ranks)
 
 
-def _check_saves(module: Any) -> None:
+def _wrap_saves(module: Any) -> None:
     convert = module._stateful_to_state_dict  # called first by `save`, and by `async_save` in the calling thread
 
     @functools.wraps(convert)
     def converting(state_dict: Any) -> Any:
         result = convert(state_dict)
-        _check(result)
+        _check_rank_rows(result)
         return result
 
     module._stateful_to_state_dict = converting
-    module._save_state_dict = _checked(module._save_state_dict)
+    module._save_state_dict = _with_check(module._save_state_dict)
 
 
-def _check_loads(module: Any) -> None:
-    module._load_state_dict = _checked(module._load_state_dict)
+def _wrap_loads(module: Any) -> None:
+    module._load_state_dict = _with_check(module._load_state_dict)
 
 
-def _checked(function: Any) -> Any:
+def _with_check(function: Any) -> Any:
     @functools.wraps(function)
     def checked(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("no_dist"):
-            _check(state_dict)
+            _check_rank_rows(state_dict)
         return function(state_dict, *args, **kwargs)
 
     return checked
 
 
-def _check(state_dict: Any) -> None:
+def _check_rank_rows(state_dict: Any) -> None:
     from ..runtime.rank_rows import refuse_rank_rows
 
     refuse_rank_rows(state_dict)

@@ -46,14 +46,14 @@ def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
             return result
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, Proxy):
-                result = _node(argument.tracer, args[0], args[1:], kwargs)
+                result = _add_node(argument.tracer, args[0], args[1:], kwargs)
                 return result
         return function(*args, **kwargs)
 
     return called
 
 
-def _node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
+def _add_node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Adds the call of `module` to the graph of a torch.fx tracer, as for a leaf module of torch."""
     path = tracer.path_of_module(module)
     if not path:

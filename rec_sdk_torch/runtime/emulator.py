@@ -152,13 +152,13 @@ def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:
     return environment
 
 
-def _devices(text: str) -> str:
+def _parse_devices(text: str) -> str:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it must be a number from 1 to 64")
     return text
 
 
-def _memory(text: str) -> str:
+def _parse_memory(text: str) -> str:
     match = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", text)
     size = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
     if not 1 << 20 <= size <= 1 << 40:
@@ -166,7 +166,7 @@ def _memory(text: str) -> str:
     return text
 
 
-def _streams(text: str) -> str:
+def _parse_streams(text: str) -> str:
     seed = re.fullmatch(r"random:([0-9]+)", text)
     if text not in ("eager", "late") and not (seed and int(seed[1]) < 1 << 64):
         raise argparse.ArgumentTypeError(
@@ -183,11 +183,16 @@ def _parser() -> argparse.ArgumentParser:
         example=_EXAMPLE,
         allow_abbrev=False,
     )
-    parser.add_argument("--devices", type=_devices, metavar="N", help="emulated NPUs of the machine (default 2)")
+    parser.add_argument("--devices", type=_parse_devices, metavar="N", help="emulated NPUs of the machine (default 2)")
     parser.add_argument("--soc", metavar="NAME", help="chip whose rules the kernels are held to (default Ascend910B1)")
-    parser.add_argument("--memory", type=_memory, metavar="SIZE", help="memory of each NPU, such as 512M (default 16G)")
     parser.add_argument(
-        "--streams", type=_streams, metavar="ORDER", help="when streams run: eager, late or random:SEED (default eager)"
+        "--memory", type=_parse_memory, metavar="SIZE", help="memory of each NPU, such as 512M (default 16G)"
+    )
+    parser.add_argument(
+        "--streams",
+        type=_parse_streams,
+        metavar="ORDER",
+        help="when streams run: eager, late or random:SEED (default eager)",
     )
     parser.add_argument("--force", action="store_true", help="emulate although a real CANN is installed")
     what = parser.add_mutually_exclusive_group()

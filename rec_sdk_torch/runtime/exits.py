@@ -76,10 +76,10 @@ def ending() -> bool:
     return bool(_ending_in)
 
 
-def _park(here: CallingThread) -> None:
+def _park(thread: CallingThread) -> None:
     """Blocks the thread forever if this is its outermost call and another thread runs the exit."""
-    if here.depth == 1 and not here.own and _thread.get_ident() not in _ending_in:
-        here.parked = True
+    if thread.depth == 1 and not thread.own and _thread.get_ident() not in _ending_in:
+        thread.parked = True
         lock = _thread.allocate_lock()
         lock.acquire()
         lock.acquire()  # blocks forever, with the interpreter lock released
@@ -95,28 +95,28 @@ class _Calls:
         # Not contextlib.ContextDecorator: `warn` would take a frame of contextlib for the user's line.
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            here = _callers.get(_thread.get_ident()) or calling_thread()
-            here.depth += 1
+            thread = _callers.get(_thread.get_ident()) or calling_thread()
+            thread.depth += 1
             if _ending_in:
-                _park(here)
+                _park(thread)
             try:
                 return function(*args, **kwargs)
             finally:
-                here.depth -= 1
-                here.last_exit = time.monotonic()
+                thread.depth -= 1
+                thread.last_exit = time.monotonic()
 
         return call
 
     def __enter__(self) -> None:
-        here = _callers.get(_thread.get_ident()) or calling_thread()
-        here.depth += 1  # before the test: the exit sets `_ending_in` first and then reads `depth`
+        thread = _callers.get(_thread.get_ident()) or calling_thread()
+        thread.depth += 1  # before the test: the exit sets `_ending_in` first and then reads `depth`
         if _ending_in:
-            _park(here)
+            _park(thread)
 
     def __exit__(self, *error: object) -> None:
-        here = _callers.get(_thread.get_ident()) or calling_thread()
-        here.depth -= 1
-        here.last_exit = time.monotonic()
+        thread = _callers.get(_thread.get_ident()) or calling_thread()
+        thread.depth -= 1
+        thread.last_exit = time.monotonic()
 
 
 calls = _Calls()

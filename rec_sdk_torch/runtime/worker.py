@@ -26,7 +26,7 @@ _RETRY = 0.01
 """Seconds between two attempts to allocate memory that ran out."""
 
 
-def _work(jobs: SimpleQueue[Job | None]) -> None:
+def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         try:
             job()
@@ -37,7 +37,7 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
     jobs.put(None)  # ends a second thread, which an interrupt in `run` may have started
 
 
-def _stop(jobs: SimpleQueue[Job | None], threads: list[threading.Thread]) -> None:
+def _stop_threads(jobs: SimpleQueue[Job | None], threads: list[threading.Thread]) -> None:
     jobs.put(None)
     for thread in threads:
         if thread is not threading.current_thread() and thread.is_alive():
@@ -55,7 +55,7 @@ class Worker:
         self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._finalizer = weakref.finalize(self, _stop, self._jobs, self._threads)
+        self._finalizer = weakref.finalize(self, _stop_threads, self._jobs, self._threads)
         self._finalizer.atexit = False  # `OwnThread` ends the thread at exit
 
     def run(self, job: Job) -> None:
@@ -65,7 +65,7 @@ class Worker:
                 job()
             return
         if not any(thread.is_alive() for thread in self._threads):  # at the first job, and in a forked process
-            work = functools.partial(_work, self._jobs)
+            work = functools.partial(_run_jobs, self._jobs)
             thread = OwnThread(work, self._name, stop=functools.partial(self._jobs.put, None))
             self._threads[:] = [thread]
             thread.start()

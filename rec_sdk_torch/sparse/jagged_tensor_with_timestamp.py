@@ -15,7 +15,7 @@ from ..runtime.numbers import cast_in_range
 Features = TypeVar("Features", bound=KeyedJaggedTensor)
 
 
-def _check(timestamps: torch.Tensor | None, values: torch.Tensor, **others: torch.Tensor | None) -> None:
+def _check_tensors(timestamps: torch.Tensor | None, values: torch.Tensor, **others: torch.Tensor | None) -> None:
     for name, tensor in {"timestamps": timestamps, "values": values, **others}.items():
         if not isinstance(tensor, (torch.Tensor, torch.fx.Proxy)) and (tensor is not None or name == "values"):
             raise TypeError(f"{name} is {tensor!r}, expected a tensor")
@@ -59,7 +59,7 @@ class JaggedTensorWithTimestamp(JaggedTensor):
         Raises:
             ValueError, TypeError: timestamps are not one integer per id, or an argument is not a tensor.
         """
-        _check(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
+        _check_tensors(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(values, weights, lengths, offsets)
         self._timestamps = timestamps
 
@@ -128,7 +128,7 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
             ValueError, TypeError: timestamps are not one integer per id, labels are not one whole number per sample, or
                 an argument is not a tensor.
         """
-        _check(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
+        _check_tensors(timestamps, values, weights=weights, lengths=lengths, offsets=offsets)
         super().__init__(keys, values, weights, lengths, offsets, *args, **kwargs)
         self._timestamps = timestamps
         self._click_labels: torch.Tensor | None = None
@@ -157,7 +157,7 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
 
     def to(self, device: torch.device, non_blocking: bool = False, dtype: Any = None) -> KeyedJaggedTensorWithTimestamp:
         """Returns a copy on `device`, with timestamps and click labels."""
-        extras = (_moved(extra, device, non_blocking) for extra in (self._timestamps, self._click_labels))
+        extras = (_move(extra, device, non_blocking) for extra in (self._timestamps, self._click_labels))
         return _with_extras(super().to(device, non_blocking, dtype), *extras)
 
     def pin_memory(self) -> KeyedJaggedTensorWithTimestamp:
@@ -212,7 +212,7 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
         )
 
 
-def _moved(extra: torch.Tensor | None, device: torch.device, non_blocking: bool) -> torch.Tensor | None:
+def _move(extra: torch.Tensor | None, device: torch.device, non_blocking: bool) -> torch.Tensor | None:
     return None if extra is None else extra.to(device, non_blocking=non_blocking)
 
 

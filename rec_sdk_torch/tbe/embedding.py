@@ -260,7 +260,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             return torch.cat(self.lookup_features(replace(batch, joined=False)))
         outputs = self._lookup(batch)
         if len(outputs) > 1:
-            pairs = zip(outputs, self._lengths(batch), strict=True)
+            pairs = zip(outputs, self._lookup_counts(batch), strict=True)
             parts = [part for rows, of_group in pairs for part in rows.split(of_group)]
             outputs = (torch.cat(self._by_feature(parts)),)
         return outputs[0] if batch.parent is None else restore_padding_rows(outputs, batch, joined=True)[0]
@@ -281,7 +281,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         of_features = dict(zip(features, parts, strict=True))
         return [of_features[feature] for feature in range(self.num_features)]
 
-    def _lengths(self, batch: Batch) -> list[list[int]]:
+    def _lookup_counts(self, batch: Batch) -> list[list[int]]:
         """Returns the number of lookups of each feature of each group."""
         return [batch.lookup_counts(group.features).tolist() for group in self.layout.built]
 
@@ -303,9 +303,9 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             return self._read(read, trained)
         return frozen.merge_outputs(self._train(trained), self._read(read, None), self.groups)
 
-    def _shape_of(self, batch: Batch) -> tuple[list[list[int]] | None, tuple[int, int] | None]:
+    def _output_shape(self, batch: Batch) -> tuple[list[list[int]] | None, tuple[int, int] | None]:
         """Returns the arguments `lengths` and `shape` of `Step` for a batch."""
-        lengths = None if self.pooled or batch.joined else self._lengths(batch)
+        lengths = None if self.pooled or batch.joined else self._lookup_counts(batch)
         return lengths, (batch.batch_size, self._width) if self.pooled else None
 
     def _read(self, batch: Batch, prefetched_as: Batch | None) -> tuple[torch.Tensor, ...]:
@@ -317,7 +317,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         """
         layout, groups = self.layout, self.layout.groups
         weights = [None] * len(groups) if batch.weights is None else layout.weights_of(batch)
-        lengths, shape = self._shape_of(batch)
+        lengths, shape = self._output_shape(batch)
         with layout.locks.exclusive():
             if prefetched_as is not None:
                 self.queue.remove_read(prefetched_as)
@@ -332,14 +332,14 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             self._trainable = layout.fit_caches(batch.original, self.queue.batches_to_hold())
         groups = layout.built or layout.groups
         weights = () if batch.weights is None else layout.weights_of(batch)
-        lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._shape_of(batch)
+        lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._output_shape(batch)
         if self._anchor is None:
             with layout.locks.launch:
                 if self._anchor is None:  # tested again under the lock: backward passes only find the latest anchor
                     self._anchor = layout.edges.anchor(self.device)
         hooks = saved_tensors_hooks(True)
         if hooks is not None:
-            earlier = self._recomputations.earlier(hooks[0], batch)
+            earlier = self._recomputations.find_step(hooks[0], batch)
             if earlier is not None:
                 repeated: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, RecomputedStep(earlier), *weights)
                 return repeated

@@ -75,12 +75,12 @@ class Gradients:
 
     def sums(self) -> torch.Tensor:
         """Sums the scaled gradients of each row's lookups, float32 `[U, D]`. `check_contents` must be called before."""
-        terms = self._terms()
+        terms = self._gradient_rows()
         if self._scale is not None:
             terms = self._scale[:, None] * terms
         return segment_sums(terms, self._offsets)
 
-    def _terms(self) -> torch.Tensor:
+    def _gradient_rows(self) -> torch.Tensor:
         if self._source is None or len(self._grads) == 1:
             return self._read(self._grads[0], slice(None))
         terms = self._grads[0].new_empty((len(self._row), self._dim))

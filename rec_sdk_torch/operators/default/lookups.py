@@ -17,10 +17,10 @@ def lookup_sequence(weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     check.tensor("slots", slots, torch.int32, 1)
     check.weights(weights)
     check.vector("slots", slots, torch.int32)
-    return _rows(check, weights, slots)
+    return _look_up(check, weights, slots)
 
 
-def _rows(check: Checker, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def _look_up(check: Checker, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return weights.index_select(0, check.indices("slots", slots, weights.shape[0])).float()
 
 
@@ -39,7 +39,7 @@ def lookup_pooled(
     check.weights(weights)
     check.vector("slots", slots, torch.int32)
     bags = PooledArguments(slots.shape[0], weights.shape[1], offsets, per_sample_weights, columns, mean, first_bag, out)
-    pool(bags, bags.check(check), _rows(check, weights, slots))
+    pool(bags, bags.check(check), _look_up(check, weights, slots))
 
 
 class PooledArguments(NamedTuple):
@@ -117,7 +117,7 @@ def pooled_weights_grad(
     check.bags(offsets, columns, mean, 0, batch_size)
     ends = check.offsets("offsets", offsets, slots.shape[0])
     check.slices(columns, dim, grad.shape[1])
-    rows = _rows(check, weights, slots)
+    rows = _look_up(check, weights, slots)
     if len(rows) == 0:
         return rows.new_empty((0,))
     lengths = ends.diff()

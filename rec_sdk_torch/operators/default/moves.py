@@ -8,12 +8,12 @@ from .checks import Checker
 from .write import Write
 
 
-def _records(check: Checker, cache: torch.Tensor) -> None:
+def _check_records(check: Checker, cache: torch.Tensor) -> None:
     check.tensor("cache", cache, torch.uint8, 2)
     check.contiguous("cache", cache)
 
 
-def _packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, count: int) -> None:
+def _check_packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, count: int) -> None:
     """Checks `count` contiguous records, which may be in pinned host memory if the cache is on CUDA."""
     check.type_and_rank(name, rows, torch.uint8, 2)
     near = rows.device == cache.device or (cache.is_cuda and rows.is_pinned())
@@ -26,7 +26,7 @@ def _packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, 
 def gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Copies records out of the cache; see op_kernels/gather_rows/README.md."""
     check = Checker("gather_rows", cache)
-    _records(check, cache)
+    _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
     return cache.index_select(0, check.indices("slots", slots, cache.shape[0]))
 
@@ -34,9 +34,9 @@ def gather_rows(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 def gather_rows_out(cache: torch.Tensor, slots: torch.Tensor, *, out: torch.Tensor) -> None:
     """Copies records out of the cache into `out`; see op_kernels/gather_rows/README.md."""
     check = Checker("gather_rows", cache)
-    _records(check, cache)
+    _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
-    _packed(check, cache, "out", out, slots.shape[0])
+    _check_packed(check, cache, "out", out, slots.shape[0])
     out.copy_(gather_rows(cache, slots))
 
 
@@ -47,9 +47,9 @@ def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -
 
 def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
     """Copies records into the cache like `scatter_rows`, for any operator; `check` names it in errors."""
-    _records(check, cache)
+    _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
-    _packed(check, cache, "rows", rows, slots.shape[0])
+    _check_packed(check, cache, "rows", rows, slots.shape[0])
     return Write(cache, check.indices("slots", slots, cache.shape[0]), rows.to(cache.device))
 
 
@@ -69,13 +69,13 @@ def swap(
     leaving: torch.Tensor,
 ) -> Write:
     """Copies the victims to `leaving`, and returns the write of the new records, for any operator that swaps."""
-    _records(check, cache)
+    _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
     count = slots.shape[0]
     check.vector("places", places, torch.int32, count)
-    _packed(check, cache, "rows", rows, count)
+    _check_packed(check, cache, "rows", rows, count)
     leave = leaving.shape[0] if leaving.dim() else 0
-    _packed(check, cache, "leaving", leaving, leave)
+    _check_packed(check, cache, "leaving", leaving, leave)
     check.require(leave <= count, f"leaving must have at most {count} rows, got {leave}")
     at = check.indices("slots", slots, cache.shape[0])
     _check_places(check, places.long(), leave)

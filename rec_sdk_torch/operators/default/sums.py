@@ -33,7 +33,7 @@ def segment_sums(terms: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     counts = (lengths + (BLOCK - 1)) // BLOCK
     sums = _block_sums(terms, offsets[:-1], lengths, counts)
     while sums.shape[0] > 0 and int(counts.max()) > 1:
-        sums, counts = _pairs(sums, counts)
+        sums, counts = _add_pairs(sums, counts)
     every = terms.new_zeros((len(lengths), terms.shape[1]))
     every[counts > 0] = sums
     return every
@@ -50,7 +50,7 @@ def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
     return sums
 
 
-def _pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _add_pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds neighbouring sums of each segment; the last of an odd number stays. Same order as the kernels' counter."""
     halved = (counts + 1) // 2
     segment, place = list_positions(halved)

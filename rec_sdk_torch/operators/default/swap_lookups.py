@@ -28,7 +28,7 @@ def swap_lookup_sequence(
     _check_dim(check, cache, dim, weight_dtype)
     new_rows = _check_lookups(check, cache, slots, lookup_slots, origins)
     write = _swap(check, cache, slots, places, rows, leaving)
-    looked_up = _rows(cache, rows, dim, weight_dtype, lookup_slots, new_rows)
+    looked_up = _look_up(cache, rows, dim, weight_dtype, lookup_slots, new_rows)
     return write._replace(result=looked_up)
 
 
@@ -56,7 +56,7 @@ def swap_lookup_pooled(
     bags = PooledArguments(lookup_slots.shape[0], dim, offsets, per_sample_weights, columns, mean, first_bag, out)
     checked = bags.check(check)
     write = _swap(check, cache, slots, places, rows, leaving)
-    pool(bags, checked, _rows(cache, rows, dim, weight_dtype, lookup_slots, new_rows))
+    pool(bags, checked, _look_up(cache, rows, dim, weight_dtype, lookup_slots, new_rows))
     return write
 
 
@@ -111,7 +111,7 @@ def _swap(
     return swap(check, cache, slots, places, rows, leaving)
 
 
-def _rows(
+def _look_up(
     cache: torch.Tensor,
     rows: torch.Tensor,
     dim: int,

@@ -42,7 +42,7 @@ def update_rows(
     """Updates rows with the gradients of their lookups; see op_kernels/update_rows/README.md."""
     check = Checker("update_rows", cache)
     check_gradients(check, grads)
-    layout = _layout(check, cache, optimizer, dim, weight_dtype, state_dtypes)
+    layout = _check_layout(check, cache, optimizer, dim, weight_dtype, state_dtypes)
     lookups = unique_slots, segment_offsets, grad_row, grad_source, grad_column, scale, hot_segments
     gradients = Gradients(check, grads, dim, *lookups)
     count = unique_slots.shape[0]
@@ -67,7 +67,7 @@ def update_rows(
     if row_norms is not None:
         row_norms[0] = lane_sums(sums * sums)[:, 0]
         row_norms[1] = sums.abs().amax(1)
-    g = clipped(sums, of_row[:, :1])
+    g = clip(sums, of_row[:, :1])
     named = Coefficients(of_row, formula.coefficients)
     rows = Rows(weights.float(), g, [state.float() for state in states], named, lane_sums)
     formula.update(rows)
@@ -80,13 +80,13 @@ def update_rows(
     return Write(cache, gradients.slots, records)
 
 
-def clipped(g: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+def clip(g: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     """Clips `g` elementwise to `[-bound, bound]`; a NaN stays NaN."""
     below = torch.where(bound < g, bound, g)
     return torch.where(below < -bound, -bound, below)
 
 
-def _layout(
+def _check_layout(
     check: Checker,
     cache: torch.Tensor,
     optimizer: str,

@@ -17,14 +17,14 @@ def tables_html(title: str, layout: Layout, monitor: Monitor) -> str:
     Column `rows` is the present number of rows, `of` is `num_embeddings`. Cells without a value yet show "-".
     """
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-    lines = "".join(_line(layout, monitor, table.name) for table in layout.tables)
+    lines = "".join(_table_row(layout, monitor, table.name) for table in layout.tables)
     return (
         f"<table><caption>{escape(title)} on {escape(str(layout.device))}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     )
 
 
-def _line(layout: Layout, monitor: Monitor, name: str) -> str:
+def _table_row(layout: Layout, monitor: Monitor, name: str) -> str:
     table = layout.config(name)
     slots = {member.config.name: member.slots for group in layout.built for member in group.members}
     stats, memory = monitor.cache_stats(layout.built, name), memory_report(layout.built, name)

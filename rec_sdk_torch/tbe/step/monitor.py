@@ -44,7 +44,7 @@ class Monitor:
     def cache_stats(self, groups: Sequence[Group], table: str | None) -> dict[str, int]:
         """Returns the counters of `TableBatchedEmbedding.cache_stats`, of one table or, with None, of all."""
         total = dict.fromkeys(COUNTERS, 0)
-        for group, place in _places(groups, table):
+        for group, place in _groups_with(groups, table):
             counted = group.stats(place)
             total["largest_batch"] = max(total["largest_batch"], counted.pop("largest_batch"))
             for name, value in counted.items():
@@ -121,7 +121,7 @@ COUNTERS = (
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     """Returns the bytes of `TableBatchedEmbedding.memory_report`, of one table or, with None, of all."""
     report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates", "evicted"), 0)
-    for group, place in _places(groups, table):
+    for group, place in _groups_with(groups, table):
         members = group.members if place is None else [group.members[place]]
         memory = group.memory(place)
         report["device"] += sum(member.cache_slots for member in members) * group.swap.slot_bytes()
@@ -136,7 +136,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     return report
 
 
-def _places(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group, int | None]]:
+def _groups_with(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group, int | None]]:
     """Yields all groups, each with None; or the group of `table`, with the table's index in it."""
     for group in groups:
         names = [member.config.name for member in group.members]

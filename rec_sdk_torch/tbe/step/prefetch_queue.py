@@ -423,13 +423,13 @@ class PrefetchQueue:
                         self.idle = True  # under the lock: a thread that adds a batch then sees it, and starts planning
                         return
                 if prefetched is not None:
-                    self._prepare(prefetched)
+                    self._plan_and_stage(prefetched)
                 elif announces is not None:
                     self._announce(announces)
         finally:
             self.idle = True
 
-    def _prepare(self, prefetched: Prefetched) -> None:
+    def _plan_and_stage(self, prefetched: Prefetched) -> None:
         """Plans a batch and stages its missing rows. The batch's forward raises the errors that are suppressed here."""
         with device_context(self._layout.device):
             plans = self._plan_ahead(prefetched)

@@ -65,7 +65,7 @@ class Recomputations:
             step.keeps_rows_for_recompute = True
             self._steps.setdefault(frame, []).append((batch, step))
 
-    def earlier(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
+    def find_step(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
         """Returns the step that a lookup repeats; None if it repeats none.
 
         Args:
@@ -79,7 +79,7 @@ class Recomputations:
         if frame is None or not (again or graph_task() != -1):
             return None
         if not again:  # a new region inside a region that is run again
-            step = self._latest(batch)
+            step = self._latest_step(batch)
             if step is not None:
                 self._steps.setdefault(frame, []).append((batch, step))
             return step
@@ -93,7 +93,7 @@ class Recomputations:
             )
         return steps[number][1]
 
-    def _latest(self, batch: Batch) -> Step | None:
+    def _latest_step(self, batch: Batch) -> Step | None:
         of_regions = [entry for steps in self._steps.values() for entry in steps]
         return next(
             (step for known, step in reversed(of_regions) if not step.finished and known.same_plan(batch)), None

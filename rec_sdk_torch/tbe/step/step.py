@@ -182,7 +182,7 @@ class Step:
                 return self._only_weights(of_groups, wanted)
             for_rows: Grads | None = of_groups
             if guard.scaler is not None or guard.check_finite != "off":
-                checked = guard.check(converted, self._tables)
+                checked = guard.check(converted, self._selected_tables)
                 for_rows = None if checked is None else self._by_group(checked)
             if tables is not None and for_rows is not None:
                 for_rows = self._mask_other_tables(for_rows, tables)
@@ -208,7 +208,7 @@ class Step:
             or any(optimizer.has_table_pass_after_next() for group in self._groups for optimizer in group.optimizers)
         )
 
-    def _tables(self, selected: Sequence[bool]) -> list[str]:
+    def _selected_tables(self, selected: Sequence[bool]) -> list[str]:
         """Returns the names of the tables whose outputs are selected; an output may belong to several tables."""
         names: set[str] = set()
         for group, outputs in zip(self._groups, self._by_group(selected), strict=True):
