@@ -31,7 +31,7 @@ class Participants:
         """
         exchanges = [owner.exchange for owner in owners if owner.exchange is not None]
         if len({(each.rank, each.world_size) for each in exchanges}) > 1:
-            raise ValueError("collections of one model are sharded over groups of other ranks: save them one by one")
+            raise ValueError("collections of the model are sharded over different process groups: save each by itself")
         self._group = exchanges[0].ids if exchanges else None
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 

@@ -229,7 +229,7 @@ def _rec_sdk_save(paths: Sequence[Path]) -> Path | None:
     """Returns the save of Rec SDK that `paths` name; None if they name none."""
     found = [folder for each in paths if (folder := rec_sdk.find_save(each.resolve())) is not None]
     if found and len(paths) > 1:
-        raise CheckpointError(f"{found[0]}: a save of Rec SDK's, which is loaded by itself, not beside other folders")
+        raise CheckpointError(f"{found[0]}: a save of Rec SDK must be the only path")
     return found[0] if found else None
 
 

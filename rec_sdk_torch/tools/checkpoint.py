@@ -63,7 +63,7 @@ def quantize(path: Paths, output: Path, bits: int) -> None:
     for folder in done.written:
         print(folder)
     if not done.written:
-        print(f"{done.save} is there already")
+        print(f"{done.save} exists already")
         return
     for table in done.tables:
         print(

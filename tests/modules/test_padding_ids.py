@@ -170,5 +170,5 @@ def test_exported_sums_read_zeros(config: Any) -> None:
 def test_means_are_not_exported() -> None:
     ours = bags_collection(torch.device("cpu"), bag_config(pooling=PoolingType.MEAN), padding_idx=PADDING)
     for write in (export.to_torchrec, export.to_embedding_bags):
-        with pytest.raises(ValueError, match="'t0': a MEAN that does not count padding_idx"):
+        with pytest.raises(ValueError, match="'t0': a MEAN with padding_idx"):
             write(ours)

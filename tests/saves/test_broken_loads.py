@@ -119,7 +119,7 @@ def test_tables_are_emptied_first_where_memory_is_short(
     with monkeypatch.context() as patch:
         patch.setattr(save_reader, "open_file", FailingOpen(number, OSError("planted")))
         with (
-            pytest.warns(UserWarning, match=r"host memory has no room .* emptied first"),
+            pytest.warns(UserWarning, match=r"host memory cannot hold .* emptied first"),
             pytest.raises(OSError, match="planted"),
         ):
             loaded(path, target)

@@ -217,7 +217,7 @@ def loaded_elsewhere(
     other = after.make(cache=int(random.integers(30, 60)))
     (old,), (new,) = model.tables, other.tables
     if old.hashed and not new.hashed and int(model.view("t").ids().max()) >= new.num_embeddings:
-        refused(other, path, "are no rows of the index table")
+        refused(other, path, "are out of range for the index table")
         return model, before
     loaded(path, other)
     check_nothing_is_overdue(other, after.rules if new.hashed else "none", kept(model)[0])
@@ -302,4 +302,4 @@ def test_a_delta_does_not_follow_a_save_of_another_size(rows: int, tmp_path: Pat
 def test_ids_of_a_hash_table_are_not_left_out(tmp_path: Path) -> None:
     """Ids are not row numbers: a hash table with larger ids cannot become a smaller index table."""
     save(train(of_sizes(hashed=True), range(9)), tmp_path)
-    refused(of_sizes(23), tmp_path, "are no rows of the index table 'i', which has num_embeddings 23")
+    refused(of_sizes(23), tmp_path, "are out of range for the index table 'i', which has num_embeddings 23")

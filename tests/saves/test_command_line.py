@@ -30,7 +30,7 @@ def test_export(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         expected = view.read(ids).parts["weight"]
         assert torch.equal(weight, expected.float() if kind == "npz" else expected)
     assert main(["export", str(tmp_path / "saves"), str(tmp_path / "out"), "--format", kind]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "saves"), str(tmp_path / "o"), "--table", "x"]) == 1
     assert "has no tables ['x']" in capsys.readouterr().err
 

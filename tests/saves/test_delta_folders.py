@@ -138,7 +138,7 @@ def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> No
     base.rename(tmp_path / "away")
     same(loaded(whole / "deltas" / "of model"), source)
     target = trained(range(70, 72))
-    wrong = f"{first.id}, which is not in {deltas}, {base}; {base}: there is no such folder; if it lies elsewhere, give"
+    wrong = f"{first.id}, which is not in {deltas}, {base}; {base}: there is no such folder; if it is elsewhere, pass"
     refused(target, deltas, wrong)
     with pytest.raises(rst.CheckpointError, match="which is not in"):
         TableReader(deltas, "a")
@@ -247,9 +247,9 @@ def test_the_version_says_that_other_folders_are_needed(two_folders: tuple[Path,
     checksum = json.loads(body)["checksum"]
     plain = body.replace(f'\n "checksum": {checksum},', "")
     (save / MANIFEST).write_text(body.replace(str(checksum), str(zlib.crc32(plain.encode()))))
-    refused(make(), deltas, "it follows saves in other folders, as from format version 3 on")
+    refused(make(), deltas, "it follows saves in other folders, which requires format version 3")
     _write(saves[0], {"folders": [".."]})
-    refused(make(), saves[0], "a full save follows no save in")
+    refused(make(), saves[0], "a full save follows no other save")
 
 
 def test_the_command_shows_where_a_base_is(two_folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path
 
 def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
     source = make(track_changes=False)
-    with pytest.raises(ValueError, match=r"tables \['a', 'b', 'c', 'd'\] do not keep.*is_incremental=True"):
+    with pytest.raises(ValueError, match=r"tables \['a', 'b', 'c', 'd'\] do not track changes.*is_incremental=True"):
         delta(source, tmp_path)
     assert not os.listdir(tmp_path)
 

@@ -317,14 +317,14 @@ def test_invalid_offsets_in_a_pack_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"files": [{**first, "offset": -1}, second]}, "offset is -1, expected a number from 0"),
         ({"files": [{**first, "offset": "0"}, second]}, "offset is '0', expected an int"),
-        ({"files": [{**first, "offset": 1}, second]}, "at bytes 1 and [0-9]+, which share bytes"),
+        ({"files": [{**first, "offset": 1}, second]}, "at bytes 1 and [0-9]+, which overlap"),
         ({"files": [{**first, "offset": size}, second]}, "damaged, it ends at byte"),
         ({"files": [{**first, "offset": 2**62}, second]}, "damaged, it ends at byte"),
-        ({"files": [{**first, "offset": second["offset"]}, second]}, "which share bytes"),
+        ({"files": [{**first, "offset": second["offset"]}, second]}, "which overlap"),
         ({"files": [{**first, "offset": 1, "bytes": first["bytes"] - 1}, second]}, "damaged, its header"),
         ({"files": [alone, second]}, "damaged, it has [0-9]+ bytes, expected"),
         ({"files": [moved]}, "files are missing|expected"),
-        ({"version": 1}, "from format version 2 on"),
+        ({"version": 1}, "requires format version 2"),
     ):
         files_of = change.get("files", [first, second])
         odd_saves.write_manifest(folder, body | change | {"files": [*files_of, *others]})

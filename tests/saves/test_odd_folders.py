@@ -184,7 +184,7 @@ def test_saves_in_one_microsecond(clock: Clock, tmp_path: Path) -> None:
 def test_names_increase_when_the_clock_goes_back(clock: Clock, tmp_path: Path) -> None:
     next_save(tmp_path)
     clock.time -= timedelta(hours=1)
-    message = "the save 20261123104500 is named by a time to come, the clock says 20261123094500"
+    message = "the save 20261123104500 is named by a future time, the clock says 20261123094500"
     with pytest.warns(UserWarning, match=message):
         assert next_save(tmp_path) == "20261123104500.000001"
     clock.time += timedelta(hours=2)
@@ -212,9 +212,9 @@ def test_the_last_possible_name(clock: Clock, tmp_path: Path) -> None:
     for name in ("99991231235959", "99991231235959.999998"):
         (tmp_path / name).mkdir()
         (tmp_path / name / MANIFEST).touch()
-    with pytest.warns(UserWarning, match="named by a time to come"):
+    with pytest.warns(UserWarning, match="named by a future time"):
         assert next_save(tmp_path) == "99991231235959.999999"
-    with pytest.raises(CheckpointError, match="no name is later"), pytest.warns(UserWarning, match="to come"):
+    with pytest.raises(CheckpointError, match="no name is later"), pytest.warns(UserWarning, match="future time"):
         folders.next_name(tmp_path)
 
 

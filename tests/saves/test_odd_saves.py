@@ -182,27 +182,27 @@ FILES: dict[str, tuple[tuple[str, str], Any, str]] = {
     "a negative count": (A, value("column.count", -1), r"column\.count has the value -1"),
     "a count beyond": (A, value("column.clicks", 2**32), r"column\.clicks has the value 4294967296"),
     "a score of nan": (A, value("column.score", float("nan")), r"column\.score has the value nan"),
-    "ids twice": (A, twice, "are there twice in the layer"),
-    "ids of an index table twice": (B, twice, "are there twice in the layer"),
-    "an id beyond an index table": (B, value("ids", 12), r"\(such as 12\) are no rows of the index table 'b'"),
-    "an id before an index table": (B, value("ids", -1), r"\(such as -1\) are no rows of the index table 'b'"),
-    "another id": (A, value("ids", 99), "had [0-9]+ rows when|has gradients and no row"),
+    "ids twice": (A, twice, "occur twice in the layer"),
+    "ids of an index table twice": (B, twice, "occur twice in the layer"),
+    "an id beyond an index table": (B, value("ids", 12), r"\(such as 12\) are out of range for the index table 'b'"),
+    "an id before an index table": (B, value("ids", -1), r"\(such as -1\) are out of range for the index table 'b'"),
+    "another id": (A, value("ids", 99), "had [0-9]+ rows when|has gradients but no row"),
     "the file of another table": (A, about(table="b"), "'table': 'b'"),
     "the file of another save": (A, about(save="0" * 32), "'save': '0000"),
     "removed ids of float64": (REMOVED, typed("ids", "F64", 8), r"ids is torch\.float64"),
     "a removed id less": (REMOVED, value("ids", 99), "had [0-9]+ rows when it was saved, its files have"),
-    "a candidate twice": (CANDIDATES, twice, "are there twice in the layer"),
+    "a candidate twice": (CANDIDATES, twice, "occur twice in the layer"),
     "a candidate without a count": (CANDIDATES, drop("column.count"), r"has no tensor 'column\.count'"),
     "a candidate never seen": (CANDIDATES, value("column.count", 0), r"column\.count has the value 0"),
     "a candidate of a negative count": (CANDIDATES, value("column.count", -5), "has the value -5"),
     "candidates of float64": (CANDIDATES, typed("ids", "F64", 8), r"ids is torch\.float64"),
-    "a row that left for no reason": (EVICTED, value("reason", 7), "reason has the value 7, which cannot be"),
+    "a row that left for no reason": (EVICTED, value("reason", 7), "reason has the value 7, which is out of range"),
     "a row that left of a negative count": (EVICTED, value("column.count", -1), "has the value -1"),
     "rows that left without states": (EVICTED, drop("state.sum"), r"has no tensor 'state\.sum'"),
     "sums of another width": (WINDOW, typed("sums", "F32", 4, 4), r"sums is torch\.float32 "),
     "sums of float64": (("b", "window"), typed("sums", "F64", 8, 8), r"sums is torch\.float64 "),
-    "a gradient of no row": (WINDOW, value("ids", 99), "id 99 of table 'a' has gradients and no row"),
-    "a gradient twice": (WINDOW, twice, "are there twice in the layer"),
+    "a gradient of no row": (WINDOW, value("ids", 99), "id 99 of table 'a' has gradients but no row"),
+    "a gradient twice": (WINDOW, twice, "occur twice in the layer"),
 }
 
 
@@ -261,7 +261,7 @@ def test_an_id_that_is_a_row_and_a_candidate(odd: Changed) -> None:
     with TensorReader(odd.save / file["path"]) as reader:
         row = int(reader.read("ids")[0])
     change_file(odd.save, "a", "candidates", value("ids", row))
-    odd.refused(f"id {row} of table 'a' is a row, and waits to be admitted")
+    odd.refused(f"id {row} of table 'a' is a row and also a candidate for admission")
 
 
 @pytest.mark.parametrize(("table", "role"), [("a", "rows"), ("b", "rows"), ("a", "removed")])
@@ -276,7 +276,7 @@ def test_a_file_that_the_manifest_lacks(table: str, role: str, odd: Changed) -> 
             with pytest.raises(CheckpointError, match="files are missing"):
                 TableReader(save, table)
         elif found and table == "a":  # all rows of an index table are in its full save
-            odd.refused("rows when it was saved, its files have|has gradients and no row", save)
+            odd.refused("rows when it was saved, its files have|has gradients but no row", save)
         odd.restore()
 
 

@@ -158,7 +158,7 @@ def test_damaged_counts_and_timestamps(tmp_path: Path) -> None:
     train_twice(source, torch.arange(5), torch.full((5,), 7))
     save_with_counts(tmp_path / "save", 0, source, SEEN)
     loaded(tmp_path / "save", target)
-    wrong = r"has 6 counts, 5 ids|and 6 timestamps|has 7 ids and 6|has 6 ids and 7"
+    wrong = r"has 6 counts for 5 ids|and 6 timestamps|has 7 ids and 6|has 6 ids and 7"
     for name in ("admit_count/slice", "evict_timestamp/slice_evict_key", "evict_timestamp/slice_evict_ts"):
         file = tmp_path / "save" / "a" / f"{name}.data"
         raw = file.read_bytes()
@@ -198,7 +198,7 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "x").rename(tmp_path / "c")
     outside = "the index table 'd' has num_embeddings 60"
     for rank, first, message in (
-        ("a/rank0", None, "some of its ids are there twice"),
+        ("a/rank0", None, "some ids occur twice"),
         ("d/rank1", -1, outside),  # of the last table, an index table
         ("d/rank1", tables.IDS, outside),
     ):
@@ -210,5 +210,5 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
         refused(target, tmp_path, message)
         raw.tofile(file)
     wider = embedding_of(rst.TableConfig("a", 9, 8), optimizer=None, cache=4)
-    refused(wider, tmp_path, "rows have 4 elements, the model's 8")
+    refused(wider, tmp_path, "rows have 4 elements, the model has 8")
     loaded(tmp_path, target)

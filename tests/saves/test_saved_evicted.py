@@ -131,8 +131,8 @@ def test_a_delta_that_needs_more_rows_than_there_are(tmp_path: Path) -> None:
     assert body["version"] == 5
     for wrong, version, message in (
         ([right[0] + 1], 5, "1 evicted rows of table 'a' of rank 0 are not in"),
-        ([*right, 1], 5, "evicted rows of 2 ranks in the save before, expected 1"),
-        (right, 4, "evicted rows are in the save before, as from format version 5 on"),
+        ([*right, 1], 5, "evicted rows of 2 ranks in the previous save, expected 1"),
+        (right, 4, "evicted rows are in the previous save, which requires format version 5"),
     ):
         table["evicted_before"] = wrong
         odd_saves.write_manifest(folder, body | {"version": version})
@@ -186,7 +186,7 @@ def test_a_table_without_keep_evicted_drops_saved_evicted_rows(tmp_path: Path) -
     source, target = trained(), make(TableLifecycle(bound=Rows(20)))
     save(source, tmp_path)
     rows = len(untaken(source)["a"])
-    with pytest.warns(UserWarning, match=f"{rows} rows had left table 'a' and were not taken: they are left out"):
+    with pytest.warns(UserWarning, match=f"{rows} evicted rows of table 'a' were not taken: they are not loaded"):
         loaded(tmp_path, target)
     assert target.view("a").count() == source.view("a").count()
 

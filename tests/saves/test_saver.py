@@ -222,8 +222,8 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
     refused(target, tmp_path / "nothing", "nothing: there is no such folder")
     refused(target, tmp_path / "empty", "empty: holds no save")
     refused(mismatched("x", 10, 4), folder, "has no table 'x'")
-    refused(mismatched("a", 10, 8), folder, "'a' has embedding_dim 4, the model's 8")
-    refused(mismatched("a", 2, 4, hashed=False), folder, "are no rows of the index table 'a'")
+    refused(mismatched("a", 10, 8), folder, "'a' has embedding_dim 4, the model has 8")
+    refused(mismatched("a", 2, 4, hashed=False), folder, "are out of range for the index table 'a'")
     refused(mismatched("a", 60, 4, capacity=rows - 1), folder, f"its capacity here is {rows - 1}", rst.CapacityError)
     output = target(*tables.batch(1))
     refused(target, folder, "batches are in flight", RuntimeError)
@@ -243,7 +243,7 @@ def test_checkpoint_errors_are_value_and_runtime_errors(tmp_path: Path) -> None:
             rst.Saver.get_latest_load_path(tmp_path)
     path = save(trained(), tmp_path) / MANIFEST
     body = json.loads(path.read_text())
-    for change, message in (({"format": "x"}, "not of a save"), ({"version": 6}, "format version 6")):
+    for change, message in (({"format": "x"}, "not a manifest"), ({"version": 6}, "format version 6")):
         path.write_text(json.dumps({**body, **change}))
         with pytest.raises(rst.CheckpointError, match=message) as caught:
             loaded(path.parent)

@@ -192,7 +192,7 @@ def test_a_load_without_device_memory_is_complete(tmp_path: Path) -> None:
     save(source, tmp_path)
     with (
         mock.patch.object(Group, "scatter", side_effect=RuntimeError("planted")),
-        pytest.warns(UserWarning, match="'t' is loaded, and its hot rows could not be brought to the cache: planted"),
+        pytest.warns(UserWarning, match="'t' is loaded, but its hot rows could not be copied to the cache: planted"),
     ):
         loaded(tmp_path, target)
     same(target, source)
@@ -271,7 +271,7 @@ def test_a_load_that_rounds_is_followed_by_a_full_save(tmp_path: Path, hashed: b
     options: dict[str, Any] = {"hashed": hashed, "track_changes": True}
     narrow = options | {"cache_dtype": torch.bfloat16}
     save(trained(20, **options), tmp_path)
-    with pytest.warns(UserWarning, match=r"tables \['t'\]: weights of the save are not numbers of the .*cache_dtype"):
+    with pytest.warns(UserWarning, match=r"tables \['t'\]: weights of the save are rounded to the .*cache_dtype"):
         target = loaded(tmp_path, skewed(**narrow), warm=warm)
     check_reader(target, tmp_path, expected=False)
     misses(target, power_law(2), 3)

@@ -57,8 +57,8 @@ def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
     of_latest = _time_of(latest) or time
     if of_latest > time + timedelta(seconds=1):
         warn(
-            f"{last.parent}: the save {latest} is named by a time to come, the clock says {time.strftime(TIMESTAMP)}: "
-            "so that loads find the latest, saves are named behind it. Rename or remove it",
+            f"{last.parent}: the save {latest} is named by a future time, the clock says {time.strftime(TIMESTAMP)}: "
+            "new saves get later names, so that loads find the latest. Rename or remove it",
             SaveWarning,
         )
     while name <= latest or name in taken:
@@ -161,7 +161,7 @@ def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest
         if before.base != last.base or before.sequence + 1 != manifest.sequence:
             raise CheckpointError(
                 f"{successor}: delta {manifest.sequence} of the save {last.base} cannot follow "
-                f"{folder}, number {before.sequence} of {before.base}"
+                f"{folder}, which is save {before.sequence} of {before.base}"
             )
         chain.insert(0, (folder, before))
     return chain
@@ -204,7 +204,7 @@ class _Search:
         also = f"; {'; '.join(self._problems)}" if self._problems else ""
         raise CheckpointError(
             f"{successor}: a delta of the save {save}, which is not in {', '.join(map(str, self._roots))}{also}; "
-            "if it lies elsewhere, give that folder too: load(model, [base, delta])"
+            "if it is elsewhere, pass that folder too: load(model, [base, delta])"
         )
 
     def _saves(self, root: Path) -> list[tuple[Path, Manifest]]:

@@ -176,7 +176,7 @@ class SavedTable:
         if self.optimizer is None and len(self.parts) > 1:
             raise ValueError(f"{where} has parts {sorted(self.parts)} and no optimizer")
         if self.weight_dtype in BITS and (self.optimizer is not None or self.clocks):
-            raise ValueError(f"{where} has quantized rows, an optimizer or clocks: such rows only serve")
+            raise ValueError(f"{where} has quantized rows with an optimizer or clocks: such rows are for serving only")
         if any((kind == "F64") != (name == "score") for name, kind in self.columns.items()):
             raise ValueError(f"{where} has columns {self.columns}, expected I64, and F64 of score")
         if self.clocks and (self.clocks.keys() != set(CLOCKS) or min(self.clocks["batches"], self.clocks["steps"]) < 0):
@@ -258,24 +258,24 @@ class Manifest:
                 f"a {self.kind} save, number {self.sequence} after {self.previous} of {self.base}, has the id {self.id}"
             )
         if full and self.folders:
-            raise ValueError(f"a full save follows no save in {self.folders}")
+            raise ValueError(f"a full save follows no other save, but names folders {self.folders}")
         datetime.fromisoformat(self.created)
         for table in self.tables:
             table.check()
             ranks = 0 if full or not table.clocks else self.world_size
             if len(table.evicted_before) not in (0, ranks):
                 raise ValueError(
-                    f"table {table.key!r} has evicted rows of {len(table.evicted_before)} ranks in the save before, "
+                    f"table {table.key!r} has evicted rows of {len(table.evicted_before)} ranks in the previous save, "
                     f"expected {ranks}"
                 )
             if table.optimizer is not None and table.optimizer >= len(self.optimizers):
                 raise ValueError(f"table {table.key!r} has optimizer {table.optimizer} of {len(self.optimizers)}")
         twice = [key for key, count in Counter([table.key for table in self.tables]).items() if count > 1]
         if twice:
-            raise ValueError(f"tables {twice} are there twice")
+            raise ValueError(f"tables {twice} occur twice")
         for module, counts in self.windows.items():
             if any(count >= int(length) for length, count in counts.items()):
-                raise ValueError(f"windows of {module!r} are {counts}, of more backward passes than their lengths")
+                raise ValueError(f"windows of {module!r} are {counts}: more backward passes than their lengths")
         self._check_no_overlap()
         self._check_files()
 
@@ -284,7 +284,7 @@ class Manifest:
         ordered = sorted([(file.path, file.offset or 0, file.bytes) for file in self.files])
         for (path, begin, size), (next_path, next_begin, _) in itertools.pairwise(ordered):
             if path == next_path and next_begin < begin + size:
-                raise ValueError(f"{path} has files at bytes {begin} and {next_begin}, which share bytes")
+                raise ValueError(f"{path} has files at bytes {begin} and {next_begin}, which overlap")
 
     def _check_files(self) -> None:
         tables = {table.key: table for table in self.tables}
@@ -298,7 +298,7 @@ class Manifest:
             if file.role in (CANDIDATES, SKETCH) and not tables[file.table].clocks:
                 raise ValueError(f"{file.path} has the {file.role} of table {file.table!r}, which has no clocks")
             if file.role == EVICTED and not tables[file.table].clocks:
-                raise ValueError(f"{file.path} has rows that left table {file.table!r}, which has no clocks")
+                raise ValueError(f"{file.path} has evicted rows of table {file.table!r}, which has no clocks")
             if file.role == WINDOW and not self.windows.get(tables[file.table].module):
                 raise ValueError(f"{file.path} has gradients of table {file.table!r}, whose window is not open")
         for key, table in tables.items():
@@ -372,7 +372,7 @@ _FEATURES: tuple[tuple[int, str, Callable[[Manifest], bool]], ...] = (
     (PACKED_VERSION, "files are in packs", lambda save: any(file.offset is not None for file in save.files)),
     (FOLDERS_VERSION, "it follows saves in other folders", lambda save: bool(save.folders)),
     (QUANTIZED_VERSION, "its rows are quantized", lambda save: any(t.weight_dtype in BITS for t in save.tables)),
-    (EVICTED_VERSION, "evicted rows are in the save before", lambda save: any(t.evicted_before for t in save.tables)),
+    (EVICTED_VERSION, "evicted rows are in the previous save", lambda save: any(t.evicted_before for t in save.tables)),
 )
 """Each later version of the format: number, feature in words, and a test that a manifest uses the feature."""
 
@@ -414,13 +414,13 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         raw = read_regular_file(path, path.parent)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no save: it has no {MANIFEST}") from None
+        raise CheckpointError(f"{folder} is not a save: it has no {MANIFEST}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         body = json.loads(raw)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise CheckpointError(f"{path}: not of a save of rec_sdk_torch, or damaged")
+            raise CheckpointError(f"{path}: not a manifest of rec_sdk_torch, or damaged")
         version = body.get("version")
         if type(version) is not int or not VERSION <= version <= EVICTED_VERSION:
             raise CheckpointError(f"{path}: of format version {version}, this one reads up to {EVICTED_VERSION}")
@@ -430,7 +430,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest.check()
         for since, what, needs in _FEATURES:
             if version < since and needs(manifest):
-                raise ValueError(f"{what}, as from format version {since} on")
+                raise ValueError(f"{what}, which requires format version {since}")
         return manifest
     except CheckpointError:
         raise

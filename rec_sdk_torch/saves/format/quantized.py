@@ -46,7 +46,9 @@ def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
         scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / max_code, kind, np.inf)
         largest = np.float32(max_code) * scale.astype(np.float32) + bias.astype(np.float32)
     if not np.isfinite(largest).all():  # readers compute the largest weight in float32
-        raise ValueError(f"a weight that is not finite, or a row too wide for a scale and a bias of {np.dtype(kind)}")
+        raise ValueError(
+            f"a weight is not finite, or the range of a row exceeds a scale and a bias of {np.dtype(kind)}"
+        )
     wide = scale.astype(np.float64)[:, None]
     offset = exact - bias.astype(np.float64)[:, None]
     codes = np.rint(np.divide(offset, wide, out=np.zeros_like(offset), where=wide > 0)).astype(np.uint8)

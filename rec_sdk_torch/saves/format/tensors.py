@@ -187,9 +187,7 @@ class TensorWriter:
         """
         spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
         if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
-            raise ValueError(
-                f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit what is left of {spec}"
-            )
+            raise ValueError(f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit the rest of {spec}")
         rest = _as_numpy(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
         if self._small_file is not None:
             _copy_into(self._small_file, self._starts[name] + written, rest)

@@ -45,9 +45,9 @@ _VALUE_BOUNDS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(Evict
 _CHUNK_ROWS = 1 << 20
 """Values in memory at a time while they are checked."""
 _CONTRADICTIONS = {
-    CANDIDATES: "is a row, and waits to be admitted",
-    WINDOW: "has gradients and no row",
-    CACHED: "was in the cache and has no row",
+    CANDIDATES: "is a row and also a candidate for admission",
+    WINDOW: "has gradients but no row",
+    CACHED: "was in the cache but has no row",
 }
 """What is wrong with an id in a file of each role, if it is or is not a row."""
 
@@ -111,11 +111,11 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
         return
     metadata = {"save": manifest.id, "table": file.table}
     if reader.metadata != metadata:
-        raise CheckpointError(f"{reader.path}: of {reader.metadata}, expected {metadata}")
+        raise CheckpointError(f"{reader.path}: belongs to {reader.metadata}, expected {metadata}")
     all_of = _expected_tensors(file.role, manifest.table(file.table))
     unknown = [name for name in reader.specs if name not in all_of and name.startswith(("state.", "column."))]
     if unknown:
-        raise CheckpointError(f"{reader.path}: has tensors {unknown}, of which the manifest says nothing")
+        raise CheckpointError(f"{reader.path}: has tensors {unknown}, which the manifest does not list")
     for name, expected in all_of.items():
         spec = reader.specs.get(name)
         if spec is None:
@@ -189,7 +189,7 @@ def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> N
             values = reader.array(name, begin, min(begin + _CHUNK_ROWS, spec.shape[0]))
             right = np.isfinite(values) if column == "score" else (values >= lower) & (values < upper)
             if not right.all():
-                raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which cannot be")
+                raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which is out of range")
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,8 +267,8 @@ class TableChain:
         if same.any():
             twice = successor[same]
             raise CheckpointError(
-                f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} are there "
-                "twice in the layer"
+                f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} "
+                "occur twice in the layer"
             )
         return ids
 
@@ -282,7 +282,7 @@ class TableChain:
             bad = ids[(ids < 0) | (ids >= num_embeddings)]
             if len(bad):
                 raise CheckpointError(
-                    f"{folder / file.path}: {len(bad)} ids (such as {bad[0]}) are no rows of the index table "
+                    f"{folder / file.path}: {len(bad)} ids (such as {bad[0]}) are out of range for the index table "
                     f"{table.name!r}, which has num_embeddings {num_embeddings}"
                 )
         return ids if self.id_limit is None else ids[ids < self.id_limit]
@@ -324,7 +324,7 @@ def table_chain(chain: Chain, saved: SavedTable) -> TableChain:
         if difference is not None:
             name, before, now = difference
             raise CheckpointError(
-                f"{folder}: table {table.key!r} has {name} {before}, in {chain[-1][0]}, which follows it, {now}"
+                f"{folder}: table {table.key!r} has {name} {before}, but {now} in {chain[-1][0]}, which follows"
             )
         found.append((folder, manifest, table))
     return TableChain(found)

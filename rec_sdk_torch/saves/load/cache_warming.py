@@ -77,6 +77,6 @@ def _warm(view: TableView, ids: Int64Array, heats: np.ndarray) -> None:
         view.warm_hottest(ids, heats.astype(np.float32))
     except Exception as error:
         warn(
-            f"table {view.config.name!r} is loaded, and its hot rows could not be brought to the cache: {error}",
+            f"table {view.config.name!r} is loaded, but its hot rows could not be copied to the cache: {error}",
             PerformanceWarning,
         )

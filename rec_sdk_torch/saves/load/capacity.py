@@ -36,8 +36,8 @@ def fits_beside_tables(row_counts: RowCounts, folder: Path) -> bool:
         if need > free:
             beside = False
             warn(
-                f"{folder}: {_store_name(store)} has no room for its rows ({need} bytes, {free} are free) beside those "
-                "of the tables, which are emptied first: if the load breaks off, they stay empty",
+                f"{folder}: {_store_name(store)} cannot hold its rows ({need} bytes, {free} are free) beside the rows "
+                "of the tables, which are emptied first: if the load fails, they stay empty",
                 SaveWarning,
             )
     return beside

@@ -119,8 +119,8 @@ def replace_tables(
     rounded = sorted({name for names in of_ranks for name in names})
     if rounded:
         warn(
-            f"tables {rounded}: weights of the save are not numbers of the table's cache_dtype, and are rounded to it; "
-            "a TableReader of the save has them as they are there. The next save is a full one",
+            f"tables {rounded}: weights of the save are rounded to the table's cache_dtype; a TableReader returns the "
+            "exact weights. The next save is a full one",
             SaveWarning,
         )
     return rounded
@@ -181,20 +181,20 @@ def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manife
         rows = sum(file.rows - begin for _, _, file, begin in evicted_files(each.tables))
         if rows and each.name not in each.owner.embedding.layout.evicted:
             warn(
-                f"{folder}: {rows} rows had left table {each.name!r} and were not taken: they are left out, since the "
-                "table has no keep_evicted",
+                f"{folder}: {rows} evicted rows of table {each.name!r} were not taken: they are not loaded, "
+                "because the table has no keep_evicted",
                 SaveWarning,
             )
     loaded = {each.saved.key for each in matches}
     unused = [table.key for table in manifest.tables if table.key not in loaded]
     if unused:
-        warn(f"{folder}: its tables {unused} are not in the model, and are left out", SaveWarning)
+        warn(f"{folder}: its tables {unused} are not in the model, and are not loaded", SaveWarning)
     for owner in {id(each.owner): each.owner for each in matches}.values():
         own = [each for each in matches if each.owner is owner]
         if manifest.windows.get(own[0].saved.module) and not _windows(own):
             warn(
                 f"{folder}: has an open accumulation window of {manifest.windows[own[0].saved.module]}, which "
-                f"{[each.name for each in own]} cannot go on with: its gradients are left out",
+                f"{[each.name for each in own]} cannot continue: its gradients are not loaded",
                 SaveWarning,
             )
 

@@ -72,16 +72,16 @@ def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> 
         raw = files.read_regular_file(attribute, save)
         shape = np.frombuffer(raw, np.int64).tolist() if len(raw) % 8 == 0 else []
         if len(shape) < 2 or shape[0] != np.dtype(dtype).itemsize or min(shape) < 0:
-            raise CheckpointError(f"{attribute}: damaged, it says {shape} (bytes of an element, shape)")
+            raise CheckpointError(f"{attribute}: damaged, it contains {shape} (bytes of an element, shape)")
         if columns is not None and shape[1] and prod(shape[2:]) != columns:
-            raise CheckpointError(f"{attribute}: rows have {prod(shape[2:])} elements, the model's {columns}")
+            raise CheckpointError(f"{attribute}: rows have {prod(shape[2:])} elements, the model has {columns}")
         expected = (shape[1],) if columns is None else (shape[1], columns)
         if not shape[1]:
             return np.empty(expected, dtype)
         with open(files.open_regular_file(data, save), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != prod(expected) * np.dtype(dtype).itemsize:
-                raise CheckpointError(f"{data}: damaged, it has {size} bytes, {attribute.name} says {shape}")
+                raise CheckpointError(f"{data}: damaged, it has {size} bytes, {attribute.name} requires {shape}")
             return np.memmap(file, dtype, "r", shape=expected)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
@@ -121,7 +121,7 @@ def _match_table(owner: TableOwner, name: str, folder: Path) -> _RecSdkTable:
     config, view = owner.configs[name], owner.embedding.view(name)
     ranks = _ranks(folder / name)
     if not ranks:
-        raise CheckpointError(f"{folder / name}: has no table {name!r}, that is no folder {_KEY} or rank<N>/{_KEY}")
+        raise CheckpointError(f"{folder / name}: has no table {name!r}: there is no folder {_KEY} or rank<N>/{_KEY}")
     optimizer = owner.embedding.layout.optimizer_of(name)
     states = [state.name for state in optimizer.spec.states] if optimizer else []
     saved = len(list(ranks[0].glob("momentum[0-9]")))
@@ -139,7 +139,7 @@ def _match_table(owner: TableOwner, name: str, folder: Path) -> _RecSdkTable:
             parts[state] = _array(folder, rank / f"momentum{number}", np.float32, view.parts()[state][0])
         wrong = [part for part, array in parts.items() if len(array) != len(ids)]
         if wrong:
-            raise CheckpointError(f"{rank}: {wrong} have another number of rows than its {len(ids)} ids")
+            raise CheckpointError(f"{rank}: {wrong} do not have a row for each of the {len(ids)} ids")
         arrays.append((ids, parts))
     keys = [ids for ids, _ in arrays]
     return _RecSdkTable(owner, name, arrays, read_lifecycle(owner, name, folder, list(zip(ranks, keys, strict=True))))
@@ -149,7 +149,7 @@ def _check(table: _RecSdkTable, folder: Path) -> None:
     config, view = table.owner.configs[table.name], table.owner.embedding.view(table.name)
     ids = table.ids()
     if len(np.unique(ids)) < len(ids):
-        raise CheckpointError(f"{folder / table.name}: some of its ids are there twice")
+        raise CheckpointError(f"{folder / table.name}: some ids occur twice")
     if not config.hashed and len(ids) and not (ids.min() >= 0 and ids.max() < config.num_embeddings):
         raise CheckpointError(
             f"{folder / table.name}: has ids from {ids.min()} to {ids.max()}, the index table {table.name!r} has "

@@ -108,10 +108,11 @@ def _latest_stamps(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.
 def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     counts = _read_int64(save, folder / _DATA)
     if len(counts) > len(ids):
-        raise CheckpointError(f"{folder / _DATA}: has {len(counts)} counts, {len(ids)} ids are beside it")
+        raise CheckpointError(f"{folder / _DATA}: has {len(counts)} counts for {len(ids)} ids")
     if len(counts) < len(ids):
         warn(
-            f"{folder}: has counts of {len(counts)} of {len(ids)} ids, which ones is not known: they start at 0",
+            f"{folder}: has counts of {len(counts)} of {len(ids)} ids, but does not name the ids: "
+            "all counts start at 0",
             SaveWarning,
         )
         return ids[:0], counts[:0]
@@ -133,5 +134,5 @@ def _read_int64(save: Path, path: Path) -> np.ndarray:
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
     if len(raw) % 8:
-        raise CheckpointError(f"{path}: damaged, it has {len(raw)} bytes, which are no int64")
+        raise CheckpointError(f"{path}: damaged, it has {len(raw)} bytes, not a multiple of 8")
     return np.frombuffer(raw, np.int64).copy()

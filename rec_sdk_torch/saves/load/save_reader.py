@@ -96,7 +96,9 @@ def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
             reader.verify(file.bytes, file.checksums)
             wrong = [name for name, spec in reader.specs.items() if spec.shape[0] != file.rows]
             if wrong:
-                raise CheckpointError(f"{reader.path}: tensors {wrong} have not the {file.rows} rows of the manifest")
+                raise CheckpointError(
+                    f"{reader.path}: tensors {wrong} do not have the {file.rows} rows that the manifest lists"
+                )
             check_tensors(reader, manifest, file)
             reader.validated_for = file
             check_values(reader, manifest, file)
@@ -132,13 +134,13 @@ def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]
             saved = find_saved_table(last, folder, owner.path, name, names[name] == 1)
             if saved.weight_dtype in BITS:
                 raise CheckpointError(
-                    f"{folder}: rows of table {name!r} have {BITS[saved.weight_dtype]} bits, for serving alone: load "
-                    "the save that it was made from"
+                    f"{folder}: rows of table {name!r} have {BITS[saved.weight_dtype]} bits, for serving only: load "
+                    "the save that was quantized"
                 )
             tables = table_chain(chain, saved)
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(
-                    f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model's "
+                    f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model has "
                     f"{config.embedding_dim}"
                 )
             fewer = not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings
@@ -151,8 +153,8 @@ def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]
             parts = {part: shape[0] for part, shape in view.parts().items()} if same else {WEIGHT: 1}
             if same and parts != saved.parts:
                 raise CheckpointError(
-                    f"{folder}: table {saved.key!r} has parts {saved.parts}, with the same optimizer the model has "
-                    f"{parts}"
+                    f"{folder}: table {saved.key!r} has parts {saved.parts}, but the model, with the same optimizer, "
+                    f"has {parts}"
                 )
             matches.append(TableMatch(owner, name, view, tables, saved, tuple(parts), same, cut))
     return matches

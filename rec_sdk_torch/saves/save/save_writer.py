@@ -121,7 +121,7 @@ def check_changes_tracked(owners: Sequence[TableOwner]) -> None:
     missing = [name for owner in owners for name, config in owner.configs.items() if not config.track_changes]
     if missing:
         raise ValueError(
-            f"tables {missing} do not keep what changed, so that incremental=True is not possible: set "
+            f"tables {missing} do not track changes, which incremental=True requires: set "
             "is_incremental=True in their configs (track_changes=True in a TableConfig)"
         )
 
@@ -136,8 +136,8 @@ def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
     if ranks > 1 and alone:
         raise ValueError(
             f"tables {[name for owner in alone for name in owner.configs]} are not sharded, so that each of {ranks} "
-            f"ranks has rows of its own: shard them too, or save the modules {[owner.path for owner in alone]} and the "
-            "sharded ones by themselves, those to a folder of each rank"
+            f"ranks has rows of its own: shard them too, or save the modules {[owner.path for owner in alone]} "
+            "separately, to a folder for each rank"
         )
 
 

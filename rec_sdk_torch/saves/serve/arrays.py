@@ -27,7 +27,7 @@ def embedding_of(tables: Tables) -> TableBatchedEmbedding:
     if isinstance(tables, Tables):
         tables.sync_optimizers()
         return tables.embedding
-    raise TypeError(f"{type(tables).__name__} has no tables to export: give an unsharded collection or embedding")
+    raise TypeError(f"{type(tables).__name__} has no tables to export: pass an unsharded collection or embedding")
 
 
 def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]]:
@@ -96,7 +96,7 @@ def to_safetensors(tables: Tables, folder: str | os.PathLike[str]) -> list[Path]
 def _write(view: TableView, folder: Path) -> Path:
     path = folder / f"{view.config.name}.safetensors"
     if path.exists():
-        raise FileExistsError(f"{path} is there already")
+        raise FileExistsError(f"{path} exists already")
     specs = [
         TensorSpec("ids", view.ids().dtype, (view.count(),)),
         TensorSpec(WEIGHT, view.config.weight_dtype, (view.count(), view.config.embedding_dim)),

@@ -89,8 +89,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
     quantized = [table.key for table in manifest.tables if table.weight_dtype in BITS]
     if quantized:
         raise CheckpointError(
-            f"{chain[-1][0]}: rows of {quantized} are quantized, for serving alone: export "
-            "the save that it was made from"
+            f"{chain[-1][0]}: rows of {quantized} are quantized, for serving only: export the save that was quantized"
         )
     verify_files(chain)
     verify_tables(chain)
@@ -101,7 +100,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
         ids, files, rows, openers = _latest_rows(table_chain(chain, saved))
         target = output / f"{key}.{kind}"
         if target.exists():
-            raise FileExistsError(f"{target} is there already")
+            raise FileExistsError(f"{target} exists already")
         dtype = DTYPES[saved.weight_dtype]
         chunks = _weights(files, rows, openers)
         if kind == "npz":

@@ -71,10 +71,10 @@ def _ids_and_weights(source: CachedCollection) -> tuple[list[torch.Tensor | None
             if source.is_weighted() and config.pooling is Pooling.MEAN:
                 raise ValueError(
                     f"table {config.name!r}: a MEAN with weights per sample cannot be exported: "
-                    "torch.nn.EmbeddingBag weights sums alone"
+                    "torch.nn.EmbeddingBag supports weights with sums only"
                 )
             if config.padding_idx is not None and config.pooling is Pooling.MEAN:
-                raise ValueError(f"table {config.name!r}: a MEAN that does not count padding_idx cannot be exported")
+                raise ValueError(f"table {config.name!r}: a MEAN with padding_idx cannot be exported")
             view = embedding.view(config.name)
             known = view.ids()
             if config.padding_idx is not None:
@@ -96,7 +96,7 @@ def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
             if name in tables:
                 raise ValueError(
                     f"feature {name!r} is read by tables {source.configs[tables[name]].name!r} and {config.name!r}: "
-                    "its ids have other rows in each, give the tables a feature each"
+                    "an id has a different row in each, so give each table its own feature"
                 )
             tables[name] = position
     return IdMap(ids, tables, pooled=source.embedding.pooled)
@@ -182,7 +182,7 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
         torch.Size([2, 4])
     """
     if not embedding_of(source).pooled:
-        raise TypeError("torch.nn.EmbeddingBag pools, and these tables are of sequences: use to_torchrec")
+        raise TypeError("torch.nn.EmbeddingBag pools bags, but these are sequence tables: use to_torchrec")
     ids, weights = _ids_and_weights(source)
     bags = {}
     for config, weight in zip(source.embedding.tables, weights, strict=True):

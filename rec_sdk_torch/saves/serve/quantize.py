@@ -139,7 +139,7 @@ def _has_copy(target: Path, manifest: Manifest, bits: int) -> bool:
         return False
     if read_manifest(target).id != _identity(manifest.id, bits):
         raise CheckpointError(
-            f"{target}: is there already, and no copy of {bits} bits of this save: give another folder"
+            f"{target}: exists already, and is not a copy of {bits} bits of this save: use another folder"
         )
     return True
 

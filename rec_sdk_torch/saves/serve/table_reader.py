@@ -324,7 +324,7 @@ def _integers(values: torch.Tensor | Array, name: str) -> Array:
 def _floats(values: torch.Tensor | Array, count: int) -> npt.NDArray[np.float32]:
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
     if tensor.shape != (count,) or not tensor.dtype.is_floating_point:
-        raise ValueError(f"weights are {tensor.dtype} {list(tensor.shape)}, expected floats [{count}], one of each id")
+        raise ValueError(f"weights are {tensor.dtype} {list(tensor.shape)}, expected floats [{count}], one for each id")
     floats: npt.NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
     return floats
 
