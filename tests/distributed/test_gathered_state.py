@@ -231,7 +231,7 @@ def test_rows_of_one_rank_are_not_saved_for_all(rank: int, tmp_path: Path) -> No
     calls.append(functools.partial(dcp.load, {key: state[key] for key in alike}, checkpoint_id=f"{path}/alike"))
     assert len(calls) == 10
     for call in calls:
-        text = f"have the rows of rank {rank} of 2, and torch.distributed.checkpoint takes one rank's"
+        text = f"have the rows of rank {rank} of 2, and torch.distributed.checkpoint would use one rank's"
         assert text in error_of(call)
     assert not [name for folder, _, names in os.walk(path) for name in names if "alike" not in folder]
     assert_same(rows(model.module.sparse), before)
