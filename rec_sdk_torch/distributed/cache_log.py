@@ -141,7 +141,7 @@ class _CollectionLog:
             if not self._warned:
                 self._warned = True
                 warn(
-                    f"CacheLog: the writer raised {type(error).__name__}: {error}. Training goes on; of {self._name!r} "
-                    "no later error is shown",
+                    f"CacheLog: the writer raised {type(error).__name__}: {error}. Training continues; later errors "
+                    f"for {self._name!r} are not shown",
                     MonitoringWarning,
                 )

@@ -100,7 +100,7 @@ def _gather_rows(
         target[~known.to(target.device)] = 0
     if not bool(known.all()):
         warn(
-            f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: the table has not met these ids", SaveWarning
+            f"{key}: {int((~known).sum())} of {len(known)} rows are zeros: no rank has rows for these ids", SaveWarning
         )
 
 

@@ -75,7 +75,9 @@ def hierarchical_groups(group: dist.ProcessGroup, use: str, size: int) -> Hierar
     if (use, size) not in known:
         ranks = dist.get_process_group_ranks(group)
         if ranks != sorted(ranks):
-            raise ValueError(f"two levels need a process group with its ranks in ascending order, this one has {ranks}")
+            raise ValueError(
+                f"a hierarchical all-to-all needs a process group with ranks in ascending order, got {ranks}"
+            )
         count = len(ranks) // size
         machines = [ranks[size * machine : size * (machine + 1)] for machine in range(count)]
         within = _new_group(group, machines)

@@ -252,8 +252,8 @@ class LocalShard(CachedCollection):
             foreign = int((chosen & ~owned).sum())
             if foreign:
                 problems.append(
-                    f"table {config.name!r}: {foreign} of its ids are not at home on rank {exchange.rank} of "
-                    f"{exchange.world_size}: load what the same rank of as many saved, with the same home="
+                    f"table {config.name!r}: rank {exchange.rank} of {exchange.world_size} does not own {foreign} of "
+                    "its ids: load the state dict that this rank saved, with as many ranks and the same home="
                 )
         return problems
 

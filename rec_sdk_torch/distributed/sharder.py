@@ -173,8 +173,8 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         if device.type == "cpu" and module.device.type not in ("cpu", "meta"):
             names = [table.name for table in module.embedding.tables]
             warn(
-                f"tables {names} are on {module.device}, and are sharded onto {device}, which DistributedModelParallel "
-                f"has without device=: give it device={str(module.device)!r}",
+                f"tables {names} are on {module.device}, but are sharded onto {device}, DistributedModelParallel's "
+                f"default: give it device={str(module.device)!r}",
                 ConfigurationWarning,
             )
         return device

@@ -37,10 +37,10 @@ class MovingAverage:
         self._specs = specs
         self._moved_at = 0
         if self._every < 1 or not 0 <= self._coefficient <= 1:
-            raise ValueError(f"emainplace_mode is {definition!r}: step_ema is at least 1, step_ema_coef in [0, 1]")
+            raise ValueError(f"emainplace_mode is {definition!r}: step_ema must be at least 1, step_ema_coef in [0, 1]")
         odd = [spec.dim for spec in specs if spec.dim % 2]
         if odd:
-            raise ValueError(f"EMAINPLACE_ROWWISE_ADAGRAD halves rows, and tables have the odd dims {odd}")
+            raise ValueError(f"EMAINPLACE_ROWWISE_ADAGRAD divides rows into halves, but tables have odd dims {odd}")
 
     def before_forward(self, tables: TableBatchedEmbedding, number: int) -> None:
         """Moves the averages of all tables if it is time to.

@@ -41,8 +41,8 @@ HYPER_PARAMETERS = frozenset().union(*(reads for _, reads in _OPTIMIZERS.values(
 """Arguments of FBGEMM's constructor that some optimizer uses."""
 
 _UNSUPPORTED = {
-    OptimType.SGD: "FBGEMM has given it up: use EXACT_SGD",
-    OptimType.ROWWISE_ADAGRAD: "FBGEMM has given it up: use EXACT_ROWWISE_ADAGRAD",
+    OptimType.SGD: "FBGEMM no longer supports it: use EXACT_SGD",
+    OptimType.ROWWISE_ADAGRAD: "FBGEMM no longer supports it: use EXACT_ROWWISE_ADAGRAD",
 }
 
 
@@ -96,7 +96,9 @@ def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
     if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound > 0:
         raise ValueError(f"max_gradient is {bound!r}, must be a number above 0")
     if not math.isinf(bound) and not is_representable(torch.float32, bound):
-        raise ValueError(f"max_gradient is {bound!r}, which is inf in float32, must be a number above 0 that is not")
+        raise ValueError(
+            f"max_gradient is {bound!r}, which is inf in float32, must be a positive number within float32"
+        )
     return float(bound)
 
 
@@ -125,10 +127,13 @@ def _regularization(kind: OptimType, arguments: Mapping[str, Any]) -> dict[str, 
     for of_mode, name in definitions.items():
         if (mode is of_mode) != (arguments[name] is not None):
             raise ValueError(
-                f"weight_decay_mode is {mode.name}, {name} is {arguments[name]!r}: {of_mode.name} goes with it alone"
+                f"weight_decay_mode is {mode.name}, {name} is {arguments[name]!r}: only {of_mode.name} has it, and "
+                "requires it"
             )
     if mode in definitions and kind is not OptimType.EXACT_ROWWISE_ADAGRAD:
-        raise NotImplementedError(f"weight_decay_mode {mode.name} is of EXACT_ROWWISE_ADAGRAD, not of {kind.name}")
+        raise NotImplementedError(
+            f"weight_decay_mode {mode.name} is only supported by EXACT_ROWWISE_ADAGRAD, not by {kind.name}"
+        )
     options: dict[str, Any] = {"max_norm": arguments["max_norm"]} if arguments["max_norm"] else {}
     if mode is WeightDecayMode.NONE:
         return options

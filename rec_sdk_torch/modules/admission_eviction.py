@@ -162,14 +162,16 @@ class AdmitAndEvictConfig:
         options = {each.name: getattr(self, each.name) for each in extensions}
         if self.policy_type is kinds.NONE:
             if options.keys() - {"keep_evicted"}:
-                raise ValueError(f"{owner}: policy_type is NONE, which admits and evicts nothing, beside {options}")
+                raise ValueError(f"{owner}: policy_type is NONE, which has no rules, but the config has {options}")
             return TableLifecycle(keep_evicted=True) if self.keep_evicted else None
         if self.policy_type is kinds.POLICY_COUNT:
             options |= {"admit_threshold": self.admit_threshold, "evict_age": self.evict_threshold or 0}
             if self.admit_threshold == -1:
                 options["admit_threshold"] = None
         elif self.admit_probability is not None:
-            raise ValueError(f"{owner}: admit_probability is {self.admit_probability}, which is a way of POLICY_COUNT")
+            raise ValueError(
+                f"{owner}: admit_probability is {self.admit_probability}, which only POLICY_COUNT supports"
+            )
         else:
             options |= {
                 "admit_threshold": params.admit_threshold or None,

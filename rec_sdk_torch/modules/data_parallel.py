@@ -67,6 +67,6 @@ def exclude_tables() -> None:
 def _warn_per_rank(tables: tuple[str, ...]) -> None:
     warn(
         f"DistributedDataParallel averages the gradients of dense parameters only: tables {list(tables)} are each "
-        "rank's own, and grow apart; DistributedModelParallel with get_default_hybrid_sharders(host_env) shards them",
+        "rank's own, and diverge; DistributedModelParallel with get_default_hybrid_sharders(host_env) shards them",
         TrainingWarning,
     )

@@ -54,8 +54,8 @@ def _wrap(function: Any, name: str) -> bool:
 def _warn_not_wrapped(location: str, function: Any) -> None:
     known = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__name__)}"
     warn(
-        f"{location} is {known}, which does not call torch's function: it does not say which tables it leaves out, and "
-        "where ranks share tables it clips on each rank by another norm, so that dense parameters grow apart. Let it "
+        f"{location} is {known}, which does not call torch's function: it skips tables silently, and where "
+        "ranks share tables it clips by a different norm on each rank, so that dense parameters diverge. Let it "
         "call torch's function, or scale gradients by collection.grad_norm()",
         ConfigurationWarning,
     )
@@ -92,7 +92,7 @@ def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) 
     if differing and function == "clip_grad_norm_":
         raise ValueError(
             f"{function} cannot clip tables {differing} by a norm with dense parameters: DistributedDataParallel has "
-            "these on all ranks, and each rank has other tables, so that dense parameters would grow apart. Clip the "
+            "these on all ranks, and each rank has other tables, so that dense parameters would diverge. Clip the "
             "dense parameters alone, or shard the model with DistributedModelParallel"
         )
 

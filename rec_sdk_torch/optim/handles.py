@@ -163,7 +163,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
                 _GRAD.__set__(self, value)
             except (TypeError, RuntimeError) as error:
                 raise type(error)(
-                    f"table {self.table!r}: without update='step' it has no rows in grad: {error}"
+                    f"table {self.table!r}: grad can hold rows only with update='step': {error}"
                 ) from None
         else:
             embedding.set_gradient(self.table, value)
@@ -228,7 +228,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
     def requires_grad(self, value: bool) -> None:
         embedding = self._embedding_of()
         if embedding is None:
-            raise RuntimeError(f"table {self.table!r}: this parameter is the handle of no table any more")
+            raise RuntimeError(f"table {self.table!r}: this parameter is no longer the handle of a table")
         if value is not self.requires_grad:
             (embedding.thaw if value else embedding.freeze)(self.table)
 
@@ -271,7 +271,7 @@ class _HandleParameters(dict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         raise RuntimeError(
-            f"table {self._table!r}: its parameter cannot be taken away or parametrized (weight_norm, spectral_norm, "
+            f"table {self._table!r}: its parameter cannot be removed or parametrized (weight_norm, spectral_norm, "
             "register_parametrization), which would change no row"
         )
 

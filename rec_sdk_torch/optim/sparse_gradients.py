@@ -39,4 +39,6 @@ class SparseGradients(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Raises RuntimeError, because other parameters keep their gradients without this optimizer."""
-        raise RuntimeError("SparseGradients is for embedding tables: other parameters have their grad without it")
+        raise RuntimeError(
+            "SparseGradients is for embedding tables: other parameters keep their gradients in grad without it"
+        )

@@ -100,7 +100,7 @@ def _leaves(optimizer: Any) -> Iterator[Any]:
 def warn_tables_not_clipped() -> None:
     """Warns, once per process, that tables are not clipped."""
     warn(
-        "gradients are clipped of the dense parameters only: embedding tables are updated in the backward pass; "
+        "only gradients of dense parameters are clipped: embedding tables are updated in the backward pass; "
         f"{CLIP_INSTEAD} to clip those",
         TrainingWarning,
     )

@@ -155,7 +155,7 @@ def test_counts_of_a_dump_saturate_like_tables(tmp_path: Path) -> None:
         module.dump(tmp_path, counter=True)
         scores = tmp_path / f"t_{kind}.rank_0.world_size_1"
         np.array([2**31, 2**32 - 1, 2**40, -1]).tofile(scores)
-        with pytest.warns(UserWarning, match=r"counts 2 ids more than 2\*\*32 - 1 times"):
+        with pytest.warns(UserWarning, match=r"2 counts of the dump exceed 2\*\*32 - 1"):
             other.load(tmp_path, counter=True)
         counts = other._scores["t"].view
         assert ids(other) == {1, 2, 3, 4}

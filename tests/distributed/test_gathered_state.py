@@ -128,7 +128,7 @@ def test_tables_of_one_process() -> None:
     model, twin, target = trained(Model(scenario, 3)), Model(scenario, 4), Plain("cpu")
     with pytest.raises(ValueError, match="the target has tables of this package, whose rows a Saver brings over"):
         state_dict_transform.state_dict_gather(model.state_dict(), twin.state_dict())
-    with pytest.warns(UserWarning, match="rows are zeros: the table has not met these ids"):
+    with pytest.warns(UserWarning, match="rows are zeros: no rank has rows for these ids"):
         state_dict_transform.state_dict_gather(model.state_dict(), target.state_dict())
     for table, expected in rows(model.sparse).items():
         weight = target.state_dict()[f"sparse.embedding_bags.{table}.weight"]

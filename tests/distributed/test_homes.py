@@ -185,8 +185,8 @@ def test_a_rank_s_state_dict_of_other_homes_is_refused() -> None:
         states[home] = tables.state_dict()
         tables.load_state_dict(states[home])
     said = error_of(lambda: tables.load_state_dict(states["modulo"]))
-    assert "of its ids are not at home" in said
-    assert "with the same home=" in said
+    assert "does not own" in said
+    assert "the same home=" in said
 
 
 # ---- replicated rows

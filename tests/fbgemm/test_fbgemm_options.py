@@ -157,7 +157,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"preallocated_host_buffers": {"weights_host": None}}, "preallocated_host_buffers"),
     ({"extra_optimizer_config": USER(use_rowwise_bias_correction=True)}, "use_rowwise_bias_correction=True"),
     ({"extra_optimizer_config": USER(use_writeback_bwd_prehook=True)}, "use_writeback_bwd_prehook=True"),
-    ({**EMAINPLACE, **COWCLIP}, "COWCLIP is of EXACT_ROWWISE_ADAGRAD"),
+    ({**EMAINPLACE, **COWCLIP}, "COWCLIP is only supported by EXACT_ROWWISE_ADAGRAD"),
     *(({"optimizer": name}, f"optimizer {name}: ") for name in ("SGD", "ROWWISE_ADAGRAD", "MADGRAD")),
 ]
 
@@ -192,8 +192,8 @@ def test_precisions_without_a_table() -> None:
         ({"learning_rate": float("nan")}, "lr is nan"),
         ({"optimizer_state_dtypes": {"momentum1": "FP16"}}, "EXACT_SGD has no state momentum1, it has none"),
         ({"optimizer_state_dtypes": {"momentum1": "INT8"}}, "INT8 has no table here"),
-        ({**EMAINPLACE, "embedding_specs": [(20, 7, "HOST", "CPU")]}, r"tables have the odd dims \[7\]"),
-        ({**EMAINPLACE, "emainplace_mode": fbgemm.EmainplaceModeDefinition(step_ema=0)}, "step_ema is at least 1"),
+        ({**EMAINPLACE, "embedding_specs": [(20, 7, "HOST", "CPU")]}, r"tables have odd dims \[7\]"),
+        ({**EMAINPLACE, "emainplace_mode": fbgemm.EmainplaceModeDefinition(step_ema=0)}, "step_ema must be at least 1"),
         (
             {
                 "optimizer": "ENSEMBLE_ROWWISE_ADAGRAD",

@@ -357,7 +357,7 @@ def test_clipping_around_a_combination_clips_the_dense_part(device: torch.device
     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0], device=device))
     dense = KeyedOptimizerWrapper({"w": weight}, lambda p: torch.optim.SGD(p, lr=1.0))
     combined = CombinedOptimizer([("sparse", collection.fused_optimizer), dense])
-    with pytest.warns(UserWarning, match="dense parameters only") as caught:
+    with pytest.warns(UserWarning, match="only gradients of dense parameters") as caught:
         optimizer = GradientClippingOptimizer(combined, clipping, max_gradient=0.5)
     assert len(caught) == 1
     assert caught[0].filename == __file__

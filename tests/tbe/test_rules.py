@@ -185,7 +185,7 @@ CONFIGS_WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"admit_probability": 0.5, "admit_threshold": 2}, "ids are admitted by chance or by counts"),
     ({"admit_probability": 0.0}, r"admit_probability is 0\.0, must be finite and in"),
-    ({"admit_probability": 0.5, "policy_type": SHOWCLICK}, "is a way of POLICY_COUNT"),
+    ({"admit_probability": 0.5, "policy_type": SHOWCLICK}, "which only POLICY_COUNT supports"),
     ({"evict_norm": -1}, "evict_norm is -1"),
 ]
 

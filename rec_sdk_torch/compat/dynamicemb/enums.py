@@ -112,7 +112,9 @@ def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrat
     if len(given) == 1:
         return given[0]
     if len(given) != len(_COMPOUND) or set(given) != _COMPOUND:
-        raise NotImplementedError(f"score_strategy {given}: of tuples there is TIMESTAMP with LFU alone, in any order")
+        raise NotImplementedError(
+            f"score_strategy {given}: the only supported tuple is TIMESTAMP with LFU, in any order"
+        )
     return given
 
 

@@ -71,14 +71,14 @@ def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         ):
             continue
         elif value is not None and name not in _IRRELEVANT:
-            raise NotImplementedError(f"{name} is {value!r}, which the tables here do not have: leave it out")
+            raise NotImplementedError(f"{name} is {value!r}, which is not supported: leave it out")
     kind = options["optimizer"]
     if kind not in _READS:
         raise NotImplementedError(f"optimizer is {kind}, allowed are {[each.name for each in _READS]}")
     if options["max_norm"]:
-        raise NotImplementedError(f"max_norm is {options['max_norm']}, which the tables here do not have: leave it out")
+        raise NotImplementedError(f"max_norm is {options['max_norm']}, which is not supported: leave it out")
     if options["weight_decay"] and "weight_decay" not in _READS[kind][1]:
-        raise NotImplementedError(f"weight_decay is {options['weight_decay']}: of the optimizers ADAM alone has it")
+        raise NotImplementedError(f"weight_decay is {options['weight_decay']}: only ADAM supports it")
     return options
 
 

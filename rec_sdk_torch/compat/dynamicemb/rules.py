@@ -23,7 +23,7 @@ def check_options(name: str, options: DynamicEmbTableOptions) -> None:
     """
     if options.external_storage is not None:
         raise NotImplementedError(
-            f"table {name!r}: external_storage is not here: rows live in host memory, or in files (host_store)"
+            f"table {name!r}: external_storage is not supported: rows are in host memory, or in files (host_store)"
         )
     if options.index_type not in (None, torch.int64, torch.int32):
         raise NotImplementedError(f"table {name!r}: index_type is {options.index_type}, ids are int64 or int32")
@@ -50,7 +50,7 @@ def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any
         draw = functools.partial(torch.nn.init.trunc_normal_, mean=args.mean, std=args.std_dev, a=low, b=high)
         return {"init_fn": draw}
     raise NotImplementedError(
-        f"table {name!r}: initial weights of the mode DEBUG are not here, use CONSTANT or UNIFORM"
+        f"table {name!r}: initial weights of the mode DEBUG are not supported, use CONSTANT or UNIFORM"
     )
 
 
@@ -61,13 +61,13 @@ def _admission_threshold(name: str, options: DynamicEmbTableOptions) -> int:
         return 0
     if not isinstance(strategy, FrequencyAdmissionStrategy):
         raise NotImplementedError(
-            f"table {name!r}: admit_strategy is a {type(strategy).__name__}, the engine admits by "
-            "FrequencyAdmissionStrategy alone"
+            f"table {name!r}: admit_strategy is a {type(strategy).__name__}, only "
+            "FrequencyAdmissionStrategy is supported"
         )
     if not isinstance(options.admission_counter, (KVCounter, type(None))):
         raise NotImplementedError(
-            f"table {name!r}: admission_counter is a {type(options.admission_counter).__name__}, the engine counts: "
-            "give it KVCounter"
+            f"table {name!r}: admission_counter is a {type(options.admission_counter).__name__}, only KVCounter is "
+            "supported, with which the engine counts"
         )
     if strategy.threshold <= 1:
         return 0

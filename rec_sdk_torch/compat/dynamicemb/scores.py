@@ -40,8 +40,8 @@ def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
     beyond = (scores < 0) | (scores > _LAST_COUNT)
     if beyond.any():
         warn(
-            f"table {table!r}: the dump counts {int(beyond.sum())} ids more than 2**32 - 1 times, where counts end "
-            "here: they count as that",
+            f"table {table!r}: {int(beyond.sum())} counts of the dump exceed 2**32 - 1, the maximum here, and "
+            "are set to it",
             SaveWarning,
         )
     return scores.masked_fill(beyond, _LAST_COUNT)

@@ -180,7 +180,7 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
     ) -> None:
         if qcomm_codecs_registry:
             raise NotImplementedError(
-                "qcomm_codecs_registry is not here: rows are exchanged in float32, leave it None (which is what "
+                "qcomm_codecs_registry is not supported: rows are exchanged in float32, leave it None (which is what "
                 "get_qcomm_codecs_registry gives for FP32)"
             )
         self._options = check_arguments(fused_params or {})

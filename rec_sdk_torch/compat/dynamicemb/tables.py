@@ -48,11 +48,13 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         """
         super().__init__()
         if not table_options or any(own != table_options[0] for own in table_options):
-            raise ValueError("table_options: at least one is needed, and all have to agree by get_grouped_key()")
+            raise ValueError("table_options: at least one is needed, and get_grouped_key() of all must be equal")
         names = table_names or [f"t_{index}" for index in range(len(table_options))]
         places = list(range(len(table_options))) if feature_table_map is None else list(feature_table_map)
         if places != sorted(places) or set(places) != set(range(len(table_options))):
-            raise ValueError(f"feature_table_map is {places}: tables in ascending order, each with a feature")
+            raise ValueError(
+                f"feature_table_map is {places}, expected the tables in ascending order, each at least once"
+            )
         chosen = check_arguments({**options, "output_dtype": output_dtype})
         self.pooling_mode = pooling_mode
         self._options = dict(zip(names, table_options, strict=True))
