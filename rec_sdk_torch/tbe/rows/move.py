@@ -15,7 +15,7 @@ def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
     for source in old:
         source.swap.settle()
         for table, member in enumerate(source.members):
-            source.before_change(table)  # a running save reads the old group until here, and not the new one
+            source.before_change(table)  # a running save copies all rows: it cannot follow them to the new group
             target, index = targets[member.config.name]
             same = source.layout == target.layout
             ids = source.engine.saves.ids_with_records(table)

@@ -1,4 +1,4 @@
-"""Whole tables that are replaced by what was saved, all of them or, after an exception, none."""
+"""Replaces the contents of all tables by a save; after an exception the tables are unchanged."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .user_tensors import columns_to_host
 
 @dataclass(frozen=True, eq=False)
 class RemovedIds:
-    """Ids that are no rows any more, int64 `[n]`."""
+    """Ids that a delta removes, int64 `[n]`."""
 
     ids: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class SavedRows(Chunk):
-    """Rows with what the table counts of each.
+    """Rows of a save with their counts and clocks.
 
     Attributes:
-        columns: as `TableView.row_columns` has them.
+        columns: counts and clocks by name, `[n]`; see `TableView.row_columns`.
     """
 
     columns: Mapping[str, torch.Tensor]
@@ -41,12 +41,13 @@ class SavedRows(Chunk):
 
 @dataclass(frozen=True, eq=False)
 class LifecycleState:
-    """The state of a table that admits or evicts ids, beside its rows.
+    """The admission and eviction state of a table, apart from its rows.
 
     Attributes:
-        clocks: as `TableView.clocks` has them.
-        candidates: as `TableView.candidates` has them; None for a table that admits every id.
-        sketches: those that the table's sketch counts at least as much as; it does not begin with the candidates then.
+        clocks: the table's clocks; see `TableView.clocks`.
+        candidates: candidates and their columns; see `TableView.candidates`. None for a table that admits every id.
+        sketches: states to load into the table's sketch; see `TableView.set_sketch`. Empty: the sketch starts with the
+            candidates' counts.
     """
 
     clocks: Mapping[str, int]
@@ -60,11 +61,11 @@ class TableSource:
 
     Attributes:
         view: the table.
-        layers: gives what to do, from an empty table on: rows that come or change, ids that leave. More than once.
-        window: gradients that wait: ids, float32 `[n, 2 * D]`.
-        life: None for a table that keeps every id.
-        rows: how many ids there are about.
-        evicted: gives rows that had left the table and were not taken.
+        layers: returns the changes from an empty table, in order: rows to write and ids to remove. May be called again.
+        window: returns accumulated gradients: ids and float32 `[n, 2 * D]`.
+        lifecycle: state of admission and eviction; None for a table that keeps every id.
+        rows: the approximate number of ids, to reserve memory.
+        evicted: returns evicted rows that the user has not taken.
     """
 
     view: TableView
@@ -76,18 +77,20 @@ class TableSource:
 
     @property
     def clocks(self) -> Mapping[str, int]:
-        """The clocks of the table when it has these contents: what these do not say of a row begins then."""
+        """The clocks after the load, which are also the initial values of row columns that the save does not have."""
         return INITIAL_CLOCKS if self.lifecycle is None else self.lifecycle.clocks
 
 
 class Replacement:
-    """Puts what was saved in the place of an embedding's tables, all of them.
+    """Replacement of all tables of an embedding by the contents of a save.
 
-    `prepare` does all that can fail, beside the tables; `Locks.run_resumable` then puts the new ones in their place.
-    Where memory has no room for both the tables are emptied first, and stay empty if `prepare` fails.
+    `prepare` reads the contents into new engines and may fail; `run`, called by `Locks.run_resumable`, switches to
+    them. If memory is too small for the old and the new rows together, `prepare` empties the tables first; they stay
+    empty if it fails.
 
     Attributes:
-        rounded: names of tables of which the data type of the cache rounds weights, known after `prepare`.
+        rounded: names of tables whose weights the cache's data type has rounded; set by `prepare`.
+        started: whether `run` has been called.
     """
 
     def __init__(
@@ -99,13 +102,14 @@ class Replacement:
         *,
         beside: bool = True,
     ) -> None:
-        """
+        """Stores the arguments; reads nothing.
+
         Args:
-            layout: has the tables.
-            sources: of all of them.
-            optimizers: with the steps they are to have counted and options that they are to have.
-            windows: backward passes of the open accumulation windows of each length.
-            beside: there is room for the rows of both.
+            layout: the layout of the tables.
+            sources: the new contents of all tables.
+            optimizers: optimizers with their new number of steps and their new options.
+            windows: backward passes so far, by length of the accumulation window.
+            beside: whether memory holds the old and the new rows together.
         """
         self._layout = layout
         self._sources = sources
@@ -119,7 +123,7 @@ class Replacement:
         self.started = False
 
     def prepare(self) -> None:
-        """Reads all rows. No other thread may plan, read or update from here on until it is done."""
+        """Reads all rows. No other thread may plan, read or update from this call until `run` has returned."""
         groups = self._layout.groups
         try:
             if not self._beside:
@@ -140,7 +144,7 @@ class Replacement:
             raise
 
     def drop(self) -> None:
-        """Forgets what was prepared."""
+        """Discards what `prepare` has read."""
         self._new, self._evicted = [], {}
         if self._emptied:
             self._empty()
@@ -156,7 +160,7 @@ class Replacement:
                 group.engine.lifecycle.set_clock(table, *INITIAL_CLOCKS.values())
 
     def run(self) -> None:
-        """Puts the new rows in the places of the old. It may be run again where an interrupt has broken it off."""
+        """Switches the tables to the new rows; idempotent, so that it can be repeated after an interrupt."""
         self.started = True
         for group, engine, counted in self._new:
             group.adopt(engine, counted)
@@ -170,7 +174,7 @@ class Replacement:
 
 
 def _is_rounded(config: TableConfig, weights: torch.Tensor) -> bool:
-    """Returns whether weights change on their way through the data type of the table's cache."""
+    """Returns whether a round trip through the cache's data type changes weights."""
     if config.cache_dtype in (None, config.weight_dtype):
         return False
     stored = weights.to(config.weight_dtype)
@@ -179,31 +183,32 @@ def _is_rounded(config: TableConfig, weights: torch.Tensor) -> bool:
 
 
 def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> bool:
-    """Makes an empty table of `engine`, the group's or one that will be, what the source says: no row is cached.
+    """Fills an empty table of `engine` with the contents of `source`; no row gets cached.
 
     Returns:
-        whether weights were rounded to the data type of the cache.
+        Whether the cache's data type has rounded weights.
     """
     rounded = False
-    places, name = source.view.part_indices(None), source.view.config.name
-    engine.lifecycle.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))  # of rows without counts
+    indices, name = source.view.part_indices(None), source.view.config.name
+    # The clocks are set before the rows: rows without columns get their values from the clocks.
+    engine.lifecycle.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))
     engine.saves.reserve_ids(table, source.rows)
     for layer in source.layers():
         ids: Int64Array = layer.ids.numpy()
         if isinstance(layer, RemovedIds):
             engine.tables.remove(table, ids)
             continue
-        parts = [part_bytes(group, places[part], values) for part, values in layer.parts.items()]
+        parts = [part_bytes(group, indices[part], values) for part, values in layer.parts.items()]
         rounded = rounded or (WEIGHT in layer.parts and _is_rounded(source.view.config, layer.parts[WEIGHT]))
-        rows = engine.saves.load_rows(table, ids, parts, len(parts) == len(places))
+        rows = engine.saves.load_rows(table, ids, parts, len(parts) == len(indices))
         if layer.columns and len(ids):
             engine.lifecycle.write_columns(table, rows, columns_to_host(name, layer.columns))
     for ids, sums in source.window():
         engine.saves.put_spilled(table, engine.tables.find_rows(table, ids)[0], sums.contiguous().numpy())
     if source.lifecycle is not None:
         if source.lifecycle.candidates is not None:
-            waiting, columns = source.lifecycle.candidates
-            engine.lifecycle.set_candidates(table, waiting.numpy(), columns_to_host(name, columns))
+            candidates, columns = source.lifecycle.candidates
+            engine.lifecycle.set_candidates(table, candidates.numpy(), columns_to_host(name, columns))
         if source.lifecycle.sketches:
             engine.lifecycle.set_sketch(table, [sketch.numpy() for sketch in source.lifecycle.sketches])
     return rounded

@@ -1,4 +1,7 @@
-"""Parts of rows, the weight and the states, in the cache and in the host's table."""
+"""Reads and writes parts of rows, the weight and optimizer states, across cache and host store.
+
+A part has an index: -1 is the weight, i >= 0 is state i.
+"""
 
 from __future__ import annotations
 
@@ -13,73 +16,83 @@ from ..cache.eviction import read_known
 from ..config.table import TableConfig
 
 WEIGHT = "weight"
-"""The part of a row that every table has; the others are named as its optimizer's states."""
+"""Name of the weight among the parts of a row; the other parts have the names of the optimizer's states."""
 
 
 def as_stored(config: TableConfig, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parts of rows as the cache has them, with the weight as the host's table has it."""
+    """Converts the weight among parts of rows from the cache's data type to the table's."""
     return {name: part.to(config.weight_dtype) if name == WEIGHT else part for name, part in parts.items()}
 
 
-def read_parts(group: Group, table: int, ids: Int64Array, places: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Parts of the rows of `ids` as the cache has them, copies on the host, by name; `places`: -1 is the weight."""
-    result: dict[str, list[torch.Tensor]] = {name: [] for name in places}
+def read_parts(group: Group, table: int, ids: Int64Array, indices: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Reads parts of the rows of `ids`, with initial values for unknown ids.
+
+    Args:
+        group: the group of the table.
+        table: its index in the group.
+        ids: int64 `[n]`.
+        indices: the indices of the parts, by name.
+
+    Returns:
+        Copies on the host, by name, `[n, ...]`, in the data types of the cache.
+    """
+    result: dict[str, list[torch.Tensor]] = {name: [] for name in indices}
     for begin in range(0, len(ids), group.chunk):
         records = read_records(group, table, ids[begin : begin + group.chunk])
-        for name, place in places.items():
-            result[name].append(part_view(group, place)(records).clone())
-    return {name: _joined(group, places[name], chunks) for name, chunks in result.items()}
+        for name, index in indices.items():
+            result[name].append(part_view(group, index)(records).clone())
+    return {name: _concatenate(group, indices[name], chunks) for name, chunks in result.items()}
 
 
 def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, torch.Tensor]) -> None:
-    """Sets parts of rows, which the table knows, by their places: -1 is the weight, else a state."""
+    """Writes parts, by index, of the rows of `ids`, all of which the table must contain; other parts stay."""
     for begin in range(0, len(ids), group.chunk):
-        piece = slice(begin, begin + group.chunk)
-        rows, slots = group.engine.tables.find_rows(table, ids[piece])
-        records = read_known(group, table, ids[piece], rows, slots)
-        for place, values in parts.items():
-            part_view(group, place)(records).copy_(values[piece])
-        group.engine.tables.write_rows(table, ids[piece], rows, records.numpy())
+        chunk = slice(begin, begin + group.chunk)
+        rows, slots = group.engine.tables.find_rows(table, ids[chunk])
+        records = read_known(group, table, ids[chunk], rows, slots)
+        for index, values in parts.items():
+            part_view(group, index)(records).copy_(values[chunk])
+        group.engine.tables.write_rows(table, ids[chunk], rows, records.numpy())
         resident = np.flatnonzero(slots >= 0)
         if len(resident):
             group.scatter(slots[resident], records[torch.from_numpy(resident)])
 
 
 def all_ids(group: Group, table: int) -> Int64Array:
-    """Ids of all rows of a table, in row order. All must be settled."""
+    """Returns the ids of all rows of a table, in row order. The swap must be settled."""
     return group.engine.tables.rows(table)[0]
 
 
 def insert_owned_ids(group: Group, table: int) -> None:
-    """Makes rows of those that the table has though no batch has met them; counts of them are 0."""
+    """Inserts the `owned_ids` of a table that have no row yet, with counts of 0."""
     if table in group.owned_ids:
         rows, _ = group.engine.tables.insert(table, group.owned_ids[table]())
         group.engine.tables.reserve_rows(table, rows)
 
 
-def part_view(group: Group, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The part of records, as a view: the weight for -1, else a state."""
-    if place < 0:
+def part_view(group: Group, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns a function of records `[n, bytes]` that returns a view of the part `index`."""
+    if index < 0:
         return group.layout.weight
-    return lambda records: group.layout.state(records, place)
+    return lambda records: group.layout.state(records, index)
 
 
-def part_bytes(group: Group, place: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
-    """A part of records as these have it, uint8 `[n, bytes]`, and its first byte in a record."""
+def part_bytes(group: Group, index: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
+    """Converts values of the part `index` to bytes of records, uint8 `[n, bytes]`; returns their offset too."""
     layout = group.layout
-    dtype, begin = (layout.weight_dtype, 0) if place < 0 else (layout.state_dtype(place), layout.state_offset(place))
+    dtype, begin = (layout.weight_dtype, 0) if index < 0 else (layout.state_dtype(index), layout.state_offset(index))
     return values.to(dtype).contiguous().view(torch.uint8).numpy(), begin
 
 
-def _joined(group: Group, place: int, chunks: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(group: Group, index: int, chunks: list[torch.Tensor]) -> torch.Tensor:
     if len(chunks) == 1:
         return chunks[0]
     empty = torch.empty((0, group.layout.bytes), dtype=torch.uint8, device="cpu")
-    return torch.cat([part_view(group, place)(empty), *chunks])
+    return torch.cat([part_view(group, index)(empty), *chunks])
 
 
 def read_records(group: Group, table: int, ids: Int64Array) -> torch.Tensor:
-    """Records of `ids`, uint8 `[n, bytes]`, initial ones for those that are not known."""
+    """Reads the records of `ids`, uint8 `[n, bytes]`; unknown ids have initial records."""
     rows, slots = group.engine.tables.find_rows(table, ids)
     unknown = rows < 0
     if not unknown.any():

@@ -1,4 +1,4 @@
-"""One moment of a table, read while training goes on: before a row changes, the old one is put aside."""
+"""Snapshots: consistent reads of a table while training continues, by copy-on-write."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .row_parts import as_stored
 from .table_view import TableView
 
 RawRows: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
-"""Rows as the engine gives them: ids, slots or -1, records where some have no slot, columns."""
+"""(ids, slots, records, columns) of rows from the engine; a slot is -1, and a record is filled, for an uncached row."""
 
 CHUNK_BYTES = 256 << 10
-"""Bytes of records that are read at a time: updates wait for one such piece."""
+"""Bytes of records that are read at once. Training waits for one such read, so that it is small."""
 
 MAX_EMPTY_PASSES = 50
-"""Passes over the rows that are left, a millisecond each, until plans are settled that no thread goes on with."""
+"""Passes that find no readable row, a millisecond each, before the remaining rows are reached by settling all plans."""
 
 
 @dataclass(frozen=True, eq=False)
 class SnapshotRows:
-    """Rows as they were at the moment.
+    """Rows as they were when the snapshot was made.
 
     Attributes:
         ids: int64 `[n]`.
         records: uint8 `[n, bytes]`.
-        columns: what the table counts of each, by name, `[n]`.
+        columns: counts and clocks of each row, by name, `[n]`.
     """
 
     ids: Int64Array
@@ -43,33 +43,35 @@ class SnapshotRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of all arrays together."""
         return int(sum(array.nbytes for array in (self.ids, self.records, *self.columns.values())))
 
 
 class CopyOnWriteBuffer:
-    """Where the rows of all tables of a save wait that were about to change.
+    """Copies of rows that changed while a save was running, for all tables of the save.
 
     Attributes:
-        rows: that were put aside.
-        moved: bytes of them that memory had no room for.
+        rows: number of rows that were copied.
+        spilled_bytes: bytes of copies that were written to disk, beyond the limit in memory.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
-        """
+        """Creates an empty buffer.
+
         Args:
-            folder: on the disk that has room for the save.
-            most: bytes in memory.
+            folder: the folder of temporary files, on the disk of the save.
+            most: maximum bytes in memory.
         """
         self._folder = folder
         self._most = most
         self._used = 0
         self._lock = threading.Lock()
         self.rows = 0
-        self.moved = 0
+        self.spilled_bytes = 0
 
     def put(self, copies: TableCopies, rows: SnapshotRows) -> None:
-        """
+        """Adds rows to the copies of a table.
+
         Raises:
             OSError: the disk is full.
         """
@@ -83,20 +85,20 @@ class CopyOnWriteBuffer:
                 copies.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed with its copies)
             for array in (rows.ids, rows.records, *rows.columns.values()):
                 np.save(copies.file, array, allow_pickle=False)
-            copies.moved.append(list(rows.columns))
-            self.moved += rows.nbytes
+            copies.spilled.append(list(rows.columns))
+            self.spilled_bytes += rows.nbytes
 
     def take(self, copies: TableCopies) -> Iterator[SnapshotRows]:
-        """All rows of a table, to which nothing is added any more."""
+        """Yields and removes the copies of a table, to which nothing may be added any more."""
         if copies.file is not None:
             copies.file.seek(0)
-            for names in copies.moved:
+            for names in copies.spilled:
                 ids, records = np.load(copies.file), np.load(copies.file)
                 yield SnapshotRows(ids, records, {name: np.load(copies.file) for name in names})
         yield from self.take_memory(copies)
 
     def take_memory(self, copies: TableCopies) -> Iterator[SnapshotRows]:
-        """Rows that wait in memory, so that it has room for others."""
+        """Yields and removes the copies of a table that are in memory, to free it for others."""
         while copies.memory:
             with self._lock:
                 rows = copies.memory.pop(0)
@@ -104,7 +106,7 @@ class CopyOnWriteBuffer:
             yield rows
 
     def drop(self, copies: TableCopies) -> None:
-        """Gives back the memory and the file of one table."""
+        """Deletes the copies of a table."""
         with self._lock:
             self._used -= sum(rows.nbytes for rows in copies.memory)
             copies.memory.clear()
@@ -114,43 +116,45 @@ class CopyOnWriteBuffer:
 
 
 class TableCopies:
-    """Rows of one table that were put aside: some in memory, others in a file, with the names of their columns."""
+    """Copied rows of one table: chunks in memory, and chunks in a file, with the names of their columns."""
 
     def __init__(self) -> None:
         self.memory: list[SnapshotRows] = []
         self.file: IO[bytes] | None = None
-        self.moved: list[list[str]] = []
+        self.spilled: list[list[str]] = []
 
 
 class Snapshot:
-    """Rows of a table, all or some, as they are when this is made. One at a time for a table; `close` it.
+    """A consistent view of all or some rows of a table, as of its construction, while training continues.
 
-    To be made while no other thread plans, reads or updates.
+    A row that changes later is copied first, by `before_update` and its kin. The constructor requires that no other
+    thread plans, reads or updates. A table can have one snapshot at a time; call `close` at the end.
 
     Attributes:
-        count: of the rows.
-        size: rows that are read at a time.
+        count: number of rows in the snapshot.
+        size: rows that are read at once.
     """
 
     def __init__(
         self, view: TableView, buffer: CopyOnWriteBuffer, ids: Int64Array | None = None, since: int | None = None
     ) -> None:
-        """
+        """Opens the snapshot.
+
         Args:
             view: the table.
-            buffer: where rows wait.
-            ids: of the rows, which the table has; None for all of them.
-            since: only rows that changed after this version, in place of `ids`.
+            buffer: receives copies of rows before they change.
+            ids: ids of the rows, all of which the table must contain; None for all rows.
+            since: selects the rows that changed after this version, instead of `ids`.
 
         Raises:
-            RuntimeError: the table has a snapshot.
+            RuntimeError: the table has a snapshot already.
         """
         group, table = view.locate()
         self._locks, self._group, self._table, self._buffer, self._ids = view.layout.locks, group, table, buffer, ids
-        self._names = list(view.parts())  # an optimizer that comes later brings others
+        self._names = list(view.parts())  # now: a later optimizer has other states
         self._copies = TableCopies()
         self.size = max(1, CHUNK_BYTES // group.layout.bytes)
-        self._place = 0
+        self._cursor = 0
         self._error: BaseException | None = None
         self._replaced = False
         if since is None:
@@ -160,7 +164,7 @@ class Snapshot:
         group.snapshots[table] = self
 
     def close(self) -> None:
-        """Nothing is put aside any more."""
+        """Ends the snapshot: rows are no longer copied before they change, and copies are deleted."""
         with self._locks.launch:
             if self._group.snapshots.get(self._table) is self:
                 del self._group.snapshots[self._table]
@@ -168,13 +172,13 @@ class Snapshot:
         self._buffer.drop(self._copies)
 
     def initial(self, ids: Int64Array) -> SnapshotRows:
-        """The first rows of ids that the table did not know."""
+        """Returns initial rows for ids that the table does not contain."""
         records = np.empty((len(ids), self._group.layout.bytes), np.uint8)
         self._group.engine.tables.initial_records(self._table, ids, records)
         return SnapshotRows(ids, records, {})
 
     def parts(self, rows: SnapshotRows) -> dict[str, torch.Tensor]:
-        """The parts of rows, by name, as `TableView` has them."""
+        """Returns the parts of rows by name, in the table's data types."""
         records = torch.from_numpy(rows.records)
         layout, names = self._group.layout, self._names
         parts = {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}
@@ -183,29 +187,29 @@ class Snapshot:
     # ---- before rows change, under the launch lock
 
     def before_update(self, slots: np.ndarray) -> None:
-        """Rows in these slots of the cache, int32 `[n]`, which a plan in flight has, will change."""
+        """Copies the rows in `slots`, int32 `[n]`, of a plan in flight, before an update changes them."""
         self._put(lambda: self._group.engine.saves.take_slots(self._table, slots))
 
     def before_change(self, ids: Int64Array) -> None:
-        """Rows of `ids` will change or leave. All must be settled."""
+        """Copies the rows of `ids` before they are changed or removed. The swap must be settled."""
         self._put(lambda: self._group.engine.saves.take_ids(self._table, ids))
 
     def before_all_change(self) -> None:
-        """Any row may change. All must be settled."""
-        self._place = 0
-        while self._place >= 0 and self._error is None:
+        """Copies all remaining rows, since any of them may change. The swap must be settled."""
+        self._cursor = 0
+        while self._cursor >= 0 and self._error is None:
             self._put(self._take_rest)
 
     def before_replacement(self) -> None:
-        """All rows will go, with the engine that has them. All must be settled."""
+        """Copies all remaining rows before the engine is replaced. The swap must be settled."""
         if not self._replaced:
             self.before_all_change()
             self._replaced = True
 
     def _take_rest(self) -> RawRows:
-        taken, self._place = self._group.engine.saves.take_next(self._table, self._place, self.size)
-        if self._place < 0 and self._group.engine.saves.snapshot_pending(self._table):
-            raise RuntimeError("rows were evicted that the save had not copied")  # nothing moves: it will not find them
+        taken, self._cursor = self._group.engine.saves.take_next(self._table, self._cursor, self.size)
+        if self._cursor < 0 and self._group.engine.saves.snapshot_pending(self._table):
+            raise RuntimeError("rows were evicted that the save had not copied")  # no pass would find them
         return taken
 
     def _put(self, take: Callable[[], RawRows]) -> None:
@@ -225,40 +229,40 @@ class Snapshot:
     # ---- writing the save
 
     def chunks(self) -> Iterator[SnapshotRows]:
-        """The rows, some at a time, each once, in no order. Updates wait while one of them is read.
+        """Yields every row of the snapshot once, in chunks, in no order. Training waits during the read of a chunk.
 
         Raises:
-            RuntimeError: rows could not be put aside.
+            RuntimeError: a row could not be copied before it changed.
         """
-        place, passes_without = 0, 0
+        cursor, empty_passes = 0, 0
         while True:
             yield from self._buffer.take_memory(self._copies)
             with self._locks.launch:
                 self._check()
                 if self._replaced or not self._group.engine.saves.snapshot_pending(self._table):
                     break
-                taken, place = self._take_from(place)
+                taken, cursor = self._take_from(cursor)
                 rows = self._read(taken)
             if len(rows.ids):
-                passes_without = 0
+                empty_passes = 0
                 yield rows
-            elif place == 0:  # all that are left move with plans: let these go on
-                passes_without += 1
+            elif cursor == 0:  # the remaining rows are in swaps of unapplied plans: give training time to apply them
+                empty_passes += 1
                 time.sleep(0.001)
-            if passes_without > MAX_EMPTY_PASSES:  # no thread goes on with them
+            if empty_passes > MAX_EMPTY_PASSES:  # no thread applies these plans
                 with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()
         yield from self._buffer.take(self._copies)
 
-    def _take_from(self, place: int) -> tuple[RawRows, int]:
-        """Some rows, and where to go on: again at the beginning, in the end."""
+    def _take_from(self, cursor: int) -> tuple[RawRows, int]:
+        """Returns some rows and the next cursor, which is 0 again at the end."""
         if self._ids is None:
-            taken, place = self._group.engine.saves.take_next(self._table, place, self.size)
-            return taken, max(place, 0)
-        taken = self._group.engine.saves.take_ids(self._table, self._ids[place : place + self.size])
-        place += self.size
-        return taken, place if place < len(self._ids) else 0
+            taken, cursor = self._group.engine.saves.take_next(self._table, cursor, self.size)
+            return taken, max(cursor, 0)
+        taken = self._group.engine.saves.take_ids(self._table, self._ids[cursor : cursor + self.size])
+        cursor += self.size
+        return taken, cursor if cursor < len(self._ids) else 0
 
     def _check(self) -> None:
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""State dicts of tables: `weight` `[n, D]`, and of a hash table its `ids` int64 `[n]`."""
+"""State dicts of tables: `weight` `[n, D]`, and for a hash table also `ids`, int64 `[n]`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from .user_tensors import tensor_problem
 
 
 class TablesModule(NotScripted, torch.nn.Module):
-    """A module with tables: its state dict is one moment of all of them, a strict load is all or nothing."""
+    """Base of modules with tables. A state dict is a consistent copy; a strict load changes all tables or none."""
 
     _FORCE_STATE_DICT_LOAD = True
-    """Lets DistributedModelParallel call `load_state_dict`, which raises: it drops what `error_msgs` has."""
+    """Makes DistributedModelParallel call `load_state_dict`, which raises errors; else it ignores `error_msgs`."""
     _strict = False
-    """Whether the load that is going on is strict: torch does not tell the modules that load."""
+    """Whether the current load is strict, which torch does not pass to submodules."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Keeps other threads from planning, reading or updating."""
+        """Returns a context in which other threads cannot plan, read or update."""
         raise NotImplementedError
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As any module's: one moment of all tables, copied to the host."""
+        """Returns a consistent copy of all tables on the host; see `torch.nn.Module.state_dict`."""
         with self.exclusive():
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As any module's; with `strict`, a state dict that lacks keys or has others changes nothing."""
+        """Loads all tables; see `torch.nn.Module.load_state_dict`.
+
+        With `strict`, a state dict with missing or unexpected keys changes nothing.
+        """
         self._strict = strict
         try:
             return super().load_state_dict(state_dict, strict, assign)
@@ -50,7 +53,7 @@ class TablesModule(NotScripted, torch.nn.Module):
 
 
 def refuse_sharing() -> None:
-    """Raises RuntimeError: what `share_memory()` of a model calls on its tensors, of which a table has none."""
+    """Raises RuntimeError, since `share_memory()` of a model cannot share the rows of tables."""
     raise RuntimeError(
         "embedding tables cannot be shared with other processes: their rows are in the memory of this one. Call "
         "share_memory() on the dense modules. Shard the tables with DistributedModelParallel to train them on several "
@@ -59,35 +62,35 @@ def refuse_sharing() -> None:
 
 
 def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: str) -> None:
-    """Puts a table into a state dict: `weight` `[n, D]`, of a hash table `ids` int64 `[n]` too, in ascending order."""
+    """Adds a table to a state dict: `weight` `[n, D]`, and for a hash table `ids`, int64 `[n]` in ascending order."""
     view = TableView(layout, name)
     config = view.config
     if layout.device.type == "meta":
         rows = 0 if config.hashed else config.num_embeddings
-        whole = Chunk(
+        table = Chunk(
             torch.empty(rows, dtype=torch.int64, device="meta"),
             {WEIGHT: torch.empty((rows, config.embedding_dim), dtype=config.weight_dtype, device="meta")},
         )
     else:
-        whole = view.read(view.ids().sort().values, [WEIGHT])
+        table = view.read(view.ids().sort().values, [WEIGHT])
     if config.hashed:
-        destination[f"{prefix}ids"] = whole.ids
-    destination[f"{prefix}weight"] = whole.parts[WEIGHT]
+        destination[f"{prefix}ids"] = table.ids
+    destination[f"{prefix}weight"] = table.parts[WEIGHT]
 
 
 def _count(rows: object) -> int | None:
-    """The rows of a tensor that a table can take; None of anything else."""
+    """Returns the number of rows of a valid tensor; None for anything else."""
     has_rows = isinstance(rows, torch.Tensor) and tensor_problem(rows) is None and rows.dim() > 0
     return len(rows) if has_rows else None  # type: ignore[arg-type]
 
 
 def row_numbers(rows: object) -> torch.Tensor:
-    """Ids from 0 on of so many rows as a tensor has; none of anything else."""
+    """Returns the row numbers of a tensor, int64 from 0; an empty tensor for anything but a valid tensor."""
     return torch.arange(_count(rows) or 0, dtype=torch.int64, device="cpu")
 
 
 def cut_to_table(content: TableWrite) -> TableWrite:
-    """The rows that an index table of another `num_embeddings` has too, with a warning; else the content as it is."""
+    """Cuts the contents of an index table with another `num_embeddings` to the rows of this one, with a warning."""
     config, parts = content.view.config, content.parts
     counts = {_count(part) for part in parts.values()}
     count = counts.pop()
@@ -106,18 +109,18 @@ def cut_to_table(content: TableWrite) -> TableWrite:
     return cut
 
 
-def warn_of_rows(table: str, given: int, rows: int, rest: str = "stay as they are") -> None:
-    """Warns that a table takes the rows of a table with another number of rows.
+def warn_of_rows(table: str, loaded: int, rows: int, rest: str = "stay as they are") -> None:
+    """Warns that a table is loaded from a table with another number of rows.
 
     Args:
         table: its name.
-        given: rows of the table that is loaded.
-        rows: rows of the table that takes them.
-        rest: ends the sentence "the others ..." about rows for which nothing is given.
+        loaded: rows in the state dict or save.
+        rows: rows of the table in the model.
+        rest: ends the sentence "the others ..." about rows of the model's table that are not loaded.
     """
-    then = f"the others {rest}" if given < rows else "the others are left out"
+    then = f"the others {rest}" if loaded < rows else "the others are left out"
     warn(
-        f"table {table!r} has num_embeddings {rows}, what is loaded {given}: {min(given, rows)} rows are loaded, "
+        f"table {table!r} has num_embeddings {rows}, what is loaded {loaded}: {min(loaded, rows)} rows are loaded, "
         f"{then}",
         SaveWarning,
     )
@@ -133,18 +136,18 @@ def load_tables(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Replaces tables by what a state dict has of them: all, or none where something is wrong.
+    """Replaces the rows of tables by a state dict: all tables, or none if there is an error.
 
-    Rows that stay keep their optimizer states. Gradients of open accumulation windows are dropped.
+    Rows whose ids are kept keep their optimizer states. Accumulated and pending gradients are discarded.
 
     Args:
-        layout: has the tables.
-        state_dict: `weight` behind the table's prefix, and of a hash table `ids`, which are those from 0 on if missing.
-        prefix: what begins with it is of these tables.
-        prefixes: by table name.
-        strict: nothing is replaced unless every table is there, and nothing else; these lists are empty before then,
-            but for what is wrong with the module that has the tables.
-        missing_keys, unexpected_keys, error_msgs: what is wrong is added to these, each key once.
+        layout: the layout of the tables.
+        state_dict: for each table prefix, the key `weight`, and for a hash table `ids`; missing ids are 0, 1, 2, ...
+        prefix: the prefix of all keys of these tables.
+        prefixes: the prefix of each table, by name.
+        strict: whether missing or unexpected keys prevent the load. The lists below are then empty at first, except for
+            errors of the module that has the tables.
+        missing_keys, unexpected_keys, error_msgs: lists that errors are appended to, each key once.
     """
     contents = []
     wanted: set[str] = set()

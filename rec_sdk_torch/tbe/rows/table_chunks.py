@@ -1,4 +1,4 @@
-"""Whole tables in pieces, for saves: rows, what changed since a version, and open windows, in bounded memory."""
+"""Reads of whole tables for saves, in chunks of bounded memory: ids, changes since a version, accumulated gradients."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from .layout import Layout
 from .table_lifecycle import LifecycleView
 
 CHUNK_BYTES = 2 << 20
-"""Bytes of records that are in memory at a time beside their table; some copies of them are as well."""
+"""Bytes of records per chunk of rows. A few copies of a chunk are in memory at the same time."""
 
 
 READ_BYTES = 256 << 10
-"""Bytes of records that are read at a time: they and their copies stay in a core's cache, and take no fresh memory."""
+"""Bytes of records per chunk of ids: small enough to stay in a core's cache, and to reuse freed memory."""
 
 
 def versions(layout: Layout) -> list[int]:
-    """Begins a version of each group, for `changed` and `forget_changes`: only batches in flight have later ones."""
+    """Begins a new version in each group and returns the numbers of the former versions.
+
+    They are arguments of `changed` and `forget_changes`; updates of batches in flight belong to the new versions.
+    """
     return [group.engine.saves.next_version() for group in layout.groups]
 
 
 def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
-    """Forgets what changed or was removed before these versions, one of each group."""
+    """Discards the records of changes and removals up to these versions, one of each group."""
     for group, version in zip(layout.groups, upto, strict=True):
         for table, member in enumerate(group.members):
             if member.config.track_changes:
@@ -34,14 +37,17 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
 
 
 class SaveView(LifecycleView):
-    """The rows of one table for saves. Hold `exclusive()` during each call, and while an iterator is read."""
+    """The part of a table view that saves read.
+
+    The caller must hold `exclusive()` during each call, and while it reads an iterator.
+    """
 
     def chunk_rows(self, most: int = 0) -> int:
-        """Returns the rows of a piece of at most so many bytes, `CHUNK_BYTES` when 0; one at least."""
+        """Returns the number of rows in a chunk of at most `most` bytes, at least 1; 0 means `CHUNK_BYTES`."""
         return max(1, (most or CHUNK_BYTES) // self.locate()[0].layout.bytes)
 
     def id_chunks(self) -> Iterator[Int64Array]:
-        """Yields ids of all rows, in no order, some at a time."""
+        """Yields the ids of all rows in chunks, in no order."""
         rows = self.chunk_rows(READ_BYTES)
         group, table = self.locate()
         if not self.config.hashed:
@@ -55,12 +61,12 @@ class SaveView(LifecycleView):
                 yield ids[begin : begin + rows]
 
     def has_changes_since(self, since: int) -> bool:
-        """Whether `changed` knows all that happened after a version: not where all rows were replaced at once."""
+        """Returns whether all changes since a version are recorded; they are not after a load replaced all rows."""
         group, table = self.locate()
         return group.engine.saves.removed_ids(table, since)[1]
 
     def removed(self, since: int) -> Int64Array:
-        """Returns ids that were removed after a version, with those that came back.
+        """Returns ids that were removed after a version, including ids that were added again.
 
         Raises:
             ValueError: a table without `track_changes`.
@@ -69,9 +75,9 @@ class SaveView(LifecycleView):
         return group.engine.saves.removed_ids(table, since)[0]
 
     def changed(self, since: int) -> tuple[Int64Array, Int64Array]:
-        """Returns ids of rows that changed after a version; and ids that were removed, with those that came back.
+        """Returns ids of rows that changed after a version, and ids that were removed, even if they were added again.
 
-        A removed row of an index table has changed: it is initial again.
+        A removed row of an index table counts as changed, since it has its initial value again.
 
         Raises:
             ValueError: a table without `track_changes`.
@@ -88,13 +94,13 @@ class SaveView(LifecycleView):
         return cached_rows(*self.locate())
 
     def warm_hottest(self, ids: Int64Array, heats: Heats) -> int:
-        """Brings rows to the device cache as `TableView.warm` does, without its checks of ids and heats."""
+        """Copies rows to free slots of the device cache; `TableView.warm` without its checks."""
         return warm_rows(*self.locate(), ids, heats)
 
-    # ---- open windows
+    # ---- accumulated gradients
 
     def window_rows(self) -> Iterator[tuple[Int64Array, torch.Tensor]]:
-        """Yields gradients of rows that wait for the end of an accumulation window: ids, float32 `[n, 2 * D]`."""
+        """Yields accumulated gradients in chunks: ids, and float32 `[n, 2 * D]` of sum and rounding compensation."""
         group, table = self.locate()
         buffer = group.accumulation_buffer
         if buffer is None or not buffer.is_open():

@@ -1,4 +1,4 @@
-"""The lifecycle of ids, as a part of a table view: counts, candidates, clocks and eviction."""
+"""The part of a table view for the lifecycle of ids: row columns, candidates, sketch, clocks and eviction."""
 
 from __future__ import annotations
 
@@ -19,32 +19,37 @@ from .layout import Layout
 from .user_tensors import columns_to_host, ids_to_host, to_host
 
 INITIAL_CLOCKS = {"batches": 0, "steps": 0, "timestamp": NEVER}
-"""The clocks that the rules of a table go by, of a new one."""
+"""The clocks of a new table."""
 CLOCKS = tuple(INITIAL_CLOCKS)
+"""Names of the clocks, in the engine's order."""
 
 
 class LifecycleView:
-    """The ids of one table: what is counted of them, and those that leave.
+    """The part of a table view that reads and changes counts, candidates and clocks, and evicts ids.
 
     Attributes:
-        layout: the groups that the table is in.
-        config: of the table.
+        layout: the layout of the table's embedding.
+        config: the table's config.
     """
 
     layout: Layout
     config: TableConfig
 
     def locate(self) -> tuple[Group, int]:
-        """Returns the table's group and its place there, with every row where the engine says it is."""
+        """Settles the swap of the table's group; returns the group and the table's index in it."""
         group, table = self.layout.find_table(self.config.name)
         group.swap.settle()
         return group, table
 
     def row_columns(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The counts of the rows of `ids`, int64 `[n]`, all of which it knows; empty without a `TableLifecycle`.
+        """Returns the columns that the table's rules keep for rows; empty without a `TableLifecycle`.
 
-        By name those that its rules need: `count`, `last_use` (of the clock `batches`, modulo 2^32), `clicks` and
-        `timestamp`, int64 `[n]`, and `score`, float64 `[n]`.
+        Args:
+            ids: int64 `[n]`, all of which must have rows.
+
+        Returns:
+            Columns by name: `count`, `last_use` (the clock `batches` modulo 2^32), `clicks` and `timestamp`, int64
+            `[n]`, and `score`, float64 `[n]`; only columns that the rules need.
 
         Raises:
             KeyError: an id has no row.
@@ -55,24 +60,30 @@ class LifecycleView:
         return {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
-        """Sets what `row_columns` reads; columns that are not given stay.
+        """Writes columns of rows; other columns stay. See `row_columns`.
+
+        Args:
+            ids: int64 `[n]`, all of which must have rows.
+            columns: values by name, `[n]` each.
 
         Raises:
-            KeyError: an id has no row, or the table keeps no such column; nothing was set.
-            ValueError: another number of values than of ids, or one out of range.
-            TypeError: values of another type.
+            KeyError: an id has no row, or the table keeps no such column; nothing was written.
+            ValueError: a column of another length than `ids`, or a value out of range.
+            TypeError: values of the wrong type.
         """
-        given = columns_to_host(self.config.name, columns)
+        arrays = columns_to_host(self.config.name, columns)
         with self.layout.locks.exclusive():
             group, table = self.locate()
             rows = self._rows_of(group, table, ids)
             group.before_change(table, ids_to_host(self.config.name, ids))
-            group.engine.lifecycle.write_columns(table, rows, given)
+            group.engine.lifecycle.write_columns(table, rows, arrays)
 
     def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Ids that were seen and not admitted, int64 `[n]` ascending, and what is counted of each, int64 `[n]`.
+        """Returns the candidates: ids that were looked up and are not admitted yet, with their counts.
 
-        `count`, `last_use`, and `clicks` and `timestamp` where the table's rules need them.
+        Returns:
+            Ids, int64 `[n]`, ascending; and columns by name, int64 `[n]`: `count`, `last_use`, and `clicks` and
+            `timestamp` if the table's rules need them.
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
@@ -80,40 +91,45 @@ class LifecycleView:
         return torch.from_numpy(ids), {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def set_candidates(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
-        """The table has these candidates and no others.
+        """Replaces all candidates of the table.
 
-        A `last_use` or a `timestamp` that is not given is that of the clocks now; `clicks` are 0.
+        Args:
+            ids: int64 `[n]`, distinct ids without rows.
+            columns: columns by name, `[n]`; see `candidates`. Defaults: the table's clocks for `last_use` and
+                `timestamp`, 0 for `clicks`.
 
         Raises:
-            KeyError, ValueError: columns that cannot be; ids that are there twice, or are rows; a table that admits
-                every id; nothing was set.
-            TypeError: ids or values of another type.
+            KeyError, ValueError: invalid columns, duplicate ids, ids that have rows, or a table that admits every id;
+                nothing was changed.
+            TypeError: ids or values of the wrong type.
         """
-        wanted, given = ids_to_host(self.config.name, ids), columns_to_host(self.config.name, columns)
-        twice = len(wanted) - len(np.unique(wanted))
+        candidates, arrays = ids_to_host(self.config.name, ids), columns_to_host(self.config.name, columns)
+        twice = len(candidates) - len(np.unique(candidates))
         if twice:
             raise ValueError(f"table {self.config.name!r}: {twice} of the candidates are duplicates")
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            rows = wanted[group.engine.tables.find_rows(table, wanted)[0] >= 0]
+            rows = candidates[group.engine.tables.find_rows(table, candidates)[0] >= 0]
             if len(rows):
                 raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
-            group.engine.lifecycle.set_candidates(table, wanted, given)
+            group.engine.lifecycle.set_candidates(table, candidates, arrays)
 
     def sketch(self) -> torch.Tensor:
-        """The state of the table's sketch, for `set_sketch` of another, uint8 `[n]`; n is 0 without one."""
+        """Returns the state of the table's sketch for `set_sketch`, uint8 `[n]`; empty without a sketch."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
             return torch.from_numpy(group.engine.lifecycle.sketch(table))
 
     def set_sketch(self, states: Sequence[torch.Tensor]) -> None:
-        """The table's sketch counts at least what those did that these are the states of, uint8 `[n]` each.
+        """Replaces the table's sketch by one whose counts are at least the counts of other sketches.
 
-        They may have had other bytes and another depth. Where they are several, each id was counted in one of them.
+        Args:
+            states: results of `sketch`, uint8 `[n]` each. The sketches may have other sizes and depths. If there are
+                several, each id must have been counted in only one of them, as on the ranks of a sharded table.
 
         Raises:
-            ValueError: what is no state of a sketch; a table without a sketch; nothing was set.
-            TypeError: values of another type.
+            ValueError: an invalid state, or a table without a sketch; nothing was changed.
+            TypeError: values of the wrong type.
         """
         if not isinstance(states, Sequence):
             raise TypeError(
@@ -136,19 +152,19 @@ class LifecycleView:
             group.engine.lifecycle.set_sketch(table, [to_host(state).numpy() for state in states])
 
     def clocks(self) -> dict[str, int]:
-        """The clocks of the rules: training `batches`, `steps` (backward passes), and the latest `timestamp`."""
+        """Returns the table's clocks: training `batches`, `steps` (backward passes) and the latest `timestamp`."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
             return dict(zip(CLOCKS, group.engine.lifecycle.clock(table), strict=True))
 
     def set_clocks(self, clocks: Mapping[str, int]) -> None:
-        """Sets what `clocks` reads; what is not given stays.
+        """Sets clocks by name; other clocks stay.
 
-        Rows and candidates whose timestamps are later than the clock are of that moment when ids are next evicted.
+        Later timestamps of rows and candidates are lowered to the clock `timestamp` at the next eviction.
 
         Raises:
-            KeyError: a name that is none of a clock.
-            ValueError: no whole number, or one out of range.
+            KeyError: a name of no clock.
+            ValueError: a value that is not an int, or is out of range.
         """
         unknown = sorted(set(clocks) - set(CLOCKS))
         if unknown:
@@ -166,9 +182,9 @@ class LifecycleView:
             group.engine.lifecycle.set_clock(table, *(now[name] for name in CLOCKS))
 
     def evict(self) -> int:
-        """Takes out the ids that the table's rules choose now; how many had rows.
+        """Evicts the ids that the table's rules choose now; returns how many had rows.
 
-        Rows that batches in flight use, or whose gradients wait for the end of a window, stay for the next time.
+        Rows of batches in flight and rows with accumulated gradients stay until a later eviction.
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
@@ -179,29 +195,35 @@ class LifecycleView:
     def copy_shard_lifecycle(
         self, old: LifecycleView, ids: torch.Tensor, owned: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Copies the counts of rows `ids` and of the `owned` candidates, the clocks, and the whole sketch."""
+        """Copies columns of rows, the candidates that this shard owns, clocks and the sketch from an unsharded table.
+
+        Args:
+            old: the view of the unsharded table.
+            ids: ids of the rows of this shard.
+            owned: returns which of some ids, int64 `[n]`, this shard owns, bool `[n]`.
+        """
         self.write_row_columns(ids, old.row_columns(ids))
         self.set_clocks(old.clocks())
-        waiting, columns = old.candidates()
-        here = owned(waiting)
-        self.set_candidates(waiting[here], {name: values[here] for name, values in columns.items()})
+        candidates, columns = old.candidates()
+        mask = owned(candidates)
+        self.set_candidates(candidates[mask], {name: values[mask] for name, values in columns.items()})
         sketch = old.sketch()
         if len(sketch):
             self.set_sketch([sketch])
 
-    # ---- rows that have left
+    # ---- evicted rows
 
     def take_evicted(self, at_most: int | None = None) -> EvictedRows:
-        """Hands out rows that have left the table and were not taken yet, those first that left first; each once.
+        """Returns evicted rows and removes them from the table's buffer, oldest first.
 
-        The table keeps them where its `TableLifecycle` has `keep_evicted`.
+        A table keeps evicted rows if its `TableLifecycle` has `keep_evicted`.
 
         Args:
-            at_most: so many rows; None for all.
+            at_most: maximum number of rows; None for all.
 
         Raises:
-            RuntimeError: the table keeps no rows that leave.
-            ValueError: `at_most` is no whole number from 0 on.
+            RuntimeError: the table keeps no evicted rows.
+            ValueError: `at_most` is not an int of at least 0.
         """
         number = None if at_most is None else as_int(at_most)
         if at_most is not None and (number is None or number < 0):
@@ -212,16 +234,17 @@ class LifecycleView:
                 f"table {self.config.name!r} keeps no evicted rows: set keep_evicted=True in its "
                 "AdmitAndEvictConfig (TableLifecycle)"
             )
-        # An update that an interrupt broke off may need the memory of these rows: it is not completed before.
+        # Interrupted work is not completed first: it may fail for lack of memory, which this call can free.
         with calls, self.layout.locks.launch:
             taken = self.row_schema().concatenate(buffer.first_rows(number))
             buffer.drop_first(len(taken))
         return taken
 
     def pending_evicted_rows(self, after: int = -1) -> list[EvictedRows]:
-        """Returns rows for `take_evicted`, which go on waiting, with what the table keeps of a row now.
+        """Returns the rows that `take_evicted` would return, without removing them. The caller holds `exclusive()`.
 
-        Hold `exclusive()`. `after`: those alone that left after this serial.
+        Args:
+            after: only rows of evictions with a larger serial number.
         """
         buffer = self.layout.evicted.get(self.config.name)
         if buffer is None or not buffer.chunks:
@@ -230,27 +253,27 @@ class LifecycleView:
         return [shape.fit(rows) for serial, rows in buffer.chunks if serial > after]
 
     def row_schema(self, clocks: Mapping[str, int] = INITIAL_CLOCKS) -> RowSchema:
-        """Returns the parts and columns that the table keeps of a row, as they are in a row that begins at `clocks`."""
+        """Returns the current parts and columns of the table's rows, with the values of a row created at `clocks`."""
         config, optimizer = self.config, self.layout.optimizer_of(self.config.name)
         weight = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device="cpu")
         states: dict[str, torch.Tensor] = {}
         if optimizer is not None:
-            starts = optimizer.spec.state_init(optimizer.options)
-            for state, start in zip(optimizer.spec.states, starts, strict=True):
+            initial = optimizer.spec.state_init(optimizer.options)
+            for state, value in zip(optimizer.spec.states, initial, strict=True):
                 shape, dtype = (1, state.elements(config.embedding_dim)), optimizer.state_dtype(state.name)
-                states[state.name] = torch.full(shape, start, dtype=dtype, device="cpu")
+                states[state.name] = torch.full(shape, value, dtype=dtype, device="cpu")
         kept = config.lifecycle.columns() if config.lifecycle is not None else []
         dtypes = {name: torch.float64 if name == "score" else torch.int64 for name in kept}
-        begins = {"last_use": clocks["batches"] % 2**32, "timestamp": clocks["timestamp"]}
+        defaults = {"last_use": clocks["batches"] % 2**32, "timestamp": clocks["timestamp"]}
         columns = {
-            name: torch.full((1,), begins.get(name, 0), dtype=dtype, device="cpu") for name, dtype in dtypes.items()
+            name: torch.full((1,), defaults.get(name, 0), dtype=dtype, device="cpu") for name, dtype in dtypes.items()
         }
         return RowSchema(weight, states, columns)
 
     def _rows_of(self, group: Group, table: int, ids: torch.Tensor) -> Int64Array:
-        wanted = ids_to_host(self.config.name, ids)
-        rows = group.engine.tables.find_rows(table, wanted)[0]
+        array = ids_to_host(self.config.name, ids)
+        rows = group.engine.tables.find_rows(table, array)[0]
         if (rows < 0).any():
-            missing = wanted[rows < 0]
+            missing = array[rows < 0]
             raise KeyError(f"table {self.config.name!r}: {len(missing)} ids have no row (such as {missing[0]})")
         return rows

@@ -1,4 +1,7 @@
-"""The one door to whole tables: saves, the optimizer's states, shards and exports use nothing else."""
+"""Read and write access to one table, across cache and host store.
+
+Saves, optimizer states, sharding and export are built on it.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ from .user_tensors import (
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some rows of a table.
+    """Rows of a table with their values.
 
     Attributes:
         ids: int64 `[n]`.
-        parts: of those rows, by name: `weight` `[n, D]` in the table's data type, states
-            `[n, D]` or `[n, 1]` in theirs.
+        parts: parts of these rows by name: `weight`, `[n, D]` in the table's data type, and optimizer states, `[n, D]`
+            or `[n, 1]` in their data types.
     """
 
     ids: torch.Tensor
@@ -46,22 +49,23 @@ class Chunk:
 
 
 class TableView(SaveView):
-    """One whole table of an embedding.
+    """Read and write access to one table of an embedding.
 
-    A call sees one moment of the table. For one moment of several calls or tables, hold `embedding.exclusive()`.
+    Each call is atomic. For a consistent state over several calls or tables, hold `embedding.exclusive()`.
 
     Attributes:
-        layout: the groups that the table is in.
-        config: of the table.
-        shard: (rank, world size) of the processes that the table is divided among.
-        offset: what row 0 of an index table is in the whole of its shards.
+        layout: the layout of the table's embedding.
+        config: the table's config.
+        shard: (rank, world size) of a sharded table; (0, 1) otherwise.
+        offset: the row number, in the unsharded index table, of this shard's row 0.
     """
 
     shard = (0, 1)
     offset = 0
 
     def __init__(self, layout: Layout, name: str) -> None:
-        """
+        """Creates a view of the table `name`.
+
         Raises:
             KeyError: there is no such table.
         """
@@ -69,47 +73,47 @@ class TableView(SaveView):
         self.layout = layout
 
     def parts(self) -> dict[str, tuple[int, ...]]:
-        """Names of the parts of a row and their shapes, `weight` first."""
+        """Returns the shape of each part of a row by name, `weight` first."""
         dim = self.config.embedding_dim
         optimizer = self.layout.optimizer_of(self.config.name)
         states = optimizer.spec.states if optimizer else ()
         return {WEIGHT: (dim,), **{state.name: (state.elements(dim),) for state in states}}
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Data types of the parts of a row, by name."""
+        """Returns the data type of each part of a row by name."""
         optimizer = self.layout.optimizer_of(self.config.name)
         states = {state.name: optimizer.state_dtype(state.name) for state in optimizer.spec.states} if optimizer else {}
         return {WEIGHT: self.config.weight_dtype, **states}
 
     def count(self) -> int:
-        """Rows: ids known of a hash table, `num_embeddings` of an index table."""
+        """Returns the number of rows: the ids of a hash table, `num_embeddings` of an index table."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
             return group.engine.tables.row_count(table)
 
     def ids(self) -> torch.Tensor:
-        """Ids of a hash table, or row numbers of an index table, in row order: int64 `[n]`.
+        """Returns the ids of a hash table, or the row numbers of an index table, in row order: int64 `[n]`.
 
-        In a hash table that is the order of arrival; an id that comes after a removal takes the place of a removed one.
+        The row order of a hash table is the order of insertion, except that new ids reuse the rows of removed ones.
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
             return torch.from_numpy(group.engine.tables.rows(table)[0])
 
     def version(self) -> int:
-        """A number for `chunks(since=)`: rows that change from now on are of a later version."""
+        """Returns the current version for `chunks(since=)`: rows that change from now on have a later version."""
         with self.layout.locks.exclusive():
             return self.locate()[0].engine.saves.version()
 
     def chunks(
         self, parts: Sequence[str] | None = None, *, kept: bool = False, since: int | None = None
     ) -> Iterator[Chunk]:
-        """Rows in row order, some at a time; all rows if nothing else is said.
+        """Yields rows in chunks, in row order.
 
         Args:
-            parts: names of the parts that are wanted; None for all.
-            kept: leaves out rows that are as they were initialised.
-            since: only rows that changed after `version` gave this number, and perhaps some that did shortly before.
+            parts: names of the parts to read; None for all.
+            kept: skips rows that still have their initial values.
+            since: only rows that changed after `version` returned this number; a few earlier changes may be included.
 
         Raises:
             ValueError: `since` for a table without `track_changes`.
@@ -124,46 +128,50 @@ class TableView(SaveView):
             yield self.read(torch.from_numpy(ids[begin : begin + group.chunk]), parts)
 
     def read(self, ids: torch.Tensor, parts: Sequence[str] | None = None) -> Chunk:
-        """Rows of `ids`, int64 `[n]`. An id that a hash table does not know has its initial row, and is not added.
+        """Reads the rows of `ids`, int64 `[n]`. Unknown ids of a hash table read their initial row and are not added.
 
         Raises:
             IndexError: an index table has no such row.
             KeyError: the table has no such part.
         """
-        wanted = ids_to_host(self.config.name, ids)
+        array = ids_to_host(self.config.name, ids)
         with self.layout.locks.exclusive():
             group, table = self.locate()
-            return Chunk(ids, as_stored(self.config, read_parts(group, table, wanted, self.part_indices(parts))))
+            return Chunk(ids, as_stored(self.config, read_parts(group, table, array, self.part_indices(parts))))
 
     def knows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Which of `ids`, int64 `[n]`, are rows: bool `[n]`."""
+        """Returns which of `ids`, int64 `[n]`, have a row: bool `[n]`."""
         with self.layout.locks.exclusive():
             group, table = self.locate()
             return torch.from_numpy(group.engine.tables.find_rows(table, ids_to_host(self.config.name, ids))[0] >= 0)
 
     def part_indices(self, parts: Sequence[str] | None) -> dict[str, int]:
-        """Returns the place of each part in a record by name: -1 for the weight, else the index of the state."""
+        """Returns the index of each part by name: -1 for the weight, i for state i; None for all parts."""
         known = {name: index - 1 for index, name in enumerate(self.parts())}
         return known if parts is None else {name: known[name] for name in parts}
 
     def write(self, ids: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
-        """Sets parts of the rows of `ids`; their other parts stay. A hash table adds ids that it does not know.
+        """Writes parts of the rows of `ids`; their other parts stay. A hash table adds unknown ids.
 
-        All or nothing: after an exception the table is as before.
+        After an exception the table is unchanged.
+
+        Args:
+            ids: int64 `[n]`, distinct.
+            parts: values by name, `[n, ...]`.
 
         Raises:
             IndexError: an index table has no such row.
             CapacityError, MemoryError: the rows do not fit.
-            ValueError, KeyError: ids or parts that are not the table's.
+            ValueError, KeyError: invalid ids or parts.
         """
         load(self.layout, [TableWrite(self, ids, parts)])
 
     def add(self, ids: torch.Tensor, change: torch.Tensor) -> None:
-        """Adds `change` `[n, D]` to the weights of the rows of `ids`, int64 `[n]`; 16-bit weights round once.
+        """Adds `change`, `[n, D]`, to the weights of the rows of `ids`, int64 `[n]`; rounds 16-bit weights once.
 
         Raises:
-            KeyError: an id is no row of the table; nothing was changed.
-            ValueError: shapes that do not fit, or an id that is there twice.
+            KeyError: an id has no row; nothing was changed.
+            ValueError: shapes that do not match, or duplicate ids.
         """
         name = self.config.name
         if len(ids.unique()) != len(ids):
@@ -180,28 +188,28 @@ class TableView(SaveView):
             self.write(ids, {WEIGHT: (weight.float() + change.detach().cpu()).to(weight.dtype)})
 
     def remove(self, ids: torch.Tensor) -> int:
-        """Takes ids out of a hash table, or makes rows of an index table initial; how many were known.
+        """Removes ids from a hash table, or resets rows of an index table; returns how many ids the table contained.
 
         Raises:
-            RuntimeError: a batch in flight uses one of them; nothing was removed.
+            RuntimeError: a batch in flight uses one of the ids; nothing was removed.
         """
-        wanted = ids_to_host(self.config.name, ids)
+        array = ids_to_host(self.config.name, ids)
         with self.layout.locks.exclusive():
-            return remove(*self.locate(), wanted)
+            return remove(*self.locate(), array)
 
     def put_back(self, rows: EvictedRows, *, overwrite: bool = True) -> int:
-        """Makes rows that `take_evicted` gave rows of the table again; how many.
+        """Writes evicted rows back to the table; returns how many rows were written.
 
-        Weights, states and columns are as they were then; of an id that is there twice, as it was when it left last.
-        Columns or states that `rows` lack are those of a new row, or stay as they are.
+        Weights, states and columns are restored. For an id with several rows, the one evicted last is used. States or
+        columns that `rows` lack get the values of a new row, or stay for an id that has a row.
 
         Args:
-            rows: all or some of those that were taken.
-            overwrite: ids that have come back since get this row, and lose the one that they have; else they keep it.
+            rows: rows from `take_evicted`, all or some.
+            overwrite: whether ids that have a row again get the evicted row; else these ids are skipped.
 
         Raises:
-            CapacityError, MemoryError: the rows do not fit; nothing was changed, as after every exception.
-            ValueError, TypeError: states or columns that the table does not keep, or shapes that do not fit.
+            CapacityError, MemoryError: the rows do not fit. Nothing was changed, as after every exception.
+            ValueError, TypeError: states or columns that the table does not keep, or shapes that do not match.
         """
         check_evicted_rows(self.config.name, rows)
         chosen = rows.latest()
@@ -213,12 +221,13 @@ class TableView(SaveView):
         return len(chosen)
 
     def reset(self) -> None:
-        """Takes out all ids of a hash table, or makes rows of an index table initial; no row is handed out.
+        """Removes all ids of a hash table, or resets all rows of an index table.
 
-        Nothing is counted any more of ids without a row, either; clocks go on.
+        Candidates and buffered evicted rows are deleted too; the removed rows do not become evicted rows. Clocks keep
+        their values.
 
         Raises:
-            RuntimeError: a batch in flight uses one of them; nothing was removed.
+            RuntimeError: a batch in flight uses rows of the table; nothing was removed.
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
@@ -229,15 +238,15 @@ class TableView(SaveView):
                 group.evicted[table].chunks.clear()
 
     def copy_shard(self, old: TableView, owned: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Copies rows of a whole table to this part of it, with their counts, evicted rows and the optimizer's steps.
+        """Copies this shard's rows from an unsharded table, with counts, evicted rows and the optimizer's step.
 
         Args:
-            old: the whole table.
-            owned: which of some ids, int64 `[n]`, are of this part, bool `[n]`.
+            old: the view of the unsharded table.
+            owned: returns which of some ids, int64 `[n]`, this shard owns, bool `[n]`.
         """
-        for chunk in old.chunks(kept=old.config.lifecycle is None):  # rules count rows that are as at first, too
-            here = owned(chunk.ids)
-            self.write(chunk.ids[here], {name: part[here] for name, part in chunk.parts.items()})
+        for chunk in old.chunks(kept=old.config.lifecycle is None):  # rules need unchanged initial rows too
+            mask = owned(chunk.ids)
+            self.write(chunk.ids[mask], {name: part[mask] for name, part in chunk.parts.items()})
         if old.config.lifecycle is not None:
             self.copy_shard_lifecycle(old, self.ids(), owned)
         if self.config.name in old.layout.evicted:
@@ -248,34 +257,38 @@ class TableView(SaveView):
             load(self.layout, [], [(now, before.step)])
 
     def warm(self, ids: torch.Tensor, heats: torch.Tensor | None = None) -> int:
-        """Brings rows of `ids`, int64 `[n]`, hottest first, to free slots of the device cache; how many came.
+        """Copies rows to free slots of the device cache; returns how many rows were copied.
 
-        Passes over ids that a hash table does not know, rows in the cache, and those whose gradients wait outside it.
-        `heats`: in how many batches each was used lately, float `[n]`, for policies that count; None: in the latest.
+        Skips unknown ids of a hash table, cached rows, and rows with accumulated gradients outside the cache.
+
+        Args:
+            ids: int64 `[n]`, hottest first.
+            heats: decayed number of batches that used each row, float `[n]`, for cache policies that count; None: as if
+                only the latest batch had used each row.
 
         Raises:
             IndexError: an index table has no such row.
             RuntimeError: batches are in flight.
-            ValueError: other heats than one number from 0 on for each id.
+            ValueError: `heats` are not one number of at least 0 for each id.
         """
-        wanted, counted = ids_to_host(self.config.name, ids), heats_to_host(self.config.name, ids, heats)
+        array, counts = ids_to_host(self.config.name, ids), heats_to_host(self.config.name, ids, heats)
         with self.layout.locks.exclusive():
-            return warm_rows(*self.locate(), wanted, counted)
+            return warm_rows(*self.locate(), array, counts)
 
     def memory(self) -> dict[str, int]:
-        """Bytes that the table takes, by kind: `store_bytes`, `disk_bytes` and others, as the engine names them."""
+        """Returns the bytes that the engine allocates for the table by kind, such as `store_bytes` and `disk_bytes`."""
         group, table = self.locate()
         return group.memory(table)
 
     def stored_bytes(self) -> int:
-        """Bytes of a row in host memory."""
+        """Returns the bytes of a row in the host store."""
         return stored_bytes(self.config, self.layout.optimizer_of(self.config.name))
 
     def in_place(self) -> dict[str, torch.Tensor]:
-        """Views of the rows of an index table in the cache, by part: `[rows, D]`, or `[rows, 1]`.
+        """Returns views of all rows of an index table in the cache, by part: `[rows, D]` or `[rows, 1]`.
 
         Raises:
-            RuntimeError: they are not resident in their order.
+            RuntimeError: the rows are not all in the cache, in adjacent slots in row order.
         """
         with self.layout.locks.exclusive():
             group, table = self.locate()
@@ -285,20 +298,20 @@ class TableView(SaveView):
             if not np.array_equal(slots, np.arange(begin, begin + rows)):
                 raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
             records = group.swap.cache[begin : begin + rows]
-            return {name: part_view(group, place)(records).detach() for name, place in self.part_indices(None).items()}
+            return {name: part_view(group, index)(records).detach() for name, index in self.part_indices(None).items()}
 
 
 @dataclass(frozen=True, eq=False)
 class TableWrite:
-    """New values of some rows of a table.
+    """A write of rows to a table, for `load`.
 
     Attributes:
         view: the table.
-        ids: int64 `[n]`; None for all rows of an index table.
-        parts: by name, `[n, ...]`.
-        whole: the table is to have no other ids.
-        initial: parts that all other rows have at first, by name, one number each.
-        columns: what the table's rules keep of the rows, by name, `[n]`.
+        ids: int64 `[n]`, distinct; None for all rows of an index table.
+        parts: new values by name, `[n, ...]`.
+        whole: whether all other ids are removed.
+        initial: parts, by name, that are set to one number in all other rows.
+        columns: new columns of the rows by name, `[n]`; see `TableView.row_columns`.
     """
 
     view: TableView
@@ -309,7 +322,7 @@ class TableWrite:
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def problem(self) -> str | None:
-        """Says why it cannot be loaded; None when it can."""
+        """Returns why the rows cannot be written, as the end of an error message; None if they can."""
         config = self.view.config
         if self.ids is not None:
             problem = hash_ids_problem(config, self.ids) if config.hashed else distinct_ids_problem(self.ids)
@@ -329,17 +342,23 @@ class TableWrite:
 
 
 class _WriteTables:
-    """Contents on their way into tables: all of them, or after an exception none."""
+    """Writes to several tables, as resumable work: all are made or, after an exception, none."""
 
     def __init__(
         self,
         contents: Sequence[TableWrite],
-        numbers: Sequence[tuple[TableOptimizer, int]],
+        steps: Sequence[tuple[TableOptimizer, int]],
         drop_windows: Callable[[], None] | None,
     ) -> None:
-        """`numbers`: the steps that optimizers are to have counted. `drop_windows`: where open windows are to go."""
+        """Stores the arguments.
+
+        Args:
+            contents: the writes.
+            steps: optimizers with their new number of steps.
+            drop_windows: discards pending and accumulated gradients; None keeps them.
+        """
         self._contents = contents
-        self._numbers = numbers
+        self._steps = steps
         self._drop_windows = drop_windows
         self._preserved_rows: list[_PreservedRows | None] = []
         self.started = False
@@ -351,11 +370,11 @@ class _WriteTables:
             self._drop_windows()
         for content, preserved in zip(self._contents, self._preserved_rows, strict=True):
             _write(content, preserved)
-        for optimizer, step in self._numbers:
+        for optimizer, step in self._steps:
             optimizer.step = step
 
     def _prepare(self) -> None:
-        """Everything that can fail; leaves no trace then."""
+        """Does everything that can fail; after an exception the tables are unchanged."""
         self._contents = [
             replace(content, parts={name: to_host(part) for name, part in content.parts.items()})
             for content in self._contents
@@ -387,12 +406,18 @@ def load(
     *,
     drop_windows: bool = False,
 ) -> None:
-    """Sets rows of tables, and the steps that optimizers have counted: all, or after an exception nothing.
+    """Writes rows to tables, and sets the number of steps of optimizers; after an exception nothing has changed.
+
+    Args:
+        layout: the layout of the tables.
+        contents: the writes.
+        steps: optimizers with their new number of steps.
+        drop_windows: whether pending and accumulated gradients are discarded.
 
     Raises:
-        ValueError: contents that do not fit their tables.
-        IndexError, CapacityError, MemoryError: rows that there cannot be.
-        RuntimeError: ids are to leave that a batch in flight uses.
+        ValueError: contents that do not match their table.
+        IndexError, CapacityError, MemoryError: a table cannot contain the rows.
+        RuntimeError: a batch in flight uses an id that would be removed.
     """
     for content in contents:
         problem = content.problem()
@@ -404,7 +429,7 @@ def load(
 
 
 def fill_tables(layout: Layout) -> None:
-    """Draws the rows of new index tables with an `init_fn`. Hash tables draw new rows when they come."""
+    """Fills new index tables that have an `init_fn`. Hash tables call it when an id gets its row."""
     for table in layout.tables:
         if table.init_fn is not None and not table.hashed:
             rows = draw_initial_weights(table, table.num_embeddings)
@@ -419,7 +444,7 @@ def _ids_to_write(content: TableWrite) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class _PreservedRows:
-    """All parts of the rows that a table is to have, and what is counted of them; candidates, or a sketch."""
+    """Parts and columns of the rows that a write keeps, and the table's candidates and sketch."""
 
     parts: dict[str, torch.Tensor]
     columns: dict[str, np.ndarray]
@@ -428,7 +453,7 @@ class _PreservedRows:
 
 
 def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
-    """The part of a table that stays, where it has other rows too; None where it has no others.
+    """Reads what must be kept when other rows are removed; None if no rows are removed.
 
     Raises:
         RuntimeError: batches in flight use rows of the table.
@@ -450,23 +475,23 @@ def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
 
 
 def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
-    """May be done again from the start."""
+    """Writes the rows; idempotent, so that it can be repeated after an interrupt."""
     group, table = content.view.locate()
     ids = _ids_to_write(content)
     group.before_change(table, None if content.whole or content.initial else ids)
     parts = {**(preserved.parts if preserved else {}), **content.parts}
-    if preserved is not None:  # begun anew, rows have the order of the ids, as in the table that was saved
+    if preserved is not None:  # cleared and inserted in the order of the ids, rows have the order of the saved table
         group.engine.tables.clear(table)
         rows, _ = group.engine.tables.insert(table, ids)
         group.engine.lifecycle.write_columns(table, rows, preserved.columns)
         group.engine.lifecycle.set_candidates(table, *preserved.candidates)
         if len(preserved.sketch):
             group.engine.lifecycle.set_sketch(table, [preserved.sketch])
-    places = content.view.part_indices(list(parts))
-    write_parts(group, table, ids, {places[name]: part for name, part in parts.items()})
+    indices = content.view.part_indices(list(parts))
+    write_parts(group, table, ids, {indices[name]: part for name, part in parts.items()})
     if content.columns:
-        given = columns_to_host(content.view.config.name, content.columns)
-        group.engine.lifecycle.write_columns(table, group.engine.tables.find_rows(table, ids)[0], given)
+        columns = columns_to_host(content.view.config.name, content.columns)
+        group.engine.lifecycle.write_columns(table, group.engine.tables.find_rows(table, ids)[0], columns)
     others = group.engine.saves.unlisted_ids(table, ids) if content.initial else np.empty(0, np.int64)
     for name, number in (content.initial or {}).items():
         initial = torch.tensor(number, dtype=torch.float32, device="cpu").expand(len(others), 1)

@@ -1,4 +1,7 @@
-"""Tensors that users give whole tables: what is wrong with one, and its numbers in host memory."""
+"""Validates user-supplied table tensors and copies them to host memory.
+
+Functions named `..._problem` return a message that completes an error, or None for valid values.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ..config.table import TableConfig
 
 
 def tensor_problem(values: object) -> str | None:
-    """Says why `values` cannot be read as real numbers, element by element; None when they can."""
+    """Returns why `values` is not a dense tensor of real numbers with values; None if it is."""
     if not isinstance(values, torch.Tensor):
         return f"is a {type(values).__name__}, expected a tensor"
     if values.is_nested or values.layout is not torch.strided:
@@ -31,16 +34,17 @@ def tensor_problem(values: object) -> str | None:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """The same numbers in host memory, without a copy where they are there; whatever can fail of reading them does."""
-    found = values.detach().cpu()
-    if type(found) is not torch.Tensor:  # a subclass may do anything when its elements are read
-        found = torch.empty(found.shape, dtype=found.dtype, device="cpu").copy_(found)
-    torch.empty(found[:1].shape, dtype=torch.float32, device="cpu").copy_(found[:1])
-    return found
+    """Returns a plain tensor in host memory, without a copy if possible; raises now if its values cannot be read."""
+    result = values.detach().cpu()
+    if type(result) is not torch.Tensor:  # reading a subclass may call any code: copy it to a plain tensor
+        result = torch.empty(result.shape, dtype=result.dtype, device="cpu").copy_(result)
+    # A test conversion of one row: errors must come before the table is changed.
+    torch.empty(result[:1].shape, dtype=torch.float32, device="cpu").copy_(result[:1])
+    return result
 
 
 def step_problem(value: object) -> str | None:
-    """Says why `value` cannot be the number of updates that were made; None when it can."""
+    """Returns why `value` is not a number of updates, a whole number of at least 0; None if it is."""
     if isinstance(value, torch.Tensor):
         problem = tensor_problem(value)
         if problem is not None or value.numel() != 1:
@@ -53,7 +57,7 @@ def step_problem(value: object) -> str | None:
 
 
 def ids_problem(ids: object) -> str | None:
-    """Says why `ids` are not flat integers; None when they are."""
+    """Returns why `ids` are not a 1-D tensor of int32 or int64; None if they are."""
     problem = tensor_problem(ids)
     if problem is not None:
         return f"ids: {problem}"
@@ -64,7 +68,7 @@ def ids_problem(ids: object) -> str | None:
 
 
 def distinct_ids_problem(ids: object) -> str | None:
-    """Says why `ids` are not int64, each once; None when they are."""
+    """Returns why `ids` are not distinct int64; None if they are."""
     problem = ids_problem(ids)
     if problem is not None:
         return f"its {problem}"
@@ -76,7 +80,7 @@ def distinct_ids_problem(ids: object) -> str | None:
 
 
 def hash_ids_problem(config: TableConfig, ids: Any) -> str | None:
-    """Says why `ids` cannot be the rows of a hash table; None when they can."""
+    """Returns why `ids` cannot be all ids of a hash table; None if they can."""
     problem = distinct_ids_problem(ids)
     if problem is not None:
         return problem
@@ -86,23 +90,23 @@ def hash_ids_problem(config: TableConfig, ids: Any) -> str | None:
 
 
 def ids_to_host(table: str, ids: torch.Tensor) -> Int64Array:
-    """Ids of some rows, int64 `[n]`, in host memory.
+    """Returns ids as a NumPy array, int64 `[n]`.
 
     Raises:
-        TypeError: no flat integers.
+        TypeError: `ids` are not a 1-D tensor of int32 or int64.
     """
     problem = ids_problem(ids)
     if problem is not None:
         raise TypeError(f"table {table!r}: {problem}")
-    found: Int64Array = ids.detach().cpu().contiguous().numpy().astype(np.int64, copy=False)
-    return found
+    array: Int64Array = ids.detach().cpu().contiguous().numpy().astype(np.int64, copy=False)
+    return array
 
 
 def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> np.ndarray:
-    """In how many batches the row of each id was used lately, float32 `[n]`; None: in the latest one.
+    """Returns the heat of each id as a NumPy array, float32 `[n]`; None: `LATEST` for each.
 
     Raises:
-        ValueError: other than one number from 0 on for each.
+        ValueError: the shape differs from the shape of `ids`, or a number is negative or not finite.
     """
     if heats is None:
         return np.full(ids.shape, LATEST, np.float32)
@@ -110,20 +114,21 @@ def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> 
     if problem is None and heats.shape != ids.shape:
         problem = f"have the shape {tuple(heats.shape)}, expected {tuple(ids.shape)}"
     if problem is None and heats.numel():
-        least, most = heats.detach().aminmax()  # of numbers with a nan both are that
+        least, most = heats.detach().aminmax()  # both are NaN if a number is, and the comparison fails
         if not (least >= 0 and most < torch.inf):
             problem = "are not all numbers from 0 on"
     if problem is not None:
         raise ValueError(f"table {table!r}: heats {problem}")
-    found: np.ndarray = heats.detach().cpu().float().contiguous().numpy()
-    return found
+    array: np.ndarray = heats.detach().cpu().float().contiguous().numpy()
+    return array
 
 
 def check_evicted_rows(table: str, rows: object) -> None:
-    """
+    """Checks that `rows` are `EvictedRows` with valid ids and tensors of one length.
+
     Raises:
-        TypeError: no rows that have left a table.
-        ValueError: ids that are none, or another number of something than of ids.
+        TypeError: `rows` are not `EvictedRows`.
+        ValueError: invalid ids, or a tensor with another length than the ids.
     """
     if not isinstance(rows, EvictedRows):
         raise TypeError(f"table {table!r}: rows are {type(rows).__name__}, expected EvictedRows")
@@ -133,10 +138,10 @@ def check_evicted_rows(table: str, rows: object) -> None:
 
 
 def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], rows: int) -> str | None:
-    """Says why `columns` cannot be those of so many rows; None when they can. `columns_to_host` says more.
+    """Returns why the table cannot store `columns` for `rows` rows; None if it can.
 
     Raises:
-        TypeError, ValueError: as `columns_to_host`.
+        TypeError, ValueError: see `columns_to_host`.
     """
     kept = config.lifecycle.columns() if config.lifecycle is not None else []
     for name, values in columns_to_host(config.name, columns).items():
@@ -150,13 +155,13 @@ def columns_problem(config: TableConfig, columns: Mapping[str, torch.Tensor], ro
 
 
 def columns_to_host(table: str, columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Columns of rows or of candidates, in host memory.
+    """Returns columns of rows or of candidates as NumPy arrays.
 
     Raises:
-        TypeError: integers that are not, a score that is none.
+        TypeError: a `score` that is not floating point, or another column that is not of integers.
         ValueError: a score that is not finite.
     """
-    found = {}
+    arrays = {}
     for name, values in columns.items():
         problem, real = tensor_problem(values), name == "score"
         if problem is None and (values.dtype.is_floating_point != real or values.dtype is torch.bool):
@@ -165,5 +170,5 @@ def columns_to_host(table: str, columns: Mapping[str, torch.Tensor]) -> dict[str
             raise TypeError(f"table {table!r}: {name} {problem}")
         if real and not bool(values.isfinite().all()):
             raise ValueError(f"table {table!r}: {name} is not finite everywhere")
-        found[name] = values.detach().cpu().numpy()
-    return found
+        arrays[name] = values.detach().cpu().numpy()
+    return arrays
