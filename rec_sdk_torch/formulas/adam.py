@@ -118,7 +118,7 @@ ADAMW = OptimizerSpec(
     {**ADAM.options, "weight_decay": 1e-2},
     lambda options, t: {**_adam_coefficients(options, t), "decoupled": options["lr"] * options["weight_decay"]},
     f"{ACCUMULATE}.AccumulateAdamW",
-    neutral={"decoupled_weight_decay": (True,)},  # torch has it in the group, since its AdamW is an Adam
+    neutral={"decoupled_weight_decay": (True,)},  # torch's AdamW is an Adam with this option
 )
 PARTIAL_ROWWISE_ADAM = OptimizerSpec(
     Formula("partial_rowwise_adam", _partial_rowwise_adam, f"{CORRECTED} decoupled", PARTIAL_STATES),

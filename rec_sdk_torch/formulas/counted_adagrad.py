@@ -166,7 +166,7 @@ _COUNTER_MODES = {
     "weight_decay_mode": ("counter",),
     "counter_weight_decay_mode": ("none", "l2", "decouple"),
     "learning_rate_mode": ("equal", "tail_id_lr_increase", "tail_id_lr_decrease", "counter_sgd"),
-    "grad_sum_decay": ("no_decay",),  # FBGEMM's kernels have no other
+    "grad_sum_decay": ("no_decay",),  # FBGEMM's kernels support no other mode
 }
 _STATES = (SUM, PREV_ITER, StateSpec("row_counter", rowwise=True, counter=True))
 

@@ -24,7 +24,7 @@ from .command import CommandParser
 
 __all__ = ["EmulatorUnavailableError", "active", "check", "hint", "library_directory", "main"]
 
-# The runtime library of CANN. The emulator's has the same name; only the emulator's has the function.
+# CANN's runtime library. The emulator has a library of the same name, recognized by a function that only it has.
 _RUNTIME = "libascendcl.so"
 _FUNCTION = "rec_sdk_emulator_launch"
 _CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")

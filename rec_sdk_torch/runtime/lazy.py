@@ -42,9 +42,7 @@ def _load(package: str, module: str, name: str) -> Any:
 
 def torch_npu_problem(error: Exception) -> str | None:
     """Describes why torch_npu keeps torch from being imported, and what to do; returns None for any other error."""
-    if not isinstance(error, RuntimeError) or "torch_npu" not in str(
-        error
-    ):  # torch loads it when it is imported itself
+    if not isinstance(error, RuntimeError) or "torch_npu" not in str(error):  # torch's import loads torch_npu
         return None
     from .emulator import hint
 

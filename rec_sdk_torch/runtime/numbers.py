@@ -64,7 +64,7 @@ def float_field(least: float = -math.inf, most: float = math.inf, above: float =
         if not is_number(value) and as_int(value) is None:
             raise TypeError("expected a number")
         number = as_float(value)
-        if not (least <= number <= most and number > above) or math.isinf(number):  # also for NaN
+        if not (least <= number <= most and number > above) or math.isinf(number):  # NaN fails the first comparison
             raise ValueError(f"must be finite and in {f'({above}' if above > least else f'[{least}'}, {most}]")
         return number
 
@@ -95,7 +95,7 @@ def check_fields(options: Any, *, optional: bool = False) -> None:
         value = getattr(options, each.name)
         if "check" in each.metadata and not (optional and value is None):
             try:
-                object.__setattr__(options, each.name, each.metadata["check"](value))  # also where it is frozen
+                object.__setattr__(options, each.name, each.metadata["check"](value))  # for frozen dataclasses too
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{type(options).__name__}: {each.name} is {value!r}, {error}") from None
 

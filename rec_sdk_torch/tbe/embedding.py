@@ -256,7 +256,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         )
         if self.pooled:
             return self.lookup_pooled(batch)
-        if self.layout.frozen is not None:  # rows that train and rows that are read have no common output
+        if self.layout.frozen is not None:  # trained and frozen rows are separate outputs
             return torch.cat(self.lookup_features(replace(batch, joined=False)))
         outputs = self._lookup(batch)
         if len(outputs) > 1:

@@ -83,7 +83,7 @@ def _accelerator(index: int) -> torch.device:
     """Returns the device that torch denotes by an index alone."""
     try:
         return torch.device(index)
-    except (RuntimeError, ValueError) as error:  # the latter for more than int64 holds
+    except (RuntimeError, ValueError) as error:  # ValueError: the index exceeds int64
         raise ValueError(
             f"device {index}: an int is an index of torch's accelerator; {error} The host is 'cpu'"
         ) from error

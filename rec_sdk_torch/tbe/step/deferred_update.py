@@ -55,7 +55,7 @@ class DeferredStep(Step):
         reading = readers.get(id(self))
         result = super()._update(grads, for_rows, weights, wanted)
         if reading is not None:
-            readers[id(self)] = reading  # a later backward pass needs the rows as they were, also if others change them
+            readers[id(self)] = reading  # a later backward pass needs the rows as they are now
         return result
 
     def _make_calls(self, for_rows: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:

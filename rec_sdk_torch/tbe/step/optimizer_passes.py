@@ -73,9 +73,7 @@ class TablePasses:
                 changes = member.config.name not in self._frozen
                 if changes and member.optimizer is not None and id(member.optimizer) in due:
                     table_pass = member.optimizer.spec.table_pass
-                    if (
-                        table_pass is not None and table_pass.option is None
-                    ):  # rows change that no batch has met as well
+                    if table_pass is not None and table_pass.option is None:  # also rows that no batch has used change
                         insert_owned_ids(group, table)
                     every = all_ids(group, table)
                     chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))

@@ -122,7 +122,7 @@ class Prefetched:
             return False
         try:
             return self.batch.same_plan(batch)
-        except (TypeError, ValueError):  # its own forward raises it
+        except (TypeError, ValueError):  # an invalid batch: its own forward raises the error
             return False
 
     def _unchanged(self) -> bool:
@@ -294,7 +294,7 @@ class PrefetchQueue:
             self._queued.append(prefetched)
             self.max_queued = max(self.max_queued, min(len(self._queued), prefetched.depth + 1))
             planned = self._queued[0].plans is not None
-        if not planned:  # else planned after the next forward was launched, which would wait for the engine now
+        if not planned:  # else the next forward starts it: planning now would make that forward wait for the engine
             self.plan_next()
 
     def _pop_or_drop(self, batch: Batch) -> list[Plan] | None:

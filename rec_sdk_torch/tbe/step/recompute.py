@@ -115,7 +115,7 @@ class RecomputedStep(Step):
                 "checkpointed lookup allows one backward pass, or with update='step' several before step()"
             )
         vars(self).update(vars(step), _forward_thread=calling_thread(), _calls=[], _call_results=[])
-        self._step = step  # a reference, since the plans unpin their rows when the original step is deleted
+        self._step = step  # keeps the original step alive: its plans unpin their rows when it is deleted
         self.many_backwards = step.many_backwards
 
     def release(self) -> None:

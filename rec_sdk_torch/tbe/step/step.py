@@ -166,7 +166,7 @@ class Step:
             wanted: for each of `weights`, whether its gradient is needed; else None is returned for it.
             tables: names of the tables to train; None: all. If empty, no row changes and a later call may train.
         """
-        # Autograd may run this in its own thread while the thread of the forward waits: both count as in a call.
+        # Autograd may run this in a thread of its own, which then counts as in a call; see `runtime/exits.py`.
         thread = calling_thread()
         thread.depth += 1
         try:
