@@ -55,9 +55,8 @@ def documented(thing: Any) -> str:
     if inspect.isclass(thing):
         texts += [base.__doc__ or "" for base in thing.__mro__ if base.__module__.startswith("rec_sdk_torch")]
         texts += [getattr(base.__init__, "__doc__", None) or "" for base in thing.__mro__]
-        texts += [
-            documented(PUBLIC[name]) for name in re.findall(r"(?:fields|arguments) are those of `(\w+)`", texts[0])
-        ]
+        same = r"(?:fields|[Aa]rguments)(?: and errors)? are the same as (?:in|for) `(\w+)`"
+        texts += [documented(PUBLIC[name]) for name in re.findall(same, texts[0])]
     return "\n".join(texts)
 
 

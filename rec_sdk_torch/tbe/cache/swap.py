@@ -46,7 +46,7 @@ def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]
 
 @dataclass(eq=False, slots=True)
 class _WriteBack:
-    """Downloads of a plan's victims: their records and their accumulated gradients."""
+    """Pending write-back of a plan's victims: the downloads of records and accumulated gradients."""
 
     records: Download
     sums: Download | None

@@ -195,7 +195,7 @@ class Layout:
             return cache_slots(*options)  # needed_rows is an upper bound: batches may still fit without it
 
     def fit_caches(self, batch: Batch, batches: int) -> bool:
-        """Sizes the caches for `batches` batches as large as `batch`, the first training batch.
+        """Enlarges the caches to hold `batches` batches as large as `batch`, the first training batch.
 
         Numbers of rows in `cache=` are not changed. Groups that exist already, after a load, are rebuilt only if this
         batch might not fit, and if host and device have memory for the old and the new ones together.
