@@ -30,7 +30,7 @@ class DeferredStep(Step):
         self,
         grads: Sequence[torch.Tensor | None],
         weights: Sequence[torch.Tensor | None],
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
         """Adds to the pending gradients, and returns the gradients of the per-sample weights; see `Step.backward`."""
@@ -39,7 +39,7 @@ class DeferredStep(Step):
                 "the embedding's rows were updated by step() after this forward and a backward through it: look the "
                 "batch up again"
             )
-        return super().backward(grads, weights, wanted, tables)
+        return super().backward(grads, weights, needs_grad, tables)
 
     def must_stay_pinned(self) -> bool:
         """Returns whether the rows must stay pinned after a failed backward pass."""
@@ -49,24 +49,24 @@ class DeferredStep(Step):
         return False
 
     def _update(
-        self, grads: Grads, for_rows: Grads | None, weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+        self, grads: Grads, row_grads: Grads | None, weights: Sequence[torch.Tensor | None], needs_grad: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         readers = self._locks.readers
         reading = readers.get(id(self))
-        result = super()._update(grads, for_rows, weights, wanted)
+        result = super()._update(grads, row_grads, weights, needs_grad)
         if reading is not None:
             readers[id(self)] = reading  # a later backward pass needs the rows as they are now
         return result
 
-    def _make_calls(self, for_rows: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
+    def _make_calls(self, row_grads: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
         """Adds the gradients of all groups to the pending gradients; of none if an interrupt comes."""
-        assert for_rows is not None, "with update='step' nothing skips an update before step()"
+        assert row_grads is not None, "with update='step' nothing skips an update before step()"
         layout = self._layout
         pending = _without_skipped_tables(layout)
         before = pending.rows or (None,) * len(self._groups)
         rows = []
         for group, plan, grads, weight, of_group in zip(
-            self._groups, self._plans, for_rows, weights, before, strict=True
+            self._groups, self._plans, row_grads, weights, before, strict=True
         ):
             group.swap.transfers.follow_previous_stream()
             rows.append(add_gradients(of_group, plan, grads, weight, group.layout.dim))

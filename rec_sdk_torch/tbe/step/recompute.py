@@ -144,7 +144,7 @@ class RecomputedStep(Step):
         self,
         grads: Sequence[torch.Tensor | None],
         weights: Sequence[torch.Tensor | None],
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
         """Returns the gradients of the per-sample weights, for a backward pass inside the checkpointed function.
@@ -157,4 +157,4 @@ class RecomputedStep(Step):
                 "a backward pass inside a function that activation checkpointing runs again would train its tables "
                 "twice"
             )
-        return super().backward(grads, weights, wanted, tables)
+        return super().backward(grads, weights, needs_grad, tables)

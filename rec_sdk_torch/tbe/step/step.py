@@ -83,7 +83,7 @@ class Step:
 
     @property
     def finished(self) -> bool:
-        """Whether the rows were updated, or never will be: they may be evicted from the cache by now."""
+        """Whether the rows were updated, or never will be: the cache may have spilled them by now."""
         return self._released or bool(self._calls) or self._table_update is not None
 
     def release(self) -> None:
@@ -155,7 +155,7 @@ class Step:
         self,
         grads: Sequence[torch.Tensor | None],
         weights: Sequence[torch.Tensor | None],
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
         """Updates the rows of `tables`, and returns the gradients of the per-sample weights.
@@ -163,7 +163,7 @@ class Step:
         Args:
             grads: the gradient of each output; None for an output that is not part of the loss.
             weights: the per-sample weights of each group.
-            wanted: for each of `weights`, whether its gradient is needed; else None is returned for it.
+            needs_grad: for each of `weights`, whether its gradient is needed; else None is returned for it.
             tables: names of the tables to train; None: all. If empty, no row changes and a later call may train.
         """
         # Autograd may run this in a thread of its own, which then counts as in a call; see `runtime/exits.py`.
@@ -177,22 +177,22 @@ class Step:
                     converted[index] = grad.float().contiguous()
             guard, locks = self._guard, self._locks
             weights = weights or (None,) * len(self._groups)
-            of_groups: Grads = self._by_group(converted)
+            grads_by_group: Grads = self._by_group(converted)
             if tables is not None and not tables:
-                return self._only_weights(of_groups, wanted)
-            for_rows: Grads | None = of_groups
+                return self._only_weights(grads_by_group, needs_grad)
+            row_grads: Grads | None = grads_by_group
             if guard.scaler is not None or guard.check_finite != "off":
                 checked = guard.check(converted, self._selected_tables)
-                for_rows = None if checked is None else self._by_group(checked)
-            if tables is not None and for_rows is not None:
-                for_rows = self._mask_other_tables(for_rows, tables)
+                row_grads = None if checked is None else self._by_group(checked)
+            if tables is not None and row_grads is not None:
+                row_grads = self._mask_other_tables(row_grads, tables)
             if locks.unfinished is not None:
                 locks.catch_up()
             with locks.launch:
                 if not (self._layout.works_on_tables and self._needs_tables()):
-                    return self._update(of_groups, for_rows, weights, wanted)
+                    return self._update(grads_by_group, row_grads, weights, needs_grad)
             with locks.without_pending_plans():  # no plan may move rows or choose victims
-                result = self._update(of_groups, for_rows, weights, wanted)
+                result = self._update(grads_by_group, row_grads, weights, needs_grad)
             for group in self._groups:
                 group.warn_of_evictions()
             return result
@@ -228,10 +228,10 @@ class Step:
             return [list(of_outputs)] * len(self._groups)
         return [[one] for one in of_outputs]
 
-    def _mask_other_tables(self, of_groups: Grads, tables: frozenset[str]) -> Grads:
+    def _mask_other_tables(self, grads_by_group: Grads, tables: frozenset[str]) -> Grads:
         """Replaces the gradients of other tables by None, as `touched_rows` reads them."""
         result: list[Sequence[torch.Tensor | None]] = []
-        for group, grads in zip(self._groups, of_groups, strict=True):
+        for group, grads in zip(self._groups, grads_by_group, strict=True):
             names = [member.config.name for member in group.members]
             if self._lengths is not None:
                 names = [member.config.name for member in group.members for _ in member.features]
@@ -241,52 +241,52 @@ class Step:
             result.append([grad if name in tables else None for name, grad in zip(names, of_names, strict=True)])
         return result
 
-    def _only_weights(self, grads: Grads, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    def _only_weights(self, grads: Grads, needs_grad: Sequence[bool]) -> list[torch.Tensor | None]:
         """Returns the gradients of the per-sample weights; no row changes."""
         self._locks.catch_up()
         with self._locks.launch:
             self._locks.complete()
-            return self._weights_grads(grads, wanted)
+            return self._weights_grads(grads, needs_grad)
 
-    def _weights_grads(self, grads: Grads, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    def _weights_grads(self, grads: Grads, needs_grad: Sequence[bool]) -> list[torch.Tensor | None]:
         """Returns the gradient of each group's per-sample weights; None for a group that does not need it."""
-        result: list[torch.Tensor | None] = [None] * len(wanted)
-        for index, want in enumerate(wanted):
+        result: list[torch.Tensor | None] = [None] * len(needs_grad)
+        for index, want in enumerate(needs_grad):
             grad = grads[index][0] if want else None
             if grad is not None:
                 result[index] = self._groups[index].weights_grad(self._plans[index], grad, self._row_copies.get(index))
         return result
 
     def _update(
-        self, grads: Grads, for_rows: Grads | None, weights: Sequence[torch.Tensor | None], wanted: Sequence[bool]
+        self, grads: Grads, row_grads: Grads | None, weights: Sequence[torch.Tensor | None], needs_grad: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """Launches the gradients of the per-sample weights, which read the old rows, and then the update."""
         locks = self._locks
         if locks.unfinished is not None:
             locks.complete()
-        result: list[torch.Tensor | None] = [None] * len(wanted)
-        if True in wanted:
-            result = self._weights_grads(grads, wanted)
+        result: list[torch.Tensor | None] = [None] * len(needs_grad)
+        if True in needs_grad:
+            result = self._weights_grads(grads, needs_grad)
         if locks.readers:
             locks.readers.pop(id(self), None)
         with profiled("update"):
             if self._layout.works_on_tables:
-                self._table_update = TableUpdate(self._layout, self._plans, for_rows, weights)
+                self._table_update = TableUpdate(self._layout, self._plans, row_grads, weights)
                 locks.keep_rows(self._table_update.changing)
                 locks.run_resumable(self._table_update)
             else:
-                self._make_calls(for_rows, weights)
+                self._make_calls(row_grads, weights)
         return result
 
-    def _make_calls(self, for_rows: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
+    def _make_calls(self, row_grads: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
         locks, calls, optimizers = self._locks, self._calls, self._layout.used_optimizers
-        if for_rows is not None:
+        if row_grads is not None:
             coefficients = {}
             for optimizer in optimizers:  # first of all: a bad option must raise before the first change
                 coefficients[id(optimizer)] = optimizer.coefficients()
             if locks.readers:
                 locks.keep_rows(self._groups)
-            for group, plan, grads, weight in zip(self._groups, self._plans, for_rows, weights, strict=True):
+            for group, plan, grads, weight in zip(self._groups, self._plans, row_grads, weights, strict=True):
                 if group.norms is not None:
                     group.norms.reset()
                 call = group.update(plan, grads, weight, coefficients)
@@ -355,15 +355,15 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
     tables = None  # all
     if graph_task() == -1 or not will_execute(step.edges.private):
         tables = step.edges.requested()
-    wanted, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
+    needs_grad, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
     if step.many_backwards:
         saved = saved[1:]
     if tables is not None and not tables:
-        return (None, None, *step.backward(grads, saved, wanted, tables))
+        return (None, None, *step.backward(grads, saved, needs_grad, tables))
     if not step.many_backwards:
         ctx.step = None
     try:
-        weight_grads = step.backward(grads, saved, wanted, tables)
+        weight_grads = step.backward(grads, saved, needs_grad, tables)
     except BaseException:
         if not step.must_stay_pinned():
             step.release()

@@ -76,8 +76,8 @@ class TableUpdate:
         for group in self._groups:
             end_step(group, self._journal)
 
-    def _update(self, of_groups: Grads) -> None:
-        for group, plan, grads, weights in zip(self._groups, self._plans, of_groups, self._weights, strict=True):
+    def _update(self, grads_by_group: Grads) -> None:
+        for group, plan, grads, weights in zip(self._groups, self._plans, grads_by_group, self._weights, strict=True):
             if group.accumulation_buffer is None:
                 call = group.update(plan, grads, weights, self._coefficients)
                 if call is not None:
