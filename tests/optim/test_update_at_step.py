@@ -193,7 +193,7 @@ def test_frozen_tables_have_no_gradient(device: torch.device) -> None:
     collection = tables(device)
     one, other = batches(2)
     loss_of(collection, one).backward()
-    with pytest.raises(RuntimeError, match=r"gradients wait.*frozen"):
+    with pytest.raises(RuntimeError, match=r"gradients are pending.*frozen"):
         collection.freeze("t1")
     collection.fused_optimizer.step()
     before = rows_of(collection, "t1")
@@ -308,7 +308,7 @@ def test_an_optimizer_of_torch_cannot_update_tables(device: torch.device) -> Non
 def test_layouts_are_kept_while_gradients_are_pending(device: torch.device) -> None:
     collection = tables(device)
     loss_of(collection, batches(1)[0]).backward()
-    with pytest.raises(RuntimeError, match=r"gradients wait.*step\(\) or zero_grad\(\).*copied"):
+    with pytest.raises(RuntimeError, match=r"gradients are pending.*step\(\) or zero_grad\(\).*copied"):
         copy.deepcopy(collection)
     collection.fused_optimizer.step()
     twin = copy.deepcopy(collection)
