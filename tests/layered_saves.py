@@ -31,9 +31,9 @@ def write_layered(saves: Path, target: Path, *, packed: bool) -> Path:
                     specs = [replace(spec, shape=(0, *spec.shape[1:])) for spec in reader.specs.values()]
                     tensors = {name: reader.read(name) for name in reader.specs}
                 if file.role == REMOVED:
-                    out.removed(table.key, layer, tensors["ids"])
+                    out.write_removed(table.key, layer, tensors["ids"])
                 else:
-                    out.rows(table.key, layer, specs, file.rows, iter([tensors]))
+                    out.write_rows(table.key, layer, specs, file.rows, iter([tensors]))
     out.finish()
     written = replace(last, id=save, base=save, previous=None, kind=FULL, sequence=0, files=out.written)
     write_indexes(folder, written)

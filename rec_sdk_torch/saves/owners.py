@@ -43,11 +43,11 @@ class TableOwner:
         return slice(None) if self.exchange is None else self.placements[table].owns(ids)
 
     def is_sharded(self, table: str) -> bool:
-        """Checks that the table's rows are divided among ranks: it is neither local nor replicated."""
+        """Returns whether the table's rows are divided among ranks, that is, neither local nor replicated."""
         return self.exchange is not None and not self.placements[table].replicated
 
     def writes_rows(self, table: str) -> bool:
-        """Checks that this rank writes rows of the table into a save; replicated rows are written by rank 0."""
+        """Returns whether this rank writes rows of the table into a save; replicated rows are written by rank 0."""
         return self.exchange is None or self.exchange.rank == 0 or self.is_sharded(table)
 
     def check_replicas(self) -> None:

@@ -74,7 +74,7 @@ class Saver:
 
     @staticmethod
     def is_timestamp_format(dir_name: str) -> bool:
-        """Checks that a folder name has the form of a save's name: 14 digits, optionally with a dot and 6 more."""
+        """Returns whether a folder name can name a save: 14 digits, optionally with a dot and 6 more."""
         return folders.is_timestamp(dir_name)
 
     @staticmethod
@@ -213,13 +213,14 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         last, chain_folders = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
         location = SaveLocation(last.id, last.base, last.sequence, folder.name, tuple(chain_folders))
         formats = current_formats(owners)
-        followed = not rounded and can_be_base(matches, last, formats)
+        exact = not rounded and can_be_base(matches, last, formats)
         for owner in owners:
             drop_base_saves(owner.embedding)
-            alone = participants.size == last.world_size == 1
-            evicted = dict.fromkeys(owner.configs, next_serial()) if alone else {}
+            # Several ranks divide evicted rows anew, in another order than in the save.
+            single_rank = participants.size == last.world_size == 1
+            evicted = dict.fromkeys(owner.configs, next_serial()) if single_rank else {}
             version = versions(owner.embedding.layout)
-            set_base_save(owner.embedding, location, formats if followed else None, version, evicted=evicted)
+            set_base_save(owner.embedding, location, formats if exact else None, version, evicted=evicted)
         if warm:
             warm_tables(matches)
     return str(folder)

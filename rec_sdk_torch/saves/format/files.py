@@ -75,7 +75,7 @@ def open_regular_file(path: Path, folder: Path | None = None) -> int:
     Raises:
         OSError: the file is missing, or is a folder, a link, a device or a pipe.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking, as opening a pipe could wait forever
     if folder is None:
         file = os.open(path, flags)
     else:
@@ -117,7 +117,7 @@ def read_regular_file(path: Path, folder: Path) -> bytes:
 
 
 def is_regular_file(path: Path) -> bool:
-    """Checks that a regular file of this name exists.
+    """Returns whether a file of this name exists.
 
     Raises:
         OSError: something other than a regular file has the name.

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[0-9]{14}(\.[0-9]{6})?")
 
 
 def is_timestamp(name: str) -> bool:
-    """Checks that a folder name is a date and time of 14 digits, optionally with microseconds."""
+    """Returns whether a folder name is a date and time of 14 digits, optionally with microseconds."""
     return _NAME.fullmatch(name) is not None and _time_of(name) is not None
 
 
@@ -47,15 +47,15 @@ def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
     Raises:
         CheckpointError: no later name exists.
     """
-    before = [*_complete(path), *(save for save in followed if is_timestamp(save.name))]
-    last = max(before, key=lambda save: save.name, default=path / "")
-    latest = last.name if before else ""
+    earlier = [*_complete(path), *(save for save in followed if is_timestamp(save.name))]
+    last = max(earlier, key=lambda save: save.name, default=path / "")
+    latest = last.name if earlier else ""
     taken, time = {*os.listdir(path), latest}, now()
     for name in (time.strftime(TIMESTAMP), time.strftime(TIMESTAMP + MICROSECONDS)):
         if name > latest and name not in taken:
             return name
-    of_latest = _time_of(latest) or time
-    if of_latest > time + timedelta(seconds=1):
+    next_time = _time_of(latest) or time
+    if next_time > time + timedelta(seconds=1):
         warn(
             f"{last.parent}: the save {latest} is named by a future time, the clock says {time.strftime(TIMESTAMP)}: "
             "new saves get later names, so that loads find the latest. Rename or remove it",
@@ -63,10 +63,10 @@ def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
         )
     while name <= latest or name in taken:
         try:
-            of_latest += timedelta(microseconds=1)
+            next_time += timedelta(microseconds=1)
         except OverflowError:
             raise CheckpointError(f"{last.parent}: no name is later than {latest}: rename or remove it") from None
-        name = of_latest.strftime(TIMESTAMP + MICROSECONDS)
+        name = next_time.strftime(TIMESTAMP + MICROSECONDS)
     return name
 
 
@@ -105,10 +105,10 @@ def to_path(path: PathLike) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path is {path!r}, expected the path of a folder of saves")
-    found = Path(path)
-    if "\0" in str(found):
-        raise ValueError(f"path is {str(found)!r}, which has a null character")
-    return found
+    result = Path(path)
+    if "\0" in str(result):
+        raise ValueError(f"path is {str(result)!r}, which has a null character")
+    return result
 
 
 def to_paths(path: Paths) -> tuple[Path, ...]:
@@ -120,10 +120,10 @@ def to_paths(path: Paths) -> tuple[Path, ...]:
     """
     if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
         return (to_path(path),)
-    found = tuple(map(to_path, path))
-    if not found:
+    result = tuple(map(to_path, path))
+    if not result:
         raise ValueError("path is empty, expected a folder of saves, or several")
-    return found
+    return result
 
 
 def latest_save(path: Paths) -> Path:
@@ -138,6 +138,7 @@ def latest_save(path: Paths) -> Path:
     if not saves:
         where = ", ".join(map(str, folders))
         raise CheckpointError(f"{where}: holds no save, that is no folder named by date and time with a {MANIFEST}")
+    # Reversed: of saves with equal names, the one in the last folder counts.
     return saves[0] if len(saves) == 1 else max(reversed(saves), key=lambda save: save.resolve().name)
 
 
@@ -157,13 +158,13 @@ def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest
     while (previous := chain[0][1].previous) is not None:
         successor, manifest = chain[0]
         search.add(successor.resolve().parent, manifest.folders)
-        folder, before = search.find(previous, successor)
-        if before.base != last.base or before.sequence + 1 != manifest.sequence:
+        folder, predecessor = search.find(previous, successor)
+        if predecessor.base != last.base or predecessor.sequence + 1 != manifest.sequence:
             raise CheckpointError(
                 f"{successor}: delta {manifest.sequence} of the save {last.base} cannot follow "
-                f"{folder}, which is save {before.sequence} of {before.base}"
+                f"{folder}, which is save {predecessor.sequence} of {predecessor.base}"
             )
-        chain.insert(0, (folder, before))
+        chain.insert(0, (folder, predecessor))
     return chain
 
 
@@ -287,16 +288,16 @@ class SaveLocation:
 
 
 def is_chain_intact(location: SaveLocation) -> bool:
-    """Checks that a save and all saves before it in its chain still exist, with consistent manifests."""
+    """Returns whether a save and all saves before it in its chain still exist, with consistent manifests."""
     try:
         known = [(root, _links.get(root, {})) for root in location.folders]
         unknown_saves = any(
             name not in links and is_timestamp(name) for root, links in known for name in os.listdir(root)
         )
-        if not unknown_saves and _chain_follows(known, location.save):
+        if not unknown_saves and _links_are_complete(known, location.save):
             return True
-        return _chain_follows([(root, _read_links(Path(root))) for root in location.folders], location.save)
-    except (CheckpointError, OSError):  # a folder is not there any more
+        return _links_are_complete([(root, _read_links(Path(root))) for root in location.folders], location.save)
+    except (CheckpointError, OSError):  # a folder was removed
         return False
 
 
@@ -313,8 +314,8 @@ def _read_links(path: Path) -> dict[str, _ChainLink]:
     return _links.get(root, {})
 
 
-def _chain_follows(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save: str) -> bool:
-    """Checks that `save` and all saves before it are in `roots`, in order, and unchanged on disk.
+def _links_are_complete(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save: str) -> bool:
+    """Returns whether `save` and all saves before it are in `roots`, in order, and unchanged on disk.
 
     Args:
         roots: folders of saves, each with its known links by save name.

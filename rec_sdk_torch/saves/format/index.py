@@ -28,8 +28,8 @@ _WINDOW = 1 << 24
 same number, `IndexWriter::kWindow`.
 """
 SMALL_ROWS = 1 << 14
-"""Tables with at most this many rows are indexed when they are opened, if the save has many tables. It takes a moment,
-and saves a file per table.
+"""Among many tables, a table with at most this many rows has no stored index: it is built when the table is opened,
+which takes a moment.
 """
 
 
@@ -39,7 +39,7 @@ def index_path(folder: Path, key: str) -> Path:
 
 
 def _index_exists(path: Path) -> bool:
-    """Checks that the index file of a table exists.
+    """Returns whether the index file of a table exists.
 
     Raises:
         CheckpointError: something other than a regular file has its name.
@@ -51,7 +51,7 @@ def _index_exists(path: Path) -> bool:
 
 
 def write_indexes(folder: Path, manifest: Manifest) -> None:
-    """Writes the indexes that are stored with the save in `folder`; the manifest file may be missing still.
+    """Writes the indexes that are stored with the save in `folder`; its manifest file need not exist yet.
 
     It uses up to 256 MiB of memory.
 
@@ -65,7 +65,7 @@ def write_indexes(folder: Path, manifest: Manifest) -> None:
 
 
 def has_stored_index(manifest: Manifest, key: str) -> bool:
-    """Checks that saves store the index of this table; small tables among many have none."""
+    """Returns whether a save stores an index of this table; small tables among many have none."""
     return not manifest.has_many_tables or sum(file.rows for file in manifest.files_of(key, REMOVED, ROWS)) > SMALL_ROWS
 
 
@@ -102,6 +102,7 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
     """
     served = open_served_table([(folder, manifest, table, path)])
     sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
+    # One group for each layer and role, the last one to be read first: its entry of an id is the valid one.
     groups = [list(files) for _, files in itertools.groupby(sources, lambda file: (file.layer, file.role))]
     later_ids: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
     for number, group in enumerate(groups, 1):

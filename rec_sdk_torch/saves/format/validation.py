@@ -112,11 +112,11 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
     metadata = {"save": manifest.id, "table": file.table}
     if reader.metadata != metadata:
         raise CheckpointError(f"{reader.path}: belongs to {reader.metadata}, expected {metadata}")
-    all_of = _expected_tensors(file.role, manifest.table(file.table))
-    unknown = [name for name in reader.specs if name not in all_of and name.startswith(("state.", "column."))]
+    expected_tensors = _expected_tensors(file.role, manifest.table(file.table))
+    unknown = [name for name in reader.specs if name not in expected_tensors and name.startswith(("state.", "column."))]
     if unknown:
         raise CheckpointError(f"{reader.path}: has tensors {unknown}, which the manifest does not list")
-    for name, expected in all_of.items():
+    for name, expected in expected_tensors.items():
         spec = reader.specs.get(name)
         if spec is None:
             if expected.optional:
@@ -187,9 +187,9 @@ def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> N
         lower, upper = other or (int(file.role == CANDIDATES and column == "count"), 2**32)
         for begin in range(0, spec.shape[0], _CHUNK_ROWS):
             values = reader.array(name, begin, min(begin + _CHUNK_ROWS, spec.shape[0]))
-            right = np.isfinite(values) if column == "score" else (values >= lower) & (values < upper)
-            if not right.all():
-                raise CheckpointError(f"{reader.path}: {name} has the value {values[~right][0]}, which is out of range")
+            valid = np.isfinite(values) if column == "score" else (values >= lower) & (values < upper)
+            if not valid.all():
+                raise CheckpointError(f"{reader.path}: {name} has the value {values[~valid][0]}, which is out of range")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,13 +197,13 @@ class TableChain:
     """A table in every save of a chain.
 
     Attributes:
-        chain: folder, manifest and table of each save, in order.
+        saves: folder, manifest and table of each save, in order.
         owned: function that selects the ids of this rank.
         num_embeddings: size of the index table to load into; None for a hash table.
         id_limit: ids from this one on are ignored; None for no limit.
     """
 
-    chain: Sequence[tuple[Path, Manifest, SavedTable]]
+    saves: Sequence[tuple[Path, Manifest, SavedTable]]
     owned: OwnedFilter = field(default=lambda ids: slice(None))
     num_embeddings: int | None = None
     id_limit: int | None = None
@@ -216,7 +216,7 @@ class TableChain:
                 admission, or has gradients or a cache entry without a row.
         """
         final = self._final_ids()
-        folder, manifest, table = self.chain[-1]
+        folder, manifest, table = self.saves[-1]
         for role, are_rows in ((CANDIDATES, False), (WINDOW, True), (CACHED, True)):
             files = manifest.files_of(table.key, role)
             if not files:
@@ -250,7 +250,7 @@ class TableChain:
         return np.sort(np.concatenate([base[~isin_sorted(changed, base)], added]))
 
     def _layers(self) -> Iterator[tuple[Path, Manifest, SavedTable, list[SavedFile]]]:
-        for folder, manifest, table in self.chain:
+        for folder, manifest, table in self.saves:
             files = manifest.files_of(table.key, REMOVED, ROWS)
             for layer in sorted({file.layer for file in files}):
                 yield folder, manifest, table, [file for file in files if file.layer == layer]
@@ -262,12 +262,10 @@ class TableChain:
         of_files = [self._ids(folder, manifest, table, file) for file in files]
         ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
         ids.sort()
-        successor = ids[1:]
-        same = successor == ids[:-1]
-        if same.any():
-            twice = successor[same]
+        repeated = ids[1:][ids[1:] == ids[:-1]]
+        if len(repeated):
             raise CheckpointError(
-                f"{folder / files[-1].path}: {len(twice)} ids (such as {twice[0]}) of table {table.key!r} "
+                f"{folder / files[-1].path}: {len(repeated)} ids (such as {repeated[0]}) of table {table.key!r} "
                 "occur twice in the layer"
             )
         return ids
@@ -341,8 +339,8 @@ def evicted_files(tables: TableChain) -> list[tuple[Path, Manifest, SavedFile, i
     """
     found = []
     expected_rows: dict[int, int] | None = None  # by rank, how many of the save's last rows count; None: all
-    successor = tables.chain[-1][0]
-    for folder, manifest, table in reversed(tables.chain):
+    successor = tables.saves[-1][0]
+    for folder, manifest, table in reversed(tables.saves):
         before = dict(enumerate(table.evicted_before))
         for file in reversed(manifest.files_of(table.key, EVICTED)):
             rows = file.rows if expected_rows is None else min(file.rows, expected_rows.get(file.rank, 0))

@@ -18,7 +18,7 @@ from .save_reader import TableMatch
 def warm_tables(matches: Sequence[TableMatch]) -> None:
     """Fills the caches of loaded tables with the rows that were hot at the time of the save."""
     for match in matches:
-        ids, heats = _hottest(match)
+        ids, heats = _hottest_ids(match)
         if len(ids):
             _warm(match.view, ids, heats)
         else:
@@ -32,23 +32,22 @@ def warm_by_counts(owners: Sequence[TableOwner]) -> None:
             _warm_by_counts(owner.embedding.view(name))
 
 
-def _hottest(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
+def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
     """Returns the ids of this rank that any rank had cached, hottest first, and their heats."""
     ids, heats, positions = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
-    folder, manifest, table = match.tables.chain[-1]
+    folder, manifest, table = match.table_chain.saves[-1]
     files = manifest.files_of(table.key, CACHED)
     for file in files:
         with open_file(folder, manifest, file) as reader:
-            of_rank, counted = reader.array("ids"), reader.array("heats")
-        owned = match.owned(of_rank)
-        if owned is None and len(files) == 1 and (counted[1:] <= counted[:-1]).all():
-            return of_rank, counted  # sorted already
+            rank_ids, rank_heats = reader.array("ids"), reader.array("heats")
+        owned = match.owned(rank_ids)
+        if owned is None and len(files) == 1 and (rank_heats[1:] <= rank_heats[:-1]).all():
+            return rank_ids, rank_heats  # sorted already
         chosen = slice(None) if owned is None else owned
-        ids.append(of_rank[chosen])
-        heats.append(counted[chosen])
-        positions.append(
-            np.arange(file.rows)[chosen] / file.rows
-        )  # breaks ties: equal heats of several ranks are interleaved
+        ids.append(rank_ids[chosen])
+        heats.append(rank_heats[chosen])
+        # Relative positions break ties, so that equal heats of several ranks are interleaved.
+        positions.append(np.arange(file.rows)[chosen] / file.rows)
     heat = np.concatenate(heats)
     order = np.lexsort((np.concatenate(positions), -heat))
     return np.concatenate(ids)[order], heat[order]
@@ -59,12 +58,12 @@ def _warm_by_counts(view: TableView) -> None:
     if view.config.lifecycle is None:
         return
     lifecycle = view.config.lifecycle
-    by = next((name for name in ("score", "count", "last_use", "timestamp") if name in lifecycle.columns()), None)
+    column = next((name for name in ("score", "count", "last_use", "timestamp") if name in lifecycle.columns()), None)
     ids = view.ids()
-    if by is None or not len(ids):
+    if column is None or not len(ids):
         return
     columns = view.row_columns(ids)
-    values = columns[by]
+    values = columns[column]
     if lifecycle.score and lifecycle.score.half_life:  # a score decays from the row's last batch on
         values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / lifecycle.score.half_life)
     chosen = ids[values.argsort(descending=True, stable=True)].numpy()

@@ -1,4 +1,4 @@
-"""Capacity check: whether the rows of a save fit into memory and disk beside the current rows."""
+"""Capacity check: whether the rows of a save fit into memory or disk beside the current rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ RowCounts = Sequence[tuple[TableView, int]]
 
 
 def fits_beside_tables(row_counts: RowCounts, folder: Path) -> bool:
-    """Checks that the rows of the save in `folder` fit while the tables keep their current rows.
+    """Returns whether the rows of the save in `folder` fit while the tables keep their current rows.
 
-    Returns:
-        True if both fit; False, with a warning, if the tables must be emptied first.
+    If not, a warning announces that the tables are emptied first.
 
     Raises:
         MemoryError, OSError: the rows would not even fit without the current ones.

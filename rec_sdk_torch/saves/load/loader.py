@@ -30,11 +30,11 @@ def check_fit(matches: Sequence[TableMatch]) -> list[int]:
     for layout in {id(each.view.layout): each.view.layout for each in matches}.values():
         layout.check_not_in_flight("a load")
     checked = set()
-    for each, optimizer, saved in _optimizers(matches):
+    for each, optimizer, saved in _continued_optimizers(matches):
         if (id(optimizer), id(saved)) in checked:
             continue
         checked.add((id(optimizer), id(saved)))
-        options = {**optimizer.options, **_options(optimizer, saved)}
+        options = {**optimizer.options, **_saved_options(optimizer, saved)}
         try:
             optimizer.check_options(options, f"{each.folder}: the optimizer of table {each.name!r}")
         except (TypeError, ValueError) as error:
@@ -42,7 +42,7 @@ def check_fit(matches: Sequence[TableMatch]) -> list[int]:
     return [_check_rows(each) for each in matches]
 
 
-def _optimizers(matches: Sequence[TableMatch]) -> list[tuple[TableMatch, TableOptimizer, SavedOptimizer]]:
+def _continued_optimizers(matches: Sequence[TableMatch]) -> list[tuple[TableMatch, TableOptimizer, SavedOptimizer]]:
     """Returns the tables whose optimizer continues from a saved one, with both optimizers."""
     pairs = [(each, each.optimizer, each.saved.optimizer) for each in matches if each.same_optimizer]
     return [
@@ -54,8 +54,10 @@ def _optimizers(matches: Sequence[TableMatch]) -> list[tuple[TableMatch, TableOp
 
 def _check_rows(match: TableMatch) -> int:
     config, capacity = match.owner.configs[match.name], match.view.config.capacity
-    bound = None if config.hashed or match.cut is not None else config.num_embeddings
-    tables = TableChain(match.tables.chain, lambda ids: match.owner.owned(match.name, ids), bound, match.cut)
+    num_embeddings = None if config.hashed or match.id_limit is not None else config.num_embeddings
+    tables = TableChain(
+        match.table_chain.saves, lambda ids: match.owner.owned(match.name, ids), num_embeddings, match.id_limit
+    )
     rows = tables.check_ids()
     evicted_files(tables)
     if config.hashed and 0 < capacity < rows:
@@ -63,7 +65,7 @@ def _check_rows(match: TableMatch) -> int:
     return rows
 
 
-def check_row_counts(matches: Sequence[TableMatch], of_ranks: Sequence[Sequence[int]]) -> None:
+def check_row_counts(matches: Sequence[TableMatch], by_rank: Sequence[Sequence[int]]) -> None:
     """Checks that each table has as many rows, over all ranks, as when it was saved.
 
     Args:
@@ -73,7 +75,7 @@ def check_row_counts(matches: Sequence[TableMatch], of_ranks: Sequence[Sequence[
     Raises:
         CheckpointError: a table has more or fewer rows.
     """
-    for each, *rows in zip(matches, *of_ranks, strict=True):
+    for each, *rows in zip(matches, *by_rank, strict=True):
         problem = row_count_problem(each.saved, sum(rows) if each.owner.is_sharded(each.name) else rows[0], each.rows)
         if problem is not None:
             raise CheckpointError(f"{each.folder}: {problem}")
@@ -86,10 +88,12 @@ def make_replacements(
     result = []
     for owner in owners:
         own = [each for each in matches if each.owner is owner]
-        windows = _windows(own)
-        of_tables = {id(optimizer): (optimizer, saved) for _, optimizer, saved in _optimizers(own)}
-        optimizers = [(optimizer, saved.step, _options(optimizer, saved)) for optimizer, saved in of_tables.values()]
-        sources = [_source(each, bool(windows)) for each in own]
+        windows = _open_windows(own)
+        of_tables = {id(optimizer): (optimizer, saved) for _, optimizer, saved in _continued_optimizers(own)}
+        optimizers = [
+            (optimizer, saved.step, _saved_options(optimizer, saved)) for optimizer, saved in of_tables.values()
+        ]
+        sources = [_table_source(each, bool(windows)) for each in own]
         result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=fits_beside))
     return result
 
@@ -109,14 +113,14 @@ def replace_tables(
         return [name for each in replacements for name in each.rounded]
 
     try:
-        of_ranks = participants.run_on_all(prepare, "whether all ranks can load a save")
+        by_rank = participants.run_on_all(prepare, "whether all ranks can load a save")
     except BaseException:
         for each in replacements:
             each.drop()
         raise
     for owner, each in zip(owners, replacements, strict=True):
         owner.embedding.layout.locks.run_resumable(each)
-    rounded = sorted({name for names in of_ranks for name in names})
+    rounded = sorted({name for names in by_rank for name in names})
     if rounded:
         warn(
             f"tables {rounded}: weights of the save are rounded to the table's cache_dtype; a TableReader returns the "
@@ -126,7 +130,7 @@ def replace_tables(
     return rounded
 
 
-def _source(match: TableMatch, with_window: bool) -> TableSource:
+def _table_source(match: TableMatch, with_window: bool) -> TableSource:
     view, placement = match.view, match.owner.placements.get(match.name)
     size = view.chunk_rows()
     rows = match.rows if placement is None else placement.max_rows(match.rows)
@@ -140,17 +144,17 @@ def _source(match: TableMatch, with_window: bool) -> TableSource:
     )
 
 
-def _options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
+def _saved_options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
     """Returns the saved options that apply to the optimizer, in the types that its class uses.
 
     Weight decay differs between kernels, such as AdamW's and Adam's. With another kernel the model keeps its own.
     """
-    other = {"weight_decay"} if saved.kernel != optimizer.spec.kernel else set()
-    common = {name: value for name, value in saved.options.items() if name in optimizer.options.keys() - other}
+    skipped = {"weight_decay"} if saved.kernel != optimizer.spec.kernel else set()
+    common = {name: value for name, value in saved.options.items() if name in optimizer.options.keys() - skipped}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in common.items()}
 
 
-def _windows(matches: Sequence[TableMatch]) -> dict[int, int]:
+def _open_windows(matches: Sequence[TableMatch]) -> dict[int, int]:
     """Returns the backward passes in each accumulation buffer; empty if the tables cannot continue with them."""
     manifest = matches[0].manifest
     counts = {int(length): count for length, count in manifest.windows.get(matches[0].saved.module, {}).items()}
@@ -178,7 +182,7 @@ def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manife
             SaveWarning,
         )
     for each in matches:
-        rows = sum(file.rows - begin for _, _, file, begin in evicted_files(each.tables))
+        rows = sum(file.rows - begin for _, _, file, begin in evicted_files(each.table_chain))
         if rows and each.name not in each.owner.embedding.layout.evicted:
             warn(
                 f"{folder}: {rows} evicted rows of table {each.name!r} were not taken: they are not loaded, "
@@ -191,7 +195,7 @@ def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manife
         warn(f"{folder}: its tables {unused} are not in the model, and are not loaded", SaveWarning)
     for owner in {id(each.owner): each.owner for each in matches}.values():
         own = [each for each in matches if each.owner is owner]
-        if manifest.windows.get(own[0].saved.module) and not _windows(own):
+        if manifest.windows.get(own[0].saved.module) and not _open_windows(own):
             warn(
                 f"{folder}: has an open accumulation window of {manifest.windows[own[0].saved.module]}, which "
                 f"{[each.name for each in own]} cannot continue: its gradients are not loaded",
@@ -200,7 +204,7 @@ def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manife
 
 
 def can_be_base(matches: Sequence[TableMatch], last: Manifest, formats: TableFormats) -> bool:
-    """Checks that a delta of the tables can follow the save `last`: they hold all of it, in the formats `formats`."""
+    """Returns whether a delta can follow the save `last`: the tables hold all of it, in the formats `formats`."""
     same = (_is_as_saved(each, own) for each, (_, _, own) in zip(matches, formats, strict=True))
     return len(matches) == len(last.tables) and all(same)
 

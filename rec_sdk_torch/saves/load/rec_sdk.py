@@ -203,7 +203,7 @@ def restore_lifecycle(found: Sequence[Sequence[_RecSdkTable]]) -> None:
 
 
 def fits_beside(found: Sequence[Sequence[_RecSdkTable]], folder: Path) -> bool:
-    """Checks that the saved rows fit while the tables keep their current rows.
+    """Returns whether the saved rows fit while the tables keep their current rows.
 
     Raises:
         MemoryError, OSError: the rows would not even fit without the current ones.

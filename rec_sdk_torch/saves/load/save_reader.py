@@ -40,7 +40,7 @@ class TableMatch:
     Attributes:
         owner, name: the table.
         view: its interface for reading and writing.
-        tables: the table in each save of the chain.
+        table_chain: the table in each save of the chain.
         saved: the table in the last save.
         parts: parts of a row that are loaded.
         same_optimizer: whether saved states fit the table's optimizer, or neither side has one.
@@ -50,21 +50,21 @@ class TableMatch:
     owner: TableOwner
     name: str
     view: TableView
-    tables: TableChain
+    table_chain: TableChain
     saved: SavedTable
     parts: tuple[str, ...]
     same_optimizer: bool
-    cut: int | None = None
+    id_limit: int | None = None
 
     @property
     def folder(self) -> Path:
         """The folder of the last save."""
-        return self.tables.chain[-1][0]
+        return self.table_chain.saves[-1][0]
 
     @property
     def manifest(self) -> Manifest:
         """The manifest of the last save."""
-        return self.tables.chain[-1][1]
+        return self.table_chain.saves[-1][1]
 
     @property
     def optimizer(self) -> TableOptimizer | None:
@@ -74,13 +74,13 @@ class TableMatch:
     @property
     def rows(self) -> int:
         """Number of rows to load, over all ranks."""
-        return self.saved.rows if self.cut is None else min(self.saved.rows, self.cut)
+        return self.saved.rows if self.id_limit is None else min(self.saved.rows, self.id_limit)
 
     def owned(self, ids: Int64Array) -> np.ndarray | None:
         """Returns a mask of the ids that this rank loads; None for all."""
         owned = self.owner.owned(self.name, ids)
-        if self.cut is not None:
-            owned = (ids < self.cut) & (True if isinstance(owned, slice) else owned)
+        if self.id_limit is not None:
+            owned = (ids < self.id_limit) & (True if isinstance(owned, slice) else owned)
         return None if isinstance(owned, slice) else owned
 
 
@@ -137,14 +137,14 @@ def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]
                     f"{folder}: rows of table {name!r} have {BITS[saved.weight_dtype]} bits, for serving only: load "
                     "the save that was quantized"
                 )
-            tables = table_chain(chain, saved)
+            saved_chain = table_chain(chain, saved)
             if saved.embedding_dim != config.embedding_dim:
                 raise CheckpointError(
                     f"{folder}: table {name!r} has embedding_dim {saved.embedding_dim}, the model has "
                     f"{config.embedding_dim}"
                 )
             fewer = not saved.hashed and not config.hashed and saved.num_embeddings > config.num_embeddings
-            cut, view = config.num_embeddings if fewer else None, owner.embedding.view(name)
+            id_limit, view = config.num_embeddings if fewer else None, owner.embedding.view(name)
             optimizer, number = owner.embedding.layout.optimizer_of(name), saved.optimizer
             if optimizer is None or number is None:
                 same = optimizer is None and number is None
@@ -156,7 +156,7 @@ def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]
                     f"{folder}: table {saved.key!r} has parts {saved.parts}, but the model, with the same optimizer, "
                     f"has {parts}"
                 )
-            matches.append(TableMatch(owner, name, view, tables, saved, tuple(parts), same, cut))
+            matches.append(TableMatch(owner, name, view, saved_chain, saved, tuple(parts), same, id_limit))
     return matches
 
 
@@ -166,8 +166,8 @@ def read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds
     For large tables a thread reads ahead.
     """
     chunks = _read_layers(match, rows)
-    of_saves = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in match.tables.chain]
-    if sum(file.rows for files in of_saves for file in files) <= rows:
+    files_by_save = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in match.table_chain.saves]
+    if sum(file.rows for files in files_by_save for file in files) <= rows:
         yield from chunks
         return
     with Pool("rec_sdk_torch.checkpoint") as thread:
@@ -178,16 +178,16 @@ def read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds
 
 
 def _read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds]:
-    for folder, manifest, table in match.tables.chain:
+    for folder, manifest, table in match.table_chain.saves:
         for file in manifest.files_of(table.key, REMOVED, ROWS):
             with open_file(folder, manifest, file) as reader:
-                names = [] if file.role == REMOVED else _names(match, reader)
+                names = [] if file.role == REMOVED else _tensor_names(match, reader)
                 for begin in range(0, file.rows, rows):
-                    ids, tensors = _read(match, reader, names, begin, min(begin + rows, file.rows))
+                    ids, tensors = _read_owned(match, reader, names, begin, min(begin + rows, file.rows))
                     yield RemovedIds(ids) if file.role == REMOVED else SavedRows(ids, *_parts_and_columns(tensors))
 
 
-def _read(
+def _read_owned(
     match: TableMatch, reader: TensorReader, names: Sequence[str], begin: int = 0, end: int | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Reads the ids and the named tensors of rows [begin, end), and selects the rows that this rank loads."""
@@ -200,7 +200,7 @@ def _read(
     return ids[chosen], {name: values[chosen] for name, values in tensors.items()}
 
 
-def _names(match: TableMatch, reader: TensorReader) -> list[str]:
+def _tensor_names(match: TableMatch, reader: TensorReader) -> list[str]:
     """Returns the tensors of a file of rows to load: parts, and columns that file, save and table share."""
     names = [part if part == WEIGHT else f"state.{part}" for part in match.parts]
     lifecycle = match.view.config.lifecycle
@@ -215,8 +215,8 @@ def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, t
     parts: dict[str, torch.Tensor] = {}
     columns: dict[str, torch.Tensor] = {}
     for name, values in tensors.items():
-        kind, _, of_table = name.partition(".")
-        (columns if kind == "column" else parts)[of_table or name] = values
+        kind, _, table_name = name.partition(".")
+        (columns if kind == "column" else parts)[table_name or name] = values
     return parts, columns
 
 
@@ -234,20 +234,20 @@ def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
 def _candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the candidates that this rank owns, from all ranks' files, and the named columns that the files have."""
     chunks = []
-    folder, manifest, table = match.tables.chain[-1]
+    folder, manifest, table = match.table_chain.saves[-1]
     for file in manifest.files_of(table.key, CANDIDATES):
         with open_file(folder, manifest, file) as reader:
             names = [name for name in names if f"column.{name}" in reader.specs]
-            chunks.append(_read(match, reader, [f"column.{name}" for name in names]))
-    none = torch.empty(0, dtype=torch.int64, device="cpu")
-    ids = torch.cat([none, *(ids for ids, _ in chunks)])
-    return ids, {name: torch.cat([none, *(columns[f"column.{name}"] for _, columns in chunks)]) for name in names}
+            chunks.append(_read_owned(match, reader, [f"column.{name}" for name in names]))
+    empty = torch.empty(0, dtype=torch.int64, device="cpu")
+    ids = torch.cat([empty, *(ids for ids, _ in chunks)])
+    return ids, {name: torch.cat([empty, *(columns[f"column.{name}"] for _, columns in chunks)]) for name in names}
 
 
 def _sketches(match: TableMatch) -> list[torch.Tensor]:
     """Returns the saved sketches that the table's sketch must count at least as much as."""
     saved = []
-    folder, manifest, table = match.tables.chain[-1]
+    folder, manifest, table = match.table_chain.saves[-1]
     for file in manifest.files_of(table.key, SKETCH):
         with open_file(folder, manifest, file) as reader:
             saved.append(reader.read(SKETCH))
@@ -259,9 +259,9 @@ def read_evicted(match: TableMatch) -> list[EvictedRows]:
     if match.name not in match.owner.embedding.layout.evicted:
         return []
     result = []
-    for folder, manifest, file, begin in evicted_files(match.tables):
+    for folder, manifest, file, begin in evicted_files(match.table_chain):
         with open_file(folder, manifest, file) as reader:
-            ids, tensors = _read(match, reader, [*_names(match, reader), "reason"], begin, file.rows)
+            ids, tensors = _read_owned(match, reader, [*_tensor_names(match, reader), "reason"], begin, file.rows)
             reason = tensors.pop("reason")
             states, columns = _parts_and_columns(tensors)
             result.append(EvictedRows(ids, states.pop(WEIGHT), states, columns, reason))
@@ -270,9 +270,9 @@ def read_evicted(match: TableMatch) -> list[EvictedRows]:
 
 def read_pending_gradients(match: TableMatch, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
     """Yields the saved accumulation buffer of this rank's rows: ids, and float32 `[n, 2 * D]`."""
-    folder, manifest, table = match.tables.chain[-1]
+    folder, manifest, table = match.table_chain.saves[-1]
     for file in manifest.files_of(table.key, WINDOW):
         with open_file(folder, manifest, file) as reader:
             for begin in range(0, file.rows, rows):
-                ids, tensors = _read(match, reader, ["sums"], begin, min(begin + rows, file.rows))
+                ids, tensors = _read_owned(match, reader, ["sums"], begin, min(begin + rows, file.rows))
                 yield ids.numpy(), tensors["sums"]

@@ -37,7 +37,7 @@ class BaseSave:
     evicted: Mapping[str, int]
 
     def is_valid_for(self, embedding: TableBatchedEmbedding) -> bool:
-        """Checks that the embedding still has the groups that the versions belong to."""
+        """Returns whether the embedding still has the groups that the versions belong to."""
         return [ref() for ref in self.groups] == embedding.groups
 
 

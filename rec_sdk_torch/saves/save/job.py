@@ -58,10 +58,10 @@ class SaveJob:
     def _take_snapshot(self, incremental: bool) -> None:
         owners, participants, path = self._owners, self._participants, str(self._root)
         with exclusive_tables(owners):
-            found = participants.gather(
+            by_rank = participants.gather(
                 possible_bases(owners, path) if incremental else [], "the saves that a delta may follow"
             )
-            bases = [each for of_rank in found for each in of_rank]
+            bases = [base for rank_bases in by_rank for base in rank_bases]
             identity = participants.run_on_first(lambda: create_save_folder(self._root, bases), "the folder of a save")
             self._identity = identity
 
@@ -76,8 +76,8 @@ class SaveJob:
             snapshot, identity, participants = self._snapshot, self._identity, self._participants
             assert snapshot is not None
             assert identity is not None
-            of_ranks = participants.run_on_all(lambda: write_snapshot(snapshot), "what each rank has written of a save")
-            manifest = complete_manifest(snapshot.draft, of_ranks)
+            results = participants.run_on_all(lambda: write_snapshot(snapshot), "what each rank has written of a save")
+            manifest = complete_manifest(snapshot.draft, results)
             folder = participants.run_on_first(
                 lambda: publish_save(self._owners, self._root, identity, manifest), "whether a save is complete"
             )

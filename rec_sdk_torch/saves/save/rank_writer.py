@@ -30,8 +30,8 @@ Chunk = Mapping[str, torch.Tensor]
 def cached_rows_chunk(cached: CachedRows) -> Chunk:
     """Returns the tensors of the file that lists the cached rows, hottest first."""
     ids, heats = cached.by_heat()
-    most = torch.finfo(torch.float16).max
-    return {"ids": torch.from_numpy(ids), "heats": torch.from_numpy(heats.clip(0, most)).half()}
+    max_heat = torch.finfo(torch.float16).max
+    return {"ids": torch.from_numpy(ids), "heats": torch.from_numpy(heats.clip(0, max_heat)).half()}
 
 
 class RankFiles:
@@ -70,7 +70,7 @@ class RankFiles:
 
     def _new_file(self, path: str) -> FileWriter:
         target = self._folder / path
-        self._folders |= {above for above in target.parents if self._folder in above.parents}
+        self._folders |= {parent for parent in target.parents if self._folder in parent.parents}
         files.ensure_folder(target.parent, sync=False)
         return FileWriter(target)
 
@@ -83,7 +83,9 @@ class RankFiles:
             self._packs += 1
         return self._pack
 
-    def rows(self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]) -> None:
+    def write_rows(
+        self, table: str, layer: int, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]
+    ) -> None:
         """Writes rows of a table, in files of at most `MAX_FILE_BYTES`.
 
         Args:
@@ -96,22 +98,24 @@ class RankFiles:
         Raises:
             ValueError: the chunks have more or fewer rows.
         """
-        most = max(1, MAX_FILE_BYTES // sum([spec.row_bytes for spec in specs]))
+        max_rows = max(1, MAX_FILE_BYTES // sum([spec.row_bytes for spec in specs]))
         following = iter(chunks)
         remainder: Chunk = {}
-        for number, begin in enumerate(range(0, count, most)):
+        for number, begin in enumerate(range(0, count, max_rows)):
             name = f"layer-{layer}/rows-{number:05d}.safetensors"
-            remainder = self._write(ROWS, table, layer, name, specs, min(most, count - begin), remainder, following)
+            remainder = self._write(ROWS, table, layer, name, specs, min(max_rows, count - begin), remainder, following)
         if remainder or next(following, None) is not None:
             raise ValueError(f"table {table!r}: more than its {count} rows")
 
-    def removed(self, table: str, layer: int, ids: torch.Tensor) -> None:
+    def write_removed(self, table: str, layer: int, ids: torch.Tensor) -> None:
         """Writes the ids that were removed from a table since the previous save, int64 `[n]`."""
         spec = TensorSpec("ids", torch.int64, (0,))
         name = f"layer-{layer}/removed.safetensors"
         self._write(REMOVED, table, layer, name, [spec], len(ids), {"ids": ids}, iter(()))
 
-    def other(self, role: str, table: str, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]) -> None:
+    def write_role_file(
+        self, role: str, table: str, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]
+    ) -> None:
         """Writes a file that a table has once per rank, such as `window` or `candidates`; its role names it."""
         self._write(role, table, 0, f"{role}.safetensors", specs, count, {}, iter(chunks))
 

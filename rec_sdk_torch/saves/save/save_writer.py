@@ -47,15 +47,15 @@ def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> S
         path: folder of saves.
         bases: for each embedding of each rank, rank 0 first, saves that a delta can follow, the best first.
     """
-    for left in path.glob(f"{UNFINISHED}*"):  # leftovers of crashed saves: this rank holds the lock of the folder
-        files.remove_tree(left)
+    for leftover in path.glob(f"{UNFINISHED}*"):  # leftovers of crashed saves: this rank holds the lock of the folder
+        files.remove_tree(leftover)
     save_id = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{save_id}"
-    before = _common_base(bases)
-    if before is None:
+    base = _common_base(bases)
+    if base is None:
         identity = SaveIdentity(save_id, save_id, None, 0, str(folder))
     else:
-        identity = SaveIdentity(save_id, before.base, before.save, before.sequence + 1, str(folder), before.folders)
+        identity = SaveIdentity(save_id, base.base, base.save, base.sequence + 1, str(folder), base.folders)
     files.create_folder(folder)
     return identity
 
@@ -96,12 +96,12 @@ def possible_bases(owners: Sequence[TableOwner], path: str) -> list[list[SaveLoc
     newest first; older ones serve if the newest is gone.
     """
     base_saves, result = [base_saves_of(owner.embedding) for owner in owners], []
-    now = current_formats(owners) if any(base_saves) else ()
-    for owner, of_owner in zip(owners, base_saves, strict=True):
+    formats = current_formats(owners) if any(base_saves) else ()
+    for owner, owner_saves in zip(owners, base_saves, strict=True):
         locations = []
-        for base_save in of_owner:
+        for base_save in owner_saves:
             since = [(owner.embedding.view(table), _version_at(owner, table, base_save)) for table in owner.configs]
-            if base_save.formats == now and all(view.has_changes_since(version) for view, version in since):
+            if base_save.formats == formats and all(view.has_changes_since(version) for view, version in since):
                 locations.append(base_save.location)
         result.append(sorted(locations, key=lambda location: location.folders != (path,)))
     return result
@@ -132,12 +132,12 @@ def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
     Raises:
         ValueError: some tables are not sharded, so that each rank has other rows.
     """
-    alone = [owner for owner in owners if owner.exchange is None]
-    if ranks > 1 and alone:
+    unsharded = [owner for owner in owners if owner.exchange is None]
+    if ranks > 1 and unsharded:
+        names = [name for owner in unsharded for name in owner.configs]
         raise ValueError(
-            f"tables {[name for owner in alone for name in owner.configs]} are not sharded, so that each of {ranks} "
-            f"ranks has rows of its own: shard them too, or save the modules {[owner.path for owner in alone]} "
-            "separately, to a folder for each rank"
+            f"tables {names} are not sharded, so that each of {ranks} ranks has rows of its own: shard them too, or "
+            f"save the modules {[owner.path for owner in unsharded]} separately, to a folder for each rank"
         )
 
 
@@ -177,15 +177,15 @@ class ModelSnapshot:
         draft: manifest without files.
         aside: copy-on-write buffer for rows that change before they are written.
         out: writer of the files.
-        written: manifest entries so far.
+        result: manifest entries so far.
     """
 
     tables: list[TableSnapshot]
     groups: list[list[Group]]
     draft: Manifest
-    aside: CopyOnWriteBuffer
+    copy_on_write: CopyOnWriteBuffer
     out: RankFiles
-    written: RankResult
+    result: RankResult
 
     def close(self) -> None:
         for table in self.tables:
@@ -215,12 +215,12 @@ def take_snapshot(
             for name in owner.configs:
                 saved = of_draft[keys[position, name]]
                 if not owner.writes_rows(name):
-                    snapshot.written.rows[saved.key] = 0
+                    snapshot.result.rows[saved.key] = 0
                     continue
                 since = None if base_save is None else _version_at(owner, name, base_save)
                 snapshot.tables.append(_take_table_snapshot(snapshot, owner, saved, since))
                 _take_evicted(snapshot, snapshot.tables[-1], None if base_save is None else base_save.evicted.get(name))
-            snapshot.written.versions.append(versions(owner.embedding.layout))
+            snapshot.result.versions.append(versions(owner.embedding.layout))
     except BaseException:
         snapshot.close()
         raise
@@ -233,7 +233,7 @@ def _take_table_snapshot(
     """Takes the snapshot of the table `saved`; `since` is its version in the base save, None for a full save."""
     name, key = saved.name, saved.key
     view = owner.embedding.view(name)
-    rows = snapshot.written.rows[key] = owner.count(view)
+    rows = snapshot.result.rows[key] = owner.count(view)
     dtypes = view.dtypes()
     parts = tuple((part, dtypes[part], elements) for part, elements in saved.parts.items())
     specs = row_specs(parts, tuple((column, DTYPES[kind]) for column, kind in saved.columns.items()))
@@ -241,32 +241,37 @@ def _take_table_snapshot(
     ids = None
     if since is not None and removed is not None and len(removed) and not view.config.hashed:
         ids, removed = view.changed(since)  # removed rows of an index table have initial values
-    row_snapshot = Snapshot(view, snapshot.aside, ids, since if ids is None else None)
+    row_snapshot = Snapshot(view, snapshot.copy_on_write, ids, since if ids is None else None)
     try:
         initial = since is None and owner.configs[name].hashed != view.config.hashed
         count = rows if initial else row_snapshot.count
         table = TableSnapshot(key, owner, view, specs, count, row_snapshot, initial)
         if removed is not None and len(removed):
             table.removed = torch.from_numpy(removed)
-        waiting = view.window_count()
-        if waiting:
+        gradient_count = view.window_count()
+        if gradient_count:
             chunks = ({"ids": torch.from_numpy(ids), "sums": sums} for ids, sums in view.window_rows())
-            of_sums = TensorSpec("sums", torch.float32, (0, 2 * view.config.embedding_dim))
-            snapshot.out.other(WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), of_sums], waiting, chunks)
-        hot = view.cached()
+            sums_spec = TensorSpec("sums", torch.float32, (0, 2 * view.config.embedding_dim))
+            snapshot.out.write_role_file(
+                WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), sums_spec], gradient_count, chunks
+            )
+        cached = view.cached()
         if view.config.lifecycle is not None:
-            snapshot.written.clocks[key] = view.clocks()
+            snapshot.result.clocks[key] = view.clocks()
             if view.config.lifecycle.admits:
                 candidates, columns = view.candidates()
-                waits = {"ids": candidates, **{f"column.{name}": values for name, values in columns.items()}}
-                of_waits = [TensorSpec(name, values.dtype, (0,)) for name, values in waits.items()]
-                table.other_files.append((CANDIDATES, of_waits, len(candidates), iter([waits])))
+                candidate_columns = {
+                    "ids": candidates,
+                    **{f"column.{name}": values for name, values in columns.items()},
+                }
+                candidate_specs = [TensorSpec(name, values.dtype, (0,)) for name, values in candidate_columns.items()]
+                table.other_files.append((CANDIDATES, candidate_specs, len(candidates), iter([candidate_columns])))
             if view.config.lifecycle.rule(Sketch):
                 sketch = serialize_sketch(owner, name, view.sketch())
                 cells = {"ids": sketch, SKETCH: sketch}
                 table.other_files.append((SKETCH, [TensorSpec(SKETCH, torch.uint8, (0,))], len(sketch), iter([cells])))
-        if hot is not None and len(hot.ids):
-            table.other_files.append((CACHED, CACHED_SPECS, len(hot.ids), map(cached_rows_chunk, [hot])))
+        if cached is not None and len(cached.ids):
+            table.other_files.append((CACHED, CACHED_SPECS, len(cached.ids), map(cached_rows_chunk, [cached])))
     except BaseException:
         row_snapshot.close()
         raise
@@ -275,15 +280,15 @@ def _take_table_snapshot(
 
 def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | None) -> None:
     """Adds the pending evicted rows that the base save lacks: it has all rows up to the serial `since`."""
-    waiting = table.view.pending_evicted_rows(-1 if since is None else since)
-    count = sum(map(len, waiting))
-    departures = table.owner.embedding.layout.evicted.get(table.view.config.name)
-    if departures is not None:
-        snapshot.written.evicted_before[table.key] = departures.rows() - count
-    if waiting:
+    evicted_rows = table.view.pending_evicted_rows(-1 if since is None else since)
+    count = sum(map(len, evicted_rows))
+    pending_evicted = table.owner.embedding.layout.evicted.get(table.view.config.name)
+    if pending_evicted is not None:
+        snapshot.result.evicted_before[table.key] = pending_evicted.rows() - count
+    if evicted_rows:
         chunks = (
             _tensors(rows.ids, {WEIGHT: rows.weight, **rows.states}, rows.columns) | {"reason": rows.reason}
-            for rows in waiting
+            for rows in evicted_rows
         )
         table.other_files.append((EVICTED, [*table.specs, TensorSpec("reason", torch.uint8, (0,))], count, chunks))
 
@@ -293,30 +298,31 @@ def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
     out = snapshot.out
     for table in snapshot.tables:
         if table.removed is not None:
-            out.removed(table.key, 0, table.removed)
-        out.rows(table.key, 0, table.specs, table.count, _row_chunks(table))
+            out.write_removed(table.key, 0, table.removed)
+        out.write_rows(table.key, 0, table.specs, table.count, _row_chunks(table))
         table.row_snapshot.close()
         while table.other_files:  # popped, to free the memory of each once it is written
             role, specs, count, chunks = table.other_files.popleft()
-            out.other(role, table.key, specs, count, chunks)
+            out.write_role_file(role, table.key, specs, count, chunks)
     out.finish()
-    return snapshot.written
+    return snapshot.result
 
 
 def _row_chunks(table: TableSnapshot) -> Iterator[Chunk]:
+    """Yields the rows that the table holds; for `initial`, then those never looked up, with their initial values."""
     config = table.owner.configs[table.view.config.name]
-    known = np.zeros((config.num_embeddings + 7) // 8 if table.initial else 0, np.uint8)
+    held = np.zeros((config.num_embeddings + 7) // 8 if table.initial else 0, np.uint8)  # a bit for each id
     for rows in table.row_snapshot.chunks():
         if table.initial:
-            np.bitwise_or.at(known, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
+            np.bitwise_or.at(held, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
         yield _chunk(table.row_snapshot, rows)
     step = 8 * table.row_snapshot.size
     for begin in range(0, config.num_embeddings if table.initial else 0, step):
-        some = np.arange(begin, min(begin + step, config.num_embeddings), dtype=np.int64)
-        some = some[table.owner.owned(config.name, some)]
-        some = some[known[some >> 3] >> (some & 7).astype(np.uint8) & 1 == 0]
-        for start in range(0, len(some), table.row_snapshot.size):
-            yield _chunk(table.row_snapshot, table.row_snapshot.initial(some[start : start + table.row_snapshot.size]))
+        ids = np.arange(begin, min(begin + step, config.num_embeddings), dtype=np.int64)
+        ids = ids[table.owner.owned(config.name, ids)]
+        ids = ids[held[ids >> 3] >> (ids & 7).astype(np.uint8) & 1 == 0]
+        for start in range(0, len(ids), table.row_snapshot.size):
+            yield _chunk(table.row_snapshot, table.row_snapshot.initial(ids[start : start + table.row_snapshot.size]))
 
 
 def _chunk(row_snapshot: Snapshot, rows: SnapshotRows) -> Chunk:
@@ -332,15 +338,18 @@ def _tensors(
     return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
-def complete_manifest(draft: Manifest, written: Sequence[RankResult]) -> Manifest:
+def complete_manifest(draft: Manifest, results: Sequence[RankResult]) -> Manifest:
     """Returns the manifest with the files and row counts of all ranks."""
     tables = []
     for table in draft.tables:
-        before = [each.evicted_before.get(table.key, 0) for each in written]
-        rows, clocks = sum(each.rows[table.key] for each in written), written[0].clocks.get(table.key, {})
-        tables.append(replace(table, rows=rows, clocks=clocks, evicted_before=before if any(before) else []))
-    files = [file for each in written for file in each.files]
-    return replace(draft, tables=tables, files=files, world_size=len(written))
+        rows = sum(each.rows[table.key] for each in results)
+        clocks = results[0].clocks.get(table.key, {})
+        evicted_before = [each.evicted_before.get(table.key, 0) for each in results]
+        if not any(evicted_before):
+            evicted_before = []
+        tables.append(replace(table, rows=rows, clocks=clocks, evicted_before=evicted_before))
+    files = [file for each in results for file in each.files]
+    return replace(draft, tables=tables, files=files, world_size=len(results))
 
 
 def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentity, manifest: Manifest) -> Path:
@@ -352,8 +361,8 @@ def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentit
     write_indexes(folder, manifest)
     files.write_file(folder / MANIFEST, manifest.to_bytes())
     files.sync_folder(folder)
-    before = {location.path for owner in owners for location in save_locations_of(owner.embedding)}
-    target = path / next_name(path, before)
+    earlier = {location.path for owner in owners for location in save_locations_of(owner.embedding)}
+    target = path / next_name(path, earlier)
     files.rename(folder, target)
     files.sync_folder(path)
     with contextlib.suppress(OSError):  # another process may have removed the save
@@ -365,7 +374,7 @@ def record_base_save(owners: Sequence[TableOwner], save: Path, identity: SaveIde
     """Records the save in the folder `save` as a base for later deltas."""
     folders = tuple(dict.fromkeys([str(save.parent), *identity.folders]))
     location = SaveLocation(identity.id, identity.base, identity.sequence, save.name, folders)
-    now = table_formats(snapshot.draft.tables)
-    for owner, version, groups in zip(owners, snapshot.written.versions, snapshot.groups, strict=True):
-        evicted = dict.fromkeys(owner.configs, snapshot.written.serial)
-        set_base_save(owner.embedding, location, now, version, groups, evicted)
+    formats = table_formats(snapshot.draft.tables)
+    for owner, version, groups in zip(owners, snapshot.result.versions, snapshot.groups, strict=True):
+        evicted = dict.fromkeys(owner.configs, snapshot.result.serial)
+        set_base_save(owner.embedding, location, formats, version, groups, evicted)

@@ -35,7 +35,7 @@ def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array
     """
     openers: list[Opener] = []
     ids = files = rows = np.empty(0, np.int64)
-    for folder, manifest, table in tables.chain:
+    for folder, manifest, table in tables.saves:
         for file in manifest.files_of(table.key, REMOVED, ROWS):
             opener = functools.partial(open_file, folder, manifest, file)
             with opener() as reader:

@@ -194,13 +194,15 @@ def _copy_layer(
     sources = [file for file in manifest.files_of(table.key, REMOVED, ROWS) if file.layer == layer]
     removed = [file for file in sources if file.role == REMOVED]
     if removed:
-        out.removed(table.key, layer, torch.cat([_read_ids(folder, manifest, file) for file in removed]))
+        out.write_removed(table.key, layer, torch.cat([_read_ids(folder, manifest, file) for file in removed]))
     rows = [file for file in sources if file.role == ROWS]
     specs = [
         TensorSpec("ids", torch.int64, (0,)),
         TensorSpec(WEIGHT, torch.uint8, (0, row_bytes(NAMES[bits], table.embedding_dim))),
     ]
-    out.rows(table.key, layer, specs, sum(file.rows for file in rows), _chunks(folder, manifest, rows, bits, counts))
+    out.write_rows(
+        table.key, layer, specs, sum(file.rows for file in rows), _chunks(folder, manifest, rows, bits, counts)
+    )
 
 
 def _read_ids(folder: Path, manifest: Manifest, file: SavedFile) -> torch.Tensor:

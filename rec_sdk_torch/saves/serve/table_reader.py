@@ -102,15 +102,15 @@ class TableReader:
     def _open(self, save: Path) -> _OpenedSave:
         """Maps the table's rows in the chain of `save`."""
         chain = chain_of(save, self._paths)
-        about = chain[-1][1].table(self._key(*chain[-1]))
-        bits = BITS.get(about.weight_dtype)
-        dtype = torch.float32 if bits else DTYPES[about.weight_dtype]
+        saved_table = chain[-1][1].table(self._key(*chain[-1]))
+        bits = BITS.get(saved_table.weight_dtype)
+        dtype = torch.float32 if bits else DTYPES[saved_table.weight_dtype]
         with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # deleted files stay mapped
             saves = []
-            for folder, manifest, saved in reversed(table_chain(chain, about).chain):
+            for folder, manifest, saved in reversed(table_chain(chain, saved_table).saves):
                 saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, Path(temporary))))
             table = open_served_table(saves)
-        return _OpenedSave(save, chain[-1][1].id, table, about.rows, about.embedding_dim, dtype, bits)
+        return _OpenedSave(save, chain[-1][1].id, table, saved_table.rows, saved_table.embedding_dim, dtype, bits)
 
     def _key(self, folder: Path, manifest: Manifest) -> str:
         keys = [table.key for table in manifest.tables]
