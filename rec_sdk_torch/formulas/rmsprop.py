@@ -15,7 +15,7 @@ _SQUARES, _BUFFER, _AVERAGE = StateSpec("square_avg"), StateSpec("momentum_buffe
 
 
 def _gradient(r: Rows) -> torch.Tensor:
-    """Returns the gradient with weight decay, negated if the optimizer maximizes."""
+    """Returns the gradient, negated if the optimizer maximizes, plus the weight decay."""
     return r.c.sign * r.g + r.c.weight_decay * r.w
 
 

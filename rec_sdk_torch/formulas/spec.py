@@ -134,8 +134,8 @@ class OptimizerSpec:
 def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
     """Returns the optimizer with torch's weight decay, which adds `weight_decay * w` to the gradient (L2).
 
-    The kernels call it `WithL2`. With `maximize`, a coefficient of the spec is negative and not the gradient, so the
-    decay is subtracted from the gradient instead.
+    The kernels call it `WithL2`. With `maximize`, a spec negates a coefficient and not the gradient; the decay is then
+    subtracted from the gradient.
     """
     formula = spec.formula
 

@@ -13,7 +13,7 @@ def steps_since(last: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
 
 
 def expm1_of_256th(y: torch.Tensor) -> torch.Tensor:
-    """Computes exp(256 * y) - 1: a power series for exp(y) - 1, and eight doublings of the argument."""
+    """Computes exp(256 * y) - 1: sums a power series for exp(y) - 1, and doubles the argument eight times."""
     e = y * (1 / 720) + 1 / 120
     for term in (1 / 24, 1 / 6, 0.5, 1.0):
         e = e * y + term

@@ -56,7 +56,10 @@ _library.rec_sdk_coefficient_names.restype = ctypes.c_char_p
 
 
 def parallel_runner() -> tuple[int, int]:
-    """Returns addresses for `_engine.set_parallel_runner`: of functions that run on, and count, torch's threads."""
+    """Returns two addresses of C functions for `_engine.set_parallel_runner`.
+
+    The first function runs work on torch's threads, the second returns the number of these threads.
+    """
     functions = _library.rec_sdk_run_pieces, _library.rec_sdk_thread_count
     runner, threads = (cast("int", ctypes.cast(function, ctypes.c_void_p).value) for function in functions)
     return runner, threads

@@ -1,1 +1,1 @@
-"""Threads, exits, imports, warnings, settings and command lines: the package over Python and the system."""
+"""Utilities over Python and the operating system: threads, exit, forks, imports, warnings, settings, command lines."""

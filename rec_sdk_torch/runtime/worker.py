@@ -137,7 +137,10 @@ class _Task(Generic[_Result]):
             self._future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Stores `error` in the future unless it is done, retrying without memory: else a thread would wait forever."""
+        """Stores `error` in the future, unless it is done.
+
+        Retries while there is no memory for it: a thread that waits for the future would otherwise wait forever.
+        """
         while True:
             try:
                 self._future.set_exception(error)

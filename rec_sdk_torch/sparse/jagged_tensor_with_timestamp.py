@@ -200,7 +200,7 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
         return self._of_key(key, super().__getitem__(key))
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """Returns the jagged tensor of each key, by key."""
+        """Returns a dict with the jagged tensor of each key."""
         plain = super().to_dict(compute_offsets)
         return {key: self._of_key(key, jagged) for key, jagged in plain.items()}
 

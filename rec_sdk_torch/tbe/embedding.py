@@ -137,7 +137,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     @property
     def options(self) -> EmbeddingOptions:
-        """The present options: the constructor's, with what was set since."""
+        """The present options: the constructor's arguments, with all changes since."""
         return self.layout.options
 
     def set_parameter(self, table: str, parameter: torch.Tensor) -> None:

@@ -136,8 +136,8 @@ class EmbeddingOptions:
         grad_scaler: the `torch.amp.GradScaler` that scales the losses; None: there is none.
         frozen: names of the tables that training reads but does not change.
         grad_norms: whether updates in the backward pass record the norms of their gradients.
-        seed: the seed of the initial weights, which depend on seed, table name and id only. None: drawn from torch's
-            generator, so that two embeddings have different weights.
+        seed: the seed of the initial weights: the same seed, table name and id give the same weights. None: drawn from
+            torch's generator, so that two embeddings have different weights.
 
     Raises:
         ValueError, TypeError: an option is invalid for any tables; the message names it.

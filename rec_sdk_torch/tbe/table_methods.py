@@ -64,7 +64,7 @@ class TableMethods:
         return self.embedding.layout.device
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Returns a context in which no other thread plans, reads or updates: all tables stay at one moment."""
+        """Returns a context in which no other thread plans, reads or updates, so that no table changes."""
         return self.embedding.layout.locks.exclusive()
 
     # ---- one table
@@ -325,8 +325,8 @@ class TableMethods:
         - `host`: committed memory of rows in the host store.
         - `disk`: files of a host store on disk.
         - `index`: maps from ids to rows.
-        - `columns`: values that options keep for each row (`track_changes`, eviction rules), and logs of changed and
-          evicted ids.
+        - `columns`: values that options keep for each row (`track_changes`, eviction rules), in an index table for all
+          rows; and logs of changed and evicted ids.
         - `candidates`: counts of ids that are not admitted yet.
         - `evicted`: evicted rows that `take_evicted` has not returned yet.
         - `staging`, only without `table`: plans and staging buffers of batches in flight.

@@ -1,1 +1,1 @@
-"""The order of steps of one embedding: lookups, updates, locks, batches to come, checks of gradients, counts."""
+"""Training steps of one embedding: lookups, updates, prefetching, checks of gradients, statistics."""

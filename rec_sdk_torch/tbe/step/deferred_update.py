@@ -101,7 +101,10 @@ class DeferredUpdate(TableUpdate):
 
 
 def _without_skipped_tables(layout: Layout) -> PendingGradients:
-    """Returns the pending gradients without skipped tables, with a checksum for each replicated table."""
+    """Returns the pending gradients without skipped tables.
+
+    Their `changes` get a checksum of what users changed in the gradient of each replicated table.
+    """
     pending = layout.pending_gradients
     if not pending.backward_passes or not (pending.skipped_tables or layout.replicated):
         return pending
