@@ -1,1 +1,1 @@
-"""Descriptions of tables: options, life, size of their cache, optimizers. Imports no other room of tbe."""
+"""Configuration of tables: configs, lifecycle rules, cache sizes and optimizers. Imports no other room of tbe."""

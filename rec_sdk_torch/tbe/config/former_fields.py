@@ -21,28 +21,25 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
     make = vars(table_lifecycle)["__init__"]
 
     @functools.wraps(make)
-    def init(self: Any, *values: Any, **given: Any) -> None:
+    def init(self: Any, *values: Any, **keywords: Any) -> None:
         former = dict(zip(OPTIONS, values, strict=False))
-        if len(values) > len(OPTIONS) or former.keys() & given.keys():
-            raise TypeError(
-                f"TableLifecycle: {len(values)} positions and {', '.join(given)}: a field twice, or too many"
-            )
-        former |= {name: given.pop(name) for name in OPTIONS if name in given and (values or name not in _KEPT)}
+        if len(values) > len(OPTIONS) or former.keys() & keywords.keys():
+            names = ", ".join(keywords)
+            raise TypeError(f"TableLifecycle: {len(values)} positional arguments and {names}: too many, or one twice")
+        former |= {name: keywords.pop(name) for name in OPTIONS if name in keywords and (values or name not in _KEPT)}
         if not former:
-            make(self, **given)
+            make(self, **keywords)
             return
-        new = [name for name, value in given.items() if name not in _KEPT and value]
+        new = [name for name, value in keywords.items() if name not in _KEPT and value]
         if not {each.name for each in fields(self)}.issuperset(new):
-            make(self, **given)  # which raises for a name that is not known
+            make(self, **keywords)  # raises for an unknown name
         if new:
             both = f"{', '.join(former)} beside {', '.join(new)}"
             raise TypeError(
                 f"TableLifecycle: {both}: give rules alone, docs/admission_eviction.md, also to dataclasses.replace"
             )
-        make(
-            self,
-            **rules_from_options("TableLifecycle", **former | {name: given[name] for name in _KEPT if name in given}),
-        )
+        kept = {name: keywords[name] for name in _KEPT if name in keywords}
+        make(self, **rules_from_options("TableLifecycle", **former | kept))
         warn(f"TableLifecycle({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
 
     def read(self: Any, name: str) -> Any:

@@ -145,10 +145,10 @@ def _expand_definitions(where: str, kwargs: Mapping[str, Any]) -> dict[str, Any]
     return options
 
 
-def _checked_options(where: str, spec: OptimizerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_options(where: str, spec: OptimizerSpec, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of an update with defaults; raises for keywords that it does not support."""
     options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
-    for name, value in given.items():
+    for name, value in keywords.items():
         if name in options:
             options[name] = _mode(where, spec, name, value) if name in spec.modes else value
         elif name in _NEUTRAL:
@@ -188,11 +188,11 @@ def _check_kind(where: str, spec: OptimizerSpec, name: str, value: object) -> No
     elif isinstance(default, float):
         _checked_number(where, name, value, _LEAST.get(name, 0.0), _BELOW.get(name, math.inf))
     elif isinstance(default, int):
-        whole, least = as_int(value), _LEAST.get(name, -(2**31))
-        if whole is None:
+        number, least = as_int(value), _LEAST.get(name, -(2**31))
+        if number is None:
             raise TypeError(f"{where}: {name} is {value!r}, expected an int")
-        if not least <= whole < 2**63:
-            raise ValueError(f"{where}: {name} is {whole}, must be at least {least} and below 2^63")
+        if not least <= number < 2**63:
+            raise ValueError(f"{where}: {name} is {number}, must be at least {least} and below 2^63")
 
 
 def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
@@ -218,11 +218,11 @@ def check_options(where: str, spec: OptimizerSpec, options: Options) -> None:
     for name in (options.keys() & _NEUTRAL.keys()) - known:
         allowed = spec.neutral.get(name, _NEUTRAL[name])
         if options[name] not in allowed:
-            later = f": {name} may change later, but not begin, since another kernel has it; apply the optimizer with "
+            hint = f": {name} selects another kernel and cannot be turned on later; apply the optimizer with "
             known_elsewhere = any(name in other.options for other in specs_of_class(spec))
             raise ValueError(
                 f"{where}: {name}={options[name]!r} is not supported by the fused update, only {allowed[0]!r}"
-                f"{later + name if known_elsewhere else ''}"
+                f"{hint + name if known_elsewhere else ''}"
             )
 
 
@@ -240,9 +240,9 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _max_gradient(where: str, given: dict[str, Any]) -> float:
-    clipping = given.pop("gradient_clipping", False)
-    bound = given.pop("max_gradient", None)
+def _max_gradient(where: str, keywords: dict[str, Any]) -> float:
+    clipping = keywords.pop("gradient_clipping", False)
+    bound = keywords.pop("max_gradient", None)
     if not isinstance(clipping, bool):
         raise TypeError(f"{where}: gradient_clipping is {clipping!r}, expected a bool")
     if not clipping:
@@ -254,9 +254,9 @@ def _max_gradient(where: str, given: dict[str, Any]) -> float:
     return _checked_number(where, "max_gradient", bound)
 
 
-def _state_dtypes(where: str, spec: OptimizerSpec, given: dict[str, Any]) -> tuple[torch.dtype, ...]:
+def _state_dtypes(where: str, spec: OptimizerSpec, keywords: dict[str, Any]) -> tuple[torch.dtype, ...]:
     """Returns the data type of each state; () if all are float32."""
-    requested = given.pop("state_dtypes", None) or {}
+    requested = keywords.pop("state_dtypes", None) or {}
     if not isinstance(requested, Mapping):
         raise TypeError(
             f"{where}: state_dtypes is {requested!r}, expected a mapping from names of states to data types"
@@ -325,8 +325,8 @@ class TableOptimizer:
         """Returns whether an update depends on its number under the current options."""
         if self.spec.table_pass is not None or any(state.counter for state in self.spec.states):
             return True
-        first, *later = (self.spec.coefficients(self.options, number) for number in (1, 2, 1000))
-        return any(each != first for each in later)
+        first, *others = (self.spec.coefficients(self.options, number) for number in (1, 2, 1000))
+        return any(each != first for each in others)
 
     @classmethod
     def create(cls, optimizer_class: type, kwargs: Mapping[str, Any], where: str = "") -> TableOptimizer:
@@ -345,16 +345,16 @@ class TableOptimizer:
         """
         spec_for(optimizer_class)
         where = where or optimizer_class.__name__
-        given = _expand_definitions(where, kwargs)
-        spec = spec_for(optimizer_class, given)
+        keywords = _expand_definitions(where, kwargs)
+        spec = spec_for(optimizer_class, keywords)
         step = _ENDLESS if spec.collects_gradients else 1
         if spec.accumulates:
-            step = check_window(where, given.pop("use_accumulate", False), given.pop("accumulate_step", 1))
-        elif given.keys() & {"use_accumulate", "accumulate_step"}:
+            step = check_window(where, keywords.pop("use_accumulate", False), keywords.pop("accumulate_step", 1))
+        elif keywords.keys() & {"use_accumulate", "accumulate_step"}:
             raise TypeError(f"{where}: use_accumulate and accumulate_step need an Accumulate optimizer class")
-        bound = _max_gradient(where, given)
-        dtypes = _state_dtypes(where, spec, given)
-        options = _checked_options(where, spec, given)
+        bound = _max_gradient(where, keywords)
+        dtypes = _state_dtypes(where, spec, keywords)
+        options = _checked_options(where, spec, keywords)
         check_options(where, spec, options)
         for start, dtype in zip(spec.state_init(options), dtypes, strict=False):
             if not is_representable(dtype, start):
@@ -443,8 +443,8 @@ class TableOptimizer:
         """Raises ValueError for a coefficient that overflows float32; coefficients of inf mean no bound."""
         for name, value in values.items():
             if not is_representable(torch.float32, value) and not math.isinf(value):
-                given = {option: self.options[option] for option in self.spec.options}
+                options = {option: self.options[option] for option in self.spec.options}
                 raise ValueError(
                     f"{self.where}: {name} of update {self.step + 1} is {float(value)}, which is inf in float32: it is "
-                    f"made of {given}"
+                    f"computed from {options}"
                 )

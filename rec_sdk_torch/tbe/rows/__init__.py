@@ -1,1 +1,1 @@
-"""Rows of whole tables: read, written, removed, loaded, saved, given as a state dict or as gradients."""
+"""All tables of one embedding: layout, locks, reads and writes, state dicts, and what saves and loads need."""

@@ -161,7 +161,7 @@ def load_tables(
             continue
         weight = state_dict[keys[-1]]
         ids = state_dict.get(keys[0], row_numbers(weight)) if view.config.hashed else None
-        content = TableWrite(view, ids, {WEIGHT: weight}, whole=view.config.hashed)
+        content = TableWrite(view, ids, {WEIGHT: weight}, replace_all=view.config.hashed)
         if ids is None:
             content = cut_to_table(content)
         problem = content.problem()

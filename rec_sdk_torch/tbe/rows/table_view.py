@@ -309,7 +309,7 @@ class TableWrite:
         view: the table.
         ids: int64 `[n]`, distinct; None for all rows of an index table.
         parts: new values by name, `[n, ...]`.
-        whole: whether all other ids are removed.
+        replace_all: whether all other ids are removed.
         initial: parts, by name, that are set to one number in all other rows.
         columns: new columns of the rows by name, `[n]`; see `TableView.row_columns`.
     """
@@ -317,7 +317,7 @@ class TableWrite:
     view: TableView
     ids: torch.Tensor | None
     parts: Mapping[str, torch.Tensor]
-    whole: bool = False
+    replace_all: bool = False
     initial: Mapping[str, float] | None = None
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -460,7 +460,7 @@ def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
     """
     group, table = content.view.locate()
     ids = _ids_to_write(content)
-    if not content.whole or not len(group.engine.saves.unlisted_ids(table, ids)):
+    if not content.replace_all or not len(group.engine.saves.unlisted_ids(table, ids)):
         return None
     if group.engine.in_flight():
         raise RuntimeError(
@@ -478,7 +478,7 @@ def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
     """Writes the rows; idempotent, so that it can be repeated after an interrupt."""
     group, table = content.view.locate()
     ids = _ids_to_write(content)
-    group.before_change(table, None if content.whole or content.initial else ids)
+    group.before_change(table, None if content.replace_all or content.initial else ids)
     parts = {**(preserved.parts if preserved else {}), **content.parts}
     if preserved is not None:  # cleared and inserted in the order of the ids, rows have the order of the saved table
         group.engine.tables.clear(table)
