@@ -1,1 +1,1 @@
-"""Batches of ids that carry more than ids."""
+"""KeyedJaggedTensors with timestamps of ids and click labels of samples."""
