@@ -181,7 +181,7 @@ class Batch:
 
     @cached_property
     def _starts(self) -> Int64Array:
-        # Reading every B-th offset cannot fail, so that the planner reports offsets of a wrong length, in its words.
+        # A slice, which never raises: the planner reports offsets of a wrong length with a better message.
         borders = self.offsets[:: self.batch_size] if self.batch_size else np.zeros(1, self.offsets.dtype)
         return borders.astype(np.int64)
 

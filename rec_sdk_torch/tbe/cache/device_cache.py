@@ -101,7 +101,7 @@ class Group:
             row_ids: whether plans always have the ids of their rows, `unique_ids`; else only with stochastic rounding.
         """
         self.members = list(members)
-        self.table_indices = {member.config.name: place for place, member in enumerate(self.members)}
+        self.table_indices = {member.config.name: index for index, member in enumerate(self.members)}
         self.owned_ids: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
         self._ascends = bool((np.diff(self.features) > 0).all())
@@ -176,13 +176,9 @@ class Group:
         return engine
 
     def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
-        """Replaces the engine, and with it the rows of all tables; idempotent.
+        """Replaces the engine, and with it the rows of all tables; idempotent. The swap must be settled.
 
-        All plans must be applied and all write-backs complete.
-
-        Args:
-            engine: from `fresh_engine`.
-            counted: the result of `counts` for the former engine, so that `stats` continues.
+        `engine` is from `fresh_engine`, and `counted` is a result of `counts`, so that `stats` continues.
         """
         if engine is self.engine:
             return
@@ -296,7 +292,7 @@ class Group:
         """
         begin = time.perf_counter_ns()
         arrays = plan.arrays
-        fused = None  # with the swap, which reads `origins`
+        fused = None  # a lookup in the same launch as the swap, which plans with `origins` support
         if arrays.origins is not None:
             fused = fused_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
@@ -313,10 +309,7 @@ class Group:
     def lookup_resident(
         self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Looks up the rows of an applied plan; see `lookup`.
-
-        `kept` is a result of `copy_rows`, which replaces rows that have changed since.
-        """
+        """Looks up the rows of an applied plan; see `lookup`. `kept`: rows from `copy_rows` to read, else the cache."""
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
             if plan.upload is not None:
@@ -338,12 +331,9 @@ class Group:
         return lookup_sequence(self.swap.weights, plan.arrays.slots)
 
     def weights_grad(self, plan: Plan, grad: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        """Returns the gradient of the per-sample weights, float32 `[n]`.
+        """Returns the gradient of the per-sample weights, float32 `[n]`, from the gradient `grad` of the pooled output.
 
-        Args:
-            plan: of the batch.
-            grad: gradient of the pooled output.
-            rows: a result of `copy_rows`; None if the rows have not changed since the lookup.
+        `rows` is a result of `copy_rows`, or None if the rows have not changed since the lookup.
         """
         self._transfers.follow_previous_stream()
         slots = plan.arrays.slots if rows is None else self._in_order(rows)
@@ -514,13 +504,7 @@ class Group:
     # ---- records
 
     def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
-        """Fills the weights of new rows in hash tables with an `init_fn`.
-
-        Args:
-            new: int64 `[n]`, indices of new rows in `records`.
-            tables: the table of each, `[n]`.
-            records: uint8 `[m, bytes]` on the host.
-        """
+        """Fills the weights of new rows, `records[new]`, of hash tables with an `init_fn`; `tables` has their tables."""
         for index in self._with_init_fn if len(new) else ():
             rows = torch.from_numpy(new[tables == index]).long()
             weights = self.layout.weight(records)

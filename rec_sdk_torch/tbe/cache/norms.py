@@ -62,7 +62,7 @@ class UpdateNorms:
 
 def _norm(parts: Sequence[np.ndarray], norm_type: float) -> float:
     squares = float(np.sort(np.concatenate([part[0] for part in parts])).sum(dtype=np.float64)) if parts else 0.0
-    if math.isnan(squares):  # kernels may lose a NaN among magnitudes, but not in a sum
+    if math.isnan(squares):  # a kernel's maximum may drop a NaN, its sum does not
         return math.nan
     if norm_type == 2:
         return math.sqrt(squares)

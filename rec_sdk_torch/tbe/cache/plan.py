@@ -88,10 +88,10 @@ def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
     """Returns the plan's arrays as views of `arena`, uint8, a copy of the plan's arena on the device."""
     words = arena.view(torch.int32)
     views = [None if field is None else words.narrow(0, *field) for field in host.fields]
-    for place, dtype in enumerate(_DTYPES):
-        view = views[place]
+    for index, dtype in enumerate(_DTYPES):
+        view = views[index]
         if view is not None and dtype is not None:
-            views[place] = view.view(torch.int64 if dtype is np.int64 else torch.float32)
+            views[index] = view.view(torch.int64 if dtype is np.int64 else torch.float32)
     hot = views[_HOT_SEGMENTS]
     if hot is not None:
         views[_HOT_SEGMENTS] = hot.view(-1, HOT_SEGMENT_FIELDS)

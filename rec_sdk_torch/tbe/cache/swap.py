@@ -95,7 +95,7 @@ class Swap:
         self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: their plans own them
         self._started: dict[int, StagedPlan] = {}  # by serial number, of started plans
         self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # by serial number, pending write-backs
-        self._write_back_lock = threading.Lock()
+        self._write_back_lock = threading.Lock()  # `plan`, `read_ahead` and `stage` complete write-backs, in any thread
 
     def staging_bytes(self) -> int:
         """Returns the bytes of staged plans and of pending write-backs."""
@@ -158,7 +158,7 @@ class Swap:
     def drop(self, plan: Plan) -> None:
         """Releases a plan. A plan that was not started is undone, once all plans after it are: its victims stay."""
         staged = plan.staged
-        with staged.lock if staged else contextlib.nullcontext():
+        with staged.lock if staged else contextlib.nullcontext():  # not during `read_ahead` in another thread
             plan.release()
 
     def read_ahead(self, plan: Plan) -> None:
@@ -242,7 +242,7 @@ class Swap:
         return results
 
     def _stage_misses(self, host: _engine.Plan, staged: StagedPlan) -> None:
-        """Allocates buffers for the victims and starts to upload the misses. Changes neither cache nor store."""
+        """Allocates buffers for the victims and starts to upload the misses. Does not change the cache."""
         if staged.upload.event is not None:
             staged.upload.wait()
         arrays = staged.arrays
@@ -258,7 +258,7 @@ class Swap:
             staged.sums = self.transfers.upload(sums)
         with staged.lock:
             if staged.records is None:
-                for serial in host.sources:
+                for serial in host.sources:  # before reading: the host store lacks victims with a pending write-back
                     self.complete_write_back(serial)
                 staging = self.transfers.staging(host.rows_in, self.record_bytes)
                 fill_new = None if self._fill_new is None else self._fill_new()
@@ -310,7 +310,8 @@ class Swap:
         victims = staged.victims
         called: list[Any] = [] if victims is None else victims.swapped
         rows = None if victims is None else victims.rows
-        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":  # of another stream, maybe
+        if rows is not None and self.transfers.pinned and rows.device.type != "cpu":
+            # `stage` may have allocated the buffer on another stream: the allocator must not reuse it before this swap.
             rows.record_stream(torch.get_device_module(rows.device).current_stream(rows.device))
         swap = self.cache, arrays.swap_in_slots, arrays.swap_out_places, records, rows
         if fused is not None and staged.late_rows is None and not called:

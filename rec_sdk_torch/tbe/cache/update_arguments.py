@@ -15,6 +15,7 @@ from .transfers import Transfers, Upload
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+"""Constants of SplitMix64: its increment, and the factors and shifts of its finalizer."""
 
 
 def _splitmix64(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

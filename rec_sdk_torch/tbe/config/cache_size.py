@@ -165,7 +165,8 @@ def cache_slots(
         MemoryError: the device has less free memory than the slots need.
     """
     check_cache_option(tables, cache)
-    least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)  # a batch and its successor
+    # Two batches: one is trained while the rows of the next one, planned ahead, are pinned too.
+    least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)
     if needed is not None:
         least, one_batch = ([max(pair) for pair in zip(rows, needed, strict=True)] for rows in (least, one_batch))
     budget = min(read_settings().embcache_size_on_device_mem, device_free // 2)

@@ -79,7 +79,7 @@ class Layout:
         """
         check_names(tables)
         self.tables = list(tables)
-        self._index = {table.name: place for place, table in enumerate(self.tables)}
+        self._index = {table.name: index for index, table in enumerate(self.tables)}
         self.pooled = self.tables[0].pooling is not Pooling.NONE
         if any((table.pooling is not Pooling.NONE) is not self.pooled for table in self.tables):
             raise ValueError("pooled tables and sequence tables (Pooling.NONE) cannot share an embedding")
@@ -244,9 +244,9 @@ class Layout:
             if options.frozen:
                 group.freeze(options.frozen)
             group.count_norms(options.grad_norms)
-            places = group.table_indices
-            group.owned_ids = {places[name]: ids for name, ids in self.owned_ids.items() if name in places}
-            group.evicted = {places[name]: buffer for name, buffer in self.evicted.items() if name in places}
+            local = group.table_indices
+            group.owned_ids = {local[name]: ids for name, ids in self.owned_ids.items() if name in local}
+            group.evicted = {local[name]: buffer for name, buffer in self.evicted.items() if name in local}
             groups.append(group)
         logger.debug("caches on %s: %s", options.device, {t.name: n for t, n in zip(self.tables, slots, strict=True)})
         return groups

@@ -151,7 +151,7 @@ class Snapshot:
         """
         group, table = view.locate()
         self._locks, self._group, self._table, self._buffer, self._ids = view.layout.locks, group, table, buffer, ids
-        self._names = list(view.parts())  # now: a later optimizer has other states
+        self._names = list(view.parts())  # stored now: a later optimizer would have other states
         self._copies = TableCopies()
         self.size = max(1, CHUNK_BYTES // group.layout.bytes)
         self._cursor = 0
@@ -209,7 +209,8 @@ class Snapshot:
     def _take_rest(self) -> RawRows:
         taken, self._cursor = self._group.engine.saves.take_next(self._table, self._cursor, self.size)
         if self._cursor < 0 and self._group.engine.saves.snapshot_pending(self._table):
-            raise RuntimeError("rows were evicted that the save had not copied")  # no pass would find them
+            # With a settled swap no row is on the move: rows that this pass has missed are lost.
+            raise RuntimeError("rows were evicted that the save had not copied")
         return taken
 
     def _put(self, take: Callable[[], RawRows]) -> None:
@@ -220,7 +221,7 @@ class Snapshot:
             if len(rows.ids):
                 self._buffer.put(self._copies, rows)
         except BaseException as error:
-            # The save fails, and training goes on: what is pending may change from now on.
+            # Only the save fails. Training continues, and the remaining rows may change.
             self._error = error
             self._group.engine.saves.close_snapshot(self._table)
             if not isinstance(error, Exception):
@@ -246,10 +247,10 @@ class Snapshot:
             if len(rows.ids):
                 empty_passes = 0
                 yield rows
-            elif cursor == 0:  # the remaining rows are in swaps of unapplied plans: give training time to apply them
+            elif cursor == 0:  # the remaining rows are in swaps of unapplied plans: wait until training applies them
                 empty_passes += 1
                 time.sleep(0.001)
-            if empty_passes > MAX_EMPTY_PASSES:  # no thread applies these plans
+            if empty_passes > MAX_EMPTY_PASSES:  # no thread is applying these plans
                 with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()

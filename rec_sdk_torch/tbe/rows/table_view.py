@@ -480,7 +480,7 @@ def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
     ids = _ids_to_write(content)
     group.before_change(table, None if content.replace_all or content.initial else ids)
     parts = {**(preserved.parts if preserved else {}), **content.parts}
-    if preserved is not None:  # cleared and inserted in the order of the ids, rows have the order of the saved table
+    if preserved is not None:  # clear and insert again, so that the rows have the order of the saved ids
         group.engine.tables.clear(table)
         rows, _ = group.engine.tables.insert(table, ids)
         group.engine.lifecycle.write_columns(table, rows, preserved.columns)
