@@ -504,7 +504,7 @@ class Group:
     # ---- records
 
     def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
-        """Fills the weights of new rows, `records[new]`, of hash tables with an `init_fn`; `tables` has their tables."""
+        """Fills the weights of new rows, `records[new]`, of hash tables with an `init_fn`; `tables`: their tables."""
         for index in self._with_init_fn if len(new) else ():
             rows = torch.from_numpy(new[tables == index]).long()
             weights = self.layout.weight(records)
