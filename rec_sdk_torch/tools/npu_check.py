@@ -71,4 +71,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_USE
     if options.fail_a_launch:
         return npu_report.fail_a_launch(device)
-    return npu_report.Check(device, options).run()
+    return npu_report.Report(device, options).run()

@@ -63,7 +63,7 @@ def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> 
 def fail_a_launch(device: torch.device) -> int:
     """Launches a kernel on no cores and waits; prints the error and returns 0, or returns 1 if none is raised.
 
-    It waits repeatedly: torch_npu empties its queue before it stores the error, so a first wait may find neither.
+    It waits repeatedly. torch_npu empties its queue before it stores the error, so a wait in between sees neither.
     """
     on = torch.zeros(1, device=device)
     end = time.monotonic() + _ERROR_SECONDS
@@ -79,8 +79,8 @@ def fail_a_launch(device: torch.device) -> int:
     return 1
 
 
-class Check:
-    """One run of the report.
+class Report:
+    """One run of the report on an NPU.
 
     Attributes:
         device: the NPU.
@@ -100,7 +100,7 @@ class Check:
         target = torch.empty_like(source)
         return 2 * size / _seconds(self.device, lambda: target.copy_(source), self.options.repeats)
 
-    def header(self) -> float:
+    def print_header(self) -> float:
         """Prints versions and the device, and returns the copy bandwidth in bytes per second."""
         import torch_npu
         from torch_npu.npu.utils import get_cann_version
@@ -118,7 +118,7 @@ class Check:
         print(f"{self.options.rows} rows, {self.options.lookups} lookups, D = {self.options.dim}", flush=True)
         return bandwidth
 
-    def case(self, case: Case, bandwidth: float) -> None:
+    def run_case(self, case: Case, bandwidth: float) -> None:
         """Runs one operator and prints its line."""
         print(f"{case.name:<50}", end="", flush=True)
         differences = _differences(case, self.device)
@@ -130,7 +130,7 @@ class Check:
             self.failed.append(case.name)
             print(f"    {differences}", flush=True)
 
-    def failing_launch(self) -> bool:
+    def check_failing_launch(self) -> bool:
         """Makes a failing launch in another process, and prints whether it raises an error.
 
         A process of its own, because torch_npu's queue runs nothing after a failure.
@@ -152,14 +152,14 @@ class Check:
 
     def run(self) -> int:
         """Prints the report and returns the exit status."""
-        bandwidth = self.header()
+        bandwidth = self.print_header()
         for case in cases(Batch.random(self.options.rows, self.options.lookups), self.options.dim):
             try:
-                self.case(case, bandwidth)
+                self.run_case(case, bandwidth)
             except RuntimeError as error:  # after a failure, torch_npu's queue runs nothing
                 print(f"FAILED\n{error}\nNot run: the operators after {case.name}.")
                 return 1
-        seen = self.failing_launch()
+        seen = self.check_failing_launch()
         if self.failed:
             print(f"Bits differ: {', '.join(self.failed)}.")
         else:

@@ -47,9 +47,11 @@ _PART = "(?!\\.\\.?(/|$))[ -.0-~]+"
 Count = Annotated[int, InRange(0)]
 Id = Annotated[str, Matches("[0-9a-f]{32}", "32 hexadecimal digits")]
 Name = Annotated[str, Matches(_NAME, "1 to 100 letters, digits and underscores")]
-Key = Annotated[str, Matches(rf"{_NAME}(\.[1-9][0-9]{{0,8}})?", "the name of a table, or that with a number behind it")]
+Key = Annotated[
+    str, Matches(rf"{_NAME}(\.[1-9][0-9]{{0,8}})?", "the name of a table, optionally with a dot and a number")
+]
 InnerPath = Annotated[str, Matches(f"{_PART}(/{_PART})*", "the path of a file in the folder of the save")]
-RelativeFolder = Annotated[str, Matches("[^/\0][^\0]*", "a path from the folder in which the save lies")]
+RelativeFolder = Annotated[str, Matches("[^/\0][^\0]*", "a path relative to the folder of the saves")]
 Checksum = Annotated[int, InRange(0, 2**32 - 1)]
 ColumnType = Annotated[str, OneOf(("I64", "F64"))]
 CLOCKS = ("batches", "steps", "timestamp")
@@ -172,15 +174,15 @@ class SavedTable:
         if self.key.partition(".")[0] != self.name:
             raise ValueError(f"{where} has the name {self.name!r}")
         if self.parts.get(WEIGHT) != self.embedding_dim or set(self.parts.values()) - {1, self.embedding_dim}:
-            raise ValueError(f"{where} has parts {self.parts} of embedding_dim {self.embedding_dim}")
+            raise ValueError(f"{where} has parts {self.parts} with embedding_dim {self.embedding_dim}")
         if self.optimizer is None and len(self.parts) > 1:
             raise ValueError(f"{where} has parts {sorted(self.parts)} and no optimizer")
         if self.weight_dtype in BITS and (self.optimizer is not None or self.clocks):
             raise ValueError(f"{where} has quantized rows with an optimizer or clocks: such rows are for serving only")
         if any((kind == "F64") != (name == "score") for name, kind in self.columns.items()):
-            raise ValueError(f"{where} has columns {self.columns}, expected I64, and F64 of score")
+            raise ValueError(f"{where} has columns {self.columns}, expected I64, and F64 for score")
         if self.clocks and (self.clocks.keys() != set(CLOCKS) or min(self.clocks["batches"], self.clocks["steps"]) < 0):
-            raise ValueError(f"{where} has clocks {self.clocks}, expected {list(CLOCKS)}, the first two from 0 on")
+            raise ValueError(f"{where} has clocks {self.clocks}, expected {list(CLOCKS)}, the first two not negative")
         if self.columns and not self.clocks:
             raise ValueError(f"{where} has columns {self.columns} and no clocks")
         if not self.hashed and (self.clocks or self.columns or self.rows != self.num_embeddings):
@@ -255,7 +257,8 @@ class Manifest:
         full = self.kind == FULL
         if full != (self.previous is None) or full != (self.base == self.id) or full != (self.sequence == 0):
             raise ValueError(
-                f"a {self.kind} save, number {self.sequence} after {self.previous} of {self.base}, has the id {self.id}"
+                f"kind {self.kind}, id {self.id}, base {self.base}, previous {self.previous} and sequence "
+                f"{self.sequence} contradict each other"
             )
         if full and self.folders:
             raise ValueError(f"a full save follows no other save, but names folders {self.folders}")
@@ -290,11 +293,11 @@ class Manifest:
         tables = {table.key: table for table in self.tables}
         for file in self.files:
             if file.rank >= self.world_size:
-                raise ValueError(f"{file.path} is of rank {file.rank} of {self.world_size}")
+                raise ValueError(f"{file.path} is of rank {file.rank}, the save has {self.world_size} ranks")
             if file.role not in ROLES:
                 continue
             if file.table not in tables:
-                raise ValueError(f"{file.path} is of a table {file.table!r}, the save has only {sorted(tables)}")
+                raise ValueError(f"{file.path} is of table {file.table!r}, the save has only {sorted(tables)}")
             if file.role in (CANDIDATES, SKETCH) and not tables[file.table].clocks:
                 raise ValueError(f"{file.path} has the {file.role} of table {file.table!r}, which has no clocks")
             if file.role == EVICTED and not tables[file.table].clocks:
@@ -339,7 +342,7 @@ class Manifest:
     @cached_property
     def _ordered(self) -> dict[str, list[SavedFile]]:
         """The files of each table, in reading order."""
-        order = {role: rank for rank, role in enumerate(ROLES)}
+        order = {role: position for position, role in enumerate(ROLES)}
         found: dict[str, list[SavedFile]] = defaultdict(list)
         for file in sorted(self.files, key=lambda f: (f.layer, order.get(f.role, len(order)), f.rank, f.path)):
             found[file.table].append(file)

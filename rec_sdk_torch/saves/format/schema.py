@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-_Record = TypeVar("_Record")
+_Dataclass = TypeVar("_Dataclass")
 _NAMES = {int: "an int", float: "a float", str: "a string", bool: "true or false", list: "a list", dict: "an object"}
 MAX_INT64 = 2**63 - 1
 
@@ -78,7 +78,7 @@ def _is_scalar(value: Any) -> bool:
     return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) <= MAX_INT64)
 
 
-def decode(cls: type[_Record], value: object, where: str) -> _Record:
+def decode(cls: type[_Dataclass], value: object, where: str) -> _Dataclass:
     """Converts a JSON object to the dataclass `cls`. Unknown fields are ignored.
 
     Args:
@@ -89,9 +89,9 @@ def decode(cls: type[_Record], value: object, where: str) -> _Record:
     Raises:
         ValueError: a field is missing, has another type, or violates a rule.
     """
-    of_class: Any = cls  # for mypy a type[_Record] is not hashable, as functools.cache requires
+    hashable_class: Any = cls  # for mypy a type[_Record] is not hashable, as functools.cache requires
     try:
-        decoded: _Record = _decoder(of_class)(value)
+        decoded: _Dataclass = _decoder(hashable_class)(value)
     except _DecodeError as error:
         raise ValueError(error.text(where)) from None
     return decoded
@@ -129,7 +129,7 @@ Decoder = Callable[[Any], Any]
 """Function that converts a JSON value to the annotated type."""
 
 
-def _record_decoder(cls: Any) -> Decoder:
+def _dataclass_decoder(cls: Any) -> Decoder:
     annotations = typing.get_type_hints(cls, include_extras=True)
     unset = dataclasses.MISSING
     fields = [
@@ -168,7 +168,7 @@ def _decoder(annotation: Any) -> Decoder:
     if annotation is Any:
         return lambda value: value
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return _record_decoder(annotation)
+        return _dataclass_decoder(annotation)
     if origin is list:
         return _list_decoder(_decoder(arguments[0]))
     if origin is dict:

@@ -132,11 +132,13 @@ class TensorLayout:
             begin: offset of the file in its pack; 0 without a pack.
         """
         fields = self._fields
-        whole = f'{{"__metadata__":{_encode(metadata)}{"," if self.specs else ""}{fields[1:]}' if metadata else fields
-        text = whole.encode()
-        text += b" " * (-(begin + 8 + len(text)) % _ALIGNMENT)
-        start = 8 + len(text)
-        return len(text).to_bytes(8, "little") + text, {name: start + place for name, place in self._offsets.items()}
+        text = f'{{"__metadata__":{_encode(metadata)}{"," if self.specs else ""}{fields[1:]}' if metadata else fields
+        encoded = text.encode()
+        encoded += b" " * (-(begin + 8 + len(encoded)) % _ALIGNMENT)
+        start = 8 + len(encoded)
+        return len(encoded).to_bytes(8, "little") + encoded, {
+            name: start + offset for name, offset in self._offsets.items()
+        }
 
 
 def _as_numpy(rows: torch.Tensor) -> np.ndarray:
@@ -165,7 +167,7 @@ class TensorWriter:
         self.bytes = len(header) + layout.bytes
         self._written = dict.fromkeys(self._specs, 0)
         self._sums = {HEADER: crc32(header), **self._written}
-        self._filling: dict[str, tuple[Bytes, int]] = {}  # a buffer, and how much of it is full
+        self._partial_buffers: dict[str, tuple[Bytes, int]] = {}  # by tensor, a buffer and its filled bytes
         self._small_file: Bytes | None = None
         if self.bytes <= WRITE_BYTES:
             self._small_file = out.allocate(self.bytes)
@@ -185,7 +187,7 @@ class TensorWriter:
         Raises:
             ValueError: another data type, or more rows than the tensor has.
         """
-        spec, written = self._specs[name], self._written[name] + self._filling.get(name, (None, 0))[1]
+        spec, written = self._specs[name], self._written[name] + self._partial_buffers.get(name, (None, 0))[1]
         if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
             raise ValueError(f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit the rest of {spec}")
         rest = _as_numpy(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
@@ -195,17 +197,19 @@ class TensorWriter:
             return
         while len(rest):
             buffer, filled = (
-                self._filling.pop(name) if name in self._filling else (self._out.take_buffer(self._max_row_bytes), 0)
+                self._partial_buffers.pop(name)
+                if name in self._partial_buffers
+                else (self._out.take_buffer(self._max_row_bytes), 0)
             )
             taken = rest[: (len(buffer) - filled) // spec.row_bytes]
             end = _copy_into(buffer, filled, taken)
             rest = rest[len(taken) :]
-            self._filling[name] = buffer, end
+            self._partial_buffers[name] = buffer, end
             if len(buffer) - end < spec.row_bytes:
                 self._submit(name)
 
     def _submit(self, name: str) -> None:
-        buffer, filled = self._filling.pop(name)
+        buffer, filled = self._partial_buffers.pop(name)
         offset = self.begin + self._starts[name] + self._written[name]
         self._written[name] += filled
         self._out.write(buffer, filled, offset, lambda data: self._add(name, data))
@@ -219,7 +223,7 @@ class TensorWriter:
         Raises:
             ValueError: a tensor has fewer rows than its spec requires.
         """
-        for name in list(self._filling):
+        for name in list(self._partial_buffers):
             self._submit(name)
         for name, spec in self._specs.items():
             if self._written[name] != spec.bytes:
@@ -241,8 +245,8 @@ def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
 
 
 @dataclass(frozen=True)
-class _TensorTable:
-    """The tensors of a file as its header lists them. Files of equal tables share it.
+class _TensorEntries:
+    """The tensors of a file as its header lists them. Files of equal tables share the parsed entries.
 
     Attributes:
         specs: tensors by name.
@@ -273,22 +277,22 @@ def _split_header(text: str) -> tuple[Any, str]:
 
 
 @lru_cache(64)
-def _parse_tensors(text: str) -> _TensorTable:
+def _parse_tensors(text: str) -> _TensorEntries:
     """Parses the tensor entries of a header.
 
     Raises:
         ValueError, RecursionError: the entries are invalid.
     """
-    specs, offsets, last, most = {}, {}, "", 0
+    specs, offsets, last, last_end = {}, {}, "", 0
     for name, each in decode(dict[str, _HeaderEntry], json.loads(text), "tensors").items():
         spec = TensorSpec(name, DTYPES[each.dtype], tuple(each.shape))
         begin, end = each.data_offsets
         if end - begin != spec.bytes:
             raise ValueError(f"{name} has bytes {begin} to {end}")
-        if end > most:
-            last, most = name, end
+        if end > last_end:
+            last, last_end = name, end
         specs[name], offsets[name] = spec, begin
-    return _TensorTable(specs, offsets, last, most)
+    return _TensorEntries(specs, offsets, last, last_end)
 
 
 @dataclass(eq=False)
@@ -394,14 +398,14 @@ class TensorReader:
         return self._parsed_header.validated_for
 
     @validated_for.setter
-    def validated_for(self, by: object) -> None:
-        self._parsed_header.validated_for = by
+    def validated_for(self, entry: object) -> None:
+        self._parsed_header.validated_for = entry
 
     def _read_header(self) -> bytes:
         raw = os.pread(self._fd, min(_FIRST_BYTES, self.bytes), self._begin)
         length = int.from_bytes(raw[:8], "little")
         if self.bytes < 8 or length > min(_MAX_HEADER_BYTES, self.bytes - 8):
-            raise CheckpointError(f"{self.path}: damaged, its header would be {length} of {self.bytes} bytes")
+            raise CheckpointError(f"{self.path}: damaged, its header claims {length} of {self.bytes} bytes")
         return raw[: 8 + length] if 8 + length <= len(raw) else os.pread(self._fd, 8 + length, self._begin)
 
     def _parse(self, raw: bytes) -> _Header:
@@ -409,12 +413,12 @@ class TensorReader:
         try:
             metadata, text = _split_header(raw[8:].decode())
             tensors = _parse_tensors(text)
-            metadata = decode(dict[str, str], metadata, "about")
+            metadata = decode(dict[str, str], metadata, "metadata")
             if begin + tensors.bytes > self.bytes:
                 raise ValueError(f"{tensors.last} ends at byte {begin + tensors.bytes} of {self.bytes}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
-        starts = {name: self._begin + begin + place for name, place in tensors.offsets.items()}
+        starts = {name: self._begin + begin + offset for name, offset in tensors.offsets.items()}
         return _Header(raw, tensors.specs, starts, metadata)
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
@@ -463,11 +467,11 @@ class TensorReader:
             raise CheckpointError(f"{self.path}: has tensors {sorted(self.specs)}, expected {sorted(checksums)}")
         self._compare(HEADER, crc32(self._header), checksums)
         if self.bytes <= _CHUNK_BYTES:
-            whole = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.buffer)[: self.bytes]
-            self._read_into(whole, self._begin)
+            content = memoryview(bytearray(self.bytes) if self._pack is None else self._pack.buffer)[: self.bytes]
+            self._read_into(content, self._begin)
             for name, spec in self.specs.items():
                 begin = self.starts[name] - self._begin
-                self._compare(name, crc32(whole[begin : begin + spec.bytes]), checksums)
+                self._compare(name, crc32(content[begin : begin + spec.bytes]), checksums)
             return
         if self.bytes <= _ONE_READER:
             for name in self.specs:

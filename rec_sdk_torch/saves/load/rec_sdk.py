@@ -51,13 +51,13 @@ def find_save(path: Path) -> Path | None:
 def _find_save(path: Path) -> Path | None:
     if not path.is_dir():
         return None
-    if any(_ranks(each) for each in path.iterdir() if each.is_dir()):
+    if any(_part_folders(each) for each in path.iterdir() if each.is_dir()):
         return path
     saves = [each for each in path.iterdir() if is_timestamp(each.name) and not (each / MANIFEST).exists()]
     return _find_save(max(saves)) if saves and not any((each / MANIFEST).exists() for each in path.iterdir()) else None
 
 
-def _ranks(table: Path) -> list[Path]:
+def _part_folders(table: Path) -> list[Path]:
     """Returns the folders of a table that hold its parts: one for each rank, or the table's folder."""
     if (table / _KEY / _ATTRIBUTE).exists():
         return [table]
@@ -65,7 +65,7 @@ def _ranks(table: Path) -> list[Path]:
     return sorted(ranks, key=lambda each: int(each.name[4:]))
 
 
-def _array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
+def _map_array(save: Path, folder: Path, dtype: Any, columns: int | None = None) -> np.ndarray:
     """Maps an array of a save into memory, `[n]` or `[n, columns]`, and checks its size."""
     attribute, data = folder / _ATTRIBUTE, folder / _DATA
     try:
@@ -106,10 +106,12 @@ class _RecSdkTable:
         """Yields the rows that this rank owns, from `rows` saved rows at a time."""
         for ids, parts in self.arrays:
             for begin in range(0, len(ids), rows):
-                some = np.array(ids[begin : begin + rows])
-                owned = self.owner.owned(self.name, some)
-                own = {name: np.array(part[begin : begin + rows])[owned] for name, part in parts.items()}
-                yield SavedRows(torch.from_numpy(some[owned]), {n: torch.from_numpy(p) for n, p in own.items()}, {})
+                chunk_ids = np.array(ids[begin : begin + rows])
+                owned = self.owner.owned(self.name, chunk_ids)
+                own_parts = {name: np.array(part[begin : begin + rows])[owned] for name, part in parts.items()}
+                yield SavedRows(
+                    torch.from_numpy(chunk_ids[owned]), {n: torch.from_numpy(p) for n, p in own_parts.items()}, {}
+                )
 
     def ids(self) -> np.ndarray:
         """Returns the ids that this rank owns."""
@@ -119,7 +121,7 @@ class _RecSdkTable:
 
 def _match_table(owner: TableOwner, name: str, folder: Path) -> _RecSdkTable:
     config, view = owner.configs[name], owner.embedding.view(name)
-    ranks = _ranks(folder / name)
+    ranks = _part_folders(folder / name)
     if not ranks:
         raise CheckpointError(f"{folder / name}: has no table {name!r}: there is no folder {_KEY} or rank<N>/{_KEY}")
     optimizer = owner.embedding.layout.optimizer_of(name)
@@ -133,10 +135,10 @@ def _match_table(owner: TableOwner, name: str, folder: Path) -> _RecSdkTable:
         states = []
     arrays = []
     for rank in ranks:
-        ids = _array(folder, rank / _KEY, np.int64)
-        parts = {WEIGHT: _array(folder, rank / _EMBEDDING, np.float32, config.embedding_dim)}
+        ids = _map_array(folder, rank / _KEY, np.int64)
+        parts = {WEIGHT: _map_array(folder, rank / _EMBEDDING, np.float32, config.embedding_dim)}
         for number, state in enumerate(states, 1):
-            parts[state] = _array(folder, rank / f"momentum{number}", np.float32, view.parts()[state][0])
+            parts[state] = _map_array(folder, rank / f"momentum{number}", np.float32, view.parts()[state][0])
         wrong = [part for part, array in parts.items() if len(array) != len(ids)]
         if wrong:
             raise CheckpointError(f"{rank}: {wrong} do not have a row for each of the {len(ids)} ids")
@@ -145,7 +147,7 @@ def _match_table(owner: TableOwner, name: str, folder: Path) -> _RecSdkTable:
     return _RecSdkTable(owner, name, arrays, read_lifecycle(owner, name, folder, list(zip(ranks, keys, strict=True))))
 
 
-def _check(table: _RecSdkTable, folder: Path) -> None:
+def _check_table(table: _RecSdkTable, folder: Path) -> None:
     config, view = table.owner.configs[table.name], table.owner.embedding.view(table.name)
     ids = table.ids()
     if len(np.unique(ids)) < len(ids):
@@ -173,16 +175,16 @@ def read_tables(owners: Sequence[TableOwner], folder: Path) -> list[list[_RecSdk
         CapacityError: a table has more ids than its capacity.
         RuntimeError: batches are in flight.
     """
-    found = [[_match_table(owner, name, folder) for name in owner.configs] for owner in owners]
-    for tables in found:
+    tables_by_owner = [[_match_table(owner, name, folder) for name in owner.configs] for owner in owners]
+    for tables in tables_by_owner:
         for table in tables:
-            _check(table, folder)
-    return found
+            _check_table(table, folder)
+    return tables_by_owner
 
 
-def overwrite_rows(owners: Sequence[TableOwner], found: Sequence[Sequence[_RecSdkTable]]) -> None:
+def overwrite_rows(owners: Sequence[TableOwner], tables_by_owner: Sequence[Sequence[_RecSdkTable]]) -> None:
     """Writes the saved rows over the tables' rows; rows that the save lacks stay."""
-    for owner, tables in zip(owners, found, strict=True):
+    for owner, tables in zip(owners, tables_by_owner, strict=True):
         contents = []
         for table in tables:
             view = owner.embedding.view(table.name)
@@ -194,30 +196,30 @@ def overwrite_rows(owners: Sequence[TableOwner], found: Sequence[Sequence[_RecSd
         load(owner.embedding.layout, contents)
 
 
-def restore_lifecycle(found: Sequence[Sequence[_RecSdkTable]]) -> None:
+def restore_lifecycle(tables_by_owner: Sequence[Sequence[_RecSdkTable]]) -> None:
     """Restores counts and timestamps of ids, after the rows are in the tables."""
-    for tables in found:
+    for tables in tables_by_owner:
         for table in tables:
             if table.lifecycle is not None:
                 table.lifecycle.apply_to(table.owner.embedding.view(table.name))
 
 
-def fits_beside(found: Sequence[Sequence[_RecSdkTable]], folder: Path) -> bool:
+def fits_beside(tables_by_owner: Sequence[Sequence[_RecSdkTable]], folder: Path) -> bool:
     """Returns whether the saved rows fit while the tables keep their current rows.
 
     Raises:
         MemoryError, OSError: the rows would not even fit without the current ones.
     """
-    every = [table for tables in found for table in tables]
-    return fits_beside_tables([(t.owner.embedding.view(t.name), len(t.ids())) for t in every], folder)
+    tables = [table for owner_tables in tables_by_owner for table in owner_tables]
+    return fits_beside_tables([(t.owner.embedding.view(t.name), len(t.ids())) for t in tables], folder)
 
 
 def make_replacements(
-    owners: Sequence[TableOwner], found: Sequence[Sequence[_RecSdkTable]], fits_beside: bool
+    owners: Sequence[TableOwner], tables_by_owner: Sequence[Sequence[_RecSdkTable]], fits_beside: bool
 ) -> list[Replacement]:
     """Prepares to replace each owner's tables; `fits_beside` is True if memory holds the old and the new rows."""
     replacements = []
-    for owner, tables in zip(owners, found, strict=True):
+    for owner, tables in zip(owners, tables_by_owner, strict=True):
         sources = []
         for table in tables:
             view = owner.embedding.view(table.name)

@@ -81,9 +81,9 @@ def read_lifecycle(
     counts, stamps = [(empty, empty)], [(empty, empty)]
     for folder, ids in ranks:
         if "count" in columns:
-            counts.append(_counts(save, folder / _COUNTS, np.array(ids)))
+            counts.append(_read_counts(save, folder / _COUNTS, np.array(ids)))
         if "timestamp" in columns:
-            stamps.append(_stamps(save, folder / _STAMPS))
+            stamps.append(_read_stamps(save, folder / _STAMPS))
     times = np.concatenate([each for _, each in stamps])
     latest = int(times.max()) if len(times) else NEVER
     return SavedLifecycle(_owned(owner, name, counts), _latest_stamps(*_owned(owner, name, stamps)), latest)
@@ -105,7 +105,7 @@ def _latest_stamps(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.
     return ids[last], stamps[last]
 
 
-def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _read_counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     counts = _read_int64(save, folder / _DATA)
     if len(counts) > len(ids):
         raise CheckpointError(f"{folder / _DATA}: has {len(counts)} counts for {len(ids)} ids")
@@ -116,11 +116,11 @@ def _counts(save: Path, folder: Path, ids: np.ndarray) -> tuple[np.ndarray, np.n
             SaveWarning,
         )
         return ids[:0], counts[:0]
-    there = counts != -1
-    return ids[there], np.minimum(counts[there].view(np.uint64), _MAX_COUNT).astype(np.int64)
+    has_count = counts != -1
+    return ids[has_count], np.minimum(counts[has_count].view(np.uint64), _MAX_COUNT).astype(np.int64)
 
 
-def _stamps(save: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_stamps(save: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     ids, stamps = (_read_int64(save, folder / name) for name in (_STAMP_IDS, _STAMP_TIMES))
     if len(ids) != len(stamps):
         raise CheckpointError(f"{folder}: damaged, it has {len(ids)} ids and {len(stamps)} timestamps")

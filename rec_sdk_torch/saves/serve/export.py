@@ -39,29 +39,31 @@ def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array
         for file in manifest.files_of(table.key, REMOVED, ROWS):
             opener = functools.partial(open_file, folder, manifest, file)
             with opener() as reader:
-                new = reader.read("ids").numpy()
-            kept = ~np.isin(ids, new) if len(ids) else np.empty(0, bool)
+                new_ids = reader.read("ids").numpy()
+            kept = ~np.isin(ids, new_ids) if len(ids) else np.empty(0, bool)
             ids, files, rows = ids[kept], files[kept], rows[kept]
             if file.role == ROWS:
-                ids = np.concatenate([ids, new])
-                files = np.concatenate([files, np.full(len(new), len(openers))])
-                rows = np.concatenate([rows, np.arange(len(new))])
+                ids = np.concatenate([ids, new_ids])
+                files = np.concatenate([files, np.full(len(new_ids), len(openers))])
+                rows = np.concatenate([rows, np.arange(len(new_ids))])
                 openers.append(opener)
     return ids, files, rows, openers
 
 
-def _weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> Iterator[torch.Tensor]:
+def _read_weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> Iterator[torch.Tensor]:
     """Yields the weights of these rows, which are sorted by file and row, in chunks."""
     for number, opener in enumerate(openers):
-        own = rows[files == number]
-        if not len(own):
+        file_rows = rows[files == number]
+        if not len(file_rows):
             continue
         with opener() as reader:
             for begin in range(0, reader.specs["weight"].shape[0], _CHUNK_ROWS):
-                some = own[np.searchsorted(own, begin) : np.searchsorted(own, begin + _CHUNK_ROWS)]
-                if len(some):
-                    end = int(some[-1]) + 1
-                    yield reader.read("weight", begin, end)[torch.from_numpy(some - begin)]
+                chunk_rows = file_rows[
+                    np.searchsorted(file_rows, begin) : np.searchsorted(file_rows, begin + _CHUNK_ROWS)
+                ]
+                if len(chunk_rows):
+                    end = int(chunk_rows[-1]) + 1
+                    yield reader.read("weight", begin, end)[torch.from_numpy(chunk_rows - begin)]
 
 
 def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequence[str] | None = None) -> list[Path]:
@@ -102,7 +104,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
         if target.exists():
             raise FileExistsError(f"{target} exists already")
         dtype = DTYPES[saved.weight_dtype]
-        chunks = _weights(files, rows, openers)
+        chunks = _read_weights(files, rows, openers)
         if kind == "npz":
             empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
             weight = torch.cat([empty, *chunks])

@@ -45,9 +45,9 @@ def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTen
     Shorter keys are padded with empty samples, which are removed from the output.
     """
     sizes = dict(zip(rows.keys(), rows.stride_per_key(), strict=True))
-    most = max(sizes.values())
+    max_size = max(sizes.values())
     parts = rows.lengths().split(list(sizes.values()))
-    lengths = torch.cat([torch.nn.functional.pad(part, (0, most - len(part))) for part in parts])
+    lengths = torch.cat([torch.nn.functional.pad(part, (0, max_size - len(part))) for part in parts])
     output = collection(KeyedJaggedTensor(rows.keys(), rows.values(), lengths=lengths))
     return {
         key: JaggedTensor(part.values(), part.weights_or_none(), part.lengths()[: sizes[key]])

@@ -109,9 +109,9 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
         raise ValueError(f"bits is {bits!r}, expected 8 or 4")
     out = Path(out)
     chain = chain_of(latest_save(path), to_paths(path))
-    named = [table.key for _, manifest in chain for table in manifest.tables if table.weight_dtype in BITS]
-    if named:
-        raise CheckpointError(f"{chain[-1][0]}: tables {sorted(set(named))} are quantized already")
+    quantized_keys = [table.key for _, manifest in chain for table in manifest.tables if table.weight_dtype in BITS]
+    if quantized_keys:
+        raise CheckpointError(f"{chain[-1][0]}: tables {sorted(set(quantized_keys))} are quantized already")
     files.ensure_folder(out)
     tables = {table.key: QuantizedTable(table.key) for table in chain[-1][1].tables}
     written = []
@@ -124,12 +124,12 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
             target = out / folder.resolve().name
             if not _has_copy(target, manifest, bits):
                 verify_files([(folder, manifest)])
-                _copy(folder, manifest, target, bits, tables)
+                _write_copy(folder, manifest, target, bits, tables)
                 written.append(target)
     return QuantizedSave(target, written, list(tables.values()))
 
 
-def _identity(save: str, bits: int) -> str:
+def _copy_id(save: str, bits: int) -> str:
     """Returns the id of a save's copy. It depends only on the save and the bits, so that copies are recognized."""
     return hashlib.sha256(f"{save} {NAMES[bits]}".encode()).hexdigest()[:32]
 
@@ -137,29 +137,29 @@ def _identity(save: str, bits: int) -> str:
 def _has_copy(target: Path, manifest: Manifest, bits: int) -> bool:
     if not target.exists():
         return False
-    if read_manifest(target).id != _identity(manifest.id, bits):
+    if read_manifest(target).id != _copy_id(manifest.id, bits):
         raise CheckpointError(
             f"{target}: exists already, and is not a copy of {bits} bits of this save: use another folder"
         )
     return True
 
 
-def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dict[str, QuantizedTable]) -> None:
-    identity = _identity(manifest.id, bits)
-    made = target.parent / f"{UNFINISHED}{identity}"
-    files.create_folder(made)
-    out = RankFiles(made, 0, identity, manifest.has_many_tables)
+def _write_copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dict[str, QuantizedTable]) -> None:
+    copy_id = _copy_id(manifest.id, bits)
+    unfinished_copy = target.parent / f"{UNFINISHED}{copy_id}"
+    files.create_folder(unfinished_copy)
+    out = RankFiles(unfinished_copy, 0, copy_id, manifest.has_many_tables)
     try:
         for table in manifest.tables:
-            counts = tables.setdefault(table.key, QuantizedTable(table.key))
+            statistics = tables.setdefault(table.key, QuantizedTable(table.key))
             for layer in sorted({file.layer for file in manifest.files_of(table.key, REMOVED, ROWS)}):
-                _copy_layer(out, folder, manifest, table, layer, bits, counts)
+                _copy_layer(out, folder, manifest, table, layer, bits, statistics)
         out.finish()
         copied = replace(
             manifest,
-            id=identity,
-            base=_identity(manifest.base, bits),
-            previous=None if manifest.previous is None else _identity(manifest.previous, bits),
+            id=copy_id,
+            base=_copy_id(manifest.base, bits),
+            previous=None if manifest.previous is None else _copy_id(manifest.previous, bits),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             world_size=1,
             tables=[_quantized_table(table, bits) for table in manifest.tables],
@@ -168,13 +168,13 @@ def _copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dic
             files=out.written,
             folders=[],
         )
-        write_indexes(made, copied)
-        files.write_file(made / MANIFEST, copied.to_bytes())
-        files.sync_folder(made)
-        files.rename(made, target)
+        write_indexes(unfinished_copy, copied)
+        files.write_file(unfinished_copy / MANIFEST, copied.to_bytes())
+        files.sync_folder(unfinished_copy)
+        files.rename(unfinished_copy, target)
         files.sync_folder(target.parent)
     except BaseException:
-        files.remove_tree(made)
+        files.remove_tree(unfinished_copy)
         raise
     finally:
         out.close()
@@ -188,7 +188,13 @@ def _quantized_table(table: SavedTable, bits: int) -> SavedTable:
 
 
 def _copy_layer(
-    out: RankFiles, folder: Path, manifest: Manifest, table: SavedTable, layer: int, bits: int, counts: QuantizedTable
+    out: RankFiles,
+    folder: Path,
+    manifest: Manifest,
+    table: SavedTable,
+    layer: int,
+    bits: int,
+    statistics: QuantizedTable,
 ) -> None:
     """Copies the rows and removed ids of one layer of a table; the files of all ranks become files of one rank."""
     sources = [file for file in manifest.files_of(table.key, REMOVED, ROWS) if file.layer == layer]
@@ -201,7 +207,11 @@ def _copy_layer(
         TensorSpec(WEIGHT, torch.uint8, (0, row_bytes(NAMES[bits], table.embedding_dim))),
     ]
     out.write_rows(
-        table.key, layer, specs, sum(file.rows for file in rows), _chunks(folder, manifest, rows, bits, counts)
+        table.key,
+        layer,
+        specs,
+        sum(file.rows for file in rows),
+        _quantized_chunks(folder, manifest, rows, bits, statistics),
     )
 
 
@@ -210,8 +220,8 @@ def _read_ids(folder: Path, manifest: Manifest, file: SavedFile) -> torch.Tensor
         return reader.read("ids")
 
 
-def _chunks(
-    folder: Path, manifest: Manifest, rows: list[SavedFile], bits: int, counts: QuantizedTable
+def _quantized_chunks(
+    folder: Path, manifest: Manifest, rows: list[SavedFile], bits: int, statistics: QuantizedTable
 ) -> Iterator[Chunk]:
     for file in rows:
         with open_file(folder, manifest, file) as reader:
@@ -222,5 +232,5 @@ def _chunks(
                     packed = quantize(weights, bits)
                 except ValueError as error:
                     raise CheckpointError(f"{reader.path}: rows {begin} to {end - 1}: {error}") from error
-                counts.add(weights, packed, bits)
+                statistics.add(weights, packed, bits)
                 yield {"ids": reader.read("ids", begin, end), WEIGHT: torch.from_numpy(packed)}

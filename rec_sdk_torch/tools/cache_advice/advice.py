@@ -119,7 +119,7 @@ def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str,
 def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
     """Starts from the smallest sizes, and takes the step that saves most time per byte while memory lasts."""
     chosen = {table.name: 0 for table in tables}
-    left = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
+    free = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
     while True:
         steps = []
         for table in tables:
@@ -127,12 +127,12 @@ def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Ban
             for size_index in range(now + 1, len(table.sizes)):
                 cost = (table.sizes[size_index] - table.sizes[now]) * table.record_bytes
                 saved = _seconds(table, policy, now, bandwidth) - _seconds(table, policy, size_index, bandwidth)
-                if cost <= left and saved > 0:
+                if cost <= free and saved > 0:
                     steps.append((saved / cost, table.name, size_index, cost))
         if not steps:
             return chosen
         _, name, size_index, cost = max(steps)
-        chosen[name], left = size_index, left - cost
+        chosen[name], free = size_index, free - cost
 
 
 def choose_cache(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory: int | None) -> Advice:
@@ -157,16 +157,16 @@ def choose_cache(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, m
                 f"--memory is {memory} bytes, the smallest caches of the {len(tables)} tables need {least} bytes: "
                 "--sizes tries smaller ones"
             )
-    found = []
+    candidates = []
     for policy in tables[0].counts:
         size_indices = (
             _by_misses(tables, policy, misses) if memory is None else _by_memory(tables, policy, memory, bandwidth)
         )
         seconds = sum(_seconds(table, policy, size_indices[table.name], bandwidth) for table in tables)
-        found.append(Advice(policy, size_indices, seconds))
+        candidates.append(Advice(policy, size_indices, seconds))
     if memory is None:
-        return min(found, key=lambda advice: (_bytes(tables, advice.size_indices), advice.seconds))
-    return min(found, key=lambda advice: (advice.seconds, _bytes(tables, advice.size_indices)))
+        return min(candidates, key=lambda advice: (_bytes(tables, advice.size_indices), advice.seconds))
+    return min(candidates, key=lambda advice: (advice.seconds, _bytes(tables, advice.size_indices)))
 
 
 def _bytes(tables: Sequence[Table], size_indices: Mapping[str, int]) -> int:

@@ -69,7 +69,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the arguments, and checks those that need no imports."""
     options = parser.parse_args(arguments)
     for name, least in (("batch", 1), ("dim", 1), ("ahead", 0)):
@@ -136,7 +136,7 @@ def _bandwidth(options: argparse.Namespace) -> Bandwidth:
     from .costs import Bandwidth, measure_bandwidth
 
     if options.bandwidth is not None:
-        return Bandwidth(options.bandwidth, options.bandwidth, "as --bandwidth says")
+        return Bandwidth(options.bandwidth, options.bandwidth, "set by --bandwidth")
     return measure_bandwidth(parse_device(options.device))
 
 
@@ -190,7 +190,7 @@ def _advise(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the recommendation and returns the exit status: 1 if the trace or the device cannot be used."""
-    options = _checked(_parser(), arguments)
+    options = _parse_checked(_parser(), arguments)
     try:
         _advise(options)
     except BrokenPipeError:
