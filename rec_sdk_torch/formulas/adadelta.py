@@ -15,9 +15,9 @@ def _adadelta(r: Rows) -> None:
     r.w = r.w - r.c.lr * delta
 
 
-def _average_squares(r: Rows, place: int, values: torch.Tensor) -> None:
-    """Updates the moving average of squares, the state number `place`, with the squares of `values`."""
-    r.states[place] = r.states[place] * r.c.rho + r.c.one_minus_rho * values * values
+def _average_squares(r: Rows, state: int, values: torch.Tensor) -> None:
+    """Updates the moving average of squares, the state number `state`, with the squares of `values`."""
+    r.states[state] = r.states[state] * r.c.rho + r.c.one_minus_rho * values * values
 
 
 def _coefficients(options: Options, t: int) -> Coefficients:

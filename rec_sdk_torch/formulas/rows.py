@@ -17,11 +17,11 @@ class Coefficients:
     """Named columns of the coefficients, float32 `[rows, 16]`: attribute `lr` is the column `lr`, `[rows, 1]`."""
 
     def __init__(self, columns: torch.Tensor, names: str) -> None:
-        self._columns, self._places = columns, {name: i for i, name in enumerate(names.split(), 1)}
+        self._columns, self._indices = columns, {name: i for i, name in enumerate(names.split(), 1)}
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        place = self._places[name]
-        return self._columns[:, place : place + 1]
+        index = self._indices[name]
+        return self._columns[:, index : index + 1]
 
 
 @dataclass

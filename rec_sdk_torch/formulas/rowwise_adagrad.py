@@ -19,10 +19,10 @@ SUM = StateSpec("sum", rowwise=True)
 PREV_ITER = StateSpec("prev_iter", rowwise=True, counter=True)
 
 
-def adagrad_rate(r: Rows, squared: torch.Tensor, place: int = 0) -> torch.Tensor:
-    """Adds the mean square of `squared` to the row's sum, the state number `place`; returns lr / (sqrt(sum) + eps)."""
-    r.states[place] = r.states[place] + r.mean_of_squares(squared)
-    return r.c.lr / (root(r.states[place]) + r.c.eps)
+def adagrad_rate(r: Rows, squared: torch.Tensor, state: int = 0) -> torch.Tensor:
+    """Adds the mean square of `squared` to the row's sum, the state number `state`; returns lr / (sqrt(sum) + eps)."""
+    r.states[state] = r.states[state] + r.mean_of_squares(squared)
+    return r.c.lr / (root(r.states[state]) + r.c.eps)
 
 
 def apply_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
@@ -79,11 +79,11 @@ def _average_and_swap(options: Options, t: int, parts: dict[str, torch.Tensor]) 
 def _with_global_decay(options: Options, t: int) -> Coefficients:
     plain = decayed_rate(options, t)
     decoupled = plain["lr"] * options["weight_decay"]
-    begun = t >= options["gwd_start_iter"]
+    decays = t >= options["gwd_start_iter"]
     return {
         **plain,
         "decoupled": decoupled,
-        "log_missed": math.log1p(-decoupled) if begun else 0.0,
+        "log_missed": math.log1p(-decoupled) if decays else 0.0,
         "lower_bound": options["gwd_lower_bound"],
         "iter": t,
     }

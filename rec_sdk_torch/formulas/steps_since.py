@@ -44,10 +44,10 @@ def logarithm(x: torch.Tensor) -> torch.Tensor:
     """Computes the logarithm of numbers from 1 to 2^31: divides by powers of two, then sums the series of artanh."""
     log = x * 0.0
     powers = {65536.0: 11.090354889, 256.0: 5.545177444, 16.0: 2.772588722, 4.0: 1.386294361, 2.0: 0.693147181}
-    for power, its_logarithm in powers.items():
-        there = above(x, power)
-        log = log + there * its_logarithm
-        x = x * (there * (1 / power - 1.0) + 1.0)
+    for power, log_of_power in powers.items():
+        is_above = above(x, power)
+        log = log + is_above * log_of_power
+        x = x * (is_above * (1 / power - 1.0) + 1.0)
     t = (x - 1.0) / (x + 1.0)
     square = t * t
     series = square * (1 / 13)

@@ -34,14 +34,14 @@ def callees(function: Any) -> Iterator[Any]:
     The search follows wrapped functions, closures, defaults, globals that the code names, and attributes of objects. It
     ends after 1,000 objects.
     """
-    queue, known = [function], {id(function)}
-    for place in range(_MOST_SEARCHED):
-        if place == len(queue):
+    queue, visited = [function], {id(function)}
+    for index in range(_MOST_SEARCHED):
+        if index == len(queue):
             return
-        yield queue[place]
-        for each in _references(queue[place]):
-            if id(each) not in known and (callable(each) or hasattr(each, "__dict__")):
-                known.add(id(each))
+        yield queue[index]
+        for each in _references(queue[index]):
+            if id(each) not in visited and (callable(each) or hasattr(each, "__dict__")):
+                visited.add(id(each))
                 queue.append(each)
 
 

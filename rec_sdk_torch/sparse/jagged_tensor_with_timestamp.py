@@ -205,8 +205,8 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
         return {key: self._of_key(key, jagged) for key, jagged in plain.items()}
 
     def _of_key(self, key: str, plain: JaggedTensor) -> JaggedTensorWithTimestamp:
-        place, borders = self.keys().index(key), self.offset_per_key()
-        stamps = None if self._timestamps is None else self._timestamps[borders[place] : borders[place + 1]]
+        index, borders = self.keys().index(key), self.offset_per_key()
+        stamps = None if self._timestamps is None else self._timestamps[borders[index] : borders[index + 1]]
         return JaggedTensorWithTimestamp(
             plain.values(), plain.weights_or_none(), plain.lengths_or_none(), plain.offsets_or_none(), stamps
         )

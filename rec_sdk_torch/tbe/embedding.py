@@ -261,7 +261,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         outputs = self._lookup(batch)
         if len(outputs) > 1:
             pairs = zip(outputs, self._lookup_counts(batch), strict=True)
-            parts = [part for rows, of_group in pairs for part in rows.split(of_group)]
+            parts = [part for rows, group_lengths in pairs for part in rows.split(group_lengths)]
             outputs = (torch.cat(self._by_feature(parts)),)
         return outputs[0] if batch.parent is None else restore_padding_rows(outputs, batch, joined=True)[0]
 
@@ -278,8 +278,8 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
     def _by_feature(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Reorders the outputs of all groups, one for each feature, by feature."""
         features = [feature for group in self.groups for feature in group.features.tolist()]
-        of_features = dict(zip(features, parts, strict=True))
-        return [of_features[feature] for feature in range(self.num_features)]
+        by_feature = dict(zip(features, parts, strict=True))
+        return [by_feature[feature] for feature in range(self.num_features)]
 
     def _lookup_counts(self, batch: Batch) -> list[list[int]]:
         """Returns the number of lookups of each feature of each group."""

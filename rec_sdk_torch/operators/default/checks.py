@@ -97,12 +97,12 @@ class Checker:
         self.vector("columns", columns, torch.int64)
         count, features = offsets.shape[0] - 1, columns.shape[0]
         self.vector("mean", mean, torch.bool, features)
-        every = features * batch_size
-        self.require(every < _INT64, f"{features} feature(s) with a batch of {batch_size} are too many bags")
+        total = features * batch_size
+        self.require(total < _INT64, f"{features} feature(s) with a batch of {batch_size} are too many bags")
         self.require(first_bag >= 0, f"first_bag must not be negative, got {first_bag}")
         self.require(
-            count == 0 or count <= every - first_bag,
-            f"bags {first_bag} to {first_bag} + {count} exceed the {every} bags of {features} feature(s) with a batch "
+            count == 0 or count <= total - first_bag,
+            f"bags {first_bag} to {first_bag} + {count} exceed the {total} bags of {features} feature(s) with a batch "
             f"of {batch_size}",
         )
 

@@ -124,5 +124,5 @@ def pooled_weights_grad(
     bags, _ = list_positions(lengths)
     span = columns[bags // batch_size][:, None] + torch.arange(dim, device=rows.device)
     dots = lane_sums(grad[(bags % batch_size)[:, None], span] * rows)[:, 0]
-    every = torch.arange(len(lengths), device=rows.device)
-    return dots / _divisors(every, lengths, mean, batch_size)[bags]
+    all_bags = torch.arange(len(lengths), device=rows.device)
+    return dots / _divisors(all_bags, lengths, mean, batch_size)[bags]

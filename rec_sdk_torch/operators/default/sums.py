@@ -34,15 +34,15 @@ def segment_sums(terms: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     sums = _block_sums(terms, offsets[:-1], lengths, counts)
     while sums.shape[0] > 0 and int(counts.max()) > 1:
         sums, counts = _add_pairs(sums, counts)
-    every = terms.new_zeros((len(lengths), terms.shape[1]))
-    every[counts > 0] = sums
-    return every
+    result = terms.new_zeros((len(lengths), terms.shape[1]))
+    result[counts > 0] = sums
+    return result
 
 
 def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    segment, place = list_positions(counts)
-    first = starts[segment] + BLOCK * place
-    length = (lengths[segment] - BLOCK * place).clamp(max=BLOCK)
+    segment, position = list_positions(counts)
+    first = starts[segment] + BLOCK * position
+    length = (lengths[segment] - BLOCK * position).clamp(max=BLOCK)
     sums = terms.index_select(0, first)
     for i in range(1, int(length.max()) if len(length) else 0):
         longer = (length > i).nonzero()[:, 0]
@@ -53,9 +53,9 @@ def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
 def _add_pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds neighbouring sums of each segment; the last of an odd number stays. Same order as the kernels' counter."""
     halved = (counts + 1) // 2
-    segment, place = list_positions(halved)
-    left = (counts.cumsum(0) - counts)[segment] + 2 * place
-    both = (2 * place + 1 < counts[segment]).nonzero()[:, 0]
+    segment, position = list_positions(halved)
+    left = (counts.cumsum(0) - counts)[segment] + 2 * position
+    both = (2 * position + 1 < counts[segment]).nonzero()[:, 0]
     paired = sums.index_select(0, left)
     paired[both] += sums[left[both] + 1]
     return paired, halved

@@ -65,11 +65,11 @@ class DeferredStep(Step):
         pending = _without_skipped_tables(layout)
         before = pending.rows or (None,) * len(self._groups)
         rows = []
-        for group, plan, grads, weight, of_group in zip(
+        for group, plan, grads, weight, gradients in zip(
             self._groups, self._plans, row_grads, weights, before, strict=True
         ):
             group.swap.transfers.follow_previous_stream()
-            rows.append(add_gradients(of_group, plan, grads, weight, group.layout.dim))
+            rows.append(add_gradients(gradients, plan, grads, weight, group.layout.dim))
         batches = pending.pinning_batches if self in pending.pinning_batches else (*pending.pinning_batches, self)
         layout.pending_gradients = pending._replace(
             rows=rows, pinning_batches=batches, backward_passes=pending.backward_passes + 1
@@ -109,13 +109,13 @@ def _without_skipped_tables(layout: Layout) -> PendingGradients:
     if not pending.backward_passes or not (pending.skipped_tables or layout.replicated):
         return pending
     rows, changes = [], {}
-    for group, of_group in zip(layout.built, pending.rows, strict=True):
-        places = {name: group.table_indices[name] for name in pending.skipped_tables & group.table_indices.keys()}
-        if of_group is not None:
+    for group, gradients in zip(layout.built, pending.rows, strict=True):
+        indices = {name: group.table_indices[name] for name in pending.skipped_tables & group.table_indices.keys()}
+        if gradients is not None:
             for name in layout.replicated & group.table_indices.keys():
-                left_out = name in places and of_group.count(places[name])
-                changes[name] = _SET_TO_NONE if left_out else of_group.checksum_of_change(group.table_indices[name])
-        rows.append(of_group.exclude_tables(places.values()) if of_group is not None and places else of_group)
+                left_out = name in indices and gradients.count(indices[name])
+                changes[name] = _SET_TO_NONE if left_out else gradients.checksum_of_change(group.table_indices[name])
+        rows.append(gradients.exclude_tables(indices.values()) if gradients is not None and indices else gradients)
     return pending._replace(rows=rows, skipped_tables=frozenset(), changes=combine_checksums(pending.changes, changes))
 
 
@@ -190,7 +190,7 @@ class PendingGradientMethods:
             pending = layout.pending_gradients
             if not pending.backward_passes or table in pending.skipped_tables or table in layout.options.frozen:
                 return None
-            group, place = layout.find_table(table)
+            group, table_index = layout.find_table(table)
             group.swap.transfers.follow_previous_stream()
             index = layout.built.index(group)
             rows = pending.rows[index]
@@ -199,7 +199,7 @@ class PendingGradientMethods:
                 layout.pending_gradients = pending._replace(
                     rows=[*pending.rows[:index], rows, *pending.rows[index + 1 :]]
                 )
-            part = None if rows is None else rows.table_gradients()[place]
+            part = None if rows is None else rows.table_gradients()[table_index]
             if part is None or not len(part):  # norms over tables and ranks need a gradient with elements
                 part = torch.zeros((1, group.layout.dim), dtype=torch.float32, device=layout.device)
             return part

@@ -44,8 +44,8 @@ class Monitor:
     def cache_stats(self, groups: Sequence[Group], table: str | None) -> dict[str, int]:
         """Returns the counters of `TableBatchedEmbedding.cache_stats`, of one table or, with None, of all."""
         total = dict.fromkeys(COUNTERS, 0)
-        for group, place in _groups_with(groups, table):
-            counted = group.stats(place)
+        for group, index in _groups_with(groups, table):
+            counted = group.stats(index)
             total["largest_batch"] = max(total["largest_batch"], counted.pop("largest_batch"))
             for name, value in counted.items():
                 total[name] += value
@@ -64,8 +64,8 @@ class Monitor:
     def _warn_of_two_batches(self, groups: Sequence[Group]) -> None:
         small = []
         for group in groups:
-            for place, member in enumerate(group.members):
-                stats = group.stats(place)
+            for index, member in enumerate(group.members):
+                stats = group.stats(index)
                 if stats["rows_out"] and 2 * stats["largest_batch"] > member.slots:
                     small.append(f"{member.config.name!r} ({stats['largest_batch']} rows of {member.slots})")
         if small:
@@ -121,16 +121,16 @@ COUNTERS = (
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
     """Returns the bytes of `TableBatchedEmbedding.memory_report`, of one table or, with None, of all."""
     report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates", "evicted"), 0)
-    for group, place in _groups_with(groups, table):
-        members = group.members if place is None else [group.members[place]]
-        memory = group.memory(place)
+    for group, index in _groups_with(groups, table):
+        members = group.members if index is None else [group.members[index]]
+        memory = group.memory(index)
         report["device"] += sum(member.cache_slots for member in members) * group.swap.slot_bytes()
         report["host"] += memory["store_bytes"]
         report["disk"] += memory["disk_bytes"]
         report["index"] += memory["id_map_bytes"]
         report["columns"] += memory["column_bytes"]
         report["candidates"] += memory["candidate_bytes"]
-        report["evicted"] += sum(buffer.nbytes for buffer in group.evicted_buffers(place))
+        report["evicted"] += sum(buffer.nbytes for buffer in group.evicted_buffers(index))
     if table is None:
         report["staging"] = sum(group.swap.staging_bytes() for group in groups)
     return report

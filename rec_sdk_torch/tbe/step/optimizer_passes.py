@@ -75,7 +75,7 @@ class TablePasses:
                     table_pass = member.optimizer.spec.table_pass
                     if table_pass is not None and table_pass.option is None:  # also rows that no batch has used change
                         insert_owned_ids(group, table)
-                    every = all_ids(group, table)
-                    chunks = (every[begin : begin + group.chunk] for begin in range(0, len(every), group.chunk))
+                    row_ids = all_ids(group, table)
+                    chunks = (row_ids[begin : begin + group.chunk] for begin in range(0, len(row_ids), group.chunk))
                     rows += [(member.optimizer, group, table, ids) for ids in chunks]
         return rows

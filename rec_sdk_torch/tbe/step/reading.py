@@ -60,5 +60,6 @@ def read_batch(
         return (ReadPooled.apply(groups, batch, out, *weights),)
     read = [group.read(batch, weight, out) for group, weight in zip(groups, weights, strict=True)]
     if lengths is not None:
-        return tuple(part for rows, of_group in zip(read, lengths, strict=True) for part in split_apart(rows, of_group))
+        pairs = zip(read, lengths, strict=True)
+        return tuple(part for rows, group_lengths in pairs for part in split_apart(rows, group_lengths))
     return tuple(read) if out is None else (out,)

@@ -94,10 +94,8 @@ class Recomputations:
         return steps[number][1]
 
     def _latest_step(self, batch: Batch) -> Step | None:
-        of_regions = [entry for steps in self._steps.values() for entry in steps]
-        return next(
-            (step for known, step in reversed(of_regions) if not step.finished and known.same_plan(batch)), None
-        )
+        entries = [entry for steps in self._steps.values() for entry in steps]
+        return next((step for known, step in reversed(entries) if not step.finished and known.same_plan(batch)), None)
 
 
 class RecomputedStep(Step):

@@ -213,20 +213,20 @@ class Step:
         names: set[str] = set()
         for group, outputs in zip(self._groups, self._by_group(selected), strict=True):
             features = [member.config.name for member in group.members for _ in member.features]
-            of_features = outputs if self._lengths is not None else outputs * len(features)
-            names.update(name for name, is_selected in zip(features, of_features, strict=True) if is_selected)
+            by_feature = outputs if self._lengths is not None else outputs * len(features)
+            names.update(name for name, is_selected in zip(features, by_feature, strict=True) if is_selected)
         return sorted(names)
 
-    def _by_group(self, of_outputs: Sequence[T]) -> list[list[T]]:
+    def _by_group(self, per_output: Sequence[T]) -> list[list[T]]:
         """Groups a list that has one element for each output by the groups of tables that made the outputs."""
         if len(self._groups) == 1:
-            return [list(of_outputs)]
+            return [list(per_output)]
         if self._lengths is not None:
-            rest = iter(of_outputs)
+            rest = iter(per_output)
             return [list(islice(rest, len(lengths))) for lengths in self._lengths]
-        if len(of_outputs) == 1:  # all groups share one pooled output
-            return [list(of_outputs)] * len(self._groups)
-        return [[one] for one in of_outputs]
+        if len(per_output) == 1:  # all groups share one pooled output
+            return [list(per_output)] * len(self._groups)
+        return [[one] for one in per_output]
 
     def _mask_other_tables(self, grads_by_group: Grads, tables: frozenset[str]) -> Grads:
         """Replaces the gradients of other tables by None, as `touched_rows` reads them."""
@@ -237,8 +237,8 @@ class Step:
                 names = [member.config.name for member in group.members for _ in member.features]
             elif tables.issuperset(names):
                 names = names[:1]
-            of_names = grads if len(grads) == len(names) else list(grads) * len(names)
-            result.append([grad if name in tables else None for name, grad in zip(names, of_names, strict=True)])
+            per_table = grads if len(grads) == len(names) else list(grads) * len(names)
+            result.append([grad if name in tables else None for name, grad in zip(names, per_table, strict=True)])
         return result
 
     def _only_weights(self, grads: Grads, needs_grad: Sequence[bool]) -> list[torch.Tensor | None]:
