@@ -37,8 +37,8 @@ def _missing(module: str) -> str:
     if not all(part.isidentifier() for part in module.split(".")):
         return f"{module!r} is no name of a module"
     try:
-        found = importlib.util.find_spec(module)
-        package = found is not None and found.submodule_search_locations is not None
+        module_spec = importlib.util.find_spec(module)
+        package = module_spec is not None and module_spec.submodule_search_locations is not None
         if package and importlib.util.find_spec(f"{module}.__main__") is None:
             return f"{module!r} is a package without __main__"
     except ModuleNotFoundError as error:
@@ -47,7 +47,7 @@ def _missing(module: str) -> str:
         return str(error)
     except ValueError:  # the module is __main__ itself
         return ""
-    return f"No module named {module!r}" if found is None else ""
+    return f"No module named {module!r}" if module_spec is None else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -48,19 +48,25 @@ class FlatAllToAll:
         self._machine = slice(first, first + size)
 
     def send(
-        self, received: torch.Tensor, sent: torch.Tensor, of: list[int] | None = None, to: list[int] | None = None
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        receive_counts: list[int] | None = None,
+        send_counts: list[int] | None = None,
     ) -> Work:
-        """Starts to send `to[r]` elements to each rank r and to receive `of[r]` elements from it.
+        """Starts to send `send_counts[r]` elements to each rank r and to receive `receive_counts[r]` elements from it.
 
-        Without `to` and `of` every rank sends and receives equal shares of the tensors.
+        Without counts every rank sends and receives equal shares of the tensors.
         """
-        lengths = [len(sent) // self._ranks] * self._ranks if to is None else to
+        lengths = [len(sent) // self._ranks] * self._ranks if send_counts is None else send_counts
         own, here = lengths[self._rank], sum(lengths[self._machine])
         width = sent.element_size() * math.prod(sent.shape[1:])
         self._stats["messages"] += self._ranks - 1
         self._stats["bytes_within"] += (here - own) * width
         self._stats["bytes_between"] += (sum(lengths) - here) * width
-        work: Work = dist.all_to_all_single(received, sent, of, to, group=self.group, async_op=True)
+        work: Work = dist.all_to_all_single(
+            received, sent, receive_counts, send_counts, group=self.group, async_op=True
+        )
         return work
 
     def exchange_counts(self, sent: torch.Tensor) -> tuple[Work, torch.Tensor, torch.Tensor | None]:
@@ -73,15 +79,15 @@ class FlatAllToAll:
         return self.send(received, sent), received, None
 
     def to_owners(
-        self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
+        self, sent: torch.Tensor, send_counts: list[int], receive_counts: list[int], relayed: Relayed
     ) -> tuple[Work, torch.Tensor]:
-        """Starts to send ids or gradients to owner ranks: `to[r]` elements to each rank r, ordered by rank.
+        """Starts to send ids or gradients to owner ranks: `send_counts[r]` elements to each rank r, ordered by rank.
 
         Returns:
-            (the work; `of[r]` elements from each rank r, ordered by rank)
+            (the work; `receive_counts[r]` elements from each rank r, ordered by rank)
         """
-        received = sent.new_empty((sum(of), *sent.shape[1:]))
-        return self.send(received, sent, of, to), received
+        received = sent.new_empty((sum(receive_counts), *sent.shape[1:]))
+        return self.send(received, sent, receive_counts, send_counts), received
 
     from_owners = to_owners  # a hierarchical all-to-all uses the reverse route for rows
 
@@ -90,13 +96,13 @@ class FlatAllToAll:
         work: Work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work
 
-    def start_all_gather(self, own: torch.Tensor) -> tuple[torch.Tensor, Work]:
+    def start_all_gather(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Work]:
         """Returns the tensors of all ranks, `[W, ...]`, and the work that fills them."""
-        every = own.new_empty((self._ranks, *own.shape))
-        return every, dist.all_gather(list(every.unbind()), own, group=self.group, async_op=True)
+        gathered = tensor.new_empty((self._ranks, *tensor.shape))
+        return gathered, dist.all_gather(list(gathered.unbind()), tensor, group=self.group, async_op=True)
 
-    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensors of all ranks, `[W, ...]`."""
-        every, work = self.start_all_gather(own)
+        gathered, work = self.start_all_gather(tensor)
         work.wait()
-        return every
+        return gathered

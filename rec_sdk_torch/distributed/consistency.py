@@ -105,6 +105,7 @@ class TrainingSettings:
         return checksum
 
     def _backward_counts(self) -> dict[str, int]:
+        """Returns the numbers of backward passes in accumulation buffers and in pending gradients, by description."""
         layout = self._embedding.layout
         open_windows = sorted((length, count) for length, count in layout.windows.items() if count)
         settings = {f"backward passes of the window of {length}": count for length, count in open_windows}

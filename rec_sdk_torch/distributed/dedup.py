@@ -113,15 +113,15 @@ class Deduplication:
         signals = batch.signals
         if training and any(self._numbers):
             self._check_signals(signals)
-        found = self._host.run(
+        host_batch = self._host.run(
             *arrays, batch.weights is not None, training, training, signals.clicks, signals.timestamps
         )
-        if found.out_of_range:
-            self._report_out_of_range(found.out_of_range)
-        sent_ids = SentIds(found.counts, found.ids, found.signals)
+        if host_batch.out_of_range:
+            self._report_out_of_range(host_batch.out_of_range)
+        sent_ids = SentIds(host_batch.counts, host_batch.ids, host_batch.signals)
         if training and self.replicas.any:
             sent_ids = self._with_replicas(sent_ids)
-        return UniqueBatch(batch, found, sent_ids)
+        return UniqueBatch(batch, host_batch, sent_ids)
 
     def _with_replicas(self, sent_ids: SentIds) -> SentIds:
         """Returns the ids to send, where ids of replicated tables are repeated for every rank."""
@@ -165,18 +165,20 @@ class Deduplication:
         shows, clicks, stamps = (None if array is None else torch.from_numpy(array) for array in arrays)
         return IdSignals(shows, clicks, stamps, keys)
 
-    def _report_out_of_range(self, found: Sequence[tuple[int, int, int]]) -> None:
+    def _report_out_of_range(self, out_of_range: Sequence[tuple[int, int, int]]) -> None:
         """Raises or warns for ids that are out of range; they are looked up as row 0.
 
         Only the rank whose batch contains them can report them.
         """
         texts = [
             f"table {self.tables.configs[table].name!r}: {count} ids are out of range (such as {example})"
-            for table, count, example in found
+            for table, count, example in out_of_range
         ]
         mode = self.tables.bounds_check
         if mode is BoundsCheckMode.FATAL:
-            raise IndexError(f"{texts[0]}, allowed are 0 .. {self.tables.configs[found[0][0]].num_embeddings - 1}")
+            raise IndexError(
+                f"{texts[0]}, allowed are 0 .. {self.tables.configs[out_of_range[0][0]].num_embeddings - 1}"
+            )
         if mode is BoundsCheckMode.WARNING:
             for text in texts:
                 warn(f"{text} and read row 0", InputWarning)

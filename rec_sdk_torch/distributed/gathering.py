@@ -54,15 +54,15 @@ def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
     counts: dict[str, list[int]] = {}
     for key in sorted(own):
         ids = src[f"{key.removesuffix('.weight')}.ids"] if key.endswith(".weight") else torch.empty(0, device="cpu")
-        found = [(len(ids), _problem(key, ids, src[key], dst[key]))]
+        counts_and_problems = [(len(ids), _problem(key, ids, src[key], dst[key]))]
         if group is not None:
-            of_rank, found = found[0], [(0, "")] * dist.get_world_size(group)
+            of_rank, counts_and_problems = counts_and_problems[0], [(0, "")] * dist.get_world_size(group)
             with exchanging(f"how many rows of {key} each rank has", group):
-                dist.all_gather_object(found, of_rank, group=group)
-        for rank, (_, problem) in enumerate(found):
+                dist.all_gather_object(counts_and_problems, of_rank, group=group)
+        for rank, (_, problem) in enumerate(counts_and_problems):
             if problem:
                 raise ValueError(f"{key}: {problem} (rank {rank})")
-        counts[key] = [count for count, _ in found]
+        counts[key] = [count for count, _ in counts_and_problems]
     for key, of_ranks in counts.items():
         with contextlib.nullcontext() if group is None else exchanging(f"the rows of {key}", group):
             _gather_rows(key, src[f"{key.removesuffix('.weight')}.ids"], src[key], dst[key], of_ranks, group)

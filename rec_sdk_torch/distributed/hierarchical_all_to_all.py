@@ -125,67 +125,74 @@ class HierarchicalAllToAll:
         )
 
     def exchange_counts(self, sent: torch.Tensor) -> tuple[Work, torch.Tensor, torch.Tensor | None]:
+        """Starts to send row r of `sent`, int64 `[W, n]`, to rank r; see `FlatAllToAll.exchange_counts`."""
         size, machines, width = self.groups.size, self.groups.machines, sent.shape[1]
-        by_place = sent.view(machines, size, width).transpose(0, 1).contiguous()
-        relayed, received = torch.empty_like(by_place), torch.empty_like(sent)
-        first = self._within.send(relayed, by_place)
+        by_local_rank = sent.view(machines, size, width).transpose(0, 1).contiguous()
+        relayed, received = torch.empty_like(by_local_rank), torch.empty_like(sent)
+        first = self._within.send(relayed, by_local_rank)
 
         def second() -> Work:
-            passed_on = relayed.transpose(0, 1).contiguous()
-            return self._between.send(received.view(machines, size, width), passed_on)
+            forwarded = relayed.transpose(0, 1).contiguous()
+            return self._between.send(received.view(machines, size, width), forwarded)
 
         return self._start(first, second), received, relayed
 
     def to_owners(
-        self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
+        self, sent: torch.Tensor, send_counts: list[int], receive_counts: list[int], relayed: Relayed
     ) -> tuple[Work, torch.Tensor]:
+        """Starts to send ids or gradients to owner ranks, within the machine first; see `FlatAllToAll.to_owners`."""
         assert relayed is not None
-        for_ranks, of_ranks = self._by_machine(to), self._by_machine(of)
-        by_place = _transposed(sent, for_ranks)
-        passed_on = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
-        first = self._within.send(passed_on, by_place, relayed.sum(axis=1).tolist(), for_ranks.sum(axis=0).tolist())
-        received = sent.new_empty((sum(of), *sent.shape[1:]))
+        send_matrix, receive_matrix = self._by_machine(send_counts), self._by_machine(receive_counts)
+        by_local_rank = _transposed(sent, send_matrix)
+        forwarded = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
+        first = self._within.send(
+            forwarded, by_local_rank, relayed.sum(axis=1).tolist(), send_matrix.sum(axis=0).tolist()
+        )
+        received = sent.new_empty((sum(receive_counts), *sent.shape[1:]))
 
         def second() -> Work:
-            sizes = of_ranks.sum(axis=1).tolist(), relayed.sum(axis=0).tolist()
-            return self._between.send(received, _transposed(passed_on, relayed), *sizes)
+            sizes = receive_matrix.sum(axis=1).tolist(), relayed.sum(axis=0).tolist()
+            return self._between.send(received, _transposed(forwarded, relayed), *sizes)
 
         return self._start(first, second), received
 
     def from_owners(
-        self, sent: torch.Tensor, to: list[int], of: list[int], relayed: Relayed
+        self, sent: torch.Tensor, send_counts: list[int], receive_counts: list[int], relayed: Relayed
     ) -> tuple[Work, torch.Tensor]:
+        """Starts to send rows back from owner ranks, between machines first, so that both levels mirror `to_owners`."""
         assert relayed is not None
-        for_ranks, of_ranks = self._by_machine(to), self._by_machine(of)
-        passed_on = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
-        first = self._between.send(passed_on, sent, relayed.sum(axis=0).tolist(), for_ranks.sum(axis=1).tolist())
-        received = sent.new_empty((sum(of), *sent.shape[1:]))
-        result, by_place = received.detach(), torch.empty_like(received)
+        send_matrix, receive_matrix = self._by_machine(send_counts), self._by_machine(receive_counts)
+        forwarded = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
+        first = self._between.send(forwarded, sent, relayed.sum(axis=0).tolist(), send_matrix.sum(axis=1).tolist())
+        received = sent.new_empty((sum(receive_counts), *sent.shape[1:]))
+        result, by_local_rank = received.detach(), torch.empty_like(received)
 
         def second() -> Work:
-            sizes = of_ranks.sum(axis=0).tolist(), relayed.sum(axis=1).tolist()
-            return self._within.send(by_place, _transposed(passed_on, relayed.T), *sizes)
+            sizes = receive_matrix.sum(axis=0).tolist(), relayed.sum(axis=1).tolist()
+            return self._within.send(by_local_rank, _transposed(forwarded, relayed.T), *sizes)
 
         def end() -> None:
             with torch.no_grad():
-                torch.cat(_blocks(by_place, of_ranks.T), out=result)
+                torch.cat(_blocks(by_local_rank, receive_matrix.T), out=result)
 
         return self._start(first, second, end), received
 
     def all_reduce_max(self, numbers: torch.Tensor) -> Work:
+        """Starts to replace each number by its maximum over all ranks."""
         return self._start(self._within.all_reduce_max(numbers), lambda: self._between.all_reduce_max(numbers))
 
-    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
-        machine, first = self._within.start_all_gather(own)
-        found: list[torch.Tensor] = []
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensors of all ranks, `[W, ...]`."""
+        machine, first = self._within.start_all_gather(tensor)
+        gathered_by_machine: list[torch.Tensor] = []
 
         def second() -> Work:
-            every, work = self._between.start_all_gather(machine)
-            found.append(every)
+            gathered, work = self._between.start_all_gather(machine)
+            gathered_by_machine.append(gathered)
             return work
 
         self._start(first, second).wait()
-        return found[0].flatten(0, 1)
+        return gathered_by_machine[0].flatten(0, 1)
 
     def _start(self, first: Work, second: Callable[[], Work], end: Callable[[], None] | None = None) -> TwoStageWork:
         self.ids_groups.poll()
@@ -193,9 +200,9 @@ class HierarchicalAllToAll:
         self.groups.pending.append(staged)
         return staged
 
-    def _by_machine(self, of_ranks: list[int]) -> Int64Array:
+    def _by_machine(self, counts: list[int]) -> Int64Array:
         """Returns counts of each rank as int64 `[W / L, L]`."""
-        return np.array(of_ranks, np.int64).reshape(self.groups.machines, self.groups.size)
+        return np.array(counts, np.int64).reshape(self.groups.machines, self.groups.size)
 
 
 class TwoStageWork:

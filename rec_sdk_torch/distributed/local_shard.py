@@ -113,8 +113,8 @@ class LocalShard(CachedCollection):
         settings: the settings that ranks compare.
     """
 
-    def __init__(self, origin: CachedCollection, tables: ShardedTables, exchange: Exchange) -> None:
-        source, world_size, placements = origin.embedding, exchange.world_size, tables.placements
+    def __init__(self, unsharded: CachedCollection, tables: ShardedTables, exchange: Exchange) -> None:
+        source, world_size, placements = unsharded.embedding, exchange.world_size, tables.placements
         pairs = list(zip(source.tables, placements, strict=True))
         options = source.options
         hint = options.batch_hint
@@ -142,12 +142,12 @@ class LocalShard(CachedCollection):
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
         embedding.layout.fill = functools.partial(_draw_index_tables, index_tables, drawn)
         embedding.guard.peers = exchange
-        self.__dict__["handles_name"] = origin.handles_name
-        super().__init__(origin.configs, embedding, None)
+        self.__dict__["handles_name"] = unsharded.handles_name
+        super().__init__(unsharded.configs, embedding, None)
         self._tables = tables
         self.exchange, self.settings = exchange, TrainingSettings(embedding, drawn, draws and not source.layout.built)
         self._modules[self.handles_name] = module_dict(
-            {name: self._shard_handle(handle) for name, handle in origin.table_handles().items()}
+            {name: self._shard_handle(handle) for name, handle in unsharded.table_handles().items()}
         )
         handles: dict[str, Any] = self.table_handles()
         for table, placement in pairs:
@@ -160,9 +160,10 @@ class LocalShard(CachedCollection):
             [world_size * table + rank for rank in range(world_size) for table in group] for group in tables.groups
         ]
         self._copy_rows(source, placements, exchange)
-        self.train(origin.training)
+        self.train(unsharded.training)
 
     def _shard_handle(self, old: TableHandle) -> ShardHandle:
+        """Returns the handle of a table's shard, with the optimizer assignments of the whole table's handle."""
         handle = ShardHandle(self.embedding, self.embedding.view(old.table).config, None)
         old_weight = old.weight
         shape, dtype = (0, old_weight.shape[1]), old_weight.dtype

@@ -60,8 +60,8 @@ class PoolBags(torch.autograd.Function):
                 row, each.slots, each.offsets, weight, each.constants.columns, each.constants.means, 0, out
             )
         ctx.segments = segments
-        wanted = any(ctx.needs_input_grad[3 + count :])
-        ctx.save_for_backward(*(rows if wanted else [None] * count), *weights)
+        needs_rows = any(ctx.needs_input_grad[3 + count :])
+        ctx.save_for_backward(*(rows if needs_rows else [None] * count), *weights)
         return out
 
     @staticmethod

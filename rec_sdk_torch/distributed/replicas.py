@@ -104,7 +104,7 @@ class Replicas:
 
     def route(
         self,
-        plain: Route,
+        base: Route,
         sent: Int64Array,
         received: Int64Array,
         relayed: Relayed,
@@ -116,34 +116,36 @@ class Replicas:
         Rows of replicated tables are not sent to other ranks, but their gradients are sent to all ranks.
 
         Args:
-            plain: route if there were no replicated tables.
+            base: route if there were no replicated tables.
             sent: int64 `[W, T]`, number of distinct ids of this rank by owner rank.
             received: int64 `[W, T]`, number of received ids by sending rank.
             relayed: int64 `[L, W / L, T]`, number of ids that this rank forwarded; None with a flat all-to-all.
             tables: indices of the tables of one embedding dim.
             device: device of the rows.
         """
-        here, of_all = self._tables[tables], received[:, tables]
-        if not here.any():
-            return plain
-        wanted = np.broadcast_to(~here, of_all.shape).copy()  # whether each rank needs the rows of each table
-        wanted[self._rank] = True
-        sent_rows = np.flatnonzero(np.repeat(wanted.ravel(), of_all.ravel()))
-        rows_to = np.where(here, 0, of_all)
-        rows_to[self._rank] = of_all[self._rank]
+        replicated, received_counts = self._tables[tables], received[:, tables]
+        if not replicated.any():
+            return base
+        needed = np.broadcast_to(
+            ~replicated, received_counts.shape
+        ).copy()  # whether each rank needs the rows of each table
+        needed[self._rank] = True
+        sent_rows = np.flatnonzero(np.repeat(needed.ravel(), received_counts.ravel()))
+        rows_to = np.where(replicated, 0, received_counts)
+        rows_to[self._rank] = received_counts[self._rank]
         return replace(
-            plain,
+            base,
             rows_to=rows_to.sum(axis=1).tolist(),
             grads_to=self.counts_for_all(sent)[:, tables].sum(axis=1).tolist(),
             sent_rows=torch.from_numpy(sent_rows).to(device),
             grad_rows=torch.from_numpy(self.expand(sent, tables)).to(device),
-            relayed=None if relayed is None else self._rows_only(relayed[:, :, tables], here),
+            relayed=None if relayed is None else self._rows_only(relayed[:, :, tables], replicated),
         )
 
-    def _rows_only(self, relayed: Int64Array, here: np.ndarray) -> Int64Array:
+    def _rows_only(self, relayed: Int64Array, replicated: np.ndarray) -> Int64Array:
         """Returns the number of rows that this rank forwards; rows of replicated tables are not sent to other ranks."""
-        rows = np.where(here, 0, relayed)
-        machine, place = divmod(self._rank, len(relayed))
-        rows[place, machine] = relayed[place, machine]
+        rows = np.where(replicated, 0, relayed)
+        machine, local_rank = divmod(self._rank, len(relayed))
+        rows[local_rank, machine] = relayed[local_rank, machine]
         result: Int64Array = rows.sum(axis=2)
         return result

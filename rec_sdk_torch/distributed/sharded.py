@@ -76,26 +76,26 @@ class ShardedCollection(
 
     local_shard: LocalShard
 
-    def __init__(self, origin: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
+    def __init__(self, unsharded: CachedCollection, placements: list[Placement], exchange: Exchange) -> None:
         """Creates the sharded collection from an unsharded one.
 
         Args:
-            origin: the unsharded collection. Its rows and optimizers are taken over; it must not be used afterwards.
+            unsharded: the unsharded collection. Its rows and optimizers are taken over; it must not be used afterwards.
             placements: placement of each table.
             exchange: the exchanges with the ranks that have the same collection, which is registered there.
         """
         super().__init__()
         self.exchange = exchange
-        embedding = origin.embedding
+        embedding = unsharded.embedding
         self.tables = ShardedTables(
             embedding.tables, placements, exchange.world_size, embedding.options.bounds_check_mode
         )
         self._pooled = embedding.pooled
-        self.configs, self.names_by_table = origin.configs, origin.names_by_table
-        self.handles_name = origin.handles_name
-        self._is_weighted = origin.is_weighted()
-        self._names = origin.output_names
-        self._type = type(origin)
+        self.configs, self.names_by_table = unsharded.configs, unsharded.names_by_table
+        self.handles_name = unsharded.handles_name
+        self._is_weighted = unsharded.is_weighted()
+        self._names = unsharded.output_names
+        self._type = type(unsharded)
         self._dims = embedding.feature_dims
         self._columns = (np.cumsum(self._dims) - self._dims).tolist()
         self._padding_ids = PaddingIds.from_tables(embedding.tables)
@@ -105,14 +105,14 @@ class ShardedCollection(
             GroupConstants(self.tables, group, self._columns, self._transfers) for group in self._deduplication.groups
         ]
         self._pending: list[ShardedBatch] = []
-        self._need_indices = isinstance(origin, EmbCacheEmbeddingCollection) and origin.need_indices()
+        self._need_indices = isinstance(unsharded, EmbCacheEmbeddingCollection) and unsharded.need_indices()
         exchange.group_state.width = max(
             exchange.group_state.width, HEADER + len(self._deduplication.timestamped) + len(placements)
         )
-        self.__dict__["local_shard"] = LocalShard(origin, self.tables, exchange)
+        self.__dict__["local_shard"] = LocalShard(unsharded, self.tables, exchange)
         self.__dict__["embedding"] = self.local_shard.embedding
         self.add_module(self.handles_name, self.local_shard._modules[self.handles_name])
-        self.train(origin.training)
+        self.train(unsharded.training)
 
     # ---- a batch
 

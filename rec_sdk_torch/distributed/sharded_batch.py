@@ -129,9 +129,12 @@ class ShardedBatch(Multistreamable):
     def _send(self, values: npt.NDArray[Any], words: Int64Array) -> torch.Tensor:
         """Starts to send `values` to the owner ranks; an id of table t has `words[t]` elements of `values`."""
         assert self.unique is not None
-        to, of = (self.unique.sent_ids.counts @ words).tolist(), (self.counts @ words).tolist()
+        send_counts = (self.unique.sent_ids.counts @ words).tolist()
+        receive_counts = (self.counts @ words).tolist()
         relayed = None if self._relayed is None else self._relayed @ words
-        work, received = self.exchange.ids_all_to_all.to_owners(torch.from_numpy(values), to, of, relayed)
+        work, received = self.exchange.ids_all_to_all.to_owners(
+            torch.from_numpy(values), send_counts, receive_counts, relayed
+        )
         self._works.append(work)
         return received
 

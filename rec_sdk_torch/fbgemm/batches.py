@@ -63,14 +63,14 @@ class _WriteInto(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, places: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        return memory[0].index_copy_(0, places, output)
+    def forward(ctx: Any, output: torch.Tensor, positions: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
+        ctx.save_for_backward(positions)
+        return memory[0].index_copy_(0, positions, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (places,) = ctx.saved_tensors
-        return grads[0].reshape(-1).index_select(0, places), None, None
+        (positions,) = ctx.saved_tensors
+        return grads[0].reshape(-1).index_select(0, positions), None, None
 
 
 class VariableBatch:
@@ -148,12 +148,13 @@ class VariableBatch:
             )
         flat = lengths.reshape(-1)
         moved = (begins.reshape(-1) - (flat.cumsum(0) - flat)).repeat_interleave(flat)
-        places = torch.arange(output.numel(), device="cpu") + moved
-        placed: torch.Tensor = _WriteInto.apply(output, places.to(memory.device), [memory.detach().view(-1)])
+        positions = torch.arange(output.numel(), device="cpu") + moved
+        placed: torch.Tensor = _WriteInto.apply(output, positions.to(memory.device), [memory.detach().view(-1)])
         return placed
 
     @functools.cached_property
     def _output_indices(self) -> torch.Tensor:
+        """For each element of FBGEMM's flat output, its index in the padded output, int64."""
         width = sum(self._dims)
         begins = (self._sizes.cumsum(1) - self._sizes).tolist()
         sizes, parts = self._sizes.tolist(), [torch.empty(0, dtype=torch.int64, device="cpu")]

@@ -96,9 +96,7 @@ def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
     if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound > 0:
         raise ValueError(f"max_gradient is {bound!r}, must be a number above 0")
     if not math.isinf(bound) and not is_representable(torch.float32, bound):
-        raise ValueError(
-            f"max_gradient is {bound!r}, which is inf in float32, must be a positive number within float32"
-        )
+        raise ValueError(f"max_gradient is {bound!r}, which is inf in float32, must be a number above 0 within float32")
     return float(bound)
 
 

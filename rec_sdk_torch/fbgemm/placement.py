@@ -189,13 +189,13 @@ def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
 
     They stay there, because their cache has space for all of them; `TableView.in_place` returns views of them.
     """
-    wanted = set(names)
+    resident = set(names)
     first = 0
     was_training = tables.training
     tables.train()
     try:
         for table in tables.tables:
-            if table.name in wanted:
+            if table.name in resident:
                 for begin in range(0, table.num_embeddings, ROWS_AT_ONCE):
                     _load_rows(tables, first, begin, min(begin + ROWS_AT_ONCE, table.num_embeddings))
             first += table.num_features

@@ -102,9 +102,9 @@ class AccumulateRMSprop(Accumulating, torch.optim.RMSprop, example=_ON_PARAMETER
 def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
     """Returns `grad` as a sparse tensor of all rows, including rows of zeros, which `to_sparse` would leave out."""
     rows = grad if grad.dim() else grad[None]
-    places = torch.arange(len(rows), device=grad.device)[None] if grad.dim() else rows.new_empty((0, 1)).long()
+    row_indices = torch.arange(len(rows), device=grad.device)[None] if grad.dim() else rows.new_empty((0, 1)).long()
     return torch.sparse_coo_tensor(
-        places, rows, grad.shape, device=grad.device, is_coalesced=True, check_invariants=False
+        row_indices, rows, grad.shape, device=grad.device, is_coalesced=True, check_invariants=False
     )
 
 

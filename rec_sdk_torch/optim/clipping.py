@@ -67,13 +67,13 @@ def _with_tables(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
     def with_tables(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
-        given = list(parameters)
-        handles = [parameter for parameter in given if isinstance(parameter, TableParameter)]
-        _check(name, handles, only_tables=len(handles) == len(given))
+        parameters_list = list(parameters)
+        handles = [parameter for parameter in parameters_list if isinstance(parameter, TableParameter)]
+        _check(name, handles, only_tables=len(handles) == len(parameters_list))
         if name == "clip_grad_norm_" and any(handle.ranks is not None for handle in handles if handle.updates_at_step):
-            return _clip_across_ranks(given, *args, **kwargs)
-        empty = not given and isinstance(parameters, types.GeneratorType)
-        return clip(parameters if empty else given, *args, **kwargs)
+            return _clip_across_ranks(parameters_list, *args, **kwargs)
+        empty = not parameters_list and isinstance(parameters, types.GeneratorType)
+        return clip(parameters if empty else parameters_list, *args, **kwargs)
 
     return with_tables
 
@@ -98,7 +98,7 @@ def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) 
 
 
 def _clip_across_ranks(
-    given: Sequence[torch.Tensor],
+    parameters_list: Sequence[torch.Tensor],
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -111,7 +111,7 @@ def _clip_across_ranks(
     norm_type = float(norm_type)
     local: list[torch.Tensor] = []
     divided: dict[Ranks, list[torch.Tensor]] = {}
-    for parameter in given:
+    for parameter in parameters_list:
         grad = parameter.grad
         if grad is not None:
             ranks = parameter.ranks if isinstance(parameter, TableParameter) else None
@@ -127,5 +127,5 @@ def _clip_across_ranks(
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients of all ranks is {float(total)}: it cannot clip them"
         )
-    clip_grads_with_norm_(given, max_norm, total, foreach)
+    clip_grads_with_norm_(parameters_list, max_norm, total, foreach)
     return total

@@ -184,6 +184,7 @@ def _table_states(
 
 
 def _updated_group(group: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a param_group after `changes`, which may name `beta1` and `beta2`."""
     options = {name: value for name, value in group.items() if name != "params"}
     for name, value in changes.items():
         if name in ("beta1", "beta2") and "betas" in options:

@@ -71,8 +71,8 @@ def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         raise TypeError(
             f"params is a {type(params).__name__}, expected several parameters, as module.parameters() gives"
         )
-    every = list(params)
-    for param in every:
+    parameters = list(params)
+    for param in parameters:
         if not isinstance(param, torch.Tensor):
             raise TypeError(f"params has a {type(param).__name__}, expected parameters, as module.parameters() gives")
-    return every
+    return parameters

@@ -24,8 +24,8 @@ class GradientNorms(NamedTuple):
 
 def combined_norm(norms: Iterable[float], norm_type: float) -> float:
     """Returns the norm of a vector whose parts have the norms `norms`, computed in float64."""
-    every = torch.tensor([0.0, *norms], dtype=torch.float64, device="cpu")
-    return float(torch.linalg.vector_norm(every, norm_type))
+    vector = torch.tensor([0.0, *norms], dtype=torch.float64, device="cpu")
+    return float(torch.linalg.vector_norm(vector, norm_type))
 
 
 def pending_norms(handles: Mapping[str, TableParameter], norm_type: float) -> dict[str, float]:

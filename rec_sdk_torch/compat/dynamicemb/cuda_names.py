@@ -83,15 +83,15 @@ def _make_cuda_method(kind: str) -> Callable[..., Any]:
     return cuda
 
 
-def _with_backend(function: Callable[..., Any], place: int, kind: str) -> Callable[..., Any]:
-    """Returns the function with gloo or hccl instead of nccl; `place` is the index of its argument `backend`."""
+def _with_backend(function: Callable[..., Any], position: int, kind: str) -> Callable[..., Any]:
+    """Returns the function with gloo or hccl instead of nccl; `position` is the index of its argument `backend`."""
     backend = "gloo" if kind == "cpu" else "hccl"
 
     @functools.wraps(function)
     def translated(*args: Any, **kwargs: Any) -> Any:
         positional = list(args)
-        if len(positional) > place and isinstance(positional[place], str):
-            positional[place] = positional[place].replace("nccl", backend)
+        if len(positional) > position and isinstance(positional[position], str):
+            positional[position] = positional[position].replace("nccl", backend)
         if isinstance(kwargs.get("backend"), str):
             kwargs["backend"] = kwargs["backend"].replace("nccl", backend)
         return function(*positional, **kwargs)

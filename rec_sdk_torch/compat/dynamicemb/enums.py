@@ -103,19 +103,19 @@ def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrat
     """
     if score_strategy is None:
         return None
-    given = score_strategy if isinstance(score_strategy, tuple) else (score_strategy,)
-    for each in given:
+    strategies = score_strategy if isinstance(score_strategy, tuple) else (score_strategy,)
+    for each in strategies:
         if not isinstance(each, DynamicEmbScoreStrategy):
             raise TypeError(
                 f"score_strategy is {score_strategy!r}, expected DynamicEmbScoreStrategy or a tuple of them"
             )
-    if len(given) == 1:
-        return given[0]
-    if len(given) != len(_COMPOUND) or set(given) != _COMPOUND:
+    if len(strategies) == 1:
+        return strategies[0]
+    if len(strategies) != len(_COMPOUND) or set(strategies) != _COMPOUND:
         raise NotImplementedError(
-            f"score_strategy {given}: the only supported tuple is TIMESTAMP with LFU, in any order"
+            f"score_strategy {strategies}: the only supported tuple is TIMESTAMP with LFU, in any order"
         )
-    return given
+    return strategies
 
 
 def evicts_by(score_strategy: ScoreStrategy) -> DynamicEmbScoreStrategy:

@@ -156,6 +156,7 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
 
 
 def _check_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer | None, files: list[Path]) -> bool:
+    """Returns whether the optimizer states of a dump can be loaded; warns if not."""
     own = None if optimizer is None else name_in_dumps(optimizer.cls)
     if not files or arguments.get("opt_type", own) != own:
         given = arguments.get("opt_type") if files else "none"

@@ -51,18 +51,20 @@ _IRRELEVANT = {
 _FLOAT32 = (None, torch.float32, SparseType.FP32)
 
 
-def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `DEFAULTS` updated with `given`; `lr`, torch's name, is accepted for `learning_rate`.
+def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `DEFAULTS` updated with `arguments`; `lr`, torch's name, is accepted for `learning_rate`.
 
     Raises:
         NotImplementedError: an argument or a value is not supported.
         ValueError: `lr` and `learning_rate` differ.
     """
     options = dict(DEFAULTS)
-    rate = given.get("lr")
-    if rate is not None and given.get("learning_rate", rate) != rate:
-        raise ValueError(f"lr is {rate} and learning_rate is {given['learning_rate']}, which mean the same: give one")
-    for key, value in given.items():
+    rate = arguments.get("lr")
+    if rate is not None and arguments.get("learning_rate", rate) != rate:
+        raise ValueError(
+            f"lr is {rate} and learning_rate is {arguments['learning_rate']}, which mean the same: give one"
+        )
+    for key, value in arguments.items():
         name = "learning_rate" if key == "lr" and value is not None else key
         if name in DEFAULTS:
             options[name] = value

@@ -167,10 +167,10 @@ class DynamicEmbeddingShardingPlanner:
             topology = Topology(self._world_size, kind, _HBM_CAP, _DDR_CAP, local_world_size=local)
         self._topology = topology
         self._dims = {config.name: config.embedding_dim for config in eb_configs}
-        given = (storage_reservation, proposer, partitioner, performance_model, stats, others, debug)
+        planner_options = (storage_reservation, proposer, partitioner, performance_model, stats, others, debug)
         if enumerator is None:
             enumerator = DynamicEmbeddingEnumerator(topology, batch_size, constraints)
-        self._planner = EmbeddingShardingPlanner(topology, batch_size, enumerator, *given) if others else None
+        self._planner = EmbeddingShardingPlanner(topology, batch_size, enumerator, *planner_options) if others else None
 
     def collective_plan(
         self,

@@ -143,7 +143,7 @@ def _gather_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if pg is None or not dist.is_initialized() or dist.get_world_size(pg) == 1:
         return rows
-    every: list[Any] = [None] * dist.get_world_size(pg)
-    dist.all_gather_object(every, rows, group=pg)
-    ids, weights = zip(*every, strict=True)
+    gathered: list[Any] = [None] * dist.get_world_size(pg)
+    dist.all_gather_object(gathered, rows, group=pg)
+    ids, weights = zip(*gathered, strict=True)
     return torch.cat(ids), torch.cat(weights)

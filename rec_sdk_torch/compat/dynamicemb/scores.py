@@ -146,17 +146,18 @@ class TableScores:
         return len(self._strategies())
 
     def _scores_by_strategy(self, ids: torch.Tensor) -> dict[DynamicEmbScoreStrategy, torch.Tensor]:
+        """Returns the scores of `ids` for each strategy of the table, int64 `[n]`."""
         if not self._counts and not self._dated:
             return {self._kind: torch.zeros(len(ids), dtype=torch.int64, device="cpu")}
         kept = self.view.row_columns(ids)
-        found = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
+        scores_by_strategy = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
         if self._dated:
             # Entry 0 is for rows that were in no batch, the last one for batches that are planned but not trained.
             scores = np.array([0, *self._of_batches, self.now()], np.int64)
             positions = np.minimum(kept["last_use"].numpy(), len(scores) - 1)
             kind = DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind
-            found[kind] = torch.from_numpy(scores[positions])
-        return found
+            scores_by_strategy[kind] = torch.from_numpy(scores[positions])
+        return scores_by_strategy
 
     def restore(self, ids: torch.Tensor, scores: torch.Tensor) -> None:
         """Sets rows' scores from a dump, as if the rows had been in later batches than the table's own.

@@ -41,8 +41,8 @@ class CollectionTables(ScoredTables):
     def __init__(self, sharded: ShardedCollection, options: Mapping[str, DynamicEmbTableOptions]) -> None:
         self._sharded = sharded
         self._scores = {name: TableScores(sharded, name, own) for name, own in options.items()}
-        places = {config.name: index for index, config in enumerate(sharded.tables.configs)}
-        self._places = {name: places[name] for name in options}
+        indices = {config.name: index for index, config in enumerate(sharded.tables.configs)}
+        self._table_indices = {name: indices[name] for name in options}
 
     def _owned(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return self._sharded.owns(name, ids)
@@ -51,7 +51,7 @@ class CollectionTables(ScoredTables):
         """Records the scores of a training batch whose rows were just looked up."""
         ranks, tables = batch.counts.shape
         begins = batch.offsets.tolist()
-        for name, table in self._places.items():
+        for name, table in self._table_indices.items():
             parts = [batch.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
             self._scores[name].end_batch(torch.cat(parts))
 

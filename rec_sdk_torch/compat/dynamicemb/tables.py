@@ -50,15 +50,15 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         if not table_options or any(own != table_options[0] for own in table_options):
             raise ValueError("table_options: at least one is needed, and get_grouped_key() of all must be equal")
         names = table_names or [f"t_{index}" for index in range(len(table_options))]
-        places = list(range(len(table_options))) if feature_table_map is None else list(feature_table_map)
-        if places != sorted(places) or set(places) != set(range(len(table_options))):
+        tables_by_feature = list(range(len(table_options))) if feature_table_map is None else list(feature_table_map)
+        if tables_by_feature != sorted(tables_by_feature) or set(tables_by_feature) != set(range(len(table_options))):
             raise ValueError(
-                f"feature_table_map is {places}, expected the tables in ascending order, each at least once"
+                f"feature_table_map is {tables_by_feature}, expected the tables in ascending order, each at least once"
             )
         chosen = check_arguments({**options, "output_dtype": output_dtype})
         self.pooling_mode = pooling_mode
         self._options = dict(zip(names, table_options, strict=True))
-        self._features = [places.count(index) for index in range(len(names))]
+        self._features = [tables_by_feature.count(index) for index in range(len(names))]
         configs = [
             _config(name, own, features, Pooling[pooling_mode.name])
             for (name, own), features in zip(self._options.items(), self._features, strict=True)
