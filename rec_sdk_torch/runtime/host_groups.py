@@ -52,7 +52,7 @@ def lost_rank(what: str, rank: int, world_size: int, error: RuntimeError) -> Run
     """Returns the error to raise on `rank` when its exchange of `what` fails with torch's `error`."""
     return RuntimeError(
         f"rank {rank} of {world_size} could not exchange {what}: another rank has ended, has raised an error, or has "
-        f"not come within the process group's timeout: {error}"
+        f"not taken part within the process group's timeout: {error}"
     )
 
 

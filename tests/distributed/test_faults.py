@@ -269,7 +269,7 @@ def test_an_error_in_the_data_of_one_rank(killable_ranks: Ranks) -> None:
     assert other == (4, "the disk")
     assert steps <= 4
     assert "rank 0 of 2 could not exchange" in message
-    assert "has not come within the process group's timeout" in message
+    assert "has not taken part within the process group's timeout" in message
 
 
 def uneven_in_torchrecs_pipeline(
@@ -291,7 +291,7 @@ def test_data_that_ends_early_in_torchrecs_pipeline(
     for steps, message in killable_ranks.run(uneven_in_torchrecs_pipeline, collections, one_group, counts):
         assert steps == min(counts) - 1
         assert "of 2 could not exchange" in message
-        assert "has not come within the process group's timeout" in message
+        assert "has not taken part within the process group's timeout" in message
 
 
 # ---- saves and state dicts without a rank

@@ -34,6 +34,7 @@ def _checkpoint_frame(pack: Callable[..., Any]) -> tuple[Any, bool]:
     function = inspect.unwrap(pack)
     if getattr(function, "__module__", None) != "torch.utils.checkpoint":
         return None, False
+    # Torch has no API for this: the closures of its hooks differ between the first run and a repetition.
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     if "target_frame_ref" in cells:
         return cells["target_frame_ref"].cell_contents(), True
