@@ -69,7 +69,7 @@ class Row:
 
     def class_of(self, window: int) -> type:
         """Returns its class, or its Accumulate class for a window of several backward passes."""
-        return class_named(self.spec.window_class if window > 1 else self.cls)
+        return class_named(self.spec.accumulate_class if window > 1 else self.cls)
 
 
 def class_named(name: str) -> type:

@@ -109,7 +109,7 @@ SPARSE_ADAM = replace(
     ADAM,
     classes=("torch.optim.sparse_adam.SparseAdam",),
     coefficients=_sparse_adam_coefficients,
-    window_class=f"{ACCUMULATE}.AccumulateAdam",
+    accumulate_class=f"{ACCUMULATE}.AccumulateAdam",
 )
 ADAMW = OptimizerSpec(
     Formula("adamw", _adamw, f"{_STEP} decoupled", STATES, ADAM.kernel),

@@ -180,7 +180,7 @@ _COWCLIP = replace(
     ),
     options=_COWCLIP_OPTIONS,
     coefficients=_cowclip_coefficients,
-    when=lambda options: mode_name(options.get("weight_decay_mode")) == "cowclip",
+    applies_to=lambda options: mode_name(options.get("weight_decay_mode")) == "cowclip",
     example={"weight_decay_mode": "cowclip", "counter_halflife": 100},
     modes={"weight_decay_mode": ("cowclip",), "counter_weight_decay_mode": ("none", "l2", "decouple")},
 )
@@ -194,7 +194,7 @@ _COUNTED = replace(
     ),
     options=_COUNTER_OPTIONS,
     coefficients=_counted_coefficients,
-    when=lambda options: mode_name(options.get("weight_decay_mode")) == "counter",
+    applies_to=lambda options: mode_name(options.get("weight_decay_mode")) == "counter",
     example={"weight_decay_mode": "counter", "counter_halflife": 100},
     modes=_COUNTER_MODES,
     table_pass=TablePass(("row_counter",), _counts_are_due, _largest_count, option="max_counter"),
@@ -209,7 +209,9 @@ _ADAGRADW = replace(
     ),
     options={**_COUNTER_OPTIONS, "counter_weight_decay_mode": "adagradw"},
     coefficients=_adagradw_coefficients,
-    when=lambda options: _COUNTED.when(options) and mode_name(options.get("counter_weight_decay_mode")) == "adagradw",
+    applies_to=lambda options: (
+        _COUNTED.applies_to(options) and mode_name(options.get("counter_weight_decay_mode")) == "adagradw"
+    ),
     example={"weight_decay_mode": "counter", "counter_weight_decay_mode": "adagradw", "weight_decay": 0.01},
     table_pass=None,
     modes={**_COUNTER_MODES, "counter_weight_decay_mode": ("adagradw",), "learning_rate_mode": ("equal",)},

@@ -14,7 +14,7 @@ UPDATES: tuple[OptimizerSpec, ...] = tuple(spec for family in _FAMILIES for spec
 """The optimizers without an accumulation buffer. If a class has several specs, the one with fewest options is first."""
 
 SPECS = UPDATES + tuple(
-    replace(spec, classes=(spec.window_class,), accumulates=True) for spec in UPDATES if spec.window_class
+    replace(spec, classes=(spec.accumulate_class,), accumulates=True) for spec in UPDATES if spec.accumulate_class
 )
 """All optimizers: `UPDATES`, and their variants with an accumulation buffer."""
 
@@ -46,7 +46,7 @@ def spec_for(cls: type, options: Options | None = None) -> OptimizerSpec:
     Raises:
         TypeError: there is no fused update for the class; the message lists the supported classes.
     """
-    return next(spec for spec in reversed(_specs_by_class(cls)) if spec.when(options or {}))
+    return next(spec for spec in reversed(_specs_by_class(cls)) if spec.applies_to(options or {}))
 
 
 def specs_of_class(spec: OptimizerSpec) -> list[OptimizerSpec]:

@@ -84,14 +84,14 @@ _MOMENTUM = replace(
     formula=Formula("momentum_rmsprop", _rmsprop(_rms_step, True), f"{_NAMES} momentum", (_SQUARES, _BUFFER)),
     options={**RMSPROP.options, "momentum": 0.0},
     coefficients=lambda options, t: {**_coefficients(options, t), "momentum": options["momentum"]},
-    when=lambda options: bool(options.get("momentum")),
+    applies_to=lambda options: bool(options.get("momentum")),
     example={"momentum": 0.9},
 )
 _CENTERED = replace(
     RMSPROP,
     formula=Formula("centered_rmsprop", _rmsprop(_centered_step), _NAMES, (_SQUARES, _AVERAGE)),
     options={**RMSPROP.options, "centered": True},
-    when=lambda options: bool(options.get("centered")),
+    applies_to=lambda options: bool(options.get("centered")),
     example={"centered": True},
     problem=_centered_problem,
 )
@@ -104,7 +104,7 @@ _CENTERED_MOMENTUM = replace(
         (_SQUARES, _BUFFER, _AVERAGE),
     ),
     options={**_MOMENTUM.options, "centered": True},
-    when=lambda options: _MOMENTUM.when(options) and _CENTERED.when(options),
+    applies_to=lambda options: _MOMENTUM.applies_to(options) and _CENTERED.applies_to(options),
     example={"momentum": 0.9, "centered": True},
     problem=_centered_problem,
 )

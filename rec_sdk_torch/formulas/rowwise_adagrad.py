@@ -118,7 +118,7 @@ _DECAYED = replace(
     ),
     options=_DECAY_OPTIONS,
     coefficients=_with_decay,
-    when=lambda options: bool(options.get("weight_decay")),
+    applies_to=lambda options: bool(options.get("weight_decay")),
     example={"weight_decay": 0.01},
     modes=_DECAY_MODES,
 )
@@ -127,7 +127,7 @@ _BOUNDED = replace(
     formula=Formula("bounded_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (SUM,)),
     options=_BOUND_OPTIONS,
     coefficients=lambda options, t: {**_with_decay(options, t), "max_norm": options["max_norm"] or math.inf},
-    when=lambda options: bool(options.get("max_norm")),
+    applies_to=lambda options: bool(options.get("max_norm")),
     example={"max_norm": 1.0},
     modes=_DECAY_MODES,
 )
@@ -137,7 +137,7 @@ _ENSEMBLE = replace(
         "ensemble_rowwise_adagrad", _bounded, "lr eps l2 decoupled max_norm", (StateSpec("sparse_ema"), SUM)
     ),
     options=_ENSEMBLE_OPTIONS,
-    when=lambda options: bool(options.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
+    applies_to=lambda options: bool(options.keys() & (_ENSEMBLE_OPTIONS.keys() - _BOUND_OPTIONS.keys())),
     example={"step_ema": 10_000},
     modes={**_DECAY_MODES, "step_mode": ("none", "use_counter", "use_iter")},
     table_pass=TablePass(
@@ -156,7 +156,7 @@ _GLOBALLY_DECAYED = replace(
     ),
     options=_GLOBAL_OPTIONS,
     coefficients=_with_global_decay,
-    when=lambda options: mode_name(options.get("weight_decay_mode")) == "decouple_global",
+    applies_to=lambda options: mode_name(options.get("weight_decay_mode")) == "decouple_global",
     example={"weight_decay": 0.01, "weight_decay_mode": "decouple_global"},
     modes={"weight_decay_mode": ("decouple_global",)},
 )

@@ -81,7 +81,7 @@ MOMENTUM_SGD = replace(
     ),
     options={**DECAYED_SGD.options, "momentum": 0.0, "dampening": 0.0, "nesterov": False},
     coefficients=_with_momentum,
-    when=lambda options: bool(options.get("momentum")),
+    applies_to=lambda options: bool(options.get("momentum")),
     example={"momentum": 0.9},
     problem=_nesterov_problem,
 )

@@ -86,10 +86,10 @@ class OptimizerSpec:
         classes: qualified names of the optimizer classes.
         options: the supported keywords with their defaults, which are the defaults of torch's class.
         coefficients: (options, t) -> the coefficients of the formula by name, for update number t, as Python floats.
-        window_class: qualified name of the Accumulate class; "" if there is none.
+        accumulate_class: qualified name of the Accumulate class; "" if there is none.
         accumulates: whether this is an Accumulate variant, with the options `use_accumulate` and `accumulate_step`.
-        when: (keywords) -> whether this spec applies. A class may have several specs; the last one that applies is
-            used.
+        applies_to: (keywords) -> whether the keywords select this spec. A class may have several specs; the last one
+            that applies is used.
         example: keywords to which this spec applies, for tests and benchmarks.
         table_pass: work on all rows of the tables before some updates; None: there is none.
         modes: for each option that names a mode, the allowed modes; the option may change between them.
@@ -105,9 +105,9 @@ class OptimizerSpec:
     classes: tuple[str, ...]
     options: Options
     coefficients: Callable[[Options, int], Coefficients]
-    window_class: str = ""
+    accumulate_class: str = ""
     accumulates: bool = False
-    when: Callable[[Options], bool] = lambda options: True
+    applies_to: Callable[[Options], bool] = lambda options: True
     example: Options = field(default_factory=dict)
     modes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
         ),
         options={**spec.options, "weight_decay": 0.0},
         coefficients=coefficients,
-        when=lambda options: bool(options.get("weight_decay")),
+        applies_to=lambda options: bool(options.get("weight_decay")),
         example={"weight_decay": 0.01},
     )
 

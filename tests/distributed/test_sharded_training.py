@@ -178,11 +178,11 @@ def without_rounding(row: Row) -> dict[str, Any]:
 OPTIMIZERS = [(pkgutil.resolve_name(row.cls), without_rounding(row)) for row in ROWS]
 OPTIMIZERS += [
     (
-        pkgutil.resolve_name(row.spec.window_class),
+        pkgutil.resolve_name(row.spec.accumulate_class),
         {**without_rounding(row), "use_accumulate": True, "accumulate_step": 2 + number % 2},
     )
     for number, row in enumerate(ROWS)
-    if row.spec.window_class
+    if row.spec.accumulate_class
 ]
 
 HOMES = [home.value for home in Home]

@@ -236,7 +236,7 @@ def scenarios(draw: st.DrawFn, events: tuple[str, ...] = EVENTS, depths: tuple[i
             )
         )
     optimizer = draw(st.sampled_from(sorted(BY_NAME)))
-    window = draw(st.integers(1, 4)) if BY_NAME[optimizer].spec.window_class else 1
+    window = draw(st.integers(1, 4)) if BY_NAME[optimizer].spec.accumulate_class else 1
     weighted = not sequence and draw(st.booleans())
     clip = draw(st.sampled_from((float("inf"), 0.7)))
     drawn = draw(st.lists(st.sampled_from(events), min_size=STEPS, max_size=STEPS))
