@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ..operators.devices.backends import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
-from ..tbe import MAX_DEPTH, current
+from ..tbe import MAX_DEPTH, stream_context
 from .prefetch import PrefetchedBatch, check_depth, find_collections, iterate, only_features
 
 In = TypeVar("In")
@@ -108,7 +108,7 @@ class _TrainPipeline(Generic[In]):
         started = PrefetchedBatch(self._collections, self._features(batch), self._depth) if self._depth else None
         if self._module is None:
             return _CopiedBatch(batch, None), started
-        with current(self._copies):
+        with stream_context(self._copies):
             copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
             event = self._module.current_stream(self._device).record_event()
         self._label(copied, batch)

@@ -22,6 +22,24 @@ def current_name(package: str, name: str) -> str:
     return CLASSES[name]
 
 
+def accepts_former_members(**members: str) -> Callable[[Class], Class]:
+    """Returns a class decorator that accepts former names of attributes and methods; `members`: former="present"."""
+
+    def decorate(cls: Class) -> Class:
+        def reader(former: str, present: str) -> property:
+            def read(self: Any) -> Any:
+                warn(f"{cls.__name__}.{former} is now named {present}", DeprecatedWarning)
+                return getattr(self, present)
+
+            return property(read)
+
+        for former, present in members.items():
+            setattr(cls, former, reader(former, present))
+        return cls
+
+    return decorate
+
+
 def accepts_former_name(former: str, field: str) -> Callable[[Class], Class]:
     """Returns a dataclass decorator that accepts `former`, the former name of `field`, as argument and attribute."""
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ..runtime.exits import OwnThread, calls
-from ..tbe import next_serial, versions
+from ..tbe import next_serial, start_versions
 from .format import folders
 from .format.errors import CheckpointError
 from .format.folders import PathLike, Paths, SaveLocation
@@ -219,7 +219,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
             # Several ranks divide evicted rows anew, in another order than in the save.
             single_rank = participants.size == last.world_size == 1
             evicted = dict.fromkeys(owner.configs, next_serial()) if single_rank else {}
-            version = versions(owner.embedding.layout)
+            version = start_versions(owner.embedding.layout)
             set_base_save(owner.embedding, location, formats if exact else None, version, evicted=evicted)
         if warm:
             warm_tables(matches)

@@ -44,7 +44,7 @@ from .cache.padding_ids import PaddingIds as PaddingIds
 from .cache.padding_ids import restore_padding_rows as restore_padding_rows
 from .step.outputs import split_apart as split_apart
 from .cache.transfers import Transfers as Transfers
-from .cache.transfers import current as current
+from .cache.transfers import stream_context as stream_context
 from .step.prefetch_queue import Prefetched as Prefetched
 from .step.prefetch_queue import MAX_PREFETCHED as MAX_PREFETCHED
 from .step.prefetch_queue import MAX_DEPTH as MAX_DEPTH
@@ -73,7 +73,7 @@ from .rows.snapshot import Snapshot as Snapshot
 from .rows.snapshot import SnapshotRows as SnapshotRows
 from .cache.cache_warming import CachedRows as CachedRows
 from .rows.table_chunks import forget_changes as forget_changes
-from .rows.table_chunks import versions as versions
+from .rows.table_chunks import start_versions as start_versions
 from .rows.replacement import Replacement as Replacement
 from .rows.replacement import TableSource as TableSource
 from .rows.replacement import SavedRows as SavedRows

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from interpreter_exits import Interpreters
 
 import rec_sdk_torch as rst
@@ -108,6 +109,23 @@ def test_former_names_warn() -> None:
     assert table == rst.TableConfig("t", 10, 4, lifecycle=rules)
     with pytest.warns(FutureWarning, match="life is now named lifecycle"):
         assert table.life is rules  # type: ignore[attr-defined]
+
+
+def test_former_names_of_members_warn() -> None:
+    sgd = rst.TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
+    table = rst.TableConfig("t", 10, 4)
+    view = rst.TableBatchedEmbedding([table], optimizer=sgd, cache=4).view("t")
+    former = [
+        (table, "range_of_parts", "shard_init_range"),
+        (rst.TableLifecycle(), "of_engine", "to_engine"),
+        (sgd, "check_step", "check_deferrable"),
+        (sgd, "acts_after_next", "has_table_pass_after_next"),
+        (view, "begin_anew", "reset"),
+        (view, "evicted_waiting", "pending_evicted_rows"),
+    ]
+    for owner, name, present in former:
+        with pytest.warns(FutureWarning, match=f"{name} is now named {present}"):
+            assert getattr(owner, name) == getattr(owner, present)
 
 
 WITHOUT_TORCHREC = """

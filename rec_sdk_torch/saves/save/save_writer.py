@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...rules import Sketch
-from ...tbe import WEIGHT, CopyOnWriteBuffer, Group, Snapshot, SnapshotRows, TableView, next_serial, versions
+from ...tbe import WEIGHT, CopyOnWriteBuffer, Group, Snapshot, SnapshotRows, TableView, next_serial, start_versions
 from ..format import files
 from ..format.folders import UNFINISHED, SaveLocation, cache_chain_link, is_chain_intact, next_name
 from ..format.index import write_indexes
@@ -220,7 +220,7 @@ def take_snapshot(
                 since = None if base_save is None else _version_at(owner, name, base_save)
                 snapshot.tables.append(_take_table_snapshot(snapshot, owner, saved, since))
                 _take_evicted(snapshot, snapshot.tables[-1], None if base_save is None else base_save.evicted.get(name))
-            snapshot.result.versions.append(versions(owner.embedding.layout))
+            snapshot.result.versions.append(start_versions(owner.embedding.layout))
     except BaseException:
         snapshot.close()
         raise

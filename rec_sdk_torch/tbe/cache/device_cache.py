@@ -191,7 +191,7 @@ class Group:
         self._counted, self.swap.engine, self.engine = counted, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
-        """Returns the counters of a table, or of all; `pinned_rows` and `evicted_waiting` are current."""
+        """Returns the counters of a table, or of all; `pinned_rows` and `evicted_waiting` count current rows."""
         counters = self.engine.tables.stats(table)
         for name, count in self._counted.get(table, {}).items():
             if name in counters:
@@ -274,7 +274,7 @@ class Group:
         return batch.weights.index_select(0, *self._transfers.to_device(order))
 
     def stage(self, plan: Plan) -> None:
-        """Stages the misses of a plan for `lookup`. Everything of a swap that can fail happens here."""
+        """Stages the misses of a plan for `lookup`. After it returns, the swap cannot fail."""
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
         self.swap.stage(plan)

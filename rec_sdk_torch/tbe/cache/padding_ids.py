@@ -12,7 +12,7 @@ from .batch import Batch, Int64Array
 
 
 class PaddingIds:
-    """The `padding_idx` of the tables of one embedding."""
+    """The padding ids (`padding_idx`) of the tables of one embedding."""
 
     def __init__(self, tables: Sequence[TableConfig]) -> None:
         of_features = [table.padding_idx for table in tables for _ in range(table.num_features)]

@@ -183,7 +183,7 @@ class Swap:
     # ---- applying
 
     def stage(self, plan: Plan) -> None:
-        """Applies the plans before this one and stages its misses. Everything of a swap that can fail happens here."""
+        """Applies the plans before this one and stages its misses. After it returns, the swap cannot fail."""
         host = plan.host.next  # a reference that does not pin rows: pending write-backs keep it
         if host is None and not plan.host.applied:
             *before, host = self.engine.unapplied(plan.host)

@@ -31,7 +31,7 @@ def _streams(device: torch.device) -> tuple[Any, Any]:
     return stream(device), stream(device)
 
 
-def current(stream: Any) -> Any:
+def stream_context(stream: Any) -> Any:
     """Returns a context manager that makes `stream` the current stream of a `with` block.
 
     `torch.cuda.stream` is not used: a KeyboardInterrupt inside its Python code can leave the stream current. Each block
@@ -61,7 +61,7 @@ def download_context(tensor: torch.Tensor) -> Callable[[], AbstractContextManage
     @contextlib.contextmanager
     def copying() -> Iterator[None]:
         _, downloads = _streams(device)
-        with current(downloads):
+        with stream_context(downloads):
             downloads.wait_event(event)
             yield
 
@@ -155,7 +155,7 @@ class Transfers:
         if not self.pinned:
             return Upload((staging,), staging)
         uploads, _ = _streams(self.device)
-        with current(uploads):
+        with stream_context(uploads):
             memory = staging.to(self.device, non_blocking=True)
             return Upload((memory,), memory, uploads.record_event())
 
@@ -194,7 +194,7 @@ class Transfers:
         downloads.wait_stream(self._module.current_stream(self.device))
         if staging is None:
             staging = self.staging(tensor.shape[0], tensor.shape[1], tensor.dtype)
-        with current(downloads):
+        with stream_context(downloads):
             staging.copy_(tensor, non_blocking=True)
         tensor.record_stream(downloads)
         return Download(staging, downloads.record_event())

@@ -19,7 +19,7 @@ CacheOption = CacheSize | Mapping[str, CacheSize] | None
 
 @dataclass(frozen=True)
 class BatchHint:
-    """The largest batch that a cache must hold, for sizes that are derived from it.
+    """The largest expected batch, from which cache sizes are derived.
 
     Attributes:
         batch_size: samples of one rank; None if it is not known.

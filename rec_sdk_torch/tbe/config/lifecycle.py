@@ -14,6 +14,7 @@ import torch
 from ... import _engine
 from ...rules import COLUMNS, Score, Share
 from ...rules.rule import Admission, Bound, Eviction, Rule
+from ...runtime.former_names import accepts_former_members
 from ...runtime.numbers import BOOL_FIELD, cast_in_range, check_fields, float_field, int_field
 from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .former_fields import accepts_former_fields
@@ -47,6 +48,7 @@ class EvictReason(IntEnum):
 Chosen = TypeVar("Chosen", bound=Rule)
 
 
+@accepts_former_members(of_engine="to_engine")
 @accepts_former_fields
 @dataclass(frozen=True, kw_only=True)
 class TableLifecycle:

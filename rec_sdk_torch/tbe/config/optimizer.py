@@ -15,6 +15,7 @@ import torch
 from ...formulas import OptimizerSpec, Options, mode_name, modes_of, spec_for, specs_of_class
 from ...operators.record import OVERFLOW, WEIGHT_DTYPES, is_representable
 from ...operators.schemas import COEFFICIENTS, coefficient_names
+from ...runtime.former_names import accepts_former_members
 from ...runtime.numbers import as_float, as_int
 
 _ENDLESS = 2**62
@@ -277,6 +278,7 @@ def _state_dtypes(where: str, spec: OptimizerSpec, keywords: dict[str, Any]) -> 
 _coefficient_names = functools.cache(coefficient_names)
 
 
+@accepts_former_members(check_step="check_deferrable", acts_after_next="has_table_pass_after_next")
 @dataclass
 class TableOptimizer:
     """The optimizer of one or more tables.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...operators.record import WEIGHT_DTYPES, is_representable
-from ...runtime.former_names import accepts_former_name
+from ...runtime.former_names import accepts_former_members, accepts_former_name
 from ...runtime.numbers import as_int, is_number
 from ...runtime.warn import InputWarning, warn
 from .lifecycle import TableLifecycle
@@ -132,6 +132,7 @@ DIVIDED = {"divided": True}
 """Metadata of fields that are numbers of rows, which are divided among the ranks of a sharded table; 0: no number."""
 
 
+@accepts_former_members(range_of_parts="shard_init_range")
 @accepts_former_name("life", "lifecycle")
 @dataclass(frozen=True)
 class TableConfig:

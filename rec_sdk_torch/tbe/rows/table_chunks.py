@@ -20,7 +20,7 @@ READ_BYTES = 256 << 10
 """Bytes of records per chunk of ids: small enough to stay in a core's cache, and to reuse freed memory."""
 
 
-def versions(layout: Layout) -> list[int]:
+def start_versions(layout: Layout) -> list[int]:
     """Begins a new version in each group and returns the numbers of the former versions.
 
     They are arguments of `changed` and `forget_changes`; updates of batches in flight belong to the new versions.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from ...runtime.former_names import accepts_former_members
 from ..cache.batch import Int64Array
 from ..cache.cache_warming import warm_rows
 from ..cache.device_cache import Group
@@ -48,6 +49,16 @@ class Chunk:
     parts: dict[str, torch.Tensor]
 
 
+@accepts_former_members(
+    take_over="copy_shard",
+    begin_anew="reset",
+    part_places="part_indices",
+    evicted_waiting="pending_evicted_rows",
+    take_over_counts="copy_shard_lifecycle",
+    id_pieces="id_chunks",
+    piece_rows="chunk_rows",
+    knows_changes="has_changes_since",
+)
 class TableView(SaveView):
     """Read and write access to one table of an embedding.
 
