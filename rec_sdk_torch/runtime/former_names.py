@@ -31,7 +31,7 @@ def accepts_former_members(**members: str) -> Callable[[Class], Class]:
                 warn(f"{cls.__name__}.{former} is now named {present}", DeprecatedWarning)
                 return getattr(self, present)
 
-            return property(read)
+            return property(read, doc=f"Former name of `{present}`; reading it warns.")
 
         for former, present in members.items():
             setattr(cls, former, reader(former, present))
