@@ -28,10 +28,11 @@ def accepts_former_members(**members: str) -> Callable[[Class], Class]:
     def decorate(cls: Class) -> Class:
         def reader(former: str, present: str) -> property:
             def read(self: Any) -> Any:
+                """Returns the member with the present name, with a warning."""
                 warn(f"{cls.__name__}.{former} is now named {present}", DeprecatedWarning)
                 return getattr(self, present)
 
-            return property(read, doc=f"Former name of `{present}`; reading it warns.")
+            return property(read)
 
         for former, present in members.items():
             setattr(cls, former, reader(former, present))
