@@ -43,7 +43,7 @@ _NEEDS = {
     "sketch_bytes": " without an admit_threshold: there is nothing to count",
     "sketch_depth": " without sketch_bytes: there is no sketch",
     "sketch_halve_after": " without sketch_bytes: there is no sketch",
-    "score_half_life": ", and no rule goes by scores: give a share or a bound too",
+    "score_half_life": ", and no rule uses scores: set a share or a bound too",
 }
 """For options without effect unless another option is set: the end of the error message."""
 

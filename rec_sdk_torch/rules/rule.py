@@ -9,7 +9,7 @@ from ..runtime.numbers import check_fields, int_field
 
 @dataclass(frozen=True)
 class Rule:
-    """The base of rules. The engine knows a rule by its class name in lower case, and its numbers by field names."""
+    """The base of rules. The engine finds a rule by its class name in lower case, and its numbers by field names."""
 
     divided: ClassVar[tuple[str, ...]] = ()
     """Fields that are divided among the ranks of a sharded table, unless they are 0."""

@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "a number as bound": (lambda: any_of(bound=7), TypeError, "bound is 7, expected .*Bytes.*, each once"),
     "a class as rule": (lambda: any_of(eviction=Age), TypeError, "eviction is <class"),
-    "a score that nothing reads": (lambda: any_of(score=Score(half_life=3)), TypeError, "no rule goes by Score"),
+    "a score that nothing reads": (lambda: any_of(score=Score(half_life=3)), TypeError, "no rule uses Score"),
     "two ways to decay": (lambda: Score(decay=0.5, half_life=2), ValueError, "half_life is 2 beside decay 0.5"),
     "no flag": (lambda: any_of(keep_evicted=1), TypeError, "keep_evicted is 1, expected a bool"),
     "no interval": (
@@ -165,7 +165,7 @@ def test_a_config_is_translated_to_rules(given: dict[str, Any], lifecycle: Table
 
 CONFIGS_WRONG: list[tuple[dict[str, Any], str]] = [
     *(
-        ({"score_half_life": 3, **more}, "score_half_life is 3, and no rule goes by scores")
+        ({"score_half_life": 3, **more}, "score_half_life is 3, and no rule uses scores")
         for more in ({}, {"admit_threshold": 2}, {"keep_evicted": True})
     ),
     (
@@ -256,7 +256,7 @@ def test_the_warning_contains_code_to_copy() -> None:
 
 FORMER_WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "decay": ({"score_half_life": 2, "max_rows": 2, "score_decay": 0.5}, "Score: half_life is 2 beside decay 0.5"),
-    "score": ({"score_half_life": 2}, "score_half_life is 2, and no rule goes by scores"),
+    "score": ({"score_half_life": 2}, "score_half_life is 2, and no rule uses scores"),
     "chance": ({"admit_probability": 0.5, "admit_threshold": 2}, "ids are admitted by chance or by counts"),
     "depth": ({"sketch_depth": 3, "admit_threshold": 2}, "sketch_depth is 3 without sketch_bytes"),
     "halves": ({"sketch_halve_after": 9, "admit_threshold": 2}, "sketch_halve_after is 9 without sketch_bytes"),

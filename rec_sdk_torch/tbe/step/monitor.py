@@ -87,8 +87,8 @@ class Monitor:
             self._warn(
                 "misses",
                 f"{misses / rows:.0%} of the rows that batches looked up were not in the device cache (of {rows}, "
-                "without those that were new). Enlarge cache= if the device has memory; cache_stats(table) says which "
-                "tables miss",
+                "not counting new rows). Enlarge cache= if the device has memory; cache_stats(table) shows misses by "
+                "table",
             )
 
     def _warn(self, what: str, message: str) -> None:
