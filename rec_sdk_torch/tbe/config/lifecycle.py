@@ -97,7 +97,7 @@ class TableLifecycle:
         if self.score is None and self.rule(Share):
             object.__setattr__(self, "score", Score())
         if self.score is not None and not (self.bound or self.rule(Share)):
-            raise TypeError(f"TableLifecycle: no rule goes by {self.score}: give rules.Share or a bound too")
+            raise TypeError(f"TableLifecycle: no rule uses {self.score}: add rules.Share or a bound")
 
     @property
     def rules(self) -> list[Rule]:
