@@ -32,7 +32,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _missing(module: str) -> str:
+def _find_problem(module: str) -> str:
     """Returns why a module cannot be run; "" if nothing is known to prevent it."""
     if not all(part.isidentifier() for part in module.split(".")):
         return f"{module!r} is no name of a module"
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import rec_sdk_torch.compat  # noqa: F401  # imported already, unless this file is run by its path
 
     if as_module:
-        problem = _missing(program[0])
+        problem = _find_problem(program[0])
         if problem:
             complain(_PROGRAM, problem)
             return BAD_USE

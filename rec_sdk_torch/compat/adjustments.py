@@ -37,15 +37,15 @@ def install() -> None:
     except ModuleNotFoundError as error:
         raise ImportError(f"rec_sdk_torch.compat needs torchrec, which is not installed: {error}") from error
     plan_npu_as(DEVICE)
-    torch.ops.load_library = _tolerant(torch.ops.load_library)  # type: ignore[method-assign]
+    torch.ops.load_library = _ignore_missing_operators(torch.ops.load_library)  # type: ignore[method-assign]
     multiprocessing.spawn.get_command_line = _with_compat(multiprocessing.spawn.get_command_line)
     use_defaults("Adagrad", eps=_ADAGRAD_EPS)
     use_rec_sdk_defaults()
 
 
-def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:
+def _ignore_missing_operators(load: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(load)
-    def tolerant(path: Any) -> None:
+    def load_if_present(path: Any) -> None:
         if os.path.basename(path) != _OPERATORS:
             load(path)
             return
@@ -55,7 +55,7 @@ def _tolerant(load: Callable[[Any], None]) -> Callable[[Any], None]:
             if os.path.exists(path):  # the file exists but does not load, which the script must not miss
                 raise
 
-    return tolerant
+    return load_if_present
 
 
 def _with_compat(command_line: Callable[..., list[str]]) -> Callable[..., list[str]]:

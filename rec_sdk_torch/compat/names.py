@@ -156,7 +156,7 @@ class _Module(types.ModuleType):
         return sorted({*super().__dir__(), *MODULES[self.__name__]})
 
 
-def _missing(module: str) -> str:
+def _missing_module_message(module: str) -> str:
     """Returns the error message for a missing module of a package that provides others."""
     parent = module.rpartition(".")[0]
     beside = [name for name in MODULES if name.rpartition(".")[0] == parent]
@@ -185,7 +185,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname not in MODULES:
             # Only import statements raise here; functions that search for a module, such as find_spec, expect None.
             if fullname.partition(".")[0] in _PACKAGES and sys._getframe(2).f_code.co_name == _IMPORT:
-                raise ModuleNotFoundError(_missing(fullname), name=fullname)
+                raise ModuleNotFoundError(_missing_module_message(fullname), name=fullname)
             return None
         package = any(name.startswith(f"{fullname}.") for name in MODULES)
         return importlib.machinery.ModuleSpec(fullname, _Loader(), origin="rec_sdk_torch.compat", is_package=package)

@@ -17,7 +17,7 @@ from ..runtime.forks import RaisingStub, notify_of_forks
 from ..runtime.host_groups import exchanging, lost_rank
 from .all_to_all import COUNTERS as TRAFFIC
 from .all_to_all import FlatAllToAll, Work
-from .consistency import RankSettings, by_rank, differences
+from .consistency import RankSettings, describe_by_rank, differences
 from .hierarchical_all_to_all import HierarchicalAllToAll, HierarchicalGroups, hierarchical_groups
 from .topology import LocalSize, RankLocation, machine_size
 
@@ -267,8 +267,9 @@ class Exchange:
 
     def out_of_step_error(self, activities: Sequence[str]) -> RuntimeError:
         """Returns the error for ranks at different exchanges; `activities` describes each rank's."""
+        by_rank = describe_by_rank(activities, "{ranks} {value}")
         return RuntimeError(
-            f"ranks are not in step: {by_rank(activities, '{ranks} {value}')}. All ranks have to call the same "
+            f"ranks are not in step: {by_rank}. All ranks have to call the same "
             "collections in the same order, with the same batches of a prefetch, all in training or all in evaluation "
             "mode"
         )

@@ -174,14 +174,14 @@ def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
             values = [settings.get(setting, "None") for settings in own]
             if len(set(values)) > 1:
                 table = f"table {part!r}: " if part else ""
-                result.append(f"{table}{setting} is {by_rank(values, '{value} on {ranks}')}")
+                result.append(f"{table}{setting} is {describe_by_rank(values, '{value} on {ranks}')}")
         if result and not part:
             break
     more = [f"and {len(result) - SHOWN} more"] if len(result) > SHOWN else []
     return result[:SHOWN] + more
 
 
-def by_rank(values: Sequence[str], form: str) -> str:
+def describe_by_rank(values: Sequence[str], form: str) -> str:
     """Returns text that lists which ranks have which value.
 
     Args:

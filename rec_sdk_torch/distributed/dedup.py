@@ -126,10 +126,10 @@ class Deduplication:
     def _with_replicas(self, sent_ids: SentIds) -> SentIds:
         """Returns the ids to send, where ids of replicated tables are repeated for every rank."""
         counts, tables = sent_ids.counts, range(len(self.tables.configs))
-        ids = sent_ids.ids[self.replicas.expand(counts, tables)]
+        ids = sent_ids.ids[self.replicas.replication_indices(counts, tables)]
         numbers = sent_ids.numbers
         if self.words.any():
-            numbers = numbers[self.replicas.expand(counts * self.words, tables)]
+            numbers = numbers[self.replicas.replication_indices(counts * self.words, tables)]
         return SentIds(self.replicas.counts_for_all(counts), ids, numbers)
 
     def _check_signals(self, signals: IdSignalArrays) -> None:
@@ -205,8 +205,8 @@ class UniqueBatch:
 
     Attributes:
         batch: the batch, not deduplicated.
-        host: the engine's result: `ids` int64 `[U]`, ordered by owner rank, then by table; `repeats` int32 `[U]`;
-            `counts` int64 `[W, T]`, the numbers of those ids; `numbers` int32, the id signals.
+        host: the engine's result: `ids` int64 `[U]`, ordered by owner rank, then by table; `repeats` int32 `[U]`,
+            lookups of each; `counts` int64 `[W, T]`, number of ids by owner rank and table; `signals` int32.
         sent_ids: the ids that are sent, with repetitions for replicated tables.
     """
 
@@ -243,7 +243,7 @@ class Segments:
         (words,) = self._transfers.to_device(arena)
         return [None if field is None else words.narrow(0, *field) for field in fields]
 
-    def by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def sorted_by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Returns the lookups sorted by received row, as arguments of the update operators.
 
         They are segment_offsets, grad_row, grad_source (None), grad_column, scale and hot_segments.

@@ -20,7 +20,7 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
     """
 
     def __init__(self, sharders: list[TableSharder]) -> None:
-        """Creates a sharder; `sharders` shard the collections that may be inside."""
+        """Creates a sharder that uses the one of `sharders` for the class of the collection inside."""
         super().__init__()
         self._sharders = {sharder.module_type: sharder for sharder in sharders}
         self._planned: TableSharder | None = None

@@ -33,7 +33,7 @@ def has_whole_tables() -> bool:
     return _on_all_ranks.get() is not None
 
 
-def whole_table(
+def gather_whole_table(
     table: str, ids: torch.Tensor, weight: torch.Tensor, exchange: Exchange
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns ids and weights of all ranks in ascending order of ids, empty on ranks that do not get them (collective).

@@ -46,7 +46,7 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
 
 
 def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
-    """Gathers keys as `state_dict_gather`; `rest` gathers the keys without ids."""
+    """Gathers the rows of tables as `state_dict_gather` does; calls `rest` for the keys without ids."""
     own = {key for key in dst if f"{key.removesuffix('.weight')}.ids" in src and key.endswith(".weight")}
     own |= {key for key in dst if key.endswith(".ids") and f"{key.removesuffix('.ids')}.weight" in src}
     world = dist.group.WORLD if own and dist.is_initialized() else None
@@ -54,7 +54,7 @@ def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
     counts: dict[str, list[int]] = {}
     for key in sorted(own):
         ids = src[f"{key.removesuffix('.weight')}.ids"] if key.endswith(".weight") else torch.empty(0, device="cpu")
-        counts_and_problems = [(len(ids), _problem(key, ids, src[key], dst[key]))]
+        counts_and_problems = [(len(ids), _find_problem(key, ids, src[key], dst[key]))]
         if group is not None:
             of_rank, counts_and_problems = counts_and_problems[0], [(0, "")] * dist.get_world_size(group)
             with exchanging(f"how many rows of {key} each rank has", group):
@@ -69,7 +69,7 @@ def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
     rest(src, {key: value for key, value in dst.items() if key not in own})
 
 
-def _problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> str:
+def _find_problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> str:
     """Returns why rows of this rank do not fit into the target; "" if all of them fit."""
     if key.endswith(".ids"):
         return "the target has tables of this package, whose rows a Saver brings over: Saver().save, then load there"

@@ -35,9 +35,9 @@ from ..tbe import (
 from .collectives import Exchange
 from .consistency import TrainingSettings
 from .dedup import ShardedTables
-from .full_state_dicts import has_whole_tables, whole_table
+from .full_state_dicts import gather_whole_table, has_whole_tables
 from .placement import Placement
-from .replicas import checksum, checksums
+from .replicas import checksum, table_checksums
 
 
 class ShardHandle(TableHandle):
@@ -74,7 +74,7 @@ class ShardHandle(TableHandle):
         full, ids = has_whole_tables(), self.known_ids().sort().values
         weight = self.embedding.view(self.table).read(ids, [WEIGHT]).parts[WEIGHT]
         if full and self._exchange is not None:
-            ids, weight = whole_table(self.table, ids, weight, self._exchange)
+            ids, weight = gather_whole_table(self.table, ids, weight, self._exchange)
         elif not full:
             self.weight.mark_rank_rows([ids, weight])
         if self._all_rows is None or not full:
@@ -91,7 +91,7 @@ def _draw_index_tables(
 
     Args:
         index_tables: config of the whole table and its placement, by table name.
-        drawn_here: receives checksums of the drawn rows of replicated tables.
+        drawn_here: receives table_checksums of the drawn rows of replicated tables.
     """
     for table, placement in index_tables.values():
         if table.init_fn is not None:
@@ -124,7 +124,7 @@ class LocalShard(CachedCollection):
             [_local_config(table, placement, world_size) for table, placement in pairs],
             dataclasses.replace(
                 options,
-                cache=_local_cache(source, placements),
+                cache=_local_cache_option(source, placements),
                 batch_hint=hint,
                 device=exchange.device,
                 seed=exchange.gather(options.seed, "rank 0's seed")[0],
@@ -138,7 +138,7 @@ class LocalShard(CachedCollection):
             name: functools.partial(placement.local_ids, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        drawn: dict[str, str] = {}  # checksums of replicated tables, after their `init_fn` has filled them
+        drawn: dict[str, str] = {}  # table_checksums of replicated tables, after their `init_fn` has filled them
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
         embedding.layout.fill = functools.partial(_draw_index_tables, index_tables, drawn)
         embedding.guard.peers = exchange
@@ -182,7 +182,7 @@ class LocalShard(CachedCollection):
             self._copy_built_rows(source, placements)
         copies = [each.name for each, placement in zip(source.tables, placements, strict=True) if placement.replicated]
         if copies:
-            sums = {name: checksums(source.view(name)) if source.layout.built else {} for name in copies}
+            sums = {name: table_checksums(source.view(name)) if source.layout.built else {} for name in copies}
             exchange.check_same("takes over the rows of data_parallel tables", sums)
 
     def _copy_built_rows(self, source: TableBatchedEmbedding, placements: Sequence[Placement]) -> None:
@@ -278,7 +278,7 @@ def _local_config(table: TableConfig, placement: Placement, world_size: int) -> 
     )
 
 
-def _local_cache(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:
+def _local_cache_option(source: TableBatchedEmbedding, placements: Sequence[Placement]) -> CacheOption:
     """Returns the cache option of one rank: at most as many rows of each table as the rank can own."""
     option = source.options.cache
     if not isinstance(option, (numbers.Integral, Mapping)) or isinstance(option, bool):

@@ -75,7 +75,7 @@ def prefetch(
     def start(batch: T) -> tuple[T, PrefetchedBatch | None]:
         return batch, PrefetchedBatch(collections, of_batch(batch), depth) if depth else None
 
-    return iterate(batches, depth, start, collections)
+    return iterate_ahead(batches, depth, start, collections)
 
 
 def check_depth(depth: int) -> int:
@@ -120,14 +120,14 @@ def only_features(batch: object) -> KeyedJaggedTensor:
     """
     if isinstance(batch, KeyedJaggedTensor):
         return batch
-    found = {name: value for name, value in _fields(batch).items() if isinstance(value, KeyedJaggedTensor)}
+    found = {name: value for name, value in _batch_fields(batch).items() if isinstance(value, KeyedJaggedTensor)}
     if len(found) != 1:
         which = f"several KeyedJaggedTensors ({sorted(found)})" if found else "no KeyedJaggedTensor"
         raise TypeError(f"a batch of type {type(batch).__name__} has {which}: say which to prefetch by features=")
     return next(iter(found.values()))
 
 
-def _fields(batch: object) -> dict[str, object]:
+def _batch_fields(batch: object) -> dict[str, object]:
     if isinstance(batch, Mapping):
         return {str(name): value for name, value in batch.items()}
     if dataclasses.is_dataclass(batch):
@@ -142,7 +142,7 @@ class PrefetchedBatch:
 
     def __init__(self, collections: Mapping[str, Collection], features: Features, depth: int) -> None:
         self._entries: list[tuple[Any, Prefetched | ShardedBatch]] = []
-        self._features = _by_collection(collections, features)
+        self._features = _features_by_collection(collections, features)
         try:
             for name, tensor in self._features.items():
                 self._entries.append((collections[name], collections[name].prefetch(tensor, depth=depth)))
@@ -160,11 +160,11 @@ class PrefetchedBatch:
         """
         started = cls(collections, {}, 0)
         named = {name: collections[name] for name in before._features} if before is not None else collections
-        started._entries = [(each, each.prefetch_end_of_data()) for each in _sharded(named)]
+        started._entries = [(each, each.prefetch_end_of_data()) for each in _sharded_collections(named)]
         return started
 
     def is_past_end(self) -> bool:
-        """Returns whether some rank has no such batch; blocks until all ranks have sent the headers of it."""
+        """Returns whether some rank has no such batch; with sharded collections, blocks until all ranks take part."""
         batches = [prefetched for _, prefetched in self._entries if isinstance(prefetched, ShardedBatch)]
         # `any` would stop at the first, but every rank must exchange all of them.
         past_end = [each.is_past_end() for each in batches]
@@ -172,7 +172,7 @@ class PrefetchedBatch:
 
     def add_source(self, features: Features) -> None:
         """Registers `features` as another tensor of the same batch, such as its copy on a device."""
-        copies = _by_collection(dict(self._features), features)
+        copies = _features_by_collection(dict(self._features), features)
         for (_, prefetched), name in zip(self._entries, self._features, strict=True):
             if name in copies:
                 prefetched.add_source(copies[name], copies[name].values())
@@ -183,7 +183,7 @@ class PrefetchedBatch:
             collection.forget(prefetched)
 
 
-def _by_collection(collections: Mapping[str, Any], features: Features) -> dict[str, KeyedJaggedTensor]:
+def _features_by_collection(collections: Mapping[str, Any], features: Features) -> dict[str, KeyedJaggedTensor]:
     if isinstance(features, KeyedJaggedTensor):
         return dict.fromkeys(collections, features)
     if not isinstance(features, Mapping):
@@ -196,13 +196,13 @@ def _by_collection(collections: Mapping[str, Any], features: Features) -> dict[s
     return {name: features[name] for name in collections if name in features}  # same order on all ranks
 
 
-def _sharded(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
+def _sharded_collections(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
     return [each for each in collections.values() if isinstance(each, ShardedCollection)]
 
 
 def _limited_to_all_ranks(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
     """Yields batches while every rank has one; the ranks compare this before each batch."""
-    sharded = _sharded(collections)
+    sharded = _sharded_collections(collections)
     if not sharded:
         yield from batches
         return
@@ -214,7 +214,7 @@ def _limited_to_all_ranks(batches: Iterable[T], collections: Mapping[str, Collec
         yield batch
 
 
-def iterate(
+def iterate_ahead(
     batches: Iterable[T],
     depth: int,
     start: Callable[[T], tuple[U, PrefetchedBatch | None]],
@@ -232,7 +232,7 @@ def iterate(
         collections: the collections that look the batches up.
         drain: False ends at the last batch that is read, without yielding the batches read before it.
     """
-    for each in _sharded(collections)[:1]:
+    for each in _sharded_collections(collections)[:1]:
         settings = {"batches ahead": str(depth), "execute_all_batches": str(drain)}
         each.exchange.check_same("begins to read batches", {"": settings})
     source = iter(batches if depth else _limited_to_all_ranks(batches, collections))
@@ -251,7 +251,7 @@ def iterate(
                     batch = next(source)
                 except StopIteration:
                     more = False
-                    if depth and _sharded(collections):
+                    if depth and _sharded_collections(collections):
                         ahead.append((None, PrefetchedBatch.end_of_data(collections, last)))
                     break
                 except Exception as raised:

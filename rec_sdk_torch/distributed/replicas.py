@@ -32,8 +32,8 @@ def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement
         )
 
 
-def checksums(view: TableView) -> dict[str, str]:
-    """Returns checksums of a table's ids and of each part of its rows."""
+def table_checksums(view: TableView) -> dict[str, str]:
+    """Returns table_checksums of a table's ids and of each part of its rows."""
     sums: dict[str, int] = {}
     for chunk in view.chunks(kept=True):
         for name, tensor in {"ids": chunk.ids, **chunk.parts}.items():
@@ -88,7 +88,7 @@ class Replicas:
         """
         return np.where(self._tables, counts[self._rank], counts)
 
-    def expand(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
+    def replication_indices(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
         """Returns indices that repeat the elements of replicated tables for every rank, int64 `[n]`.
 
         Args:
@@ -138,11 +138,11 @@ class Replicas:
             rows_to=rows_to.sum(axis=1).tolist(),
             grads_to=self.counts_for_all(sent)[:, tables].sum(axis=1).tolist(),
             sent_rows=torch.from_numpy(sent_rows).to(device),
-            grad_rows=torch.from_numpy(self.expand(sent, tables)).to(device),
-            relayed=None if relayed is None else self._rows_only(relayed[:, :, tables], replicated),
+            grad_rows=torch.from_numpy(self.replication_indices(sent, tables)).to(device),
+            relayed=None if relayed is None else self._forwarded_rows(relayed[:, :, tables], replicated),
         )
 
-    def _rows_only(self, relayed: Int64Array, replicated: np.ndarray) -> Int64Array:
+    def _forwarded_rows(self, relayed: Int64Array, replicated: np.ndarray) -> Int64Array:
         """Returns the number of rows that this rank forwards; rows of replicated tables are not sent to other ranks."""
         rows = np.where(replicated, 0, relayed)
         machine, local_rank = divmod(self._rank, len(relayed))

@@ -52,7 +52,7 @@ class OutputAwaitable(LazyAwaitable[Any]):
     def _wait_impl(self) -> Any:
         module, ctx, rows, works = self._parts
         ctx.receive_rows(works)
-        return module.output(ctx, rows)
+        return module.make_output(ctx, rows)
 
 
 class ShardedCollection(
@@ -247,7 +247,7 @@ class ShardedCollection(
         """Starts to send the looked-up rows; returns an awaitable of the output."""
         return OutputAwaitable(self, ctx, *ctx.send_rows(output))
 
-    def output(self, ctx: ShardedBatch, rows: list[torch.Tensor]) -> Any:
+    def make_output(self, ctx: ShardedBatch, rows: list[torch.Tensor]) -> Any:
         """Returns the output of the unsharded collection, from the received rows of each distinct id."""
         bags, unique = ctx.bags, ctx.unique
         assert bags is not None

@@ -115,18 +115,18 @@ class ShardedBatch(Multistreamable):
         table = self._table.numpy()
         headers = table[:, :HEADER]
         if headers[0, 2] & ~TRAINING or (headers != headers[0]).any():
-            self._raise(headers)
+            self._raise_from_headers(headers)
         self.counts = np.ascontiguousarray(table[:, self._counted])
         if self._forwarded is not None:
             self._relayed = np.ascontiguousarray(self._forwarded.numpy()[:, :, self._counted])
         assert self.unique is not None
         sent_ids, words = self.unique.sent_ids, self._deduplication.words
-        self.values = self._send(sent_ids.ids, np.ones_like(words))
+        self.values = self._send_to_owners(sent_ids.ids, np.ones_like(words))
         if self.training and words.any():
-            self._numbers = self._send(sent_ids.numbers, words)
+            self._numbers = self._send_to_owners(sent_ids.numbers, words)
         self._sent = True
 
-    def _send(self, values: npt.NDArray[Any], words: Int64Array) -> torch.Tensor:
+    def _send_to_owners(self, values: npt.NDArray[Any], words: Int64Array) -> torch.Tensor:
         """Starts to send `values` to the owner ranks; an id of table t has `words[t]` elements of `values`."""
         assert self.unique is not None
         send_counts = (self.unique.sent_ids.counts @ words).tolist()
@@ -138,7 +138,7 @@ class ShardedBatch(Multistreamable):
         self._works.append(work)
         return received
 
-    def _raise(self, headers: Int64Array) -> NoReturn:
+    def _raise_from_headers(self, headers: Int64Array) -> NoReturn:
         """Raises the error that the headers of all ranks show, the same on every rank; see `send_ids`."""
         exchange, status = self.exchange, headers[:, 2]
         activities = [
@@ -256,7 +256,7 @@ class ShardedBatch(Multistreamable):
             received.append(SendRows.apply(part, self.exchange, self.batch, route, works))
         for groups in self.exchange.hierarchical:
             groups.start_all()
-        self._count(self.unique)
+        self._count_batch(self.unique)
         return received, works
 
     def receive_rows(self, works: list[Work]) -> None:
@@ -270,7 +270,7 @@ class ShardedBatch(Multistreamable):
             raise self._raised
         self.exchange.wait("rows", *works)
 
-    def _count(self, batch: UniqueBatch) -> None:
+    def _count_batch(self, batch: UniqueBatch) -> None:
         """Adds the batch to the counters of `ShardedCollection.exchange_stats`."""
         stats, rank, tables = self.exchange.stats, self.exchange.rank, self._deduplication
         unique, lookups, sent = batch.host.counts, batch.host.lookups, batch.sent_ids.counts

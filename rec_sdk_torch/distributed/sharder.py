@@ -139,7 +139,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         collections: list[CachedCollection] = []
 
         def read_settings() -> RankSettings:
-            collections.append(self._collection(module, exchange.device))
+            collections.append(self._make_collection(module, exchange.device))
             tables = collections[0].embedding.tables
             placements.extend(placements_of(tables, params, exchange.rank, exchange.world_size))
             check_replicas(tables, placements)
@@ -151,7 +151,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", read_settings
         )
         exchange.set_local_size(self._local_size)
-        self._fill(collections[0], module, placements, exchange)
+        self._copy_rows(collections[0], module, placements, exchange)
         return self._sharded(collections[0], placements, exchange)
 
     def reshard(self, sharded_module: ShardedCollection, *args: Any, **kwargs: Any) -> NoReturn:
@@ -179,12 +179,12 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             )
         return device
 
-    def _collection(self, module: Any, device: torch.device) -> CachedCollection:
+    def _make_collection(self, module: Any, device: torch.device) -> CachedCollection:
         """Returns the collection of the tables of `module`, for `device`."""
         collection: CachedCollection = module
         return collection
 
-    def _fill(
+    def _copy_rows(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
     ) -> None:
         """Copies the rows of `module` into the collection if that is another object (collective)."""

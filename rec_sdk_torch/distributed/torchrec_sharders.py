@@ -97,7 +97,7 @@ class _TorchRecSharder(TableSharder):
             return self._torchrec_sharder.shard(module, params, env, device, module_fqn)
         return super().shard(module, params, env, device, module_fqn)
 
-    def _collection(self, module: Any, device: torch.device) -> CachedCollection:
+    def _make_collection(self, module: Any, device: torch.device) -> CachedCollection:
         with torchrec_configs_as_index():
             collection = collection_like(module, device=device, cache=1.0)
         for table, weight in self.shardable_parameters(module).items():
@@ -105,7 +105,7 @@ class _TorchRecSharder(TableSharder):
                 apply_optimizer_in_backward(cls, [collection.table_parameters()[table]], options)
         return collection
 
-    def _fill(
+    def _copy_rows(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
     ) -> None:
         """Copies the weights: of replicated tables rank 0's, as DistributedDataParallel does, else each rank's own."""

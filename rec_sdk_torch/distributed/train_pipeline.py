@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..operators.devices.backends import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
 from ..tbe import MAX_DEPTH, stream_context
-from .prefetch import PrefetchedBatch, check_depth, find_collections, iterate, only_features
+from .prefetch import PrefetchedBatch, check_depth, find_collections, iterate_ahead, only_features
 
 In = TypeVar("In")
 
@@ -80,7 +80,7 @@ class _TrainPipeline(Generic[In]):
             self.reset()
             self._source = dataloader_iter
             drain = self._execute_all_batches
-            self._batches = iterate(dataloader_iter, self._depth, self._start, self._collections, drain)
+            self._batches = iterate_ahead(dataloader_iter, self._depth, self._start_batch, self._collections, drain)
         try:
             copied = next(self._batches)
         except StopIteration:
@@ -102,21 +102,21 @@ class _TrainPipeline(Generic[In]):
         if batches is not None:
             batches.close()  # type: ignore[attr-defined]  # a generator
 
-    def _start(self, batch: In) -> tuple[_CopiedBatch, PrefetchedBatch | None]:
+    def _start_batch(self, batch: In) -> tuple[_CopiedBatch, PrefetchedBatch | None]:
         """Starts to copy a batch to the device and to plan it."""
-        self._label(batch, batch)
+        self._attach_click_labels(batch, batch)
         started = PrefetchedBatch(self._collections, self._features(batch), self._depth) if self._depth else None
         if self._module is None:
             return _CopiedBatch(batch, None), started
         with stream_context(self._copies):
             copied = batch.to(self._device, non_blocking=True)  # type: ignore[attr-defined]
             event = self._module.current_stream(self._device).record_event()
-        self._label(copied, batch)
+        self._attach_click_labels(copied, batch)
         if started is not None:
             started.add_source(self._features(copied))
         return _CopiedBatch(copied, event), started
 
-    def _label(self, batch: In, original: In) -> None:
+    def _attach_click_labels(self, batch: In, original: In) -> None:
         """Attaches `click_labels` of a batch, if there are any, for tables that score ids by clicks."""
         labels = getattr(original, "click_labels", None)
         if isinstance(labels, torch.Tensor):
@@ -213,7 +213,7 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
         """
         if torch.device(cpu_device).type != "cpu":
             raise ValueError(f"cpu_device is {cpu_device!r}, expected the host: torch.device('cpu')")
-        _refuse(apply_jit=apply_jit, pipeline_postproc=pipeline_postproc)
+        _reject_options(apply_jit=apply_jit, pipeline_postproc=pipeline_postproc)
         if context_type not in (None, EmbCacheTrainPipelineContext):
             raise ValueError(
                 f"context_type is {context_type!r}: this pipeline makes no contexts, leave it None or Rec SDK's "
@@ -297,7 +297,7 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
                 `apply_jit` is True.
             TypeError: `pipe_n_batch` is not an integer.
         """
-        _refuse(apply_jit=apply_jit)
+        _reject_options(apply_jit=apply_jit)
         if isinstance(pipe_n_batch, bool) or not isinstance(pipe_n_batch, numbers.Integral):
             raise TypeError(f"pipe_n_batch is {pipe_n_batch!r}, expected a whole number from 1 to {MAX_DEPTH}")
         if not 1 <= pipe_n_batch <= MAX_DEPTH:
@@ -305,7 +305,7 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
         super().__init__(model, optimizer, device, return_loss, execute_all_batches, int(pipe_n_batch), features)
 
 
-def _refuse(**options: bool) -> None:
+def _reject_options(**options: bool) -> None:
     """Raises an error if an option that only Rec SDK supports is set."""
     for name, value in options.items():
         if value:

@@ -46,7 +46,7 @@ class TableAccess(TableMethods, torch.nn.Module):
         """Returns for each table the first feature that looks it up."""
         raise NotImplementedError
 
-    def _parts(self) -> list[dict[str, torch.Tensor]]:
+    def _table_parts(self) -> list[dict[str, torch.Tensor]]:
         """Returns the parts of each table: views or read-only copies."""
         self._make_ready()
         views = [self.tables.view(table.name) for table in self.tables.tables]
@@ -57,7 +57,7 @@ class TableAccess(TableMethods, torch.nn.Module):
 
     def split_embedding_weights(self) -> list[torch.Tensor]:
         """Returns the weights of each table, `[rows, D]`: views or copies, see the class."""
-        return [parts["weight"] for parts in self._parts()]
+        return [parts["weight"] for parts in self._table_parts()]
 
     def init_embedding_weights_uniform(self, min_val: float, max_val: float) -> None:
         """Draws all weights from `[min_val, max_val)`; on the CPU the same numbers as FBGEMM."""
@@ -96,7 +96,7 @@ class TableAccess(TableMethods, torch.nn.Module):
             return []
         return [
             [parts[state.name][:, 0] if state.rowwise else parts[state.name] for state in specs]
-            for parts in self._parts()
+            for parts in self._table_parts()
         ]
 
     def get_optimizer_state(self) -> list[dict[str, torch.Tensor]]:

@@ -45,7 +45,7 @@ class FeatureOrder:
         self.dims = [dims[table] for table in self.map]
         self._columns: torch.Tensor | None = None
 
-    def columns(self, device: torch.device) -> torch.Tensor:
+    def column_indices(self, device: torch.device) -> torch.Tensor:
         """Returns, for each column of the batch's output, its index in the tables' output, int64 `[sum of dims]`."""
         if self._columns is None or self._columns.device != device:
             of_key, begin = {}, 0

@@ -41,7 +41,7 @@ class CountsCache(torch.nn.Module):
         return [calls, *(stats[name] for name in _COUNTERS[1:])]
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
+    def count_forward(self) -> Iterator[None]:
         """Counts the forward inside the context."""
         if not (self.gather_uvm_cache_stats or self.record_cache_metrics.record_cache_miss_counter):
             yield

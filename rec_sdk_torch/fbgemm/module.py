@@ -259,7 +259,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         batch = indices, offsets, per_sample_weights
         if self._average is not None and self.training and torch.is_grad_enabled():
             self._average.before_forward(self.tables, self._optimizer.step + 1)
-        with self.counting():
+        with self.count_forward():
             try:
                 out = self._lookup(*batch, feature_requires_grad, batch_size_per_feature_per_rank)
             except ValueError as error:
@@ -303,7 +303,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         size = self.tables.batch_size(offsets)
         batch = self.tables.queue.batch(offsets, indices, offsets, size, keys, weights)
         if self.pooling_mode is not PoolingMode.NONE:
-            return self.tables.lookup_pooled(batch).index_select(1, self._order.columns(self.tables.device))
+            return self.tables.lookup_pooled(batch).index_select(1, self._order.column_indices(self.tables.device))
         of_features = dict(zip(self._order.keys, self.tables.lookup_features(batch), strict=True))
         return torch.cat([of_features[key] for key in range(len(of_features))])
 

@@ -53,15 +53,15 @@ class MovingAverage:
         for table, spec in zip(tables.tables, self._specs, strict=True):
             view = tables.view(table.name)
             if spec.is_resident():
-                self._move(view.in_place()[WEIGHT])
+                self._move_average(view.in_place()[WEIGHT])
                 continue
             for begin in range(0, spec.rows, ROWS_AT_ONCE):
                 ids = torch.arange(begin, min(begin + ROWS_AT_ONCE, spec.rows), device="cpu")
                 rows = view.read(ids, [WEIGHT]).parts[WEIGHT]
-                self._move(rows)
+                self._move_average(rows)
                 view.write(ids, {WEIGHT: rows})
 
     @torch.no_grad()
-    def _move(self, rows: torch.Tensor) -> None:
+    def _move_average(self, rows: torch.Tensor) -> None:
         fast, slow = rows.chunk(2, dim=1)
         slow.lerp_(fast, self._coefficient)

@@ -97,12 +97,12 @@ def save_states(tables: TableBatchedEmbedding, optimizer: TableOptimizer) -> dic
         parts = view.read(view.ids(), list(state_names(optimizer))).parts
         for state, name in state_names(optimizer).items():
             values = parts[state]
-            saved[f"{table.name}.{name}"] = values[:, 0] if _rowwise(optimizer, state) else values
+            saved[f"{table.name}.{name}"] = values[:, 0] if _is_rowwise(optimizer, state) else values
     saved["iter"] = torch.tensor([optimizer.step], device="cpu")
     return saved
 
 
-def _rowwise(optimizer: TableOptimizer, name: str) -> bool:
+def _is_rowwise(optimizer: TableOptimizer, name: str) -> bool:
     return next(state.rowwise for state in optimizer.spec.states if state.name == name)
 
 
@@ -117,7 +117,7 @@ def load_states(
         parts = {}
         for state, name in state_names(optimizer).items():
             values = saved[f"{table.name}.{name}"]
-            parts[state] = values.reshape(-1, 1) if _rowwise(optimizer, state) else values
+            parts[state] = values.reshape(-1, 1) if _is_rowwise(optimizer, state) else values
         if parts:
             contents.append(TableWrite(tables.view(table.name), None, parts))
             problem = contents[-1].problem()
@@ -157,7 +157,7 @@ def from_fbgemm(
     """
     keys = {"weights": ("tables.{}.weight", False)}
     keys |= {
-        name: (f"states.{{}}.{name}", _rowwise(optimizer, state)) for state, name in state_names(optimizer).items()
+        name: (f"states.{{}}.{name}", _is_rowwise(optimizer, state)) for state, name in state_names(optimizer).items()
     }
     buffers = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
     for buffer, (key, rowwise) in keys.items():

@@ -124,7 +124,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
 
     # ---- batches
 
-    def _batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[Bags, Batch]:
+    def _make_batch(self, features: KeyedJaggedTensor, weighted: bool) -> tuple[Bags, Batch]:
         """Returns the bags of `features` and the batch for the planner.
 
         Raises:
@@ -158,7 +158,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         return IdSignals(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
     def checked_bags(self, features: KeyedJaggedTensor) -> Bags:
-        """Returns the bags of a batch, and updates `feature_keys`; for errors see `_batch`."""
+        """Returns the bags of a batch, and updates `feature_keys`; for errors see `_make_batch`."""
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
             # a tracer's stand-in for a batch has every attribute, and is refused later

@@ -114,7 +114,7 @@ class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
     """
 
 
-def _init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
+def _user_init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
     """Returns the user's `init_fn`; None if TorchRec filled it in, which is the same as UNIFORM."""
     fn: InitFn | None = config.init_fn
     if isinstance(fn, functools.partial) and fn.func is torch.nn.init.uniform_ and not fn.args:
@@ -207,7 +207,7 @@ def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> Tabl
         init_max=high if config.weight_init_max is None else config.weight_init_max,
         init_mean=mean,
         init_stddev=stddev,
-        init_fn=_init_fn(config),
+        init_fn=_user_init_fn(config),
         track_changes=isinstance(config, _HashTableFields) and config.is_incremental,
         lifecycle=lifecycle,
     )
@@ -236,7 +236,7 @@ def _check_fields_without_effect(config: BaseEmbeddingConfig) -> None:
             )
 
 
-def check_kind(
+def check_config_class(
     tables: Sequence[BaseEmbeddingConfig], kind: type[BaseEmbeddingConfig], collection: str, *, capacity: bool
 ) -> None:
     """Raises TypeError if `tables` is not a list, or contains a config that the collection does not support.

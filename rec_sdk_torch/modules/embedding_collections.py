@@ -15,13 +15,13 @@ from ..runtime.eager import eager
 from ..tbe import BatchHint, BoundsCheckMode, CacheOption, Device, EmbeddingOptions, Folder, Home, TableBatchedEmbedding
 from .collection import CachedCollection
 from .collection_methods import PooledTables, SequenceTables
-from .configs import HashEmbeddingBagConfig, check_kind, table_config
+from .configs import HashEmbeddingBagConfig, check_config_class, table_config
 
 HomeOption: TypeAlias = Home | str | Mapping[str, Home | str]
 """Rule by which ranks own the rows of all tables, or a dict of rules by table name; the default is MODULO."""
 
 
-def _by_table(option: str, value: Any, tables: Sequence[BaseEmbeddingConfig]) -> Mapping[str, Any]:
+def _option_by_table(option: str, value: Any, tables: Sequence[BaseEmbeddingConfig]) -> Mapping[str, Any]:
     """Returns an option as a dict by table name, from one value for all tables or a dict.
 
     Raises:
@@ -36,7 +36,7 @@ def _by_table(option: str, value: Any, tables: Sequence[BaseEmbeddingConfig]) ->
     return value
 
 
-def _embedding(
+def _make_embedding(
     collection: torch.nn.Module,
     tables: Sequence[BaseEmbeddingConfig],
     kind: type[BaseEmbeddingConfig],
@@ -51,8 +51,8 @@ def _embedding(
 
     `of_tables` are fields of `TableConfig` that all tables get.
     """
-    check_kind(tables, kind, type(collection).__name__, capacity=capacity)
-    paddings, homes = _by_table("padding_idx", padding_idx, tables), _by_table("home", home, tables)
+    check_config_class(tables, kind, type(collection).__name__, capacity=capacity)
+    paddings, homes = _option_by_table("padding_idx", padding_idx, tables), _option_by_table("home", home, tables)
     configs = [
         replace(
             table_config(table, capacity=capacity),
@@ -128,7 +128,7 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingConfig, options, padding_idx, home, **of_tables)
+        embedding = _make_embedding(self, tables, EmbeddingConfig, options, padding_idx, home, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls)
         self._need_indices = need_indices
 
@@ -143,7 +143,7 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
         Returns:
             Dict by embedding name: values float32 `[n_f, D]` with the feature's lengths.
         """
-        bags, batch = self._batch(features, weighted=False)
+        bags, batch = self._make_batch(features, weighted=False)
         parts = self.embedding.lookup_features(batch)
         return bags.sequences(self.output_names, batch.original, parts, self._need_indices)
 
@@ -175,7 +175,7 @@ class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionIn
             Values float32 `[B, sum of the features' dims]`, keys in table order. With inverse indices, B is their
             number of samples.
         """
-        bags, batch = self._batch(features, weighted=self._is_weighted)
+        bags, batch = self._make_batch(features, weighted=self._is_weighted)
         dims = self.embedding.feature_dims
         values = self.embedding.lookup_pooled(batch)
         if bags.features.inverse_indices_or_none() is not None:
@@ -272,7 +272,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
             host_store=host_store,
         )
         of_tables: dict[str, Any] = {"stochastic_rounding": stochastic_rounding, "cache_dtype": cache_dtype}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, home, **of_tables)
+        embedding = _make_embedding(self, tables, EmbeddingBagConfig, options, padding_idx, home, **of_tables)
         super().__init__(tables, embedding, embedding_optimizer_cls, is_weighted)
 
 
@@ -316,9 +316,11 @@ class HashEmbeddingBagCollection(_PooledCollection):
         padding_idx: int | Mapping[str, int] | None = None,
         home: HomeOption = "modulo",
     ) -> None:
-        check_kind(tables, EmbeddingBagConfig, type(self).__name__, capacity=True)
+        check_config_class(tables, EmbeddingBagConfig, type(self).__name__, capacity=True)
         cache = {table.name: table.num_embeddings for table in tables}
         options = EmbeddingOptions(cache=cache, device=device, check_finite=check_finite, update=update)
         rounding: dict[str, Any] = {"stochastic_rounding": stochastic_rounding}
-        embedding = _embedding(self, tables, EmbeddingBagConfig, options, padding_idx, home, capacity=True, **rounding)
+        embedding = _make_embedding(
+            self, tables, EmbeddingBagConfig, options, padding_idx, home, capacity=True, **rounding
+        )
         super().__init__(tables, embedding, None, is_weighted)

@@ -35,11 +35,11 @@ def wrap_clipping() -> None:
             location, function = (module.__name__, name), getattr(module, name)
             if _wrapped_functions.get(location) is not function:
                 _wrapped_functions[location] = function
-                if not any(_wrap(each, name) for each in callees(function)):
+                if not any(_wrap_function(each, name) for each in callees(function)):
                     _warn_not_wrapped(".".join(location), function)
 
 
-def _wrap(function: Any, name: str) -> bool:
+def _wrap_function(function: Any, name: str) -> bool:
     """Wraps what torch's function calls under no_grad; returns False if `function` is not torch's function `name`."""
     if not isinstance(function, types.FunctionType) or function.__globals__ is not vars(clip_grad):
         return False
@@ -47,7 +47,7 @@ def _wrap(function: Any, name: str) -> bool:
         return False
     (cell,) = function.__closure__
     if not is_ours(cell.cell_contents):
-        cell.cell_contents = _with_tables(cell.cell_contents, name)
+        cell.cell_contents = _handle_tables(cell.cell_contents, name)
     return True
 
 
@@ -61,24 +61,24 @@ def _warn_not_wrapped(location: str, function: Any) -> None:
     )
 
 
-def _with_tables(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _handle_tables(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
     @mark
     @functools.wraps(clip)
-    def with_tables(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def handle_tables(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         parameters_list = list(parameters)
         handles = [parameter for parameter in parameters_list if isinstance(parameter, TableParameter)]
-        _check(name, handles, only_tables=len(handles) == len(parameters_list))
+        _check_tables(name, handles, only_tables=len(handles) == len(parameters_list))
         if name == "clip_grad_norm_" and any(handle.ranks is not None for handle in handles if handle.updates_at_step):
             return _clip_across_ranks(parameters_list, *args, **kwargs)
         empty = not parameters_list and isinstance(parameters, types.GeneratorType)
         return clip(parameters if empty else parameters_list, *args, **kwargs)
 
-    return with_tables
+    return handle_tables
 
 
-def _check(function: str, handles: Sequence[TableParameter], only_tables: bool) -> None:
+def _check_tables(function: str, handles: Sequence[TableParameter], only_tables: bool) -> None:
     """Raises for tables that cannot be clipped, and warns once if only some parameters are such tables."""
     updated = [handle.table for handle in handles if not handle.updates_at_step]
     if updated and only_tables and len(updated) == len(handles):

@@ -49,7 +49,7 @@ class _TableState(abc.ABC):
     def problem(self, value: Any, rows: int) -> str | None:
         """Returns why `value` cannot be loaded as the state of `rows` rows; None if it can."""
 
-    def _raise_problem(self, value: Any, rows: int = 0) -> None:
+    def _check_value(self, value: Any, rows: int = 0) -> None:
         """Raises an error if `value` cannot be loaded.
 
         A CombinedOptimizer loads states one by one, without the check of all of them.
@@ -76,10 +76,10 @@ class StepState(_TableState):
     def load_state_dict(self, value: Any) -> None:
         if value is _ALREADY_LOADED:
             return
-        self._raise_problem(value)
-        load(self._embedding.layout, [], [self.number(value)])
+        self._check_value(value)
+        load(self._embedding.layout, [], [self.optimizer_step(value)])
 
-    def number(self, value: Any) -> tuple[TableOptimizer, int]:
+    def optimizer_step(self, value: Any) -> tuple[TableOptimizer, int]:
         """Returns the optimizer and the step count that loading `value` sets."""
         return self.optimizer, int(float(value))
 
@@ -110,7 +110,7 @@ class IdsState(_TableState):
     def load_state_dict(self, value: torch.Tensor) -> None:
         if value is _ALREADY_LOADED:
             return
-        self._raise_problem(value)
+        self._check_value(value)
         self.loading = value.cpu().contiguous()
 
 
@@ -156,7 +156,7 @@ class RowState(_TableState):
             return
         ids = None if self._ids is None else self._ids.loading
         ids = row_numbers(value) if ids is None else ids
-        self._raise_problem(value, len(ids))
+        self._check_value(value, len(ids))
         load(self._embedding.layout, [self.content(ids, value)])
         if self._ids is not None and self._index + 1 == len(self._optimizer.spec.states):
             self._ids.loading = None
@@ -320,7 +320,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             if isinstance(handle, TableParameter):
                 if name in renamed:
                     renamed[name] = self._with_defaults(handle, renamed[name])
-                self._check(name, handle, renamed)
+                self._check_states(name, handle, renamed)
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict["param_groups"])
         self._load_states(renamed)
@@ -341,7 +341,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                     ids = states_by_param[name].get(f"{handle.table}.ids", row_numbers(value))
                     contents.append(state.content(ids.cpu(), value))
                 elif isinstance(state, StepState):
-                    numbers.append(state.number(value))
+                    numbers.append(state.optimizer_step(value))
         load(self._embedding.layout, contents, numbers)
 
     def _with_defaults(self, handle: TableParameter, loaded: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,7 +375,9 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                 raise ValueError(f"the options of {optimizer.where} are missing, or are not {expected}")
             optimizer.check_options({name: new[name] for name in new if name != "params"})
 
-    def _check(self, name: str, handle: TableParameter, states_by_param: Mapping[str, Mapping[str, Any]]) -> None:
+    def _check_states(
+        self, name: str, handle: TableParameter, states_by_param: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         if name not in states_by_param:
             raise ValueError(f"the state of {name} is missing")
         states, values = self.state[handle], states_by_param[name]

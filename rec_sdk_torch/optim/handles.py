@@ -18,15 +18,15 @@ from ..tbe import TableBatchedEmbedding, TableConfig, save_table
 from . import optimizer_assignments
 
 
-def _is_write(function: Callable[..., Any]) -> bool:
+def _modifies_argument(function: Callable[..., Any]) -> bool:
     """Returns whether a torch function changes its first argument."""
     name = getattr(function, "__name__", "")
     if name == "__set__":
-        return _attribute(function) == "data"
+        return _attribute_name(function) == "data"
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-def _attribute(function: Any) -> str | None:
+def _attribute_name(function: Any) -> str | None:
     """Returns the name of the tensor attribute that `function` gets or sets; None for other functions."""
     return getattr(getattr(function, "__self__", None), "__name__", None)
 
@@ -42,14 +42,14 @@ class _ReadOnlyTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_write(func):
+        if _modifies_argument(func):
             _raise_if_table(func, args[0] if args else next(iter(kwargs.values())))
         if "out" in kwargs:
             _raise_if_table(func, kwargs["out"])
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             detached = getattr(func, "__name__", "") == "detach" or (
-                getattr(func, "__name__", "") == "__get__" and _attribute(func) == "data"
+                getattr(func, "__name__", "") == "__get__" and _attribute_name(func) == "data"
             )
             if detached and isinstance(args[0], _ReadOnlyTensor):
                 table, result = args[0].table, torch.Tensor._make_subclass(_ReadOnlyTensor, result)
@@ -74,7 +74,7 @@ _GRAD: Any = torch.Tensor.grad
 
 
 @eager
-def _gradient(embedding: TableBatchedEmbedding, table: str) -> torch.Tensor | None:
+def _pending_gradient(embedding: TableBatchedEmbedding, table: str) -> torch.Tensor | None:
     return embedding.gradient(table)
 
 
@@ -153,7 +153,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         gradient would need the handle's shape.
         """
         embedding = None if TracingContext.try_get() is not None else self._embedding_with_step()
-        return super().grad if embedding is None else _gradient(embedding, self.table)
+        return super().grad if embedding is None else _pending_gradient(embedding, self.table)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:

@@ -49,7 +49,7 @@ def apply_optimizer_in_backward(
     handles = [param for param in parameters if isinstance(param, TableParameter)]
     kwargs = dict(optimizer_kwargs)
     for handle in handles:
-        optimizer_assignments.check(handle, optimizer_class, kwargs, handle.assignments())
+        optimizer_assignments.check_assignment(handle, optimizer_class, kwargs, handle.assignments())
     dense = [param for param in parameters if not isinstance(param, TableParameter)]
     if dense:
         # imported here, because torch then compiles eight optimizers, which takes a third of a second
@@ -58,7 +58,7 @@ def apply_optimizer_in_backward(
         _apply_optimizer_in_backward(optimizer_class, dense, kwargs)
     for handle in handles:
         if not handle.assignments():
-            optimizer_assignments.record(handle, optimizer_class, kwargs)
+            optimizer_assignments.add_assignment(handle, optimizer_class, kwargs)
 
 
 def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Optimizer assignments: the optimizer classes and keywords that were applied to a table's parameter.
 
-They come from this package's `apply_optimizer_in_backward`, or from torch's, which TorchRec's calls. torch's function
+They come from `apply_optimizer_in_backward` of this package, torch or TorchRec; TorchRec's is torch's. torch's function
 creates an optimizer for each parameter and appends the optimizer, its class and its keywords to three lists of the
 parameter. The last list checks each entry, so that an invalid assignment raises at the call.
 """
@@ -42,7 +42,7 @@ def assignments_of(parameter: object) -> list[tuple[type, dict[str, Any]]]:
 class CheckedKeywords(list[dict[str, Any]]):
     """List of the keywords of a table's optimizers. Each entry that torch appends is checked.
 
-    If the check fails, the assignment is removed again.
+    If the check_assignment fails, the assignment is removed again.
     """
 
     def __init__(self, handle: Handle, values: Iterable[dict[str, Any]] = ()) -> None:
@@ -53,7 +53,7 @@ class CheckedKeywords(list[dict[str, Any]]):
         """Adds the keywords of the optimizer whose class was added last.
 
         Raises:
-            TypeError, ValueError, RuntimeError: see `check`.
+            TypeError, ValueError, RuntimeError: see `check_assignment`.
         """
         super().append(keywords)
         handle = self._handle()
@@ -61,7 +61,7 @@ class CheckedKeywords(list[dict[str, Any]]):
             return
         try:
             optimizer_class = handle.__dict__[CLASSES][-1]
-            made = check(handle, optimizer_class, keywords, handle.assignments()[:-1])
+            made = check_assignment(handle, optimizer_class, keywords, handle.assignments()[:-1])
             optimizer = handle.__dict__[OPTIMIZERS][-1]
             if not hasattr(optimizer, "param_groups"):  # a placeholder of TorchRec's
                 optimizer.param_groups = [{"params": [handle], **made.options}]
@@ -73,7 +73,7 @@ class CheckedKeywords(list[dict[str, Any]]):
             optimizer.defaults = defaults_of([made])
             made.check_options(group)
         except BaseException:
-            remove_last(handle)
+            remove_last_assignment(handle)
             raise
 
 
@@ -87,14 +87,14 @@ def defaults_of(optimizers: Sequence[TableOptimizer]) -> dict[str, Any]:
     return {name: value for name, value in optimizers[0].options.items() if name in common}
 
 
-def record(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
+def add_assignment(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
     """Adds a checked assignment, without an optimizer object, because the engine performs the updates."""
     handle.__dict__.setdefault(OPTIMIZERS, [])
     handle.__dict__.setdefault(CLASSES, []).append(optimizer_class)
     list.append(handle.__dict__.setdefault(KEYWORDS, CheckedKeywords(handle)), keywords)
 
 
-def remove_last(handle: Handle) -> None:
+def remove_last_assignment(handle: Handle) -> None:
     """Removes the last assignment, which torch added."""
     for name in ATTRIBUTES:
         del handle.__dict__[name][-1:]
@@ -103,7 +103,7 @@ def remove_last(handle: Handle) -> None:
             del handle.__dict__[name]
 
 
-def check(
+def check_assignment(
     handle: Handle,
     optimizer_class: type,
     keywords: Mapping[str, Any],
@@ -163,7 +163,7 @@ def _remove_hooks(handle: Handle) -> None:
             hook.remove()
     if not is_hooked(handle):
         while handle.assignments():
-            remove_last(handle)
+            remove_last_assignment(handle)
         raise RuntimeError(
             f"table {handle.table!r} was given its optimizer with register_hook=False, but rows are only updated in "
             "the backward pass: apply it again without register_hook=False"
@@ -184,7 +184,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
     each table.
 
     Raises:
-        TypeError, ValueError, RuntimeError: see `check`.
+        TypeError, ValueError, RuntimeError: see `check_assignment`.
     """
     shared: list[tuple[dict[str, Any], TableOptimizer]] = []
     result: dict[str, TableOptimizer] = {}
@@ -194,7 +194,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
             continue
         _remove_hooks(handle)
         cls, keywords = assignments[0]
-        optimizer = check(handle, cls, keywords, assignments[1:])
+        optimizer = check_assignment(handle, cls, keywords, assignments[1:])
         if handle.__dict__[OPTIMIZERS]:
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]
             for option, value in optimizer.options.items():

@@ -361,7 +361,7 @@ def test_configs_of_torchrec_make_hash_tables(case: Any) -> None:
     ],
 )
 def test_collections_of_torchrec_keep_index_tables(sharder: Any, module: Any, config: Any) -> None:
-    made = sharder()._collection(module(tables=[config_of(config)]), torch.device("cpu"))
+    made = sharder()._make_collection(module(tables=[config_of(config)]), torch.device("cpu"))
     table = made.embedding.tables[0]
     assert (table.hashed, table.init_range) == (False, (-0.5, 0.5))
     assert table.initializer_type is rst.InitializerType.UNIFORM

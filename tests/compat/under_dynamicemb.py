@@ -289,7 +289,7 @@ def test_a_dump_is_loaded(optimizer: str, strategy: Any, tmp_path: Path) -> None
         train(module, *range(step, step + 5))
     module.dump(tmp_path, optim=True)
     other.load(tmp_path, optim=True)
-    scores = [each._scores["t"].in_dump(torch.tensor([0, 3, 7])) for each in (module, other)]
+    scores = [each._scores["t"].dump_scores(torch.tensor([0, 3, 7])) for each in (module, other)]
     torch.testing.assert_close(*scores, rtol=0, atol=10**9 if strategy is Strategy.TIMESTAMP else 0)
     for step in range(4, 20):
         for each in (module, other):
@@ -333,7 +333,7 @@ def test_scores_are_dropped_when_the_clock_is_set_back() -> None:
     scores = module._scores["t"]
     scores.view.set_clocks({"batches": 1})  # as a load of a save does
     train(module, 3)
-    assert scores.of(torch.tensor([1, 3])).tolist() == [1, 3]
+    assert scores.increment_scores(torch.tensor([1, 3])).tolist() == [1, 3]
 
 
 def test_a_load_of_an_older_dump(tmp_path: Path) -> None:

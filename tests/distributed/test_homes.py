@@ -280,7 +280,7 @@ def test_ids_are_sent_to_their_owners(rank: int) -> None:
     ids = np.array(
         [100 * home + 10 * table + i for home in range(3) for table in range(3) for i in range(counts[home, table])]
     )
-    told = ids[replicas.expand(counts, range(3))].tolist()
+    told = ids[replicas.replication_indices(counts, range(3))].tolist()
     own = [100 * rank + 10, 100 * rank + 11, 100 * rank + 12]
     assert told == [0, 1, *own, 100, *own, 120, *own]
     assert replicas.counts_for_all(counts).tolist() == [[2, 3, 0], [1, 3, 1], [0, 3, 0]]

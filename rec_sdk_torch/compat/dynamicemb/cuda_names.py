@@ -19,7 +19,7 @@ import torch.distributed as dist
 _DEVICE = torch.device
 
 
-def _target() -> str | None:
+def _target_device_type() -> str | None:
     """Returns the device type that CUDA names stand for; None if CUDA is available."""
     if torch.cuda.is_available():
         return None
@@ -37,7 +37,7 @@ class _Devices(type):
         return issubclass(subclass, _DEVICE)
 
 
-def _parse(kind: str, *args: Any, **kwargs: Any) -> torch.device:
+def _parse_device(kind: str, *args: Any, **kwargs: Any) -> torch.device:
     """Returns the device for the arguments of `torch.device`, with `kind` instead of CUDA."""
     device = _DEVICE(*args, **kwargs)
     if device.type != "cuda":
@@ -52,10 +52,10 @@ def _rebuild_device(name: str) -> torch.device:
 @functools.cache
 def install() -> None:
     """Replaces the names, once per process."""
-    kind = _target()
+    kind = _target_device_type()
     if kind is None:
         return
-    parse = functools.partial(_parse, kind)
+    parse = functools.partial(_parse_device, kind)
     namespace = {"__new__": lambda cls, *args, **kwargs: parse(*args, **kwargs), "__module__": "torch"}
     # Devices are pickled by their text, because pickle would look up the replaced class by its name.
     copyreg.pickle(_DEVICE, lambda device: (_rebuild_device, (str(device),)))

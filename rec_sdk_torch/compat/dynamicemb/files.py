@@ -71,7 +71,7 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
     for path in paths:
         path.write_bytes(b"")
     for chunk in view.chunks([WEIGHT, *states]):
-        dumped = scores.in_dump(chunk.ids)
+        dumped = scores.dump_scores(chunk.ids)
         arrays = [chunk.ids, chunk.parts[WEIGHT].float(), now - dumped if scores.is_age_in_dumps else dumped]
         if states:
             arrays.append(torch.cat([chunk.parts[state].float() for state in states], dim=1))

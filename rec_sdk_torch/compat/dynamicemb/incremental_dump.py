@@ -35,7 +35,7 @@ def set_score(model: torch.nn.Module, table_score: int | Mapping[str, Mapping[st
     Raises:
         ValueError: a score is not a positive integer, or a table's scores are not CUSTOMIZED.
     """
-    _check("table_score", table_score)
+    _check_numbers("table_score", table_score)
     found = dynamic_tables(model, "no score is set")
     if isinstance(table_score, Mapping):
         _warn_of_unknown(table_score, {each for path, name, _ in found for each in (path, name)})
@@ -65,7 +65,7 @@ def incremental_dump(
     Raises:
         ValueError: a threshold is not an integer.
     """
-    _check("score_threshold", score_threshold)
+    _check_numbers("score_threshold", score_threshold)
     found = dynamic_tables(model, "nothing is dumped")
     if isinstance(score_threshold, Mapping):
         _warn_of_unknown(score_threshold, {path for path, _, _ in found})
@@ -82,7 +82,7 @@ def incremental_dump(
     return (rows, scores) if found else None
 
 
-def _check(name: str, value: object) -> None:
+def _check_numbers(name: str, value: object) -> None:
     numbers = [value]
     if isinstance(value, Mapping) and all(isinstance(of_tables, Mapping) for of_tables in value.values()):
         numbers = [number for of_tables in value.values() for number in of_tables.values()]

@@ -111,10 +111,10 @@ def prepare_options(
     for config in eb_configs:
         options = constraints[config.name].dynamicemb_options
         if constraints[config.name].use_dynamicemb and options is not None:
-            _prepare(config, options, world_size)
+            _prepare_table(config, options, world_size)
 
 
-def _prepare(config: BaseEmbeddingConfig, options: DynamicEmbTableOptions, world_size: int) -> None:
+def _prepare_table(config: BaseEmbeddingConfig, options: DynamicEmbTableOptions, world_size: int) -> None:
     options.initializer_args = complete_initializer_args(options.initializer_args, embedding_config=config)
     buckets, options.bucket_capacity = bucket_layout(config, world_size, options.bucket_capacity)
     options.max_capacity = buckets * options.bucket_capacity

@@ -66,11 +66,11 @@ class ScoredTables:
             ValueError: a score is not a positive integer, or a table's scores are not CUSTOMIZED.
         """
         for name, score in named_score.items():
-            self._scores[name].set(score)
+            self._scores[name].set_next_score(score)
 
     def get_score(self) -> dict[str, int]:
         """Returns the score of the next batch, by table name; with TIMESTAMP, the time."""
-        return {name: scores.now() for name, scores in self._scores.items()}
+        return {name: scores.next_score() for name, scores in self._scores.items()}
 
     def _selected(self, names: Sequence[str] | None) -> Iterator[TableScores]:
         for name, scores in self._scores.items():
@@ -132,9 +132,9 @@ class ScoredTables:
                 continue
             table = self._scores[name]
             ids = table.view.ids()
-            ids = ids[table.of(ids) >= threshold]
+            ids = ids[table.increment_scores(ids) >= threshold]
             rows[name] = _gather_rows((ids, table.view.read(ids, [WEIGHT]).parts[WEIGHT]), pg)
-            scores[name] = table.now()
+            scores[name] = table.next_score()
         return rows, scores
 
 

@@ -88,11 +88,11 @@ class TableScores:
         """Whether dumps contain the time since a row's last batch instead of its score."""
         return self._strategy is DynamicEmbScoreStrategy.TIMESTAMP
 
-    def now(self) -> int:
+    def next_score(self) -> int:
         """Returns the score of the next batch; rows with at least this score are in the next increment."""
         return device_timestamp() if self._timed else self.current
 
-    def set(self, score: int) -> None:
+    def set_next_score(self, score: int) -> None:
         """Sets the score of later batches.
 
         Raises:
@@ -117,7 +117,7 @@ class TableScores:
         if self._dated:
             number = self.view.clocks()["batches"]
             del self._of_batches[number - 1 :]  # scores of batches that failed
-            self._of_batches.append(self.now())
+            self._of_batches.append(self.next_score())
         if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
             self._write_current_score(ids.unique())
         if self._kind is DynamicEmbScoreStrategy.STEP:
@@ -128,11 +128,11 @@ class TableScores:
         scores = torch.full((len(ids),), float(self.current), dtype=torch.float64, device="cpu")
         self.view.write_row_columns(ids, {"score": scores})
 
-    def of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the scores that incremental dumps compare, int64 `[n]`, of ids that have rows."""
+    def increment_scores(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the scores that incremental dumps compare with the threshold, int64 `[n]`, of ids that have rows."""
         return self._scores_by_strategy(ids)[DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind]
 
-    def in_dump(self, ids: torch.Tensor) -> torch.Tensor:
+    def dump_scores(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the scores as a dump stores them, int64 `[n, scores of a row]`."""
         columns = self._scores_by_strategy(ids)
         return torch.stack([columns[kind] for kind in self._strategies()], dim=1)
@@ -153,7 +153,7 @@ class TableScores:
         scores_by_strategy = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
         if self._dated:
             # Entry 0 is for rows that were in no batch, the last one for batches that are planned but not trained.
-            scores = np.array([0, *self._of_batches, self.now()], np.int64)
+            scores = np.array([0, *self._of_batches, self.next_score()], np.int64)
             positions = np.minimum(kept["last_use"].numpy(), len(scores) - 1)
             kind = DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind
             scores_by_strategy[kind] = torch.from_numpy(scores[positions])
@@ -164,7 +164,7 @@ class TableScores:
 
         Args:
             ids: int64 `[n]`, which have rows.
-            scores: scores as `in_dump` returned them.
+            scores: scores as `dump_scores` returned them.
         """
         columns = dict(zip(self._strategies(), scores.unbind(1), strict=True))
         written = {}
@@ -175,7 +175,7 @@ class TableScores:
             distinct, position = dates.unique(return_inverse=True)
             number = self.view.clocks()["batches"]
             del self._of_batches[number:]
-            self._of_batches.extend([self.now()] * (number - len(self._of_batches)))
+            self._of_batches.extend([self.next_score()] * (number - len(self._of_batches)))
             self._of_batches.extend(distinct.tolist())
             self.view.set_clocks({"batches": len(self._of_batches)})
             written["last_use"] = position + number + 1

@@ -90,15 +90,15 @@ class ShardedDynamicEmbeddingBagCollection(_ShardedTables):
     _unsharded = EmbeddingBagCollection
 
 
-class _Sequences(EmbCacheEmbeddingCollectionSharder):
+class _SequenceSharder(EmbCacheEmbeddingCollectionSharder):
     _sharded = ShardedDynamicEmbeddingCollection
 
 
-class _Bags(EmbCacheEmbeddingBagCollectionSharder):
+class _BagSharder(EmbCacheEmbeddingBagCollectionSharder):
     _sharded = ShardedDynamicEmbeddingBagCollection
 
 
-def options_of(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbTableOptions]:
+def dynamic_options(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbTableOptions]:
     """Returns the options of the dynamic tables of a plan, by table name.
 
     Raises:
@@ -112,7 +112,7 @@ def options_of(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbT
     return options
 
 
-def _config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, world_size: int) -> Any:
+def _table_config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, world_size: int) -> Any:
     """Returns the config of a table of this package: a hash table with options, an index table without."""
     if options is None:
         return table
@@ -207,8 +207,8 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         Raises:
             ValueError, NotImplementedError: invalid or unsupported options; the message names table and option.
         """
-        options = options_of(params)
-        tables = [_config(table, options.get(table.name), env.world_size) for table in configs_of(module)]
+        options = dynamic_options(params)
+        tables = [_table_config(table, options.get(table.name), env.world_size) for table in configs_of(module)]
         with torchrec_configs_as_index():
             cache = _cache_rows(options, self._options["optimizer"])
             home = {name: HOMES[own.dist_type] for name, own in options.items()}
@@ -223,7 +223,7 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
 class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):
     """Sharder of TorchRec's `EmbeddingCollection`, see `_DynamicSharder`."""
 
-    _inner = _Sequences
+    _inner = _SequenceSharder
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):
     """Sharder of TorchRec's `EmbeddingBagCollection`, see `_DynamicSharder`."""
 
-    _inner = _Bags
+    _inner = _BagSharder
 
     def __init__(
         self, fused_params: dict[str, Any] | None = None, qcomm_codecs_registry: dict[str, Any] | None = None

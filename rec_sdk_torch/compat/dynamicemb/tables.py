@@ -60,7 +60,7 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         self._options = dict(zip(names, table_options, strict=True))
         self._features = [tables_by_feature.count(index) for index in range(len(names))]
         configs = [
-            _config(name, own, features, Pooling[pooling_mode.name])
+            _table_config(name, own, features, Pooling[pooling_mode.name])
             for (name, own), features in zip(self._options.items(), self._features, strict=True)
         ]
         cls, keywords = torch_optimizer(chosen)
@@ -117,7 +117,7 @@ def _dtype(options: DynamicEmbTableOptions) -> torch.dtype:
     return options.embedding_dtype or torch.float32
 
 
-def _config(name: str, options: DynamicEmbTableOptions, features: int, pooling: Pooling) -> TableConfig:
+def _table_config(name: str, options: DynamicEmbTableOptions, features: int, pooling: Pooling) -> TableConfig:
     check_options(name, options)
     if not options.dim or not options.max_capacity:
         raise ValueError(f"table {name!r}: dim is {options.dim}, max_capacity {options.max_capacity}: both are needed")
