@@ -33,7 +33,7 @@ def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement
 
 
 def table_checksums(view: TableView) -> dict[str, str]:
-    """Returns table_checksums of a table's ids and of each part of its rows."""
+    """Returns checksums of a table's ids and of each part of its rows."""
     sums: dict[str, int] = {}
     for chunk in view.chunks(kept=True):
         for name, tensor in {"ids": chunk.ids, **chunk.parts}.items():

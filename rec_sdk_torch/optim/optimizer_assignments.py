@@ -42,7 +42,7 @@ def assignments_of(parameter: object) -> list[tuple[type, dict[str, Any]]]:
 class CheckedKeywords(list[dict[str, Any]]):
     """List of the keywords of a table's optimizers. Each entry that torch appends is checked.
 
-    If the check_assignment fails, the assignment is removed again.
+    If the check fails, the assignment is removed again.
     """
 
     def __init__(self, handle: Handle, values: Iterable[dict[str, Any]] = ()) -> None:
