@@ -117,7 +117,7 @@ class CollectionMethods(TableMethods):
             return  # rows are drawn at the first use
         self.sync_optimizers()
         with self.exclusive():
-            layout.drop_windows()
+            layout.discard_gradients()
             for table in layout.tables:
                 self.embedding.view(table.name).reset()
             layout.fill(layout)

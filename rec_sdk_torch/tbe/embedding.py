@@ -316,7 +316,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             prefetched_as: the part of the batch that the prefetch queue may hold, which is removed there.
         """
         layout, groups = self.layout, self.layout.groups
-        weights = [None] * len(groups) if batch.weights is None else layout.weights_of(batch)
+        weights = [None] * len(groups) if batch.weights is None else layout.sample_weights(batch)
         lengths, shape = self._output_shape(batch)
         with layout.locks.exclusive():
             if prefetched_as is not None:
@@ -331,7 +331,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             layout.check_trainable()
             self._trainable = layout.fit_caches(batch.original, self.queue.batches_to_hold())
         groups = layout.built or layout.groups
-        weights = () if batch.weights is None else layout.weights_of(batch)
+        weights = () if batch.weights is None else layout.sample_weights(batch)
         lengths, shape = (None, (batch.batch_size, self._width)) if self.pooled else self._output_shape(batch)
         if self._anchor is None:
             with layout.locks.launch:

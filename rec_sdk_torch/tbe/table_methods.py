@@ -223,7 +223,7 @@ class TableMethods:
         with layout.locks.exclusive():
             if options.grad_norms is not layout.options.grad_norms:
                 for group in layout.built:
-                    group.count_norms(options.grad_norms)
+                    group.enable_norms(options.grad_norms)
             self._set_options(grad_norms=on)
 
     @property

@@ -30,7 +30,7 @@ inline uint64_t content_of(const Block& block) {
 }
 }  // namespace protocol
 
-// Transfers.follow
+// Transfers.follow_previous_stream
 inline void Protocol::follow() {
   if (has(Bug::kDoesNotFollow)) return;
   if (last_stream_ >= 0 && last_stream_ != stream_) device_.wait(stream_, device_.tail(last_stream_));
@@ -46,7 +46,7 @@ inline void Protocol::wait(const Arrival& arrival) {
   if (!known && !has(Bug::kReusesMemory)) recorded.push_back(stream_);
 }
 
-// Transfers.send. torch's allocator learns of the copy, and keeps the staging until it is over.
+// Transfers.upload. torch's allocator learns of the copy, and keeps the staging until it is over.
 inline Protocol::Arrival Protocol::send(const Buffer& staging) {
   Arrival arrival{device_.take(kInward, Hash{staging->name, 7}.word(), staging->bytes.size()), {}};
   Block* const to = arrival.memory.get();
@@ -60,7 +60,7 @@ inline Protocol::Arrival Protocol::send(const Buffer& staging) {
   return arrival;
 }
 
-// Transfers.used
+// Transfers.hold_until_used
 inline void Protocol::used(const Buffer& staging) {
   end_uses();
   if (!has(Bug::kReusesStaging)) in_use_.emplace_back(staging, device_.tail(stream_));
@@ -91,7 +91,7 @@ inline float* Protocol::slot_at(const Block& arena, size_t offset, int64_t i) {
   return &nowhere;
 }
 
-// Swap._make_room
+// Swap._allocate_victim_buffers
 inline void Protocol::make_room(const PlanBuffers& p, Staged* staged) {
   const size_t size = static_cast<size_t>(p.rows_out) * bytes_;
   staged->leaving = device_.take(-1, Hash{6, p.serial}.word(), size);
@@ -118,13 +118,13 @@ inline void Protocol::swap(const PlanBuffers& p, const Block* arena, const Block
   });
 }
 
-// Swap._send_out
+// Swap._download_victims
 inline Protocol::Departure Protocol::send_out(const Handle& host, const Staged& staged) {
   if (scenario_.direct) {
     used(staged.leaving);
     return {host, staged.leaving, device_.tail(stream_)};
   }
-  // Transfers.fetch
+  // Transfers.download
   if (!has(Bug::kFetchesEarly)) device_.wait(kOutward, device_.tail(stream_));
   Block* const from = staged.rows.get();
   Block* const to = staged.leaving.get();
@@ -151,7 +151,7 @@ inline void Protocol::scatter(const Block* slots, size_t offset, const Block* ro
   });
 }
 
-// Swap._write
+// Swap._launch_swap
 inline void Protocol::write(const PlanBuffers& p, const Staged& staged) {
   if (staged.records.memory == nullptr) return;
   std::vector<int32_t> slots(p.swap_in_slots, p.swap_in_slots + p.rows_in);

@@ -129,10 +129,10 @@ inline std::vector<Protocol::Handle> Protocol::unapplied(const Plan* upto) {
   return hosts;
 }
 
-// Swap.bring_in
+// Swap.stage
 inline void Protocol::stage(Thread* t, const MadePtr& made) { apply_all(t, made->host.get(), false); }
 
-// Swap.apply_all, or Swap.bring_in: the last one is staged only.
+// Swap.apply_all, or Swap.stage: the last one is staged only.
 inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
   const std::vector<Handle> hosts = unapplied(upto);
   for (const Handle& host : hosts) {
@@ -147,7 +147,7 @@ inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
   }
 }
 
-// Swap._stage
+// Swap._stage_misses
 inline void Protocol::stage_one(Thread* t, const Handle& host, bool last) {
   const uint64_t serial = (*host)->serial;
   t->then("stage: room", serial, nullptr, [=] {
@@ -196,7 +196,7 @@ inline void Protocol::bring_in(Thread* t, const Handle& host, const StagedPtr& s
       });
 }
 
-// Swap._finish
+// Swap._swap
 inline void Protocol::finish_one(Thread* t, const Handle& host) {
   const uint64_t serial = (*host)->serial;
   t->then("write", serial, nullptr, [=] {
@@ -213,12 +213,12 @@ inline void Protocol::finish_one(Thread* t, const Handle& host) {
   });
 }
 
-// Swap.finish
+// Swap.apply
 inline void Protocol::finish(Thread* t, const MadePtr& made) {
   for (const Handle& host : unapplied(made->host.get())) finish_one(t, host);
 }
 
-// Swap.land
+// Swap.complete_write_back
 inline void Protocol::land(Thread* t, uint64_t serial) {
   t->then(
       "land: lock", serial, [=] { return landing_.free_for(t); },

@@ -202,19 +202,19 @@ def test_an_interrupt_between_two_groups_is_completed(
     train(source, range(4))
     save(source, tmp_path)
     train(target, range(50, 52))
-    adopt, calls = Group.adopt, []
+    replace_engine, calls = Group.replace_engine, []
 
     def interrupted(group: Group, *arguments: Any) -> None:
         calls.append(group)
         if when == "after":
-            adopt(group, *arguments)
+            replace_engine(group, *arguments)
         if len(calls) == number:
             raise KeyboardInterrupt
         if when == "before":
-            adopt(group, *arguments)
+            replace_engine(group, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Group, "adopt", interrupted)
+        patch.setattr(Group, "replace_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loaded(tmp_path, target)
     same(target, source)

@@ -394,7 +394,7 @@ def check(scenario: Scenario, device: torch.device) -> None:
 
     for cache, where, late in others:
         # Late: the host has to wait for every row.
-        with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():
+        with mock.patch.object(Swap, "_is_downloaded", return_value=False) if late else contextlib.nullcontext():
             again = run(other, cache, where)
         now = f"{cache} rows on {where}{', rows late' if late else ''}"
         same_bits(result, again, f"{small} rows on {device}", now, norms_off(where))
@@ -472,7 +472,7 @@ def check_ahead(scenario: Scenario, device: torch.device) -> None:
     deep = {name: (scenario.depth + 1) * rows for name, rows in small.items()}
     between = {name: rows + rows // 2 for name, rows in small.items()}
     for cache, late in ((small, False), (between, False), (deep, False), (deep, True)):
-        with mock.patch.object(Swap, "_arrived", return_value=False) if late else contextlib.nullcontext():
+        with mock.patch.object(Swap, "_is_downloaded", return_value=False) if late else contextlib.nullcontext():
             again = run(scenario, cache, device, scenario.depth)
         same_bits(result, again, "none ahead", f"{scenario.depth} ahead, {cache} rows{', rows late' if late else ''}")
     if scenario.rounded is not None:

@@ -81,7 +81,7 @@ def test_threads_lose_no_update(device: torch.device, window: int) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("part", ["_allocate_victim_buffers", "_write", "_download_victims"])
+@pytest.mark.parametrize("part", ["_allocate_victim_buffers", "_launch_swap", "_download_victims"])
 @pytest.mark.parametrize("window", [1, 2])
 def test_an_interrupt_in_the_swap_loses_nothing(device: torch.device, window: int, part: str, when: str) -> None:
     embedding = make(window, 4, device)
@@ -176,7 +176,7 @@ def test_window_without_rows_counts_as_open(device: torch.device) -> None:
     embedding = make(2, 10, device)
     step(embedding, [])
     assert embedding.layout.window_open()
-    embedding.layout.drop_windows()
+    embedding.layout.discard_gradients()
     assert not embedding.layout.window_open()
     step(embedding, [1])
     assert weights(embedding)[1] == 0.0

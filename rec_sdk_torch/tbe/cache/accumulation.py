@@ -64,7 +64,7 @@ class AccumulationBuffer:
         self._chunk = chunk
         self.sums = torch.zeros((slots, 2 * dim), dtype=torch.float32, device=transfers.device)
 
-    def adopt(self, engine: _engine.Engine) -> None:
+    def replace_engine(self, engine: _engine.Engine) -> None:
         """Replaces the engine, which holds the sums of rows outside the cache."""
         self._engine = engine
 

@@ -175,16 +175,16 @@ class Group:
             engine.saves.forget_changes(table, engine.saves.version() + 1)  # all rows are new: none counts as changed
         return engine
 
-    def adopt(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
+    def replace_engine(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
         """Replaces the engine, and with it the rows of all tables; idempotent. The swap must be settled.
 
-        `engine` is from `fresh_engine`, and `counted` is a result of `counts`, so that `stats` continues.
+        `engine` is from `fresh_engine`, and `counted` is a result of `all_stats`, so that `stats` continues.
         """
         if engine is self.engine:
             return
         if self.accumulation_buffer is not None:
             self.accumulation_buffer.drop()
-            self.accumulation_buffer.adopt(engine)
+            self.accumulation_buffer.replace_engine(engine)
         for snapshot in self.snapshots.values():
             snapshot.before_replacement()
         engine.lifecycle.freeze(self._frozen)
@@ -216,7 +216,7 @@ class Group:
         """Returns the number of batches that are planned and whose update is not launched."""
         return self.engine.in_flight()
 
-    def counts(self) -> dict[int | None, dict[str, int]]:
+    def all_stats(self) -> dict[int | None, dict[str, int]]:
         """Returns `stats` of each table by index, and of all tables by None."""
         return {table: self.stats(table) for table in (None, *range(len(self.members)))}
 
@@ -266,7 +266,7 @@ class Group:
             for buffer in self.evicted.values():
                 buffer.warn()
 
-    def weights_of(self, batch: Batch) -> torch.Tensor | None:
+    def sample_weights(self, batch: Batch) -> torch.Tensor | None:
         """Returns the batch's per-sample weights in the order of this group's lookups, differentiable."""
         order = None if batch.weights is None else batch.lookup_order(self.features)
         if batch.weights is None or order is None:
@@ -296,7 +296,7 @@ class Group:
         if arrays.origins is not None:
             fused = fused_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
-            done = self.swap.finish(plan, fused)
+            done = self.swap.apply(plan, fused)
         self.swapping_ns += time.perf_counter_ns() - begin
         if not done:
             return self.lookup_resident(plan, weights, out)
@@ -315,14 +315,14 @@ class Group:
             if plan.upload is not None:
                 plan.upload.wait()
         arrays = plan.arrays
-        rows, slots = (self.swap.weights, arrays.slots) if kept is None else (kept, self._in_order(kept))
+        rows, slots = (self.swap.weights, arrays.slots) if kept is None else (kept, self._identity_slots(kept))
         with profiled("lookup"):
             if out is None:
                 return lookup_sequence(rows, slots)
             lookup_pooled(rows, slots, arrays.offsets, weights, self._columns, self._means, 0, out)
             return out
 
-    def _in_order(self, rows: torch.Tensor) -> torch.Tensor:
+    def _identity_slots(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.arange(len(rows), dtype=torch.int32, device="cpu").to(self._device)
 
     def copy_rows(self, plan: Plan) -> torch.Tensor:
@@ -336,7 +336,7 @@ class Group:
         `rows` is a result of `copy_rows`, or None if the rows have not changed since the lookup.
         """
         self._transfers.follow_previous_stream()
-        slots = plan.arrays.slots if rows is None else self._in_order(rows)
+        slots = plan.arrays.slots if rows is None else self._identity_slots(rows)
         rows = self.swap.weights if rows is None else rows
         result: torch.Tensor = ops.pooled_weights_grad(
             rows, slots, plan.arrays.offsets, grad, self._columns, self._means
@@ -346,7 +346,7 @@ class Group:
     def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Returns the gradient of the per-sample weights of a batch that was read; `rows` are its rows, `[n, D]`."""
         self._transfers.follow_previous_stream()
-        slots = self._in_order(rows)
+        slots = self._identity_slots(rows)
         (offsets,) = self._transfers.to_device(batch.bag_offsets(self.features))
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
@@ -438,7 +438,7 @@ class Group:
         rounding = (ids, self._arguments.seeds()) if self._rounds else (None, None)
         return *call, *rounding, self._state_dtypes, hot, norms
 
-    def count_norms(self, on: bool) -> None:
+    def enable_norms(self, on: bool) -> None:
         """Turns the gradient norms of updates on or off."""
         self.norms = UpdateNorms() if on else None
 
@@ -454,7 +454,7 @@ class Group:
         self.swap.settle()
         self.engine.lifecycle.freeze(self._frozen)
 
-    def evicts(self) -> bool:
+    def evicts_at_step_end(self) -> bool:
         """Returns whether the end of the current step evicts ids; no plan may be made until then."""
         return self.has_lifecycles and self.engine.lifecycle.evicts(self.intervals)
 
@@ -474,7 +474,7 @@ class Group:
         self.swap.apply_all()
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             plan = self.engine.find(batch.values, batch.offsets, keys, batch.batch_size, begin, end)
-            rows = self._readable(plan)
+            rows = self._gather_rows(plan)
             index, offsets = self._transfers.to_device(plan.index, plan.offsets)
             if out is None:
                 parts.append(lookup_sequence(rows, index))
@@ -491,7 +491,7 @@ class Group:
         empty = torch.empty((0, self.layout.dim), dtype=torch.float32, device=self._device)
         return torch.cat(parts) if parts else empty
 
-    def _readable(self, plan: _engine.ReadPlan) -> torch.Tensor:
+    def _gather_rows(self, plan: _engine.ReadPlan) -> torch.Tensor:
         if plan.all_resident:
             return self.swap.weights
         for serial in plan.sources:

@@ -91,7 +91,7 @@ def _read_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -
     state_chunks: list[list[torch.Tensor]] = [[] for _ in states]
     for begin in range(0, len(ids), group.chunk):
         chunk = slice(begin, begin + group.chunk)
-        records = read_known(group, table, ids[chunk], rows[chunk], slots[chunk])
+        records = read_known_records(group, table, ids[chunk], rows[chunk], slots[chunk])
         weights.append(layout.weight(records).to(member.config.weight_dtype, copy=True))
         for index, chunks in enumerate(state_chunks):
             chunks.append(layout.state(records, index).clone())
@@ -104,7 +104,7 @@ def _read_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -
     )
 
 
-def read_known(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
+def read_known_records(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
     """Reads the records of ids that the table contains. The swap must be settled.
 
     Args:
@@ -156,7 +156,7 @@ def mark_small_rows(group: Group, tables: Sequence[int]) -> None:
         for begin in range(0, len(ids), group.chunk):
             chunk = ids[begin : begin + group.chunk]
             rows, slots = group.engine.tables.find_rows(table, chunk)
-            records = read_known(group, table, chunk, rows, slots)
+            records = read_known_records(group, table, chunk, rows, slots)
             weight = group.layout.weight(records).to(config.weight_dtype)
             small.append(rows[row_norms(weight) < rule.least])
         group.engine.lifecycle.mark_small(table, np.concatenate(small))

@@ -11,13 +11,13 @@ RANGE = "rec_sdk_torch::"
 """Prefix of the range names."""
 
 
-class _Nothing:
+class _NullContext:
     """A context manager that does nothing; faster than `contextlib.nullcontext`, whose methods are Python functions."""
 
     __enter__ = __exit__ = "".format  # a C function of any arguments; a false result does not suppress exceptions
 
 
-_NOTHING = cast(AbstractContextManager[Any], _Nothing())
+_NOTHING = cast(AbstractContextManager[Any], _NullContext())
 
 
 def profiled(part: str) -> AbstractContextManager[Any]:

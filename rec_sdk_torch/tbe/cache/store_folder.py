@@ -52,9 +52,9 @@ class StoreFolder:
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         self._closed = weakref.finalize(self, close_in_children(lock))
-        self._remove_left()
+        self._remove_stale_files()
 
-    def _remove_left(self) -> None:
+    def _remove_stale_files(self) -> None:
         for entry in os.scandir(self.path):
             if not entry.name.endswith(".rows") or not entry.is_file(follow_symlinks=False):
                 continue

@@ -193,7 +193,7 @@ class Swap:
             plan.staged.host = host
             self._stage_misses(host, plan.staged)
 
-    def finish(self, plan: Plan, fused: FusedLookup | None = None) -> Sequence[Any]:
+    def apply(self, plan: Plan, fused: FusedLookup | None = None) -> Sequence[Any]:
         """Swaps in the rows of a started plan. Its arrays may be used after `plan.upload`.
 
         Returns:
@@ -202,7 +202,7 @@ class Swap:
         staged = plan.staged
         results: Sequence[Any] = ()
         if not plan.host.applied:  # another thread may have applied it to apply a later plan
-            results = self._finish(plan.host if staged is None or staged.host is None else staged.host, staged, fused)
+            results = self._swap(plan.host if staged is None or staged.host is None else staged.host, staged, fused)
         plan.staged = None
         return results
 
@@ -216,7 +216,7 @@ class Swap:
         staged = self._staged_of(host)
         self._stage_misses(host, staged)
         _engine.start_plans([host])
-        self._finish(host, staged)
+        self._swap(host, staged)
 
     def _staged_of(self, host: _engine.Plan) -> StagedPlan:
         staged = self._started.get(host.serial)
@@ -227,11 +227,11 @@ class Swap:
             staged = self._upload_arrays(torch.from_numpy(host.arena), host)
         return staged
 
-    def _finish(self, host: _engine.Plan, staged: StagedPlan | None, fused: FusedLookup | None = None) -> Sequence[Any]:
+    def _swap(self, host: _engine.Plan, staged: StagedPlan | None, fused: FusedLookup | None = None) -> Sequence[Any]:
         results: Sequence[Any] = ()
         if staged is not None:
             self._started[host.serial] = staged  # for a repeat after an interrupt: it records the swap
-            results = self._write(staged, fused)
+            results = self._launch_swap(staged, fused)
             if staged.victims is not None:
                 self._write_backs[host.serial] = host, self._download_victims(staged.victims)
         self.engine.applied(host)
@@ -292,7 +292,7 @@ class Swap:
             sums = self.transfers.download(self.sums.index_select(0, arrays.window_out_slots))
         return VictimBuffers(rows, staging, sums)
 
-    def _write(self, staged: StagedPlan, fused: FusedLookup | None) -> Sequence[Any]:
+    def _launch_swap(self, staged: StagedPlan, fused: FusedLookup | None) -> Sequence[Any]:
         """Launches the swap on the current stream, after the updates that it contains.
 
         Returns:

@@ -45,9 +45,9 @@ class BatchHint:
         sizes = list(sizes)
         if len(sizes) != len(tables):
             raise ValueError(f"multi_hot_sizes has {len(sizes)} entries for {len(tables)} tables")
-        batch_size = None if self.batch_size is None else _positive("batch_size", self.batch_size)
-        world_size = _positive("world_size", self.world_size)
-        checked = [_positive("an entry of multi_hot_sizes", size) for size in sizes]
+        batch_size = None if self.batch_size is None else _positive_int("batch_size", self.batch_size)
+        world_size = _positive_int("world_size", self.world_size)
+        checked = [_positive_int("an entry of multi_hot_sizes", size) for size in sizes]
         if batch_size is None:
             return [1] * len(tables)
         return [
@@ -56,7 +56,7 @@ class BatchHint:
         ]
 
 
-def _positive(name: str, value: object) -> int:
+def _positive_int(name: str, value: object) -> int:
     number = as_int(value)
     if number is None:
         raise TypeError(f"{name} is {value!r}, expected an int")

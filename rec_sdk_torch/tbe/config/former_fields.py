@@ -40,7 +40,7 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
             )
         kept = {name: keywords[name] for name in _KEPT if name in keywords}
         make(self, **rules_from_options("TableLifecycle", **former | kept))
-        warn(f"TableLifecycle({', '.join(former)}) takes rules as objects: write {spelling(self)}", DeprecatedWarning)
+        warn(f"TableLifecycle({', '.join(former)}) takes rules as objects: write {to_code(self)}", DeprecatedWarning)
 
     def read(self: Any, name: str) -> Any:
         if name not in OPTIONS:
@@ -48,7 +48,7 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
         default, number, kinds = OPTIONS[name]
         found = [getattr(rule, number) for rule in self.rules if isinstance(rule, kinds)]
         value = self.every if name == "evict_step_interval" else found[0] if found else default
-        warn(f"TableLifecycle.{name} is read from its rules, which are {spelling(self)}", DeprecatedWarning)
+        warn(f"TableLifecycle.{name} is read from its rules, which are {to_code(self)}", DeprecatedWarning)
         return value
 
     def restore(self: Any, state: Mapping[str, Any]) -> None:  # unpickles former fields as well as new ones
@@ -59,13 +59,13 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
     return table_lifecycle
 
 
-def spelling(value: Any) -> str:
+def to_code(value: Any) -> str:
     """Returns Python code for a `TableLifecycle`, a rule, a list of rules or a number."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(spelling, value))}]"
+        return f"[{', '.join(map(to_code, value))}]"
     if not is_dataclass(value):
         return repr(value)
     values = {each.name: getattr(value, each.name) for each in fields(value)}
     changed = [each.name for each in fields(value) if values[each.name] != each.default]
     name = f"{'rules.' * isinstance(value, Rule)}{type(value).__name__}"
-    return f"{name}({', '.join(f'{each}={spelling(values[each])}' for each in changed)})"
+    return f"{name}({', '.join(f'{each}={to_code(values[each])}' for each in changed)})"

@@ -243,7 +243,7 @@ class Layout:
             group.set_evict_step_interval(options.evict_step_interval)
             if options.frozen:
                 group.freeze(options.frozen)
-            group.count_norms(options.grad_norms)
+            group.enable_norms(options.grad_norms)
             local = group.table_indices
             group.owned_ids = {local[name]: ids for name, ids in self.owned_ids.items() if name in local}
             group.evicted = {local[name]: buffer for name, buffer in self.evicted.items() if name in local}
@@ -283,7 +283,7 @@ class Layout:
                 "before the first training forward (or use eval() / torch.no_grad() to read only)"
             )
 
-    def weights_of(self, batch: Batch) -> list[torch.Tensor | None]:
+    def sample_weights(self, batch: Batch) -> list[torch.Tensor | None]:
         """Returns the per-sample weights of a batch, for each group.
 
         Raises:
@@ -291,7 +291,7 @@ class Layout:
         """
         if not self.pooled:
             raise ValueError("per-sample weights need pooled tables")
-        return [group.weights_of(batch) for group in self.groups]
+        return [group.sample_weights(batch) for group in self.groups]
 
     # ---- changes
 
@@ -374,7 +374,7 @@ class Layout:
         )
         return any(count >= length for length, count in counts.items())
 
-    def drop_windows(self) -> None:
+    def discard_gradients(self) -> None:
         """Discards pending and accumulated gradients, as a load does."""
         with self.locks.exclusive():
             self.windows, self.pending_gradients = {}, NO_PENDING_GRADIENTS

@@ -27,7 +27,7 @@ class ResumableWork(Protocol):
     def run(self) -> None: ...
 
 
-class PlansAhead(Protocol):
+class PlanQueue(Protocol):
     """The queue of batches that are planned ahead of their forward.
 
     Attributes:
@@ -66,11 +66,11 @@ class Locks:
         self.store: str | None = None
         self.unfinished: ResumableWork | None = None
         self._running = threading.RLock()  # held while work runs: its own calls of `complete` must do nothing
-        self._ahead: weakref.ref[PlansAhead] | None = None
+        self._ahead: weakref.ref[PlanQueue] | None = None
         self.readers: dict[int, weakref.ref[Reader]] = {}
         notify_of_forks(self)
 
-    def plan_ahead(self, queue: PlansAhead) -> None:
+    def register_queue(self, queue: PlanQueue) -> None:
         """Registers the queue whose plans `without_pending_plans` drops; holds a weak reference."""
         self._ahead = weakref.ref(queue)
 
@@ -169,7 +169,7 @@ class Locks:
 
     # ---- rows that backward passes need
 
-    def watch(self, reader: Reader) -> None:
+    def add_reader(self, reader: Reader) -> None:
         """Registers a reader, which `keep_rows` notifies before its rows change. Requires the launch lock."""
         self.readers = {key: ref for key, ref in self.readers.items() if ref() is not None}
         self.readers[id(reader)] = weakref.ref(reader)

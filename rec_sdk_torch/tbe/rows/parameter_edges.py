@@ -55,7 +55,7 @@ class ParameterEdges:
                 return torch.cat([leaf, *self._parameters.values()])
             return torch.cat([leaf, *(torch.cat(parameters).flatten() for parameters in by_shape.values())])
 
-    def requested(self) -> frozenset[str] | None:
+    def tables_in_inputs(self) -> frozenset[str] | None:
         """Returns the tables whose parameters are in `inputs=` of the running backward pass; None without `inputs`.
 
         Raises:

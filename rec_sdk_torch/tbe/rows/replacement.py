@@ -129,7 +129,7 @@ class Replacement:
             if not self._beside:
                 self._empty()
             engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
-            self._new = [(group, engine, group.counts()) for group, engine in zip(groups, engines, strict=True)]
+            self._new = [(group, engine, group.all_stats()) for group, engine in zip(groups, engines, strict=True)]
             for source in self._sources:
                 group, table = source.view.locate()
                 if _fill(source, group, engines[groups.index(group)], table):
@@ -151,7 +151,7 @@ class Replacement:
 
     def _empty(self) -> None:
         self._emptied = True
-        self._layout.drop_windows()
+        self._layout.discard_gradients()
         for group in self._layout.groups:
             group.swap.settle()
             for table in range(len(group.members)):
@@ -163,7 +163,7 @@ class Replacement:
         """Switches the tables to the new rows; idempotent, so that it can be repeated after an interrupt."""
         self.started = True
         for group, engine, counted in self._new:
-            group.adopt(engine, counted)
+            group.replace_engine(engine, counted)
             engine.saves.next_version()
         for name, rows in self._evicted.items():
             self._layout.evicted[name].chunks[:] = rows

@@ -12,7 +12,7 @@ import torch
 
 from ..cache.batch import Int64Array
 from ..cache.device_cache import Group
-from ..cache.eviction import read_known
+from ..cache.eviction import read_known_records
 from ..config.table import TableConfig
 
 WEIGHT = "weight"
@@ -49,7 +49,7 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
     for begin in range(0, len(ids), group.chunk):
         chunk = slice(begin, begin + group.chunk)
         rows, slots = group.engine.tables.find_rows(table, ids[chunk])
-        records = read_known(group, table, ids[chunk], rows, slots)
+        records = read_known_records(group, table, ids[chunk], rows, slots)
         for index, values in parts.items():
             part_view(group, index)(records).copy_(values[chunk])
         group.engine.tables.write_rows(table, ids[chunk], rows, records.numpy())
@@ -96,12 +96,12 @@ def read_records(group: Group, table: int, ids: Int64Array) -> torch.Tensor:
     rows, slots = group.engine.tables.find_rows(table, ids)
     unknown = rows < 0
     if not unknown.any():
-        return read_known(group, table, ids, rows, slots)
+        return read_known_records(group, table, ids, rows, slots)
     records = torch.empty((len(ids), group.layout.bytes), dtype=torch.uint8, device="cpu")
     fresh = records.numpy()[: int(unknown.sum())].copy()
     group.engine.tables.initial_records(table, ids[unknown], fresh)
     records[torch.from_numpy(unknown)] = torch.from_numpy(fresh)
     known = ~unknown
     if known.any():
-        records[torch.from_numpy(known)] = read_known(group, table, ids[known], rows[known], slots[known])
+        records[torch.from_numpy(known)] = read_known_records(group, table, ids[known], rows[known], slots[known])
     return records

@@ -188,17 +188,17 @@ class Snapshot:
 
     def before_update(self, slots: np.ndarray) -> None:
         """Copies the rows in `slots`, int32 `[n]`, of a plan in flight, before an update changes them."""
-        self._put(lambda: self._group.engine.saves.take_slots(self._table, slots))
+        self._copy(lambda: self._group.engine.saves.take_slots(self._table, slots))
 
     def before_change(self, ids: Int64Array) -> None:
         """Copies the rows of `ids` before they are changed or removed. The swap must be settled."""
-        self._put(lambda: self._group.engine.saves.take_ids(self._table, ids))
+        self._copy(lambda: self._group.engine.saves.take_ids(self._table, ids))
 
     def before_all_change(self) -> None:
         """Copies all remaining rows, since any of them may change. The swap must be settled."""
         self._cursor = 0
         while self._cursor >= 0 and self._error is None:
-            self._put(self._take_rest)
+            self._copy(self._take_rest)
 
     def before_replacement(self) -> None:
         """Copies all remaining rows before the engine is replaced. The swap must be settled."""
@@ -213,7 +213,7 @@ class Snapshot:
             raise RuntimeError("rows were evicted that the save had not copied")
         return taken
 
-    def _put(self, take: Callable[[], RawRows]) -> None:
+    def _copy(self, take: Callable[[], RawRows]) -> None:
         if self._error is not None or self._replaced:
             return
         try:

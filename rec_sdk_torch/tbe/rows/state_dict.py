@@ -172,4 +172,4 @@ def load_tables(
     unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in wanted)
     if not contents or problems or (strict and (unexpected_keys or missing_keys)):
         return
-    load(layout, contents, drop_windows=True)
+    load(layout, contents, discard_gradients=True)

@@ -359,26 +359,26 @@ class _WriteTables:
         self,
         contents: Sequence[TableWrite],
         steps: Sequence[tuple[TableOptimizer, int]],
-        drop_windows: Callable[[], None] | None,
+        discard_gradients: Callable[[], None] | None,
     ) -> None:
         """Stores the arguments.
 
         Args:
             contents: the writes.
             steps: optimizers with their new number of steps.
-            drop_windows: discards pending and accumulated gradients; None keeps them.
+            discard_gradients: discards pending and accumulated gradients; None keeps them.
         """
         self._contents = contents
         self._steps = steps
-        self._drop_windows = drop_windows
+        self._discard_gradients = discard_gradients
         self._preserved_rows: list[_PreservedRows | None] = []
         self.started = False
 
     def run(self) -> None:
         if not self.started:
             self._prepare()
-        if self._drop_windows is not None:
-            self._drop_windows()
+        if self._discard_gradients is not None:
+            self._discard_gradients()
         for content, preserved in zip(self._contents, self._preserved_rows, strict=True):
             _write(content, preserved)
         for optimizer, step in self._steps:
@@ -415,7 +415,7 @@ def load(
     contents: Sequence[TableWrite],
     steps: Sequence[tuple[TableOptimizer, int]] = (),
     *,
-    drop_windows: bool = False,
+    discard_gradients: bool = False,
 ) -> None:
     """Writes rows to tables, and sets the number of steps of optimizers; after an exception nothing has changed.
 
@@ -423,7 +423,7 @@ def load(
         layout: the layout of the tables.
         contents: the writes.
         steps: optimizers with their new number of steps.
-        drop_windows: whether pending and accumulated gradients are discarded.
+        discard_gradients: whether pending and accumulated gradients are discarded.
 
     Raises:
         ValueError: contents that do not match their table.
@@ -436,7 +436,8 @@ def load(
             raise ValueError(f"table {content.view.config.name!r}: {problem}")
     with layout.locks.exclusive():
         layout.locks.keep_rows(layout.groups if contents else [])
-        layout.locks.run_resumable(_WriteTables(contents, steps, layout.drop_windows if drop_windows else None))
+        discard = layout.discard_gradients if discard_gradients else None
+        layout.locks.run_resumable(_WriteTables(contents, steps, discard))
 
 
 def fill_tables(layout: Layout) -> None:

@@ -133,7 +133,7 @@ def _end_step(layout: Layout, apply: bool) -> None:
         locks.catch_up()
         groups = layout.built
         works_on_tables = any(
-            group.evicts() or (apply and any(optimizer.has_table_pass_after_next() for optimizer in group.optimizers))
+            group.evicts_at_step_end() or (apply and any(each.has_table_pass_after_next() for each in group.optimizers))
             for group in groups
             if group.works_on_tables
         )

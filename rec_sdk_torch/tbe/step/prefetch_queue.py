@@ -163,7 +163,7 @@ class PrefetchQueue:
         self._monitor = monitor
         self._may_plan = weakref.WeakMethod(may_plan)
         self._looks_ahead = policy_looks_ahead(layout.options.cache_policy)
-        layout.locks.plan_ahead(self)
+        layout.locks.register_queue(self)
         self._queued: deque[Prefetched] = deque()  # batches with plans come before batches without
         self._lock = threading.RLock()  # guards `_queued` and `plans`; acquired after the embedding's locks
         self._worker = Worker("rec_sdk_torch.prefetch")

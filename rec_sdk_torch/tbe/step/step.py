@@ -131,7 +131,7 @@ class Step:
                 else:
                     outputs.append(rows)
             if weights_grad or self.keeps_rows_for_recompute:
-                locks.watch(self)
+                locks.add_reader(self)
         return tuple(outputs) if out is None else (out,)
 
     def _stage_misses(self, engine_plans: Sequence[_engine.Plan]) -> None:
@@ -204,7 +204,7 @@ class Step:
         """Returns whether this backward pass may work on whole tables, so that no plan may be made meanwhile."""
         return (
             self._layout.ends_window()
-            or any(group.evicts() for group in self._groups)
+            or any(group.evicts_at_step_end() for group in self._groups)
             or any(optimizer.has_table_pass_after_next() for group in self._groups for optimizer in group.optimizers)
         )
 
@@ -354,7 +354,7 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
         )
     tables = None  # all
     if graph_task() == -1 or not will_execute(step.edges.private):
-        tables = step.edges.requested()
+        tables = step.edges.tables_in_inputs()
     needs_grad, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
     if step.many_backwards:
         saved = saved[1:]
