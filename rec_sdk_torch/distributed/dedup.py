@@ -55,7 +55,7 @@ class Deduplication:
     Attributes:
         groups: see `ShardedTables`.
         row_bytes: int64 `[T]`, bytes of an exchanged row of each table.
-        words: int64 `[T]`, number of int32 words of signals that are sent with each id.
+        words_per_id: int64 `[T]`, number of int32 words of signals that are sent with each id.
         timestamped: int64, indices of the tables that evict ids by age.
         replicas: the replicated tables.
         training_only: whether training batches send owner ranks something that other batches do not.
@@ -76,7 +76,7 @@ class Deduplication:
         self.row_bytes = np.array([4 * config.embedding_dim for config in tables.configs])
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
         lifecycles = [config.lifecycle for config in tables.configs]
-        self._numbers = [  # signals that are sent with ids, as bits of the engine's Deduplicator
+        self._signal_kinds = [  # signals that are sent with ids, as bits of the engine's Deduplicator
             0
             if lifecycle is None
             else lifecycle.counts_shows + 2 * lifecycle.needs_clicks + 4 * ("timestamp" in lifecycle.columns())
@@ -91,11 +91,11 @@ class Deduplication:
             list(columns) if pooled else [],
             [tables.configs[table].pooling is Pooling.MEAN for table in of_features] if pooled else [],
             tables.world_size,
-            self._numbers,
+            self._signal_kinds,
         )
-        self.words = self._host.signal_words
-        self.timestamped = np.flatnonzero([kinds & 4 for kinds in self._numbers])
-        self.training_only = bool(self.words.any()) or self.replicas.any
+        self.words_per_id = self._host.signal_words
+        self.timestamped = np.flatnonzero([kinds & 4 for kinds in self._signal_kinds])
+        self.training_only = bool(self.words_per_id.any()) or self.replicas.any
 
     def run(self, batch: Batch, training: bool) -> UniqueBatch:
         """Finds the distinct ids of a batch.
@@ -111,7 +111,7 @@ class Deduplication:
         """
         arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
         signals = batch.signals
-        if training and any(self._numbers):
+        if training and any(self._signal_kinds):
             self._check_signals(signals)
         host_batch = self._host.run(
             *arrays, batch.weights is not None, training, training, signals.clicks, signals.timestamps
@@ -127,13 +127,13 @@ class Deduplication:
         """Returns the ids to send, where ids of replicated tables are repeated for every rank."""
         counts, tables = sent_ids.counts, range(len(self.tables.configs))
         ids = sent_ids.ids[self.replicas.replication_indices(counts, tables)]
-        numbers = sent_ids.numbers
-        if self.words.any():
-            numbers = numbers[self.replicas.replication_indices(counts * self.words, tables)]
-        return SentIds(self.replicas.counts_for_all(counts), ids, numbers)
+        signal_words = sent_ids.signal_words
+        if self.words_per_id.any():
+            signal_words = signal_words[self.replicas.replication_indices(counts * self.words_per_id, tables)]
+        return SentIds(self.replicas.counts_for_all(counts), ids, signal_words)
 
     def _check_signals(self, signals: IdSignalArrays) -> None:
-        for config, kinds in zip(self.tables.configs, self._numbers, strict=True):
+        for config, kinds in zip(self.tables.configs, self._signal_kinds, strict=True):
             if kinds & 4 and signals.timestamps is None:
                 raise ValueError(
                     f"table {config.name!r} evicts ids by their timestamps, and the batch has none: look up a "
@@ -146,7 +146,7 @@ class Deduplication:
                 )
 
     def received_signals(
-        self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, numbers: torch.Tensor
+        self, counts: Int64Array, latest: Int64Array, ids: torch.Tensor, signal_words: torch.Tensor
     ) -> IdSignals:
         """Unpacks the id signals that all ranks sent with their ids.
 
@@ -154,9 +154,9 @@ class Deduplication:
             counts: int64 `[W, T]`, number of ids of each rank and table.
             latest: int64 `[W, len(timestamped)]`, latest timestamp on each rank.
             ids: int64 `[n]`, the received ids.
-            numbers: int32, the received signals of these ids.
+            signal_words: int32, the received signals of these ids.
         """
-        arrays = self._host.received_signals(counts, ids.numpy(), numbers.numpy())
+        arrays = self._host.received_signals(counts, ids.numpy(), signal_words.numpy())
         keys = None
         if len(self.timestamped):
             by_key = np.full(counts.shape, NEVER, np.int64)
@@ -191,12 +191,12 @@ class SentIds:
     Attributes:
         counts: int64 `[W, T]`, number of ids by owner rank and table.
         ids: int64, ordered by owner rank, then by table.
-        numbers: int32, id signals that are sent with the ids.
+        signal_words: int32, id signals that are sent with the ids.
     """
 
     counts: Int64Array
     ids: Int64Array
-    numbers: np.ndarray
+    signal_words: np.ndarray
 
 
 @dataclass(frozen=True)

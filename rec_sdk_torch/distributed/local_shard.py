@@ -91,7 +91,7 @@ def _draw_index_tables(
 
     Args:
         index_tables: config of the whole table and its placement, by table name.
-        drawn_here: receives table_checksums of the drawn rows of replicated tables.
+        drawn_here: receives checksums of the drawn rows of replicated tables.
     """
     for table, placement in index_tables.values():
         if table.init_fn is not None:
@@ -138,7 +138,7 @@ class LocalShard(CachedCollection):
             name: functools.partial(placement.local_ids, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        drawn: dict[str, str] = {}  # table_checksums of replicated tables, after their `init_fn` has filled them
+        drawn: dict[str, str] = {}  # checksums of replicated tables, after their `init_fn` has filled them
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
         embedding.layout.fill = functools.partial(_draw_index_tables, index_tables, drawn)
         embedding.guard.peers = exchange

@@ -76,7 +76,7 @@ class ShardedBatch(Multistreamable):
         self._works: list[Work] = []
         self._sent = self._received = False
         self._relayed: Relayed = None
-        self._numbers: torch.Tensor | None = None
+        self._signal_words: torch.Tensor | None = None
         self._sources: list[KeyedJaggedTensor] = []
         self._prefetched: Prefetched | None = None
         self._raised: Exception | None = None
@@ -96,10 +96,10 @@ class ShardedBatch(Multistreamable):
         table = np.zeros((exchange.world_size, exchange.group_state.width), np.int64)
         table[:, :HEADER] = exchange.number, self.batch, status, self.settings
         first = HEADER + len(timestamped)
-        self._counted = slice(first, first + len(self._deduplication.words))
+        self._count_columns = slice(first, first + len(self._deduplication.words_per_id))
         if self.unique is not None:
             table[:, HEADER:first] = self.unique.host.latest[timestamped]
-            table[:, self._counted] = self.unique.sent_ids.counts
+            table[:, self._count_columns] = self.unique.sent_ids.counts
         self._work, self._table, self._forwarded = exchange.ids_all_to_all.exchange_counts(torch.from_numpy(table))
 
     def send_ids(self) -> None:
@@ -116,14 +116,14 @@ class ShardedBatch(Multistreamable):
         headers = table[:, :HEADER]
         if headers[0, 2] & ~TRAINING or (headers != headers[0]).any():
             self._raise_from_headers(headers)
-        self.counts = np.ascontiguousarray(table[:, self._counted])
+        self.counts = np.ascontiguousarray(table[:, self._count_columns])
         if self._forwarded is not None:
-            self._relayed = np.ascontiguousarray(self._forwarded.numpy()[:, :, self._counted])
+            self._relayed = np.ascontiguousarray(self._forwarded.numpy()[:, :, self._count_columns])
         assert self.unique is not None
-        sent_ids, words = self.unique.sent_ids, self._deduplication.words
+        sent_ids, words = self.unique.sent_ids, self._deduplication.words_per_id
         self.values = self._send_to_owners(sent_ids.ids, np.ones_like(words))
         if self.training and words.any():
-            self._numbers = self._send_to_owners(sent_ids.numbers, words)
+            self._signal_words = self._send_to_owners(sent_ids.signal_words, words)
         self._sent = True
 
     def _send_to_owners(self, values: npt.NDArray[Any], words: Int64Array) -> torch.Tensor:
@@ -165,9 +165,9 @@ class ShardedBatch(Multistreamable):
         if self._received:
             return
         self.exchange.wait("ids", *self._works)
-        if self._numbers is not None:
-            latest = self._table.numpy()[:, HEADER : self._counted.start]
-            self.signals = self._deduplication.received_signals(self.counts, latest, self.values, self._numbers)
+        if self._signal_words is not None:
+            latest = self._table.numpy()[:, HEADER : self._count_columns.start]
+            self.signals = self._deduplication.received_signals(self.counts, latest, self.values, self._signal_words)
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(self.counts)]))
         self._received = True
 
@@ -274,7 +274,7 @@ class ShardedBatch(Multistreamable):
         """Adds the batch to the counters of `ShardedCollection.exchange_stats`."""
         stats, rank, tables = self.exchange.stats, self.exchange.rank, self._deduplication
         unique, lookups, sent = batch.host.counts, batch.host.lookups, batch.sent_ids.counts
-        words = tables.words if self.training else 0
+        words = tables.words_per_id if self.training else 0
         stats["lookups"] += int(lookups.sum())
         stats["unique_ids"] += int(unique.sum())
         stats["id_bytes"] += int(((sent.sum(axis=0) - sent[rank]) * (8 + 4 * words)).sum())
