@@ -211,6 +211,7 @@ class Exchange:
             settings: settings that must be the same on all ranks.
         """
         checksum = zlib.crc32(repr((activity, settings, *values)).encode())
+        # All ranks have the same checksum exactly if its maximum is its minimum, the negated maximum of its negation.
         status = torch.tensor([int(flag), checksum, -checksum], device="cpu")
         return StatusCheck(activity, settings, status, self.ids_all_to_all.all_reduce_max(status))
 

@@ -195,7 +195,7 @@ class HierarchicalAllToAll:
         return gathered_by_machine[0].flatten(0, 1)
 
     def _start(self, first: Work, second: Callable[[], Work], end: Callable[[], None] | None = None) -> TwoStageWork:
-        self.ids_groups.poll()
+        self.ids_groups.poll()  # exchanges of ids proceed without a thread of their own, whenever another one starts
         staged = TwoStageWork(self, first, second, end)
         self.groups.pending.append(staged)
         return staged

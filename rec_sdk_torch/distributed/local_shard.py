@@ -153,6 +153,7 @@ class LocalShard(CachedCollection):
         for table, placement in pairs:
             rows = None if table.hashed else placement.local_ids(table.num_embeddings)
             handles[table.name].set_shard(rows, None if placement.replicated else exchange)
+        # Ids are received by rank, then table; the features of the embedding are ordered by table, then rank.
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
         # Rows are looked up in order of table, then rank. Rows of one dim are sent in order of rank, then table.

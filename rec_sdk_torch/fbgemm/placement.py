@@ -100,7 +100,7 @@ def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
         raise ValueError(f"table_names has {len(names)} names for {count} tables")
     result: list[str] = []
     for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"  # leaves space for a number
         unique, number = plain, 1
         while unique in result:
             unique, number = f"{plain}_{number}", number + 1
