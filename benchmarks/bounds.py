@@ -13,11 +13,16 @@ from .workload import Workload
 
 
 def step_bytes(workload: Workload, unique_rows: Sequence[float]) -> tuple[float, float, float]:
-    """Bytes a step must move, as (streams, rows read, rows written back), from the distinct rows of each table.
+    """Computes the bytes that a step must move from the distinct rows of each table.
 
     Streams: ids, 8N; output and its gradient, 8RD. Rows, of U distinct ones: the lookup reads the weight, 4DU; the
-    update reads and writes weight and states, 4DUS each, S = 1 + states. Together 8N + 8RD + 4DU(1 + 2S), where R,
-    the rows of the output, is N for a sequence; tables of several dims are added up.
+    update
+    reads and writes weight and states, 4DUS each, S = 1 + states. The total is 8N + 8RD + 4DU(1 + 2S). R, the rows of
+    the
+    output, is N for a sequence; tables of several dims are added up.
+
+    Returns:
+        (streams, rows read, rows written back).
     """
     weight = record = 0.0
     for dim, unique in zip(workload.dims, unique_rows, strict=True):
@@ -27,7 +32,7 @@ def step_bytes(workload: Workload, unique_rows: Sequence[float]) -> tuple[float,
 
 
 def huge_buffer(size: int) -> torch.Tensor:
-    """`size` bytes in huge pages where the system has them, touched."""
+    """Allocates `size` bytes, in huge pages where the system has them, and touches them."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE)
@@ -37,10 +42,10 @@ def huge_buffer(size: int) -> torch.Tensor:
 
 
 class CopyBound:
-    """Measures copies all through a run and keeps the best: a busy moment must not lower the bounds.
+    """A measurement of the copy bandwidth, repeated during a run: a busy moment must not lower the bound.
 
     Attributes:
-        bandwidth: bytes per second, read and written bytes both counted.
+        bandwidth: the best so far in bytes per second, counting bytes read and written.
     """
 
     def __init__(self, buffer_bytes: int, repeats: int) -> None:
@@ -49,12 +54,12 @@ class CopyBound:
         self.bandwidth = 0.0
 
     def observe(self) -> float:
-        """Measures once more, and returns the best bandwidth."""
+        """Measures once more; returns the best bandwidth."""
         seconds = best_of(lambda: self._target.copy_(self._source), self._repeats)
         self.bandwidth = max(self.bandwidth, 2 * self._source.nbytes / seconds)
         return self.bandwidth
 
     def over(self, case: dict[str, Any], workload: Workload) -> dict[str, float]:
-        """The bound of a case, from all that was observed until now, and the collection's fastest step over it."""
+        """Computes a case's time at the best bandwidth so far, and the collection's fastest step relative to it."""
         seconds = sum(step_bytes(workload, case["unique_rows_of_tables"])) / self.bandwidth
         return {"copy_bound_ms": seconds * 1e3, "over_copy_bound": case["collection"] / (seconds * 1e3)}

@@ -1,6 +1,6 @@
-"""The machine's ceilings, measured before anything else: copies, rows gathered by the host, and how rows swap.
+"""The machine's ceilings, measured first: copies, rows gathered by the host, and swaps of rows.
 
-Copies between host and device, and swaps, are left out where the device is the host.
+Copies between host and device, and swaps, are left out if the device is the host.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ ROW_BYTES, REPEATS = 512, 10
 
 
 def needs(options: argparse.Namespace, record_bytes: int) -> tuple[int, int]:
-    """Bytes of device and of host memory."""
+    """Returns the bytes of device and host memory that the measurements need."""
     buffer, swapped = options.copy_mib << 20, options.swap_rows * record_bytes
     return 2 * buffer + 7 * swapped, 2 * buffer + options.host_rows * ROW_BYTES + 3 * swapped
 
 
 class Ceilings:
-    """Measures one device: buffers of `copy_mib`, `swap_rows` of `host_rows` gathered, and rows of a record swapped."""
+    """Measurements of one device: copies of `copy_mib` buffers, gathers of `swap_rows` of `host_rows`, swaps of
+    records.
+    """
 
     def __init__(self, device: torch.device, options: argparse.Namespace, record_bytes: int) -> None:
         self._device, self._options = device, options
@@ -35,7 +37,7 @@ class Ceilings:
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
 
     def measure(self) -> list[Row]:
-        """All of them, and which way of swapping is faster."""
+        """Measures all ceilings, and which kind of swap is faster."""
         found = [self._device_copy(), *self._bus(), *self._host_gathers(), *self._swaps()]
         return [*found, *faster_swaps(found)]
 
@@ -105,7 +107,7 @@ class Ceilings:
         return found
 
     def _swaps(self) -> list[Row]:
-        """Rows into the cache and out of it: through a staging buffer on the device, or straight."""
+        """Measures swaps into the cache and out of it: through a staging buffer on the device, or directly."""
         if self._module is None:
             return []
         count, size = self._options.swap_rows, self._options.swap_rows * self._record_bytes
@@ -156,13 +158,13 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def rate(ceilings: list[Row], prefix: str) -> float | None:
-    """Bytes per second of the ceiling whose name starts with `prefix`; None where it was not measured."""
+    """Returns the bytes per second of the ceiling whose name starts with `prefix`; None if it was not measured."""
     found = (row["GB/s"] * 1e9 for row in ceilings if row.get("name", "").startswith(prefix) and "GB/s" in row)
     return next(found, None)
 
 
 def faster_swaps(ceilings: list[Row]) -> Iterator[Row]:
-    """Which way of swapping is faster; nothing where only one was measured."""
+    """Yields which kind of swap is faster; nothing if only one was measured."""
     milliseconds = {row["name"]: row["ms"] for row in ceilings if "ms" in row}
     for name, staged in milliseconds.items():
         direct = milliseconds.get(name.replace(", staged", ", direct"))

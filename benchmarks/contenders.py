@@ -1,4 +1,4 @@
-"""The contenders of a step benchmark: ours here, by the package's public names alone; the rivals in `rivals.py`."""
+"""Contenders of a step benchmark: this package's, using public names only; rivals are in `rivals.py`."""
 
 from __future__ import annotations
 
@@ -26,39 +26,41 @@ HOST = torch.device("cpu")
 
 
 class Contender(ABC):
-    """Tables with an optimizer, ready to train on a workload's batches."""
+    """Tables with an optimizer that train on a workload's batches."""
 
     name: str
 
     def inputs(self, ids: torch.Tensor) -> Any:
-        """Makes what a data loader would hand to `forward`, from int64 `[tables, lookups per table]`; not timed."""
+        """Builds the arguments of `forward`, as a data loader would, from int64 `[tables, lookups per table]`; not
+        timed.
+        """
         return ids
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:
-        """Looks up what `inputs` made; returns the output as it comes."""
+        """Looks up a result of `inputs`; returns the raw output."""
 
     @abstractmethod
     def backward(self, raw: Any) -> None:
-        """Backward of an output of `forward`, with the workload's gradient, and update."""
+        """Runs the backward pass of an output of `forward`, with the workload's gradient, and the update."""
 
     def step(self, ids: torch.Tensor) -> Any:
-        """Both; returns the output."""
+        """Runs forward, backward and update; returns the raw output."""
         raw = self.forward(self.inputs(ids))
         self.backward(raw)
         return raw
 
     @abstractmethod
     def output(self, raw: Any) -> torch.Tensor:
-        """The result of `forward` in one layout: `[N, D]` feature after feature, or `[B, dims of all tables]`."""
+        """Converts a raw output to one layout: `[N, D]` feature after feature, or `[B, dims of all tables]`."""
 
     @abstractmethod
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Current weights of `ids` `[n]`, float32 `[n, D]`."""
+        """Returns the current weights of `ids` `[n]`, float32 `[n, D]`."""
 
 
 def optimizer_of(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Class and keywords of one of OPTIMIZERS.
+    """Returns the class and keywords of one of OPTIMIZERS.
 
     Raises:
         NotAvailableError: its class cannot be imported.
@@ -78,11 +80,12 @@ def optimizer_of(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]
     return RowWiseAdagrad, options
 
 
-class OfJagged(Contender):
-    """Takes a KeyedJaggedTensor, as collections do.
+class JaggedContender(Contender):
+    """A contender whose batches are KeyedJaggedTensors.
 
-    A sequence gives a tensor per feature and gets a gradient for each, as from a model; a pooled output is one
-    tensor of all features.
+    A sequence returns a tensor per feature and gets a gradient for each, as in a model; a pooled output is one tensor
+    of
+    all features.
     """
 
     workload: Workload
@@ -108,7 +111,7 @@ class OfJagged(Contender):
 
 
 class Ours(Contender):
-    """`TableBatchedEmbedding`: ids and offsets in, one output and one gradient for all features."""
+    """`TableBatchedEmbedding`: ids and offsets as input, one output and one gradient for all features."""
 
     kind = "ours"
     module: Any
@@ -122,7 +125,7 @@ class Ours(Contender):
         device: torch.device = HOST,
         grad: torch.Tensor | None = None,
     ) -> None:
-        """`grad` is the gradient of the output when others share it."""
+        """Builds the tables; `grad` is the output's gradient if others share it."""
         self.name = self.kind + ("" if hashed else "-index") + ("" if cache == 1.0 else f"@{cache:g}")
         self.workload = workload
         self.cache = cache
@@ -133,7 +136,7 @@ class Ours(Contender):
         self.module = self._make()
 
     def _cache_rows(self) -> float | dict[str, int]:
-        """Returns the share as exact rows of each table: a share is raised to what the first batch can need."""
+        """Returns the share as exact rows of each table, since a share is raised to the needs of the first batch."""
         if self.cache == 1.0:
             return self.cache
         return {f"t{index}": math.ceil(self.cache * rows) for index, rows in enumerate(self.workload.tables.sizes)}
@@ -154,7 +157,7 @@ class Ours(Contender):
         )
 
     def _batch(self, values: torch.Tensor, lengths: torch.Tensor) -> Any:
-        """A batch as `forward` takes it."""
+        """Builds the arguments of `forward`."""
         return values, torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
     def inputs(self, ids: torch.Tensor) -> Any:
@@ -172,23 +175,23 @@ class Ours(Contender):
 
     # ---- rows
 
-    def _one_a_bag(self, ids: Sequence[torch.Tensor]) -> Any:
-        """The ids of each table as bags of one; a table with fewer than others ends in empty bags."""
+    def _bags_of_one(self, ids: Sequence[torch.Tensor]) -> Any:
+        """Builds bags of one id from the ids of each table; tables with fewer ids end in empty bags."""
         size = max(len(part) for part in ids)
         lengths = torch.stack([(torch.arange(size) < len(part)).long() for part in ids])
         return self._batch(torch.cat(list(ids)), lengths.view(-1))
 
     def _read(self, ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Weights of some ids of each table, as a lookup without gradient sees them, which changes no row."""
+        """Returns the weights of some ids of each table by a lookup without gradient, which changes no row."""
         with torch.no_grad():
-            found = self.output(self.forward(self._one_a_bag(ids)))
+            found = self.output(self.forward(self._bags_of_one(ids)))
         if not self.workload.pooled:
             return list(found.split([len(part) for part in ids]))
         columns = found.split(list(self.workload.dims), dim=1)
         return [rows[: len(part)] for rows, part in zip(columns, ids, strict=True)]
 
     def _id_chunks(self) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """(first row, ids of each table), until every row of every table was there."""
+        """Yields (first row, ids of each table) until every row of every table was included."""
         sizes = self.workload.tables.sizes
         step = max(1, CHUNK // len(sizes))
         for begin in range(0, max(sizes), step):
@@ -197,14 +200,14 @@ class Ours(Contender):
     def fill(self) -> None:
         """Makes every row resident, in order of its id; the cache must hold whole tables."""
         for _, ids in self._id_chunks():
-            self.forward(self._one_a_bag(ids))
+            self.forward(self._bags_of_one(ids))
 
-    def look(self, ids: torch.Tensor) -> None:
-        """Brings rows into the cache and changes none: a training forward without its backward."""
+    def fetch_rows(self, ids: torch.Tensor) -> None:
+        """Fetches rows into the cache without changing them: a training forward without backward."""
         self.forward(self.inputs(ids))
 
     def chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """All weights as (table, first row, `[n, D]`)."""
+        """Yields all weights as (table, first row, `[n, D]`)."""
         for begin, ids in self._id_chunks():
             for table, rows in enumerate(self._read(ids)):
                 if len(rows):
@@ -218,7 +221,7 @@ class Ours(Contender):
     # ---- counters
 
     def counters(self) -> dict[str, int]:
-        """The counts since `reset_counters`."""
+        """Returns the counters since `reset_counters`."""
         found: dict[str, int] = self.module.cache_stats()
         return found
 
@@ -226,16 +229,16 @@ class Ours(Contender):
         self.module.reset_cache_stats()
 
 
-class Collection(OfJagged, Ours):
-    """`EmbCacheEmbeddingCollection` or `EmbCacheEmbeddingBagCollection`: what users call."""
+class Collection(JaggedContender, Ours):
+    """`EmbCacheEmbeddingCollection` or `EmbCacheEmbeddingBagCollection`, the classes that users call."""
 
     kind = "collection"
 
     def __init__(self, workload: Workload, *args: Any, **options: Any) -> None:
-        """As `Ours`.
+        """Builds the collection, with the arguments of `Ours`.
 
         Raises:
-            NotAvailableError: there is no torchrec.
+            NotAvailableError: torchrec is not installed.
         """
         import_torchrec()
         super().__init__(workload, *args, **options)

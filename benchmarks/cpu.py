@@ -1,4 +1,4 @@
-"""Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec."""
+"""Steps, plans and cache policies on the CPU, compared with torch, FBGEMM and TorchRec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .workload import FORMS, OPTIMIZERS, TableSet, Workload, make_workload
 
 @dataclass(frozen=True)
 class Sample:
-    """One workload beside the product of the axes."""
+    """A single workload in addition to the product of the axes."""
 
     tables: TableSet
     form: str
@@ -33,7 +33,7 @@ class Sample:
 
     @classmethod
     def parse(cls, text: str) -> Sample:
-        """From `1x4m:sequence:adagrad`.
+        """Parses text such as `1x4m:sequence:adagrad`.
 
         Raises:
             argparse.ArgumentTypeError: another form, or a sequence of tables whose dims differ.
@@ -52,7 +52,7 @@ class Sample:
 
 
 def workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.Namespace]]:
-    """The product of the axes, as far as there is such a workload; and the samples, without caches and index tables."""
+    """Yields the possible workloads of the product of the axes, and the samples, without caches and index tables."""
     for tables, dim, form, optimizer in itertools.product(
         options.tables, options.dims, options.forms, options.optimizers
     ):
@@ -65,7 +65,7 @@ def workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.
 
 
 def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
-    """Every case for one number of threads; bounds are known when all have been measured."""
+    """Yields every case for one number of threads, once all are measured and the bounds are known."""
     torch.set_num_threads(threads)
     bound = CopyBound(options.buffer_mib << 19, options.bound_repeats)
     found: list[tuple[Workload, Row]] = []
@@ -142,12 +142,13 @@ OPTIONS = {
 
 @benchmark(OPTIONS, cpu_targets, check=_problem)
 def cpu(options: argparse.Namespace) -> Iterator[Row]:
-    """Steps, plans and cache policies on the CPU, beside torch, FBGEMM and TorchRec.
+    """Measures steps, plans and cache policies on the CPU, compared with torch, FBGEMM and TorchRec.
 
-    As it is: D = 64, 4x100k and three samples, two distributions, 7 rounds; under two minutes. With --full most of an
-    hour for each number of threads.
+    The default is D = 64, 4x100k and three samples, two distributions, 7 rounds, and takes under two minutes. --full
+    takes
+    most of an hour for each number of threads.
     """
-    # The most skewed first: a small cache that a batch does not fit in stays out from then on.
+    # The most skewed first: a small cache that does not fit a batch is left out from then on.
     options.distributions.sort(key=lambda distribution: -distribution.alpha)
     if "step" in options.sections:
         cases = list(itertools.chain.from_iterable(_steps(options, threads) for threads in options.threads))

@@ -1,4 +1,4 @@
-"""Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM."""
+"""Ceilings, operators and cached steps on a GPU, compared with torch and FBGEMM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .workload import TableSet, Workload
 
 
 def find_device(name: str) -> torch.device:
-    """The device, ready for our operators.
+    """Returns the device, ready for our operators.
 
     Raises:
         CannotRunError: there is none, or this build has no operators for it.
@@ -43,7 +43,7 @@ def find_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> Row:
-    """The first line of the report."""
+    """Describes the device in the first line of the report."""
     row: Row = {"table": "device", "type": device.type, "name": "the host: nothing here says anything about a GPU"}
     if device.type == "cpu":
         return row
@@ -72,7 +72,7 @@ def _cases(options: argparse.Namespace, pool: Pool) -> list[tuple[Workload, floa
 
 
 def _need(options: argparse.Namespace, pool: Pool) -> Need:
-    """The memory of the largest case."""
+    """Returns the memory of the largest case."""
     found = [need_of_ours(workload, pool, ratio) for workload, ratio in _cases(options, pool)]
     return Need(max(need.device for need in found), max(need.host for need in found))
 
@@ -88,7 +88,7 @@ def _describe_pool(pool: Pool, need: Need) -> Row:
 
 
 def case_rows(case: Row, ceilings: list[Row], device_name: str | None) -> Iterator[Row]:
-    """A case, a line for each contender's steps, and the operators alone beside bounds and published figures."""
+    """Yields a case, a line for each contender's steps, and operators alone with bounds and published figures."""
     title = f"{case['distribution']}, {case['optimizer']}, cache of {case['ratio']:g}"
     if "absent" in case:
         yield {"table": "left out", "case": title, "what": case["ours"], "reason": case["absent"]}
@@ -123,7 +123,7 @@ def case_rows(case: Row, ceilings: list[Row], device_name: str | None) -> Iterat
 def operator_lines(
     case: Row, medians: dict[str, dict[str, float]], copy: float | None, published: bool
 ) -> Iterator[tuple[str, float, float]]:
-    """Names, and the milliseconds of the lookup and of the update."""
+    """Yields names, and the milliseconds of the lookup and of the update."""
     yield "ours, operators, plans ready", *(case["operators"][name]["median_ms"] for name in ("lookup", "update"))
     if copy:
         yield "their bytes at the speed of a copy", *(case["bytes"][name] / copy * 1e3 for name in ("lookup", "update"))
@@ -160,9 +160,11 @@ def _range(text: str, quick: str, name: str) -> Option:
     threads=None,
 )
 def cuda(options: argparse.Namespace) -> Iterator[Row]:
-    """Ceilings, operators and cached steps on a GPU, beside torch and FBGEMM: the shape of dynamicemb's TestCaching.
+    """Measures ceilings, operators and cached steps on a GPU, compared with torch and FBGEMM.
 
-    The exit status is 1 when results differ, and 2 when it cannot run. --device cpu tries the benchmark itself.
+    The workload has the shape of dynamicemb's TestCaching. The exit status is 1 if results differ, and 2 if the
+    benchmark
+    cannot run. --device cpu tests the benchmark itself.
     """
     device = find_device(options.device)
     pools = _pools(options)
@@ -182,7 +184,7 @@ def cuda(options: argparse.Namespace) -> Iterator[Row]:
     for pool in pools:
         for workload, ratio in _cases(options, pool):
             say(f"{pool.distribution.name}, {workload.optimizer}, cache of {ratio:g} ...")
-            gc.collect()  # the case before has cycles, which hold its memory
+            gc.collect()  # the previous case has reference cycles, which hold its memory
             if device.type != "cpu":
                 torch.get_device_module(device).empty_cache()
             if len(grad) != workload.lookups:

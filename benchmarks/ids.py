@@ -15,7 +15,7 @@ _Float = npt.NDArray[np.float64]
 
 
 def _power_integral(x: _Float, alpha: float) -> _Float:
-    """Integral of t**-alpha from 1 to x."""
+    """Computes the integral of t**-alpha from 1 to x."""
     log_x = np.log(x)
     if abs(alpha - 1.0) < 1e-12:
         return log_x
@@ -29,9 +29,9 @@ def _inverse_integral(y: _Float, alpha: float) -> _Float:
 
 
 def power_law_ranks(rng: np.random.Generator, rows: int, alpha: float, count: int) -> Int64Array:
-    """`count` ranks in [0, rows) with P(rank) proportional to (rank + 1)**-alpha; alpha 0 is uniform.
+    """Draws `count` ranks in [0, rows) with P(rank) proportional to (rank + 1)**-alpha; alpha 0 is uniform.
 
-    Rejection-inversion (Hoermann and Derflinger, ACM TOMACS 6(3), 1996): exact, and no table of the rows.
+    Rejection-inversion (Hoermann and Derflinger, ACM TOMACS 6(3), 1996) is exact and needs no table of the rows.
     """
     if alpha == 0.0 or rows == 1:
         return rng.integers(0, rows, count, dtype=np.int64)
@@ -51,7 +51,7 @@ def power_law_ranks(rng: np.random.Generator, rows: int, alpha: float, count: in
 
 
 def scatter(ranks: Int64Array, rows: int, shift: int = 0) -> Int64Array:
-    """A bijection of [0, rows) that puts neighbouring ranks far apart, so that hot rows share no cache line."""
+    """Maps [0, rows) to itself so that neighbouring ranks are far apart and hot rows share no cache line."""
     step = max(1, round(rows * 0.6180339887498949))
     while math.gcd(step, rows) != 1:
         step += 1
@@ -60,13 +60,13 @@ def scatter(ranks: Int64Array, rows: int, shift: int = 0) -> Int64Array:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Draws the ids of a batch: from a bounded power law, uniformly when alpha is 0."""
+    """A distribution of the ids of a batch: a bounded power law, or uniform if alpha is 0."""
 
     alpha: float
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """From `uniform` or an exponent.
+        """Parses `uniform` or an exponent.
 
         Raises:
             argparse.ArgumentTypeError: neither.
@@ -84,7 +84,7 @@ class Distribution:
         return f"power law {self.alpha:g}" if self.alpha else "uniform"
 
     def draw(self, rng: np.random.Generator, rows: int, count: int, table: int = 0) -> Int64Array:
-        """`count` ids in [0, rows); tables have their hot rows in different places."""
+        """Draws `count` ids in [0, rows); the hot rows of each table are in other places."""
         return scatter(power_law_ranks(rng, rows, self.alpha, count), rows, shift=table * 7919)
 
 
@@ -92,9 +92,9 @@ STREAMS = ("stationary", "drifting", "scan")
 
 
 def stream(kind: str, rows: int, batch: int, alpha: float, seed: int) -> Iterator[Int64Array]:
-    """Endless batches of ids in [0, rows).
+    """Yields endless batches of ids in [0, rows).
 
-    stationary: a power law. drifting: the same, and every 10 batches 1% of the ranks change their ids.
+    stationary: a power law. drifting: the same, but 1% of the ranks change their ids every 10 batches.
     scan: every id in turn.
     """
     rng = np.random.default_rng(seed)

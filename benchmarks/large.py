@@ -1,4 +1,4 @@
-"""Large models over a whole life: one table of many rows, many small tables, and more rows than memory."""
+"""Large models from first insert to serving: one table of many rows, many small tables, more rows than memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPECTED = 1000
 
 
 def ids_of(kind: str, options: argparse.Namespace, seed: int = 1) -> Iterator[torch.Tensor]:
-    """The batches of a phase: every id once, as skewed as clicks are, or uniform."""
+    """Yields the batches of a phase: every id once, skewed like clicks, or uniform."""
     rng = np.random.default_rng(seed)
     if kind == "insert":
         for begin in range(0, options.rows, options.batch):
@@ -59,7 +59,7 @@ def large_collection(
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     is_incremental: bool = True,
 ) -> Any:
-    """A sequence collection of one hash table that expects `rows`."""
+    """Builds a sequence collection of one hash table that expects `rows`."""
     tables = configs([(rows, options.dim)], is_incremental=is_incremental)
     store = None if options.folder is None else str(options.folder)
     settings = {"cache": options.cache, "seed": 0, "host_store": store}
@@ -67,7 +67,7 @@ def large_collection(
 
 
 def forward(tables: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The rows of the ids."""
+    """Returns the rows of the ids."""
     rows: torch.Tensor = tables(KeyedJaggedTensor(["f0"], ids, lengths=torch.ones_like(ids)))["f0"].values()
     return rows
 
@@ -78,7 +78,7 @@ def step(tables: Any, ids: torch.Tensor) -> None:
 
 
 def train(tables: Any, batches: Iterable[torch.Tensor]) -> Row:
-    """Steps, and what they took."""
+    """Trains on batches; returns their number and times."""
     before, steps, lookups = tables.cache_stats(), Samples(), 0
     for ids in batches:
         steps.seconds.append(seconds_of(partial(step, tables, ids)))
@@ -91,8 +91,8 @@ def train(tables: Any, batches: Iterable[torch.Tensor]) -> Row:
     }
 
 
-def looked_up(tables: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Weights that the collection has now, which brings no row to the cache."""
+def current_weights(tables: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Returns the current weights of ids, without fetching rows into the cache."""
     tables.eval()
     with torch.no_grad():
         found = forward(tables, ids)
@@ -101,23 +101,23 @@ def looked_up(tables: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def saves(tables: Any, options: argparse.Namespace, path: Path) -> Iterator[Row]:
-    """Saves, a delta, a load and lookups of a reader; loaded and served rows are compared with the trained ones."""
+    """Times saves, a delta, a load and lookups of a reader; compares loaded and served rows with the trained ones."""
     bandwidth, saver = CopyBound(64 << 20, 9).observe(), rst.Saver()
 
     def timed(phase: str, call: Callable[[], object], rows: int) -> Row:
-        """Seconds, beside the time in which the rows and their ids are read and written."""
+        """Times a call, relative to reading and writing the rows and their ids."""
         seconds, copy = seconds_of(call), 2 * rows * (4 * options.dim + 8) / bandwidth
         return {"phase": phase, "rows_per_second": rows / seconds, "seconds": seconds, "over_copy": seconds / copy}
 
     yield timed("full save", partial(saver.save, tables, path), options.rows)
     some = torch.arange(0, options.rows, max(1, 2 * options.rows // options.cache + options.rows // 5000)) * SPREAD
     train(tables, [some])
-    expected = looked_up(tables, some)
+    expected = current_weights(tables, some)
     yield timed("delta", partial(saver.save, tables, path, incremental=True), len(some))
     del tables
     loaded = large_collection(options)
     yield timed("load", partial(saver.load, loaded, path), options.rows)
-    assert torch.equal(looked_up(loaded, some), expected), "loaded rows are others"
+    assert torch.equal(current_weights(loaded, some), expected), "loaded rows are others"
     del loaded
     with TableReader(path, "t0") as reader:
         assert torch.equal(reader.lookup(some), expected), "served rows are others"
@@ -137,12 +137,18 @@ def saves(tables: Any, options: argparse.Namespace, path: Path) -> Iterator[Row]
     },
 )
 def large_table(options: argparse.Namespace) -> Iterator[Row]:
-    """The life of one large table, for a night. 100 million rows of D = 8 take 8 GiB, by estimate.
+    """Measures the phases of one large table, from inserts to serving; takes a night.
 
-    A hash table that expects few ids is trained on batches of new ones until it has all rows, so its id map grows some
-    fifty times; then on ids that are as skewed as clicks are. It is saved, saved again as a delta, loaded and served.
-    `over_copy` divides the time by the time of copying rows and ids; `over_bound` divides bytes per row by record, 24
-    for the id map and 10 for the version that deltas need. The longest step shows whether growth holds up a batch.
+    100 million rows of D = 8 take an estimated 8 GiB. A hash table that expects few ids is trained on batches of new
+    ones
+    until it has all rows, so that its id map grows some fifty times. Then it trains on ids that are skewed like clicks.
+    It
+    is saved, saved again as a delta, loaded and served.
+
+    `over_copy` divides the time by the time of copying rows and ids. `over_bound` divides the bytes per row by the
+    record
+    plus 24 bytes for the id map and 10 for the version that deltas need. The longest step shows whether growth delays a
+    batch.
     """
     tables = large_collection(options)
     yield {"phase": "insert", **train(tables, ids_of("insert", options))}
@@ -162,7 +168,7 @@ def large_table(options: argparse.Namespace) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def memory_limit(text: str) -> Iterator[str]:
-    """Limits this process and its page cache to the bytes of `text`, such as 4GiB, or `none`; gives how."""
+    """Limits this process and its page cache to the bytes of `text`, such as 4GiB, or `none`; yields how."""
     if text == "none":
         yield text
         return
@@ -202,10 +208,10 @@ def memory_limit(text: str) -> Iterator[str]:
     malloc=False,
 )
 def disk_store(options: argparse.Namespace) -> Iterator[Row]:
-    """Training with a host store on disk, more rows than memory, under a memory limit.
+    """Trains with a host store on disk and more rows than memory, under a memory limit.
 
-    The limit is a cgroup, made below the one of this process where that is allowed. First all rows are inserted, then
-    batches of ids are trained that are uniform, or as skewed as clicks are. Without --folder rows are in memory.
+    The limit is a cgroup below this process's own, where that is allowed. First all rows are inserted, then batches of
+    uniform ids, or ids skewed like clicks, are trained. Without --folder rows are in memory.
     """
     with memory_limit(options.memory) as limit:
         tables = large_collection(options, options.rows, optimizer=torch.optim.Adagrad, is_incremental=False)
@@ -228,7 +234,7 @@ def disk_store(options: argparse.Namespace) -> Iterator[Row]:
 
 
 class Model:
-    """A collection of TorchRec's with SGD, its save and its load."""
+    """A collection of TorchRec with SGD, its save and its load."""
 
     prefix, settings = "", dict[str, Any](device="cpu")
 
@@ -255,7 +261,7 @@ class Model:
 
 
 class Ours(Model):
-    """Hash tables, all of whose rows fit their cache."""
+    """Hash tables whose rows all fit their cache."""
 
     prefix, settings = "EmbCache", dict[str, Any](cache=1.0, seed=0)
 
@@ -266,8 +272,8 @@ class Ours(Model):
         rst.Saver().load(self.tables, path)
 
 
-class Life:
-    """The life of a model: the seconds of the processor of each phase, for all threads, and the bytes it takes."""
+class ModelPhases:
+    """The phases of a model: processor seconds of each, over all threads, and the bytes that the model takes."""
 
     def __init__(self, kind: type[Model], options: argparse.Namespace) -> None:
         self.options, self.found = options, dict[str, list[float]]()
@@ -285,7 +291,7 @@ class Life:
             self.found.setdefault(phase, []).append(seconds_of(call, time.process_time))
 
     def batch(self, seed: int | None) -> KeyedJaggedTensor:
-        """`lookups` ids of each table, one a sample; None: every id once."""
+        """Draws `lookups` ids of each table, one per sample; None: every id once."""
         tables, rows = self.options.tables, self.options.rows
         random = torch.Generator().manual_seed(seed or 0)
         ids = torch.arange(rows).repeat(tables)
@@ -294,7 +300,11 @@ class Life:
         return KeyedJaggedTensor([f"f{table}" for table in range(tables)], ids, lengths=torch.ones_like(ids))
 
     def round(self, number: int, path: Path) -> None:
-        """Some steps, a save, a step more and a load; AssertionError when rows are not those that were saved."""
+        """Runs some steps, a save, one more step and a load.
+
+        Raises:
+            AssertionError: loaded rows differ from the saved ones.
+        """
         batch = self.batch(number)
         for _ in range(self.options.steps):
             self.time("step", partial(self.model.step, batch))
@@ -322,13 +332,15 @@ class Life:
     ],
 )
 def many_tables(options: argparse.Namespace) -> Iterator[Row]:
-    """The life of a model of many small tables beside TorchRec's EmbeddingBagCollection of the same tables.
+    """Compares a model of many small tables with TorchRec's EmbeddingBagCollection of the same tables.
 
-    Seconds of the processor, the least of some rounds, in which both take turns: making the model, its first step and
-    later ones, a save and a load of all rows; and the bytes that the model takes. TorchRec's tables are saved by
-    `torch.save` of their state dict, and loaded by `torch.load` and `load_state_dict`.
+    Values are processor seconds, the least of some rounds in which both take turns. The phases are construction, the
+    first
+    step and later ones, a save and a load of all rows; the bytes of the model are reported too. TorchRec's tables are
+    saved
+    by `torch.save` of their state dict, and loaded by `torch.load` and `load_state_dict`.
     """
-    lifecycles = {"ours": Life(Ours, options), "torchrec": Life(Model, options)}
+    lifecycles = {"ours": ModelPhases(Ours, options), "torchrec": ModelPhases(Model, options)}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for number in range(options.rounds):
             for name, lifecycle in lifecycles.items():

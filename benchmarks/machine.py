@@ -1,4 +1,4 @@
-"""Describes the machine that the figures were taken on."""
+"""The description of the machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from rec_sdk_torch._engine import available_memory
 from rec_sdk_torch.operators.schemas import cpu_isa
 
-# A block above the mmap threshold is returned to the system when freed and page-faults when it is next needed:
-# outputs and gradients would be timed with the kernel clearing pages. Whole tables are still mapped.
+# A block above the mmap threshold is returned to the system when freed and page-faults at its next use. Outputs and
+# gradients would be timed with the kernel clearing pages. Whole tables are still mapped.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
 def with_malloc_settings(command: Sequence[str]) -> None:
-    """Replaces this process by `python *command` with glibc's malloc set to keep freed blocks, unless it is already."""
+    """Restarts as `python *command` with glibc's malloc set to keep freed blocks, unless that is already so."""
     if all(name in os.environ for name in _MALLOC) or not sys.platform.startswith("linux"):
         return
     environment = {**_MALLOC, **os.environ}
@@ -56,18 +56,18 @@ def _version(package: str) -> str | None:
 
 
 def resident_memory() -> int:
-    """Bytes of this process in memory."""
+    """Returns the bytes of this process in memory."""
     fields = _read(Path("/proc/self/statm")).split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def load_average() -> list[float]:
-    """Over 1, 5 and 15 minutes."""
+    """Returns the load average over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def describe() -> dict[str, Any]:
-    """Processor, memory, software and settings."""
+    """Describes processor, memory, software and settings."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -25,9 +25,9 @@ TARGETS = [Target("bytes over least", "bytes over least", worst=1.15), Target("i
 
 
 def calls(batch: Batch, dim: int, names: Iterable[str], every: bool = True) -> Iterator[Case]:
-    """Every operator with plain arguments, update_rows by the optimizers that are among the `names` of calls.
+    """Yields every operator with simple arguments, and update_rows for the optimizers in the `names` of calls.
 
-    `every`: with every data type; otherwise the calls of these names.
+    `every`: with every dtype; otherwise only the calls with these names.
     """
     dtypes = (torch.float32, torch.bfloat16)
     optimizers = dict.fromkeys(name.split()[1] for name in names if name.startswith("update_rows "))
@@ -41,10 +41,10 @@ def calls(batch: Batch, dim: int, names: Iterable[str], every: bool = True) -> I
 
 
 def least_copies(case: Case, batch: Batch) -> LeastCopies:
-    """The copies of rows that a call cannot do without.
+    """Returns the fewest copies of rows that a call needs.
 
-    A copy has one gap, so it carries two rows at most; of records in several parts it carries one, because the parts go
-    to places of their own.
+    A copy has one gap, so it carries at most two rows. It carries one record of several parts, since the parts go to
+    separate places.
     """
     lookups, rows = len(batch.slots), len(batch.unique)
     match case.operator:
@@ -67,9 +67,10 @@ def least_copies(case: Case, batch: Batch) -> LeastCopies:
 def figures(case: Case, batch: Batch, kernels: list[Kernel], cores: int, scalar: Mapping[str, list[int]]) -> Row:
     """Counts a call of an operator, and models its time on each chip.
 
-    `imbalance`: bytes of the busiest core over the mean of all, less 1; of the launch that moves the most. `scalar`:
-    instructions of the scalar unit of the busiest core, of all launches. `of bytes`: the modelled time
-    over the time in which memory moves the least bytes; `of floor`: over the least time for launches, copies and bytes.
+    `imbalance`: bytes of the busiest core over the mean of all, less 1, for the launch that moves the most. `scalar`:
+    instructions of the busiest core's scalar unit, over all launches. `of bytes`: the modelled time over the time in
+    which
+    memory moves the least bytes; `of floor`: over the least time for launches, copies and bytes.
     """
     longest = max(kernels, key=lambda kernel: float(kernel.bytes.sum()))
     row: Row = {
@@ -111,11 +112,12 @@ def _problem(options: argparse.Namespace) -> str | None:
     malloc=False,
 )
 def npu(options: argparse.Namespace) -> Iterator[Row]:
-    """Bytes, balance, scalar instructions and a modelled time of every AscendC kernel, from counters.
+    """Counts bytes, balance and scalar instructions of every AscendC kernel, and models its time.
 
     Counted: bytes, balance, scalar instructions of the busiest core. MODELLED, not measured: times. The exit status is
-    1 when a kernel misses a target: 1.15 times the least bytes, cores within 10% of each other; 2 without an emulated
-    NPU, or where the kernels cannot be compiled to count their scalar instructions.
+    1
+    if a kernel misses a target: 1.15 times the least bytes, cores within 10% of each other. It is 2 without an emulated
+    NPU, or if the kernels cannot be compiled to count their scalar instructions.
     """
     if not emulate.active():
         raise CannotRunError(f"benchmarks.npu counts what the emulated NPU does. {emulate.hint()}")

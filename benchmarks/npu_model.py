@@ -1,9 +1,9 @@
-"""A model of what the AscendC kernels cost on a chip, from what was counted. Modelled, never measured.
+"""A model of the cost of AscendC kernels on a chip, from counters. Modelled, never measured.
 
-Per core, the engines that copy in (MTE2), copy out (MTE3) and compute (vector) and the scalar unit that tells them what
-to do run side by side, so a core takes as long as the busiest of them; a launch takes as long as its slowest core, and
-no less than its bytes need at the bandwidth of the chip's memory, and a constant for the launch itself. Hits in the L2
-cache and conflicts in memory are left out.
+On each core the engines that copy in (MTE2), copy out (MTE3) and compute (vector) and the scalar unit that issues their
+instructions run in parallel. So a core takes as long as its busiest engine, and a launch as long as its slowest core. A
+launch takes no less than its bytes need at the bandwidth of the chip's memory, plus a constant. Hits in the L2 cache
+and memory conflicts are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Chip:
     """A launch takes these whatever its kernel does."""
 
     def byte_seconds(self, size: float) -> float:
-        """The time of `size` bytes at the bandwidth of the memory."""
+        """Returns the time of `size` bytes at the bandwidth of the memory."""
         return size / self.hbm_bytes_per_s
 
 
@@ -51,7 +51,7 @@ CHIPS = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """The work of one kernel since the counters were reset; arrays hold one value per core."""
+    """The counters of one kernel since the last reset; arrays hold one value per core."""
 
     name: str
     launches: int
@@ -59,16 +59,16 @@ class Kernel:
 
     @property
     def bytes(self) -> Counts:
-        """Moved between global memory and the cores, exact."""
+        """Bytes moved between global memory and each core, exact."""
         return self.counters["mte2_gm_bytes"] + self.counters["mte3_gm_bytes"]
 
     def imbalance(self, cores: int) -> float:
-        """Bytes of the busiest core over the mean of all cores, less 1."""
+        """Returns the bytes of the busiest core over the mean of all cores, less 1."""
         total = self.bytes.sum()
         return float(self.bytes.max() * cores / total - 1) if total else 0.0
 
     def engine_seconds(self, chip: Chip) -> dict[str, Counts]:
-        """Busy time of each engine of each core."""
+        """Computes the busy time of each engine of each core."""
         c = self.counters
         copies = {
             engine: c[f"{engine}_instructions"] * chip.copy_issue_s + c[f"{engine}_gm_bytes"] / chip.core_bytes_per_s
@@ -78,14 +78,14 @@ class Kernel:
         return {**copies, "vector": cycles / chip.clock_hz, "scalar": c["scalar_instructions"] / chip.clock_hz}
 
     def seconds(self, chip: Chip) -> tuple[float, str]:
-        """The modelled time of its launches, and what bounds it."""
+        """Models the time of the launches; returns it and the name of its bound."""
         engines = {name: float(seconds.max()) for name, seconds in self.engine_seconds(chip).items()}
         bounds = {**engines, "hbm": chip.byte_seconds(float(self.bytes.sum()))}
         name = max(bounds, key=lambda bound: bounds[bound])
         return self.launches * chip.launch_s + bounds[name], name
 
     def with_scalar(self, instructions: Sequence[int]) -> Kernel:
-        """The same with the instructions of the scalar units of the cores that it was launched on."""
+        """Returns a copy with the scalar instructions of the cores of a launch."""
         counts = np.zeros_like(self.bytes)
         counts[: len(instructions)] = instructions
         return replace(self, counters={**self.counters, "scalar_instructions": counts})
@@ -93,7 +93,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class LeastCopies:
-    """Copies of rows that no form of a kernel can do without, of all cores together."""
+    """Copies of rows that any form of a kernel needs, over all cores."""
 
     copies_in: float
     copies_out: float
@@ -104,7 +104,7 @@ class LeastCopies:
     """The scalar unit's least for a row, loops apart: it reads a slot, makes both addresses, issues the copy."""
 
     def seconds(self, kernels: Sequence[Kernel], least_bytes: int, cores: int, chip: Chip) -> float:
-        """The least time of these kernels in the model: an even share of each engine's work on each core."""
+        """Models the least time of these kernels: an even share of each engine's work on each core."""
         seconds = [chip.byte_seconds(least_bytes), self.ROW_INSTRUCTIONS * self.rows / cores / chip.clock_hz]
         for engine, copies in (("mte2", self.copies_in), ("mte3", self.copies_out)):
             size = sum(float(kernel.counters[f"{engine}_gm_bytes"].sum()) for kernel in kernels)
@@ -113,7 +113,7 @@ class LeastCopies:
 
 
 class EmulatedCounters:
-    """The counters of the emulated NPU that this process runs on."""
+    """The counters of the emulated NPU in this process."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
@@ -122,7 +122,7 @@ class EmulatedCounters:
         self._library.rec_sdk_ascendc_vector_cores.argtypes = (ctypes.c_void_p,)
 
     def vector_cores(self) -> int:
-        """The cores of the emulated chip, on the default stream; a device must be in use."""
+        """Returns the number of vector cores of the emulated chip, on the default stream; a device must be in use."""
         return int(self._library.rec_sdk_ascendc_vector_cores(None))
 
     def reset(self) -> None:
@@ -130,7 +130,7 @@ class EmulatedCounters:
         self._library.rec_sdk_emulator_reset_counters()
 
     def read(self) -> list[Kernel]:
-        """Every kernel that ran since the last reset; wait for the device before."""
+        """Returns every kernel that ran since the last reset; wait for the device first."""
         text: bytes = self._library.rec_sdk_emulator_counters()
         kernels = []
         for name, values in json.loads(text).items():
@@ -140,5 +140,5 @@ class EmulatedCounters:
 
 
 def total_bytes(kernels: Sequence[Kernel]) -> int:
-    """The bytes of all kernels of an operator."""
+    """Sums the bytes of all kernels of an operator."""
     return int(sum(kernel.bytes.sum() for kernel in kernels))

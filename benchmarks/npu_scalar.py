@@ -1,11 +1,11 @@
-"""How many instructions the scalar unit of each vector core issues for the AscendC kernels. Counted, not measured.
+"""Scalar instructions of the AscendC kernels on each vector core. Counted, not measured.
 
-A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The
-kernels are compiled for x86-64 or 64-bit Arm with the instructions that CANN's headers issue for each call
-(`scalar_unit/kernel_operator.h`), a counter is put into every basic block of the assembler's text, and the kernels run,
-core after core. So the counts are exact, the same on every run of the same compiler, and those of another instruction
-set. The scalar unit has many registers and no operands in memory, and CANN's compiler is a Clang: Clang's code for
-64-bit Arm is the nearest to it.
+A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The kernels
+are compiled for x86-64 or 64-bit Arm with the instructions that CANN's headers issue for each call
+(`scalar_unit/kernel_operator.h`). A counter is inserted into every basic block of the assembler text, and the kernels
+run, core after core. So the counts are exact and the same on every run of the same compiler, but for another
+instruction set. The scalar unit has many registers and no operands in memory, and CANN's compiler is a Clang: Clang's
+code for 64-bit Arm is the closest to it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _PROGRAMS = ROOT / "build" / "scalar_unit"
 
 _FLAGS = (
     *("-std=c++17", "-O2", "-fno-exceptions", "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-w"),
-    # The scalar unit has no vectors of its own.
+    # The scalar unit has no vector instructions.
     *("-fno-tree-vectorize", "-fno-tree-slp-vectorize"),
-    # A call of the library would not count.
+    # Instructions in a library call would not be counted.
     "-fno-builtin",
 )
 _GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction would count once
@@ -48,7 +48,7 @@ Counts = Mapping[str, Mapping[str, list[int]]]
 
 
 def _far_test(instruction: str) -> str:
-    """A branch on one bit, which reaches 32 KiB, as one past a branch that reaches everything."""
+    """Replaces a branch on one bit, which reaches 32 KiB, by one around a branch that reaches everything."""
     test = re.match(r"\ttb(n?)z\t(.*), (\S+)", instruction)
     if not test:
         return instruction
@@ -60,11 +60,11 @@ class Machine(NamedTuple):
     """An instruction set whose instructions are counted.
 
     Attributes:
-        flags: for its compilers.
-        comment: what begins a comment, and with it the lines around what the source writes in assembler.
-        ends_block: matches an instruction after which a basic block ends.
-        counter: adds `{count}`, below 4,096, to `scalar_unit_count`, and keeps every register and flag.
-        far: an instruction as a text that reaches as far as counters may push its target.
+        flags: compiler flags.
+        comment: start of a comment, also of the lines around assembler in the source.
+        ends_block: matches an instruction that ends a basic block.
+        counter: adds `{count}`, below 4,096, to `scalar_unit_count`, and preserves every register and flag.
+        far: rewrites an instruction so that it reaches targets that counters have moved.
     """
 
     flags: tuple[str, ...]
@@ -94,12 +94,13 @@ MACHINES = {
 
 
 def with_counters(assembler: str, machine: Machine) -> str:
-    """Assembler's text in which every basic block first adds its number of instructions to `scalar_unit_count`.
+    """Inserts code into assembler so that each basic block first adds its number of instructions to
+    `scalar_unit_count`.
 
-    Lines that the source writes in assembler count where they are marked with a comment `scalar`.
+    Assembler lines in the source count if they are marked with a comment `scalar`.
     """
     lines: list[str] = []
-    block = 0  # where the counter of the block goes
+    block = 0  # position of the block's counter
     count = 0
     written = False  # by the source
     mark = f"{machine.comment}scalar"
@@ -132,11 +133,15 @@ def with_counters(assembler: str, machine: Machine) -> str:
 
 
 class CountingError(CannotRunError):
-    """The kernels cannot be compiled to count, or the program of them cannot run."""
+    """The kernels cannot be compiled to count, or the resulting program cannot run."""
 
 
 def _machine_of(compiler: Sequence[str]) -> str:
-    """The machine that the compiler compiles for, a key of `MACHINES`. `CountingError` for any other."""
+    """Returns the compiler's target machine, a key of `MACHINES`.
+
+    Raises:
+        CountingError: another machine.
+    """
     triple = _run([*compiler, "-dumpmachine"]).strip()
     name = triple.partition("-")[0]
     if name not in MACHINES:
@@ -145,17 +150,19 @@ def _machine_of(compiler: Sequence[str]) -> str:
 
 
 class ScalarUnits:
-    """The kernels of every operator, compiled to count."""
+    """The kernels of every operator, compiled to count instructions."""
 
     def __init__(self, folder: Path, compiler: str | None = None, run: str = "", every: bool = True) -> None:
-        """Compiles, unless that is done; `CountingError` where it fails, the compiler is for no machine of `MACHINES`,
-        or there is no program `run`.
+        """Compiles the program, unless it exists.
 
         Args:
-            folder: for batches; exists.
-            compiler: a C++ compiler and its options, default `$CXX` or `c++`.
-            run: a program that runs what it compiles for another machine than this one, such as `qemu-aarch64`.
-            every: each operator with every data type, and updates of every form of a record.
+            folder: existing folder for batches.
+            compiler: a C++ compiler and its options, by default `$CXX` or `c++`.
+            run: a program that runs code compiled for another machine, such as `qemu-aarch64`.
+            every: each operator with every dtype, and updates of every form of a record.
+
+        Raises:
+            CountingError: compiling fails, the target is not in `MACHINES`, or the program `run` does not exist.
         """
         command = shlex.split(compiler or os.environ.get("CXX", "c++"))
         self.machine = _machine_of(command)
@@ -173,7 +180,7 @@ class ScalarUnits:
         self._program = [*runner, str(_compiled(command, flags, linked, machine, version))]
 
     def count(self, slots: npt.NDArray[np.int64], rows: int, dim: int, cores: int = 48) -> Counts:
-        """Every operator on one batch: `slots` `[N]`, each in `[0, rows)`."""
+        """Counts every operator on one batch: `slots` `[N]`, each in `[0, rows)`."""
         path = self._folder / "slots"
         path.write_bytes(slots.astype(np.int32).tobytes())
         numbers = [str(number) for number in (rows, dim, cores)]
@@ -184,7 +191,7 @@ class ScalarUnits:
 def _compiled(
     command: Sequence[str], flags: Sequence[str], linked: Sequence[str], machine: Machine, version: str
 ) -> Path:
-    """The program that counts, made if it is not there."""
+    """Returns the counting program, building it if it does not exist."""
     kernels, hardware = _SOURCES / "kernels.cpp", _SOURCES / "hardware.cpp"
     sources = "".join(_run([*command, *flags, "-E", "-P", str(source)]) for source in (kernels, hardware))
     sources += Path(__file__).read_text()
@@ -198,12 +205,16 @@ def _compiled(
         _run([*command, *flags, "-S", str(kernels), "-o", str(text)])
         counted.write_text(with_counters(text.read_text(), machine))
         _run([*command, "-std=c++17", "-O2", *linked, str(counted), str(hardware), "-o", str(made)])
-        made.replace(program)  # at once, as others may do the same
+        made.replace(program)  # atomic, since other processes may do the same
     return program
 
 
 def _run(command: Sequence[str]) -> str:
-    """The output of a command; `CountingError` where it fails."""
+    """Runs a command; returns its output.
+
+    Raises:
+        CountingError: it fails.
+    """
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
@@ -222,7 +233,7 @@ OPTIONS = {
 
 
 class Budget(NamedTuple):
-    """Instructions of one core for one more of each, apart from what a launch begins with."""
+    """Instructions of one core for one additional lookup or row, without a launch's fixed part."""
 
     lookup: float
     """`lookup_sequence`, fp32."""
@@ -241,11 +252,11 @@ class Budget(NamedTuple):
 
 
 def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
-    """The cost of one more lookup or row: the difference of two batches, over the difference of their sizes."""
+    """Computes the cost of one additional lookup or row from two batches of different size."""
     few, many = 1024, 3072
 
     def of_row(lookups: int) -> dict[str, float]:
-        """Instructions of each operator for one more row, all of which have so many lookups."""
+        """Returns the instructions of each operator for one additional row with `lookups` lookups."""
         of_sizes = []
         for rows in (few // lookups, many // lookups):
             slots = np.random.default_rng(0).permutation(np.repeat(np.arange(rows), lookups))
@@ -272,10 +283,12 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
     malloc=False,
 )
 def npu_scalar(options: argparse.Namespace) -> Iterator[Row]:
-    """Scalar instructions of one more lookup or row, and of each operator's busiest core on uniform lookups.
+    """Counts the scalar instructions of an additional lookup or row, and of each operator's busiest core.
+
+    The second uses uniform lookups.
 
     Raises:
-        CountingError: the kernels cannot be compiled to count, or the program of them cannot run.
+        CountingError: the kernels cannot be compiled to count, or the resulting program cannot run.
     """
     with tempfile.TemporaryDirectory() as folder:
         units = ScalarUnits(Path(folder), options.compiler, options.run, options.every)

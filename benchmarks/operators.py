@@ -1,4 +1,4 @@
-"""The operators alone, on a batch that is on the device already and rows that are all resident."""
+"""The operators alone, on a batch that is already on the device and rows that are all resident."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .workload import Workload
 
 
 def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
-    """Bytes an operator must move: every index, gradient, output and distinct row once, a record both ways."""
+    """Computes the bytes an operator must move: every index, gradient, output and distinct row once, a record both
+    ways.
+    """
     activation, weight = 4.0 * workload.lookups * workload.dim, 4.0 * workload.dim * unique_rows
     record = weight * (1 + workload.states)
     indices = 4.0 * workload.lookups
@@ -26,15 +28,17 @@ def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
 
 
 def need_of_operators(workload: Workload) -> Need:
-    """The records of the two calls, on the device and on the host that fills them, and a gradient."""
+    """Returns the memory for the records and a gradient of both calls, on the device and on the host that fills
+    them.
+    """
     both = 2 * workload.table_bytes + 4 * workload.lookups * workload.dim
     return Need(both, both)
 
 
 def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict[str, dict[str, float]]:
-    """Each operator alone and both together, as often as there are batches in a row, so that launches are hidden.
+    """Times each operator alone and both together, repeated without synchronization so that launches are hidden.
 
-    The rows of all tables are in one. `npu_check` and the tests of operators compare the results of these calls.
+    The rows of all tables are in one. `npu_check` and the operators' tests compare the results of these calls.
     """
     rows = workload.tables.count * workload.tables.rows
     first_rows = torch.arange(0, rows, workload.tables.rows)
@@ -55,7 +59,7 @@ def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict
 
 
 def spans(clock: Clock, marks: Sequence[tuple[Any, Any, Any]]) -> dict[str, Samples]:
-    """Seconds of the parts of steps, which are marked before the lookup, between it and the update, and after."""
+    """Computes the seconds of the parts of steps from marks before the lookup, between lookup and update, and after."""
     return {
         "lookup": Samples([clock.seconds(begin, middle) for begin, middle, _ in marks]),
         "update": Samples([clock.seconds(middle, end) for _, middle, end in marks]),

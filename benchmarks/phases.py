@@ -1,4 +1,4 @@
-"""Ours in the CUDA benchmark, timed phase by phase inside its own step: this file knows what a step calls."""
+"""Our contenders of the CUDA benchmark, with times of each phase; uses internal functions of a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TimedOurs(Ours):
         return super().forward(super().inputs(batch) if isinstance(batch, torch.Tensor) else batch)
 
     def _time_phases(self) -> None:
-        """Puts clocks around what a step calls of its group."""
+        """Wraps the functions of the group that a step calls in clocks."""
         (self.group,) = self.embedding.groups
         group: Any = self.group
         self._clock = Clock(self.device)
@@ -63,7 +63,7 @@ class TimedOurs(Ours):
         return timed
 
     def _timed_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """`update` gives the call that updates the rows, which the step makes later."""
+        """Times `update`, and the call that it returns, which the step makes later."""
 
         def timed(*args: Any) -> Any:
             call, *arguments = update(*args)
@@ -72,7 +72,7 @@ class TimedOurs(Ours):
         return self._timed("update", timed)
 
     def _timed_plan(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
-        """Work of the host."""
+        """Wraps planning, which is work of the host, in a clock."""
 
         def timed(*args: Any) -> _Result:
             begin = time.perf_counter()
@@ -84,7 +84,7 @@ class TimedOurs(Ours):
         return timed
 
     def take_phases(self) -> dict[str, float]:
-        """Seconds per phase since the last call. Waits for the device."""
+        """Returns the seconds per phase since the last call; waits for the device."""
         self._clock.synchronize()
         taken = dict.fromkeys(PHASES, 0.0)
         taken["plan"] = self._plan_seconds
@@ -96,10 +96,10 @@ class TimedOurs(Ours):
 
 
 class TimedCollection(TimedOurs, Collection):
-    """`EmbCacheEmbeddingCollection`, from ids: making the KeyedJaggedTensor is part of its step."""
+    """`EmbCacheEmbeddingCollection`; building the KeyedJaggedTensor from ids is part of its step."""
 
     @property
     def embedding(self) -> TableBatchedEmbedding:
-        _ = self.module.cache_sizes  # hands the optimizers over, before the tables are laid out
+        _ = self.module.cache_sizes  # passes the optimizers to the tables, before they are built
         embedding: TableBatchedEmbedding = self.module.embedding
         return embedding

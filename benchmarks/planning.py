@@ -1,4 +1,4 @@
-"""The host planner alone: ids per second, the memory of its map and store, and the cost of admission and eviction."""
+"""The host planner alone: ids per second, memory of its map and store, and the cost of admission and eviction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def make_engine(
     expected: int = 0,
     lifecycle: TableLifecycle | None = None,
 ) -> Engine:
-    """One table of D = 1, with the records of a 16-byte row; `expected` ids, or `rows`, which come by `lifecycle`."""
+    """Builds an engine with one table of D = 1 and records of a 16-byte row.
+
+    `expected` is its `num_embeddings`, by default `rows`; `lifecycle` admits and evicts its ids.
+    """
     table = TableSpec(
         name="t",
         hashed=hashed,
@@ -51,7 +54,7 @@ def make_engine(
 
 
 class Planner:
-    """An engine that is fed batches; the swap is done for it, against a cache that is never read."""
+    """An engine that plans batches, with swaps from and to a cache that is never read."""
 
     def __init__(
         self, engine: Engine, lifecycle: TableLifecycle | None = None, clock: Callable[[], float] = time.perf_counter
@@ -62,7 +65,7 @@ class Planner:
         self._records = np.zeros((0, engine.record_bytes), np.uint8)
 
     def plan(self, ids: Int64Array) -> float:
-        """Plans and swaps a batch; the seconds of plan and release, by the planner's clock."""
+        """Plans and swaps a batch; returns the seconds of plan and release, by the planner's clock."""
         offsets = np.array([0, len(ids)], np.int64)
         clicks = (ids % 8 == 0).astype(np.int32) if self._lifecycle.needs_clicks else None
         times = (
@@ -83,45 +86,45 @@ class Planner:
             self.engine.complete_write_back(plan, self._records[:leaving])
         return spent + seconds_of(plan.release, self._clock)
 
-    def turns(self, batches: Iterator[Int64Array]) -> Callable[[], float]:
-        """Returns a call that plans the next batch."""
+    def next_plan(self, batches: Iterator[Int64Array]) -> Callable[[], float]:
+        """Returns a function that plans the next batch."""
         return lambda: self.plan(next(batches))
 
     def fill(self, rows: int, batch: int) -> None:
-        """Makes ids 0 .. rows resident."""
+        """Makes the ids 0 to `rows` resident."""
         for first in range(0, rows, batch):
             self.plan(np.arange(first, min(first + batch, rows), dtype=np.int64))
 
 
 def shortage_of(rows: int) -> str | None:
-    """Why a table of `rows` cannot be planned for here; None if it can."""
+    """Returns why a table of `rows` cannot be planned here; None if it can."""
     need, free = rows * BYTES_PER_ROW, available_memory()
     if need <= free:
         return None
     return f"{rows:,} rows need about {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free; left out"
 
 
-def drawn(alpha: float, rows: int, options: argparse.Namespace) -> Iterator[Int64Array]:
-    """Batches of a power law."""
+def power_law_batches(alpha: float, rows: int, options: argparse.Namespace) -> Iterator[Int64Array]:
+    """Yields batches of a power law."""
     rng = np.random.default_rng(options.seed)
     while True:
         yield Distribution(alpha).draw(rng, rows, options.plan_batch)
 
 
-def _new(options: argparse.Namespace) -> Iterator[Int64Array]:
-    """Batches of ids that were never there: an odd factor makes none of them the last one's neighbour."""
+def _new_ids(options: argparse.Namespace) -> Iterator[Int64Array]:
+    """Yields batches of new ids; an odd factor separates neighbouring ids."""
     for first in itertools.count(step=options.plan_batch):
         yield np.arange(first, first + options.plan_batch, dtype=np.int64) * 0x9E3779B1
 
 
 def _plans(key: Row, planner: Planner, batches: Iterator[Int64Array], warm: int, rounds: int) -> Row:
-    """Plans of so many batches, beside torch.unique of the same ids."""
+    """Times plans of `rounds` batches, compared with torch.unique of the same ids."""
     for _ in range(warm):
         planner.plan(next(batches))
     planner.engine.tables.reset_stats()
     ours, unique = itertools.tee(itertools.islice(batches, rounds))
     calls = {
-        "ours": planner.turns(ours),
+        "ours": planner.next_plan(ours),
         "unique": lambda: seconds_of(partial(torch.unique, torch.from_numpy(next(unique)), return_inverse=True)),
     }
     samples = take_turns(calls, rounds, warm=0)
@@ -139,7 +142,7 @@ def _plans(key: Row, planner: Planner, batches: Iterator[Int64Array], warm: int,
 
 
 def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int]) -> Iterator[Row]:
-    """All rows resident; memory is what the process grew by while they came."""
+    """Times plans whose rows are all resident; memory is the growth of the process while they were inserted."""
     before = resident_memory()
     planner = Planner(make_engine(rows, rows, kind == "hash"))
     planner.fill(rows, options.plan_batch)
@@ -149,7 +152,7 @@ def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int])
     for count, alpha in itertools.product(threads, (0.0, 1.05)):
         torch.set_num_threads(count)
         key = {"what": "hits", "kind": kind, "rows": rows, "ids": Distribution(alpha).name, "threads": count}
-        row = _plans(key, planner, drawn(alpha, rows, options), 1, options.rounds)
+        row = _plans(key, planner, power_law_batches(alpha, rows, options), 1, options.rounds)
         alone.setdefault(alpha, row["M ids/s"])
         over = {"two threads over one": row["M ids/s"] / alone[alpha]} if count == 2 else {}
         yield {**row, **figures, **over, "memory": memory}
@@ -158,13 +161,13 @@ def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int])
 
 
 def _changes(options: argparse.Namespace) -> Iterator[Row]:
-    """New ids into a map of the right size and into one that must grow, and a cache too small for two batches."""
+    """Times new ids with a map of the right size and one that must grow, and a cache too small for two batches."""
     batch, total = options.plan_batch, options.plan_batch * (options.rounds + 1)
     rows = 4 * batch
     cases = {
-        "insert": (make_engine(total, total), _new(options), 1),
-        "growth": (make_engine(total, total, expected=1), _new(options), 0),
-        "eviction": (make_engine(rows, batch + batch // 4), drawn(0.0, rows, options), 6),
+        "insert": (make_engine(total, total), _new_ids(options), 1),
+        "growth": (make_engine(total, total, expected=1), _new_ids(options), 0),
+        "eviction": (make_engine(rows, batch + batch // 4), power_law_batches(0.0, rows, options), 6),
     }
     for what, (engine, batches, warm) in cases.items():
         key = {"what": what, "kind": "hash", "rows": rows if what == "eviction" else total, "threads": 1}
@@ -172,7 +175,7 @@ def _changes(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def run_plans(options: argparse.Namespace) -> Iterator[Row]:
-    """All cases, at one thread but for hits; torch is left with one."""
+    """Times all cases with one thread, hits also with several; leaves torch with one thread."""
     torch.set_num_threads(1)
     threads = sorted({1, *options.threads})
     for kind in ("hash", "index"):
@@ -207,11 +210,11 @@ RULES = {
 
 
 def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Namespace) -> dict[str, Samples]:
-    """Plans with a rule and without, in turn; `fresh` ids of each batch are new."""
+    """Times plans with a rule and without, in turn; `fresh` ids of each batch are new."""
     rows = options.plan_rows
 
     def batches() -> Iterator[Int64Array]:
-        for number, ids in enumerate(drawn(1.05, rows, options)):
+        for number, ids in enumerate(power_law_batches(1.05, rows, options)):
             ids[:fresh] = np.arange(fresh) * 0x9E3779B1 + rows * (number + 2)
             yield ids
 
@@ -220,7 +223,7 @@ def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Nam
         planner = Planner(make_engine(rows, 2 * rows, lifecycle=rule), rule, time.thread_time)
         for _ in range(2 if rule else 1):  # the second time admits the ids
             planner.fill(rows, options.plan_batch)
-        calls[name] = planner.turns(batches())
+        calls[name] = planner.next_plan(batches())
     return take_turns(calls, options.rounds, warm=0)
 
 
@@ -238,9 +241,9 @@ def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Nam
     malloc=False,
 )
 def planning(options: argparse.Namespace) -> Iterator[Row]:
-    """Plans with rules on and off, in turn: of rows that are all there, and with new ids in a tenth of lookups.
+    """Times plans with and without rules, in turn: with known ids, and with new ids in a tenth of lookups.
 
-    By the time of the processor, on one thread: the ratio of the shortest plans.
+    Times are of the processor, on one thread; the ratio is between the shortest plans.
     """
     for rule, lifecycle in RULES.items():
         row: Row = {"rule": rule, "kind": "admission" if lifecycle.admits and "," not in rule else "eviction"}

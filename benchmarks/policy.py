@@ -1,4 +1,4 @@
-"""Exact counts of rows missed and moved: a power law, a drifting one, a scan, and MovieLens-100K."""
+"""Exact counts of misses and swapped rows: a power law, a drifting one, a scan, and MovieLens-100K."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ COUNTERS = ("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out")
 
 
 class Simulated:
-    """Swaps the rows of a batch into a cache that is simulated.
+    """A simulated cache into which the rows of batches are swapped.
 
     Attributes:
-        counters: as the engine's, as far as they are the same.
+        counters: the engine's counters, as far as they apply.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,15 @@ class Simulated:
         self.counters: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
     def count(self, lookups: int, unique: int, missing: int, leaving: int) -> None:
-        """Adds a batch."""
+        """Adds a batch to the counters."""
         for name, number in zip(self.counters, (lookups, unique, missing, missing, leaving), strict=True):
             self.counters[name] += number
 
 
 class RoundRobin(Simulated):
-    """A hand that walks over the slots and takes each that the batch does not need: Rec SDK's, and to be beaten."""
+    """Round-robin eviction: a hand passes over the slots and takes those that the batch does not need, as in Rec
+    SDK.
+    """
 
     def __init__(self, rows: int, slots: int) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class RoundRobin(Simulated):
 
 
 class Optimum(Simulated):
-    """Belady's: what leaves is needed last. It knows all batches."""
+    """Belady's optimal policy: the victim is the row needed last. It knows all batches."""
 
     def __init__(self, rows: int, slots: int, batches: Sequence[Int64Array]) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class Optimum(Simulated):
         self._next_use = np.full(rows, never, np.int64)
 
     def plan(self, ids: Int64Array) -> None:
-        """Serves the next batch, which is `ids`.
+        """Serves `ids`, the next batch.
 
         Raises:
             ValueError: it needs more rows than there are slots.
@@ -104,7 +106,7 @@ class Optimum(Simulated):
             raise ValueError(f"a batch of {len(unique)} distinct rows in a cache of {self._slots}")
         missing = len(unique) - int(self._resident[unique].sum())
         self._next_use[unique] = self._next_uses.pop()
-        self._resident[unique] = False  # so that what is left may leave
+        self._resident[unique] = False  # so that the remaining rows can be victims
         others = np.flatnonzero(self._resident)
         leaving = max(0, len(others) + len(unique) - self._slots)
         if leaving:
@@ -125,7 +127,7 @@ class Trace(NamedTuple):
         return max(1, round(self.rows * FRACTION))
 
     def row(self, policy: str, counters: dict[str, int]) -> Row:
-        """A line of the report."""
+        """Builds a line of the report."""
         return {
             **{"table": "cache policy, exact counts", "stream": self.name, "policy": policy},
             **{"slots": self.slots, "rows": self.rows},
@@ -134,14 +136,14 @@ class Trace(NamedTuple):
         }
 
     def engine(self, policy: str, depth: int = 0) -> Row:
-        """The engine's own policy, with `depth` batches announced."""
+        """Counts with the engine's own policy, with `depth` batches announced."""
         counts = Simulation.from_batches(self.batches).run(self.slots, policy, depth, WARM)
         numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
         name = f"{policy}, {depth} announced" if depth else policy
         return self.row(name, dict(zip(COUNTERS, numbers, strict=True)))
 
     def simulated(self, name: str, cache: RoundRobin | Optimum) -> Row:
-        """A simulated cache."""
+        """Counts with a simulated cache."""
         for step, ids in enumerate(self.batches):
             if step == WARM:
                 cache.reset()
@@ -150,14 +152,14 @@ class Trace(NamedTuple):
 
 
 def movielens_items(folder: Path) -> Int64Array:
-    """Items of the ratings of MovieLens-100K in the order of time, from 0."""
+    """Returns the items of MovieLens-100K's ratings in order of time, from 0."""
     ratings = np.loadtxt(folder / "u.data", dtype=np.int64)
     items: Int64Array = ratings[np.argsort(ratings[:, 3], kind="stable"), 1] - 1
     return items
 
 
 def traces(options: argparse.Namespace) -> Iterator[Trace]:
-    """The streams; and MovieLens in batches of 1/16 of its rows, all of which are served."""
+    """Yields the streams; and MovieLens in batches of 1/16 of its rows, all of which are served."""
     rows = options.policy_rows
     batch = options.policy_batch or max(1, rows // 16)
     for kind in STREAMS:
@@ -172,7 +174,7 @@ def traces(options: argparse.Namespace) -> Iterator[Trace]:
 
 
 def run_policies(options: argparse.Namespace) -> Iterator[Row]:
-    """Every policy on every trace; then the hand, and what no policy can do better than."""
+    """Runs every policy on every trace; then round robin, and the optimal policy as the bound."""
     for trace in traces(options):
         for policy in options.policies:
             yield trace.engine(policy)

@@ -1,4 +1,4 @@
-"""The lookups of the CUDA benchmark: the shape of NVIDIA dynamicemb's TestCaching, and the memory it takes."""
+"""Lookups of the CUDA benchmark in the shape of NVIDIA dynamicemb's TestCaching, and their memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ HOST_MARGIN, DEVICE_MARGIN = 4 << 30, 2 << 30
 
 @dataclass(frozen=True)
 class Pool:
-    """The batches of a run, drawn beforehand and looked up again and again.
+    """The batches of a run, drawn beforehand and looked up repeatedly.
 
-    The footprint of a table is its distinct ids in all of them. A cache of ratio r holds r times the largest
-    footprint, of each table; tables without a host store have `rows` rows.
+    The footprint of a table is the number of its distinct ids in all batches. A cache of ratio r holds r times the
+    largest
+    footprint, for each table; tables without a host store have `rows` rows.
     """
 
     distribution: Distribution
@@ -44,13 +45,13 @@ class Pool:
         return max(self.footprints)
 
     def workload(self, dim: int, optimizer: str) -> Workload:
-        """One lookup a sample, a sequence."""
+        """Builds the workload, a sequence with one lookup per sample."""
         count, per_table = self.ids[0].shape
         return Workload(TableSet(count, self.rows), dim, False, optimizer, count * per_table, 1)
 
 
 def draw_pool(distribution: Distribution, id_range: TableSet, lookups: int, batches: int, seed: int) -> Pool:
-    """`batches` batches of `lookups` ids each."""
+    """Draws `batches` batches of `lookups` ids each."""
     rng = np.random.default_rng(seed)
     per_table = lookups // id_range.count
     drawn: list[Int64Array] = []
@@ -74,7 +75,7 @@ def draw_pool(distribution: Distribution, id_range: TableSet, lookups: int, batc
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of memory."""
+    """Bytes of device and host memory."""
 
     device: int
     host: int
@@ -84,12 +85,17 @@ class Need:
 
 
 def activation_bytes(workload: Workload) -> int:
-    """A lookup's output, or its gradient."""
+    """Returns the bytes of a lookup's output, or of its gradient."""
     return 4 * workload.lookups * workload.dim
 
 
 def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> Need:
-    """The cache, three activations (output, its gradient, one more) and a swap; the host store, maps and staging."""
+    """Returns the memory of our tables.
+
+    On the device: the cache, three activations (output, its gradient, one more) and a swap. On the host: the host
+    store,
+    maps and staging buffers.
+    """
     swap = 2 * max(pool.unique_rows) * workload.record_bytes
     rows = workload.tables.count * workload.tables.rows
     batches = sum(2 * ids.nbytes for ids in pool.ids)
@@ -98,7 +104,7 @@ def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> Need:
 
 
 def free_memory(device: torch.device) -> Need:
-    """The memory that may be taken; a device that is the host takes its part from the host."""
+    """Returns the memory that may be used; if the device is the host, half of the host's."""
     host = max(0, available_memory() - HOST_MARGIN)
     if device.type == "cpu":
         return Need(host // 2, host // 2)
@@ -106,7 +112,7 @@ def free_memory(device: torch.device) -> Need:
 
 
 def shortage(need: Need, free: Need) -> str | None:
-    """Says what is missing, None if nothing is."""
+    """Describes missing memory; None if there is enough."""
     parts = [
         f"{name} memory: needs {wanted / 2**30:.1f} GiB, {there / 2**30:.1f} are free"
         for name, wanted, there in (("device", need.device, free.device), ("host", need.host, free.host))

@@ -1,4 +1,4 @@
-"""A case of the CUDA benchmark: whole steps of ours at one cache ratio and of the rivals, turn by turn."""
+"""A case of the CUDA benchmark: whole steps of ours at one cache ratio and of the rivals, in turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKED = 2
 
 @dataclass
 class _Entrant:
-    """A contender, what it looks up in each batch, and what was found."""
+    """A contender with its inputs for each batch, and its results."""
 
     contender: Contender
     inputs: list[torch.Tensor]
@@ -40,7 +40,7 @@ class _Entrant:
 
     @property
     def ours(self) -> TimedOurs:
-        """The contender, where `cached` says that it is one of ours."""
+        """The contender, if it is one of ours."""
         assert isinstance(self.contender, TimedOurs)
         return self.contender
 
@@ -55,7 +55,7 @@ class StepCase:
     def __init__(
         self, workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int
     ) -> None:
-        """Builds ours and whatever rival there is memory for.
+        """Builds our contenders, and the rivals that fit into memory.
 
         Raises:
             NotAvailableError: ours itself does not fit.
@@ -96,7 +96,7 @@ class StepCase:
             self._entrants.append(_Entrant(contender, self.pool.ids))
 
     def _fill(self) -> None:
-        """Makes every id known, and the cache what it is in the long run."""
+        """Inserts every id, and brings the cache to its steady state."""
         for entrant in self._cached():
             for ids in entrant.inputs:
                 entrant.contender.forward(ids)
@@ -116,7 +116,7 @@ class StepCase:
     # ---- correctness
 
     def _touched(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, ranks) of a table's rows in the checked batches."""
+        """Returns (ids, ranks) of a table's rows in the checked batches."""
         ids = torch.cat([batch[table] for batch in self.pool.ids[:CHECKED]])
         ranks = torch.cat([batch[table] for batch in self.pool.ranks[:CHECKED]])
         distinct, where = ranks.unique(return_inverse=True)
@@ -133,7 +133,7 @@ class StepCase:
                 resident.load(table, ranks, weights)
 
     def _check(self) -> None:
-        """Trains all on the same batches: the first outputs are the same bits, then weights are near."""
+        """Trains all contenders on the same batches: first outputs must be the same bits, later weights close."""
         device = self._grad.device
         for step in range(CHECKED):
             expected = None
@@ -158,12 +158,12 @@ class StepCase:
     # ---- times
 
     def _batches(self) -> Iterable[int]:
-        """One round over the pool, from where the check ended."""
+        """Returns the order of batches for one round over the pool, from where the check ended."""
         size = len(self.pool.ids)
         return [(CHECKED + index) % size for index in range(size)]
 
     def _time_in_turn(self) -> None:
-        """Waits for the device around every step, so that a step pays for all that it started."""
+        """Times steps with synchronization around each, so that a step includes all work that it started."""
         for entrant in self._cached():
             entrant.ours.embedding.reset_cache_stats()
             entrant.ours.take_phases()
@@ -190,7 +190,7 @@ class StepCase:
         return figures
 
     def _time_in_a_row(self) -> None:
-        """One step after the other, as in training: the host runs ahead of the device where it can."""
+        """Times steps without synchronization, as in training: the host runs ahead of the device where it can."""
         clock = self._clock
         for entrant in self._entrants:
             marks = []
@@ -208,13 +208,15 @@ class StepCase:
                 entrant.samples["in a row"] = Samples([(time.perf_counter() - start) / len(marks)])
             entrant.samples |= {f"{name} in a row": sample for name, sample in spans(clock, marks).items()}
 
-    # ---- what was found
+    # ---- results
 
     def _counters(self) -> dict[str, dict[str, int]]:
         return {entrant.name: entrant.ours.embedding.cache_stats() for entrant in self._cached()}
 
     def operators(self) -> Row | None:
-        """The operators alone; None where the cache does not hold every row, or memory not a second time."""
+        """Times the operators alone; None if the cache does not hold every row, or memory does not suffice for a second
+        copy.
+        """
         if self.ratio < 1.0 or shortage(self._need + need_of_operators(self.workload), self._free):
             return None
         return time_operators(self.workload, self.pool, self._grad.device)
@@ -241,7 +243,7 @@ class StepCase:
 
 
 def run_case(workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int) -> Row:
-    """A case, with the operators alone where every row is resident; `absent` says why there is none."""
+    """Runs a case, with the operators alone if every row is resident; `absent` is the reason if it cannot run."""
     try:
         case = StepCase(workload, pool, ratio, rivals, grad, seed)
         result = case.run()

@@ -1,4 +1,4 @@
-"""Training steps of tables and dense layers behind prefetch(), by depth, on the CPU."""
+"""Training steps of tables and dense layers with prefetch(), by depth, on the CPU."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ RESIDENT = 1.0
 
 @dataclass
 class Segment:
-    """Steps in a row at one depth.
+    """Consecutive steps at one depth.
 
     Attributes:
-        seconds: of a step, on average.
-        planned: batches that were planned ahead before its first step.
-        counters: `cache_stats` of the timed steps. Batches are counted when they are planned, so with those ahead.
-        losses: of every step, the untimed as well.
-        waited: part of the timed steps that the training thread spent on plans and swaps.
+        seconds: mean seconds per step.
+        planned: batches that were planned ahead before the first step.
+        counters: `cache_stats` of the timed steps, including prefetched batches, which are counted when planned.
+        losses: losses of every step, the untimed ones as well.
+        waited: share of the timed steps that the training thread spent on plans and swaps.
     """
 
     seconds: float
@@ -47,7 +47,7 @@ class Segment:
 
 
 class DenseModel(torch.nn.Module):
-    """A collection of tables and three dense layers behind it, the middle one `hidden` x `hidden`."""
+    """A collection of tables followed by three dense layers, the middle one `hidden` x `hidden`."""
 
     def __init__(self, collection: Collection, hidden: int, seed: int) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class DenseModel(torch.nn.Module):
         self.dense.append(torch.nn.Linear(hidden, 1))
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch."""
+        """Computes the loss of a batch."""
         return self.loss(self.tables(batch).values())
 
     def loss(self, pooled: torch.Tensor) -> torch.Tensor:
-        """The loss for the tables' output, `[B, dims of all tables]`."""
+        """Computes the loss for the tables' output, `[B, dims of all tables]`."""
         output: torch.Tensor = self.dense(pooled)
         return output.square().mean()
 
@@ -78,14 +78,14 @@ class Trainer:
         self._pooled = torch.zeros(workload.batch_size, sum(workload.dims), requires_grad=True)
 
     def fill(self) -> None:
-        """Gives every table all of its rows, in the order of their ids; as many as fit stay in the cache."""
+        """Inserts all rows of every table in the order of their ids; as many as fit stay cached."""
         workload = self.collection.workload
         for first in range(0, max(workload.tables.sizes), workload.per_table):
             ids = torch.arange(first, first + workload.per_table)
-            self.collection.look(torch.stack([ids % rows for rows in workload.tables.sizes]))
+            self.collection.fetch_rows(torch.stack([ids % rows for rows in workload.tables.sizes]))
 
     def dense_seconds(self, repeats: int) -> float:
-        """The fastest forward, backward and update of the dense layers alone."""
+        """Returns the seconds of the fastest forward, backward and update of the dense layers alone."""
         return best_of(lambda: self._learn(self.model.loss(self._pooled)), repeats)
 
     def _learn(self, loss: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Trainer:
         return loss.detach()
 
     def run(self, batches: Sequence[Any], depth: int, warm: int, steps: int) -> Segment:
-        """Trains on the first `warm + steps` batches; those behind them keep the planning thread busy."""
+        """Trains on the first `warm + steps` batches; the remaining ones keep the planning thread busy."""
         losses: list[torch.Tensor] = []
         begin, end, planned = 0.0, 0.0, 0
         self.collection.reset_counters()
@@ -117,7 +117,7 @@ class Trainer:
 
 
 def describe(segments: Sequence[Segment], lookups: int) -> Row:
-    """The figures of one cache at one depth."""
+    """Summarizes the segments of one cache at one depth."""
     fastest = min(segments, key=lambda segment: segment.seconds)
     seconds = [segment.seconds for segment in segments]
     counters = {name: sum(s.counters[name] for s in segments) for name in fastest.counters}
@@ -141,9 +141,9 @@ def _batches(trainer: Trainer, options: argparse.Namespace) -> Iterator[Any]:
 
 
 def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> Iterator[Row]:
-    """Every cache and depth, beside the same depth with all rows resident.
+    """Measures every cache and depth, compared with the same depth and all rows resident.
 
-    Depths are permuted for each cache by itself, so that equal losses compare them, too.
+    Depths are permuted separately for each cache, so that equal losses compare them, too.
     """
     trainers = [Trainer(workload, cache, hidden, options.seed) for cache in dict.fromkeys([*options.cache, RESIDENT])]
     stream = _batches(trainers[0], options)
@@ -158,7 +158,7 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
     for _ in range(options.rounds):
         orders = {trainer.cache: rng.permutation(options.depths) for trainer in trainers}
         for place in range(len(options.depths)):
-            # The tail is drawn anew for every segment: it is planned, and never trained.
+            # The tail is drawn anew for every segment: it is planned, but never trained.
             batches = list(itertools.islice(stream, options.warm + options.steps + max(options.depths) + 1))
             losses = []
             for index in rng.permutation(len(trainers)):
@@ -168,7 +168,7 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
                 cases.setdefault((trainer.cache, depth), []).append(segment)
                 losses.append(segment.losses)
             correct &= all(other == losses[0] for other in losses)
-        # All have the weights of one model: a step of the dense layers alone changes them, so the others take the same.
+        # All models must keep equal weights: a step of the dense layers alone changes them, so all take the same step.
         dense = min(dense, *(trainer.dense_seconds(3) for trainer in trainers))
     described = {key: describe(segments, workload.lookups) for key, segments in cases.items()}
     for cache, depth in itertools.product([trainer.cache for trainer in trainers], options.depths):
@@ -180,7 +180,7 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
 
 
 def depth(text: str) -> int:
-    """An argparse type: 0 to MAX_DEPTH."""
+    """Parses a depth of 0 to MAX_DEPTH (an argparse type)."""
     value = int(text)
     if not 0 <= value <= MAX_DEPTH:
         raise argparse.ArgumentTypeError(f"{text} is not allowed; 0 to {MAX_DEPTH} is")
@@ -222,10 +222,11 @@ def depth(text: str) -> int:
     ],
 )
 def prefetch(options: argparse.Namespace) -> Iterator[Row]:
-    """Training steps of tables and dense layers that `prefetch` feeds, by depth, on the CPU.
+    """Measures training steps of tables and dense layers with `prefetch`, by depth, on the CPU.
 
-    Models whose caches differ train on the same batches, at depths that take turns. One thread trains and one plans:
-    two idle cores are needed. Losses that differ between caches or depths make a row not correct.
+    Models with different caches train on the same batches, at depths that take turns. One thread trains and one plans,
+    so
+    two idle cores are needed. If losses differ between caches or depths, the row is not correct.
     """
     workload = make_workload(options.tables, options.dim, True, options.optimizer, options.lookups, options.bag)
     for hidden in options.hidden:

@@ -1,4 +1,4 @@
-"""Writes the figures of recorded.json, one table a line, into pages of docs: python -m benchmarks.recorded."""
+"""Writes the tables of recorded.json into pages of docs: python -m benchmarks.recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def line_of(cells: list[str]) -> str:
 
 
 def shown(table: Table) -> str:
-    """Returns a table as the page has it, and the line below."""
+    """Returns a table as it is in the page, and the line below."""
     rule = "|" + "---|" * len(table["columns"]) + "\n"
     rows = "".join(map(line_of, table["rows"]))
     below = f"Recorded {table['date']}, {table['processor']}: `{table['command']}`."
@@ -29,7 +29,7 @@ def shown(table: Table) -> str:
 
 
 def pages(texts: Sequence[str]) -> list[str]:
-    """Returns the texts of pages with every table of the file in its place, which is on one of them."""
+    """Returns the texts of the pages with each table of the file in its place, which is on one page."""
     written = list(texts)
     for name, table in json.loads(FILE.read_text()).items():
         (number,) = (number for number, text in enumerate(written) if f"<!-- {name} -->\n" in text)

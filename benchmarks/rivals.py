@@ -1,4 +1,4 @@
-"""The rivals of a step, each from the same initial weights as ours: on the CPU, then on the batches of a pool."""
+"""Rivals of a step, starting from the same weights as ours: on the CPU, then on the batches of a pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .contenders import HOST, Contender, OfJagged, optimizer_of
+from .contenders import HOST, Contender, JaggedContender, optimizer_of
 from .phases import TimedCollection
 from .pool import Need, activation_bytes
 from .tables import NotAvailableError, configs, make_collection
@@ -22,11 +22,11 @@ DENSE_ROWS = 1_000_000
 
 
 class Rival(Contender):
-    """Has whole tables, which start from ours."""
+    """A rival with whole tables, which start from our weights."""
 
     @abstractmethod
     def tables(self) -> list[torch.Tensor]:
-        """The weights of each table, `[rows, D]`."""
+        """Returns the weights of each table, `[rows, D]`."""
 
     def weights(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         weights = self.tables()[table].detach()
@@ -78,7 +78,11 @@ class TorchSparse(Rival):
 
 
 def fbgemm_training() -> Any:
-    """FBGEMM's module; NotAvailableError where it cannot be imported."""
+    """Imports FBGEMM's training module.
+
+    Raises:
+        NotAvailableError: it cannot be imported.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -97,7 +101,9 @@ OPTIM_TYPES = {
 
 
 def fbgemm_module(sizes: Sequence[tuple[int, int]], optimizer: str, place: str = "HOST", **options: Any) -> Any:
-    """`SplitTableBatchedEmbeddingBagsCodegen` of tables of (rows, D), on the CPU unless `place` is of a device."""
+    """Builds `SplitTableBatchedEmbeddingBagsCodegen` with tables of (rows, D), on the CPU unless `place` is on a
+    device.
+    """
     training = fbgemm_training()
     location = getattr(training.EmbeddingLocation, place)
     compute = training.ComputeDevice.CPU if place == "HOST" else training.ComputeDevice.CUDA
@@ -115,8 +121,8 @@ def fbgemm_module(sizes: Sequence[tuple[int, int]], optimizer: str, place: str =
 class Fbgemm(Rival):
     """`SplitTableBatchedEmbeddingBagsCodegen` on the CPU.
 
-    For a sequence either bags of one id that are summed (`bags_of_one`, the faster form: its backward of
-    PoolingMode.NONE is several times slower) or PoolingMode.NONE.
+    A sequence uses either summed bags of one id (`bags_of_one`, the faster form: PoolingMode.NONE has a several times
+    slower backward) or PoolingMode.NONE.
     """
 
     def __init__(self, workload: Workload, seed: int, bags_of_one: bool = True) -> None:
@@ -136,7 +142,7 @@ class Fbgemm(Rival):
         self._grad = self._in_bags(grad) if self._single else grad
 
     def _in_bags(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[N, D]` feature after feature -> `[N / tables, tables * D]`."""
+        """Converts `[N, D]` feature after feature to `[N / tables, tables * D]`."""
         shape = (self.workload.tables.count, self.workload.per_table, self.workload.dim)
         return rows.view(shape).transpose(0, 1).reshape(self.workload.per_table, -1)
 
@@ -157,7 +163,7 @@ class Fbgemm(Rival):
         return raw.view(shape).transpose(0, 1).reshape(-1, self.workload.dim)
 
 
-class TorchRec(OfJagged, Rival):
+class TorchRec(JaggedContender, Rival):
     """`EmbeddingCollection` or `EmbeddingBagCollection`, unsharded, with `apply_optimizer_in_backward`."""
 
     name = "torchrec"
@@ -182,7 +188,7 @@ RIVALS = ("torch", "fbgemm", "fbgemm-none", "torchrec")
 
 
 def make_rival(name: str, workload: Workload, seed: int) -> Rival:
-    """The rival `name`.
+    """Builds the rival `name`.
 
     Raises:
         NotAvailableError: it cannot run here, or not on this workload.
@@ -194,18 +200,18 @@ def make_rival(name: str, workload: Workload, seed: int) -> Rival:
     return Fbgemm(workload, seed, bags_of_one=name == "fbgemm")
 
 
-# ---- beside `TableBatchedEmbedding` on a pool's batches: rivals look up rows that are renumbered for them
+# ---- rivals on a pool's batches: they look up ranks instead of ids
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and with what a contender is made.
+    """The device and settings of a contender.
 
     Attributes:
-        device: of the cache, or of whole tables.
-        seed: of weights.
-        grad: gradient of the output, shared, `[N, D]` on the device.
-        ratio: what a rival with a cache holds of the rows.
+        device: device of the cache, or of whole tables.
+        seed: seed of the weights.
+        grad: shared gradient of the output, `[N, D]` on the device.
+        ratio: share of the rows that a rival's cache holds.
     """
 
     device: torch.device
@@ -215,19 +221,19 @@ class Place:
 
 
 class Resident(Rival):
-    """A rival that looks up ranks, which are on the device already."""
+    """A rival that looks up ranks, which are already on the device."""
 
     def inputs(self, ranks: torch.Tensor) -> torch.Tensor:
-        """Makes what `forward` takes, from int64 `[tables, lookups per table]` on the host."""
+        """Builds the argument of `forward` from int64 `[tables, lookups per table]` on the host."""
         raise NotImplementedError
 
     def load(self, table: int, ranks: torch.Tensor, weights: torch.Tensor) -> None:
-        """Takes over some rows."""
+        """Copies the weights of some rows into a table."""
         raise NotImplementedError
 
 
 class _OneTable(Resident):
-    """The rows of all tables in one, so that a step is a few launches."""
+    """A rival with the rows of all tables in one, so that a step needs few launches."""
 
     count: int
     rows: int
@@ -260,7 +266,7 @@ class TorchFused(_OneTable, TorchSparse):
 
 
 class TorchIndexAdd(_OneTable):
-    """`index_select`, and SGD as one `index_add_` of all gradients: right only because SGD is linear."""
+    """`index_select`, and SGD as one `index_add_` of all gradients, which is right only because SGD is linear."""
 
     name = "index_add"
 
@@ -325,12 +331,12 @@ POOL_RIVALS = ("collection", "torch", "index-add", "fbgemm", "fbgemm-cached")
 
 
 def need_of(name: str, workload: Workload, ours: Need, ratio: float) -> Need:
-    """The memory that contender `name` takes beside ours, which takes `ours`."""
+    """Returns the memory that contender `name` needs besides ours, which needs `ours`."""
     output = activation_bytes(workload)
     weights = workload.tables.count * workload.tables.rows * workload.dim * 4
     return {
         "collection": ours,
-        # The sparse gradient, its coalesced form, and the temporaries of the optimizer.
+        # The sparse gradient, its coalesced form, and the optimizer's temporaries.
         "torch": Need(workload.table_bytes + 6 * output, 0),
         "index-add": Need(weights + output, 0),
         "fbgemm": Need(workload.table_bytes + 3 * output, 0),
@@ -339,7 +345,7 @@ def need_of(name: str, workload: Workload, ours: Need, ratio: float) -> Need:
 
 
 def make_contender(name: str, workload: Workload, place: Place) -> Contender:
-    """The contender `name` of POOL_RIVALS.
+    """Builds the contender `name` of POOL_RIVALS.
 
     Raises:
         NotAvailableError: it cannot run here, or not on this workload.

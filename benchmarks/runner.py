@@ -1,7 +1,7 @@
 """Runs every benchmark: options, report, targets and JSON. A benchmark is a function that yields rows.
 
-A row is a line of the report. Its "table" is the title of the table that it stands in. Texts, numbers and truth values
-are columns; lists and dicts are in the JSON alone. A row whose "correct" has a False makes the exit status 1.
+A row is a line of the report. Its "table" is the title of its table. Texts, numbers and truth values are columns; lists
+and dicts are in the JSON only. A row whose "correct" contains False sets the exit status 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Run = Callable[[argparse.Namespace], Iterable[Row]]
 
 
 class CannotRunError(Exception):
-    """Says in one line why there is no run."""
+    """The reason in one line why a benchmark cannot run."""
 
 
 # ---- options
 
 
 def positive_int(text: str) -> int:
-    """An argparse type: 1, 2, ..."""
+    """Parses a positive integer (an argparse type)."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not allowed; at least 1 is")
@@ -45,7 +45,7 @@ def positive_int(text: str) -> int:
 
 
 def fraction(text: str) -> float:
-    """An argparse type: above 0, at most 1."""
+    """Parses a number above 0 and at most 1 (an argparse type)."""
     value = float(text)
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be above 0 and at most 1")
@@ -54,12 +54,12 @@ def fraction(text: str) -> float:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line: a switch when its default is a truth value, several values when it is a list.
+    """A command-line option: a switch if its default is a truth value, several values if it is a list.
 
     Attributes:
-        quick: the value with --quick, which tries the benchmark itself; None: the default.
-        full: the value with --full; None: the default.
-        kind: an argparse type; None: the type of the default value, or whole numbers from 1 on where there is none.
+        quick: value with --quick, which tries the benchmark itself; None: the default.
+        full: value with --full; None: the default.
+        kind: argparse type; None: the default's type, or positive integers without a default.
     """
 
     default: Any = None
@@ -89,7 +89,7 @@ MOST_CHOICES = 6
 
 
 def _shown(value: Any) -> str:
-    """A default in the words of the command line."""
+    """Formats a default as on the command line."""
     if isinstance(value, list):
         return " ".join(map(_shown, value)) or "none"
     return str(getattr(value, "name", value))
@@ -102,21 +102,21 @@ Column = str | Callable[[Row], float | None]
 
 
 def values_of(column: Column, rows: Iterable[Row]) -> list[float]:
-    """The values of the rows that have one."""
+    """Returns the values of the rows that have one."""
     found = (row.get(column) if isinstance(column, str) else column(row) for row in rows)
     return [value for value in found if value is not None and not math.isnan(value)]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of a column.
+    """A bound on a column.
 
     Attributes:
-        where: the values of other columns that select the rows.
-        median: what the median of their values must reach.
-        worst: what each value must reach.
-        at_least: more is better; otherwise less is.
-        of_medians: the same column, of medians of rounds in place of the fastest; its median is shown.
+        where: values of other columns that select the rows.
+        median: bound on the median of the values.
+        worst: bound on each value.
+        at_least: whether the bounds are minimums; otherwise maximums.
+        of_medians: the column with medians of rounds instead of the fastest; its median is shown.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Target:
     of_medians: Column | None = None
 
     def judge(self, rows: Sequence[Row]) -> Row:
-        """Compares; `met` is None where nothing was measured, or there is no bound."""
+        """Compares the rows with the bounds; `met` is None if nothing was measured, or there is no bound."""
         chosen = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
         values = values_of(self.column, chosen)
         medians = values_of(self.of_medians, chosen) if self.of_medians else []
@@ -159,14 +159,14 @@ def _cell(value: Any) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """The names of what a table shows."""
+    """Lists the columns that a table shows."""
     names = dict.fromkeys(name for row in rows for name in row if name != "table")
     hidden = (dict, list, type(None))
     return [name for name in names if not all(isinstance(row.get(name), hidden) for row in rows)]
 
 
 def table(rows: Sequence[Row], title: str = "") -> str:
-    """Columns of texts to the left, of numbers to the right; dicts and lists are left out."""
+    """Formats a table, texts aligned left and numbers right; dicts and lists are left out."""
     names = _columns(rows)
     lines = [[f"{title}: {name}" if title and name == names[0] else name for name in names]]
     lines += [[_cell(row.get(name)) for name in names] for row in rows]
@@ -183,13 +183,13 @@ def table(rows: Sequence[Row], title: str = "") -> str:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Every table of the rows, in the order of their first rows."""
+    """Formats every table of the rows, in the order of their first rows."""
     titles = dict.fromkeys(row.get("table", "") for row in rows)
     return "\n\n".join(table([row for row in rows if row.get("table", "") == title], title) for title in titles)
 
 
 def machine_lines(machine: Row) -> str:
-    """The machine of the figures; says when it was busy."""
+    """Describes the machine, with a note if it was busy."""
     load = machine["load_average"][0]
     busy = "\nOther processes were running: take these figures as rough." if load > machine["cores"] / 2 else ""
     return (
@@ -199,19 +199,19 @@ def machine_lines(machine: Row) -> str:
 
 
 def say(text: str) -> None:
-    """Prints progress."""
+    """Prints progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _plain(value: object) -> object:
-    """A form for JSON of options: table sets, distributions, paths."""
+    """Converts options to a form for JSON: table sets, distributions, paths."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.name if isinstance(value, Path) else str(value)
 
 
-def _right(row: Row) -> bool:
-    """Whether no result of the row differs."""
+def _is_correct(row: Row) -> bool:
+    """Returns whether no result of the row differs."""
     flags = [row.get("correct", True)]
     while flags:
         flag = flags.pop()
@@ -227,14 +227,14 @@ def _right(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A command: `python -m benchmarks NAME`, by the name of `run`, whose docstring --help shows.
+    """A command `python -m benchmarks NAME` with the name of `run`, whose docstring --help shows.
 
     Attributes:
         run: yields rows.
-        targets: judged at the end; or a function of all rows that gives them.
-        threads: of torch; None: as many as there are.
-        malloc: starts anew with glibc's malloc set to keep freed blocks.
-        check: what is wrong with the options, or None.
+        targets: judged at the end; or a function of all rows that returns them.
+        threads: torch threads; None: all.
+        malloc: restarts with glibc's malloc set to keep freed blocks.
+        check: returns what is wrong with the options, or None.
     """
 
     run: Run
@@ -278,7 +278,7 @@ class Benchmark:
         return options
 
     def _results(self, options: argparse.Namespace) -> Iterator[Results]:
-        """The results so far, at the start and after each row."""
+        """Yields the results so far, at the start and after each row."""
         begin = time.perf_counter()
         head = {"schema": 3, "benchmark": self.name, "options": vars(options), "machine": describe()}
         rows: list[Row] = []
@@ -296,7 +296,7 @@ class Benchmark:
             }
 
     def measure(self, options: argparse.Namespace) -> Results:
-        """Runs, and writes the JSON after each row, so that a run cut off keeps what it has."""
+        """Runs, and writes the JSON after each row, so that an interrupted run keeps its results."""
         threads, results = torch.get_num_threads(), Results()
         torch.set_num_threads(self.threads or threads)
         try:
@@ -310,7 +310,7 @@ class Benchmark:
         return results
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Runs, prints and writes. Returns 1 when results differ, 2 when there is no run."""
+        """Runs, prints and writes; returns 1 if results differ, 2 if it cannot run."""
         options = self.parse(arguments)
         try:
             results = self.measure(options)
@@ -321,7 +321,7 @@ class Benchmark:
         if results["targets"]:
             parts.append(table(results["targets"]))
         print("\n\n".join(parts), f"took {results['seconds']:.0f} s", sep="\n\n", flush=True)
-        return 0 if all(map(_right, results["rows"])) else 1
+        return 0 if all(map(_is_correct, results["rows"])) else 1
 
     def start(self, arguments: Sequence[str]) -> None:
         """Runs as a program."""

@@ -1,4 +1,4 @@
-"""Saves of one table: against numpy with the same bytes, in the background of training, and behind a TableReader."""
+"""Saves of one table: against NumPy with the same bytes, in the background of training, and with a TableReader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARES = (0.001, 0.01, 0.1)
 
 
 def write_with_numpy(arrays: dict[str, np.ndarray], folder: Path) -> None:
-    """Writes arrays to files of a new folder, a megabyte at a time, and to the disk."""
+    """Writes arrays to files of a new folder, a megabyte at a time, and syncs them."""
     folder.mkdir()
     for name, array in arrays.items():
         rows = max(1, (1 << 20) // array[0].nbytes)
@@ -43,11 +43,11 @@ def write_with_numpy(arrays: dict[str, np.ndarray], folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-# ---- against numpy
+# ---- against NumPy
 
 
 def _whole(table: Callable[[], Any], source: Any, rows: int, rounds: int, path: Path) -> Iterator[Row]:
-    """Median seconds of full saves and loads, interleaved with numpy's, and how many times as fast as numpy."""
+    """Measures median seconds of full saves and loads, interleaved with NumPy, and their speed relative to NumPy."""
     target, saver, random = table(), Saver(), np.random.default_rng(1)
     arrays: dict[str, np.ndarray] = {name: random.random((rows, DIM), np.float32) for name in ("weight", "sum")}
     arrays["ids"] = np.arange(rows)
@@ -77,7 +77,7 @@ def _whole(table: Callable[[], Any], source: Any, rows: int, rounds: int, path: 
 
 
 def _deltas(source: Any, rows: int, path: Path) -> Iterator[Row]:
-    """Seconds and bytes of deltas, and of a full save's seconds."""
+    """Measures seconds and bytes of deltas, and their time relative to a full save."""
     saver = Saver()
     whole = seconds_of(partial(saver.save, source, path))
     for share in SHARES:
@@ -100,7 +100,7 @@ def _deltas(source: Any, rows: int, path: Path) -> Iterator[Row]:
     malloc=False,
 )
 def checkpoint(options: argparse.Namespace) -> Iterator[Row]:
-    """Saves and loads against numpy, which writes and reads the same bytes on the same disk; deltas of some rows."""
+    """Measures saves and loads against NumPy, which writes and reads the same bytes on the same disk, and deltas."""
     config = TableConfig("t", options.rows, DIM, track_changes=True)
     table = partial(make_table, config, torch.optim.Adagrad, cache=max(1000, options.rows // 20), seed=1)
     source = table()
@@ -117,7 +117,7 @@ def checkpoint(options: argparse.Namespace) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of the clock, and of the processor for this thread."""
+    """Seconds of the clock, and processor seconds of this thread."""
 
     wall: float
     cpu: float
@@ -131,7 +131,7 @@ class Seconds:
 
 
 def summary(samples: list[Seconds], name: str) -> dict[str, float]:
-    """Milliseconds: medians, and the longest."""
+    """Summarizes samples in milliseconds: medians, and the longest."""
     found: dict[str, float] = {}
     for clock in ("cpu", "wall"):
         seconds = [getattr(each, clock) for each in samples]
@@ -140,7 +140,7 @@ def summary(samples: list[Seconds], name: str) -> dict[str, float]:
 
 
 class Training:
-    """A table with Adagrad, all of whose rows are there, and batches of uniform ids."""
+    """A table with Adagrad and all of its rows, and batches of uniform ids."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.rows, self.lookups = options.rows, options.lookups
@@ -152,7 +152,7 @@ class Training:
         self.record_bytes = int(self.embedding.layout.find_table("t")[0].layout.bytes)
 
     def update(self, ids: np.ndarray) -> None:
-        """Changes these rows."""
+        """Updates these rows."""
         for begin in range(0, len(ids), self.lookups):
             some = torch.from_numpy(ids[begin : begin + self.lookups])
             out = self.embedding(some, torch.tensor([0, len(some)]))
@@ -162,14 +162,14 @@ class Training:
         return Seconds.of(partial(self.update, self.random.integers(0, self.rows, self.lookups)))
 
     def copy(self, rows: int) -> Callable[[], None]:
-        """Returns a memory copy of so many records from one array to another, both in use before."""
+        """Returns a function that copies `rows` records between two arrays, both used before."""
         source = np.ones((rows, self.record_bytes), np.uint8)
         return partial(np.copyto, np.zeros_like(source), source)
 
     def save(self, folder: Path, incremental: bool) -> tuple[Seconds, Future[str]]:
-        """Starts a save: the seconds until it returns, and the save.
+        """Starts a save; returns the seconds until it returns, and its future.
 
-        Rows that the latest step took out of the cache go to the store before, which the next step would do.
+        Pending write-backs are completed first, as the next step would do.
         """
         with self.embedding.exclusive():
             for group in self.embedding.groups:
@@ -181,7 +181,7 @@ class Training:
 
 
 def delay(training: Training, folder: Path, share: float | None, rounds: int) -> Row:
-    """The time until a save returns. `share` of the rows change before a delta; None: a full save."""
+    """Measures the time until a save returns; `share` of the rows change before a delta; None: a full save."""
     count = training.rows if share is None else max(1, int(training.rows * share))
     copy = training.copy(count)
     asked, copied = [], []
@@ -202,13 +202,13 @@ def delay(training: Training, folder: Path, share: float | None, rounds: int) ->
 
 
 def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]:
-    """Steps while a full save is written, while numpy writes as many bytes in a thread, and beside nothing, in turn."""
+    """Times steps while a full save is written, while NumPy writes as many bytes, and with nothing else, in turn."""
     steps: dict[str, list[Seconds]] = {"a save": [], "numpy": [], "nothing": []}
     saves = []
     records = np.ones((training.rows, training.record_bytes), np.uint8)
 
     def until(done: Callable[[], bool], name: str) -> int:
-        """Steps at least once, until the other is done; returns the number of steps."""
+        """Runs at least one step, until the other task is done; returns the number of steps."""
         before = len(steps[name])
         steps[name].append(training.step())
         while not done():
@@ -254,7 +254,7 @@ def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]
     ],
 )
 def background_saves(options: argparse.Namespace) -> Iterator[Row]:
-    """How long training waits during saves in the background, against a memory copy of the rows that changed."""
+    """Measures how long training waits during background saves, against a memory copy of the changed rows."""
     training = Training(options)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder)
@@ -265,7 +265,7 @@ def background_saves(options: argparse.Namespace) -> Iterator[Row]:
         yield from steps_beside(training, path / "steps", max(1, options.rounds // 2))
 
 
-# ---- behind a reader
+# ---- with a reader
 
 
 @benchmark(
@@ -280,9 +280,10 @@ def background_saves(options: argparse.Namespace) -> Iterator[Row]:
     malloc=False,
 )
 def serving(options: argparse.Namespace) -> Iterator[Row]:
-    """Lookups of TableReader from warm pages, behind more and more deltas, beside numpy's gather of the same rows.
+    """Times lookups of TableReader from warm pages, after more and more deltas, against NumPy's gather of the same
+    rows.
 
-    Rows per second of the processor, of the fastest of some interleaved rounds.
+    Reports rows per processor second, of the fastest of some interleaved rounds.
     """
     rng = np.random.default_rng(0)
     table = TableConfig(name="t", num_embeddings=options.rows, embedding_dim=options.dim, track_changes=True)

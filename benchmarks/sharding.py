@@ -35,7 +35,7 @@ EXCHANGES = 4
 
 
 def _sharded(workload: Workload, world_size: int) -> Any:
-    """The model of a rank: pooled tables, row by row."""
+    """Builds the sharded model of a rank: pooled tables, row by row."""
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
     from torchrec.distributed.types import ShardingEnv
@@ -55,7 +55,7 @@ def _sharded(workload: Workload, world_size: int) -> Any:
 
 
 def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distribution, sizes: tuple[int, int]) -> Any:
-    """The counts of a rank in the timed steps, and their seconds."""
+    """Trains on a rank; returns its counters of the timed steps, and their seconds."""
     from torchrec import KeyedJaggedTensor
 
     torch.set_num_threads(1)
@@ -88,12 +88,12 @@ def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distr
 
 def _rank(rank: int, *arguments: Any) -> Any:
     found = _train(rank, *arguments)
-    gc.collect()  # models, which hold the group and so its threads: none may live while the interpreter ends
+    gc.collect()  # models hold the group and so its threads: none may live while the interpreter ends
     return found
 
 
 def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int, steps: int) -> Row:
-    """A case: figures of a step and rank, the mean over both."""
+    """Runs a case; returns figures per step and rank, averaged over both."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -110,16 +110,17 @@ def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int,
 
 
 def least_bytes(workload: Workload, unique_ids: float, world_size: int) -> float:
-    """Bytes of a step and rank, ids spread evenly: each distinct one is sent, its row comes, its gradient goes."""
+    """Computes the least bytes per step and rank with evenly spread ids: each distinct id, its row and its gradient."""
     dim = sum(workload.dims) / len(workload.dims)
     return unique_ids * (1 - 1 / world_size) * (8 + 2 * 4 * dim)
 
 
 def model_devices(workload: Workload, case: Row, devices: int, size: int) -> Row:
-    """MODELLED: the exchange of a step between devices with the batch of one rank each, in machines of `size`.
+    """Models the exchange of a step between devices with one rank's batch each, in machines of `size`. MODELLED.
 
-    By two levels a rank hands on all but the ids of its own place within the machine, and then all but those of the
-    machine between machines.
+    With two levels a rank first forwards, within the machine, all ids except the ones of its own local rank. Then it
+    sends,
+    between machines, all except ids of its own machine.
     """
     unique = case["unique_ids"]
     within = least_bytes(workload, unique, size)
@@ -154,9 +155,9 @@ ASSUMED = (
     },
 )
 def sharding(options: argparse.Namespace) -> Iterator[Row]:
-    """Bytes that sharded tables exchange, counted; steps of processes on one machine; a model of more.
+    """Counts the bytes that sharded tables exchange, times steps of processes on one machine, and models more devices.
 
-    The model is of the counts of the first number of ranks.
+    The model uses the counts of the first number of ranks.
     """
     workload = make_workload(options.tables, options.dim, True, "sgd", options.lookups, options.bag)
     alone = []

@@ -1,4 +1,4 @@
-"""The step benchmark: forward, backward and update of one batch, ours and the rivals turn by turn."""
+"""The step benchmark: forward, backward and update of one batch, by our tables and the rivals in turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StepBench:
     """One set of tables, dims, form and optimizer, built once and run on several distributions."""
 
     def __init__(self, workload: Workload, options: argparse.Namespace) -> None:
-        """Builds the collection, and whatever else there is memory for.
+        """Builds the collection, and the other contenders that fit into memory.
 
         Args:
             options: `rivals`, `cache` (fractions of the rows), `index`, `rounds` and `seed`, as of the command.
@@ -65,7 +65,7 @@ class StepBench:
         return contender
 
     def _reserve(self, need: float) -> None:
-        """Counts down what was free at the start: memory of a contender is only touched when it steps."""
+        """Subtracts from the memory that was free at the start: a contender touches its memory only when it steps."""
         if need > self._budget:
             raise NotAvailableError(f"needs {need / 2**30:.1f} GiB, {max(0, self._budget) / 2**30:.1f} are free")
         self._budget -= need
@@ -81,7 +81,7 @@ class StepBench:
             self.skipped[name] = str(error)
 
     def run(self, distribution: Distribution) -> dict[str, Any]:
-        """One case: checks results, then times."""
+        """Checks results, then times one case."""
         rng = np.random.default_rng(self.options.seed)
         self._copy_to_rivals()
         self._fill_caches(distribution)
@@ -100,15 +100,15 @@ class StepBench:
                     rival[table][begin : begin + len(rows)].copy_(rows)
 
     def _fill_caches(self, distribution: Distribution) -> None:
-        """Brings partial caches to the state in which every miss evicts; drops those a batch does not fit in.
+        """Brings partial caches to the state in which every miss evicts; drops those that a batch does not fit in.
 
-        For good: they would be steps behind the others in the next distribution.
+        They are dropped for good: they would lag behind the others in the next distribution.
         """
         rng = np.random.default_rng(self.options.seed + 1)
         for contender in [ours for ours in self._ours() if ours.cache < 1.0]:
             try:
                 for _ in range(_FILL_BATCHES):
-                    contender.look(self.workload.draw(distribution, rng))
+                    contender.fetch_rows(self.workload.draw(distribution, rng))
                     if contender.counters()["rows_out"]:
                         break
             except CacheTooSmallError as error:
@@ -116,10 +116,10 @@ class StepBench:
                 self.skipped[contender.name] = str(error)
 
     def _check(self, distribution: Distribution, rng: np.random.Generator) -> dict[str, bool]:
-        """Takes the same steps with all contenders, and compares outputs and weights with the collection's."""
+        """Runs the same steps with all contenders, and compares outputs and weights with the collection's."""
         others = self.contenders[1:]
         correct = {contender.name: True for contender in others}
-        # Our outputs sum a bag's rows, and with them their rounding.
+        # Our outputs sum a bag's rows, and with them their rounding errors.
         tolerance = 2e-5 * (self.workload.bag**0.5 if self.workload.pooled else 1.0)
         for _ in range(CHECKED_STEPS):
             ids = self.workload.draw(distribution, rng)
@@ -136,7 +136,7 @@ class StepBench:
         return correct
 
     def _time(self, distribution: Distribution, rng: np.random.Generator) -> tuple[Timed, list[float]]:
-        """Seconds, and the distinct rows of a batch of each table, on average."""
+        """Times steps; returns the seconds, and the average number of distinct rows per batch of each table."""
         timed: Timed = {each.name: {phase: Samples() for phase in PHASES} for each in self.contenders}
         unique = np.zeros(self.workload.tables.count)
         for ours in self._ours():
@@ -146,7 +146,7 @@ class StepBench:
                 ids = self.workload.draw(distribution, rng)
                 unique += [len(part.unique()) for part in ids]
                 batches = [contender.inputs(ids) for contender in self.contenders]
-                # Drawn anew, because what ran before a contender has left the caches to it.
+                # A new order each time, because the previous contender affects the processor's caches.
                 for place in rng.permutation(len(self.contenders)):
                     contender, samples = self.contenders[place], timed[self.contenders[place].name]
                     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Tables that benchmarks train: collections of ours and of TorchRec, and one table by itself."""
+"""Tables that benchmarks train: collections of ours and of TorchRec, and a single table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from .runner import CannotRunError
 
 
 class NotAvailableError(CannotRunError):
-    """A contender that cannot run here or there; the message says why."""
+    """A contender that cannot run; the message is the reason."""
 
 
 def import_torchrec() -> Any:
-    """TorchRec; NotAvailableError where it cannot be imported."""
+    """Imports TorchRec.
+
+    Raises:
+        NotAvailableError: it cannot be imported.
+    """
     try:
         import torchrec
     except (ImportError, OSError) as error:
@@ -27,7 +31,7 @@ def import_torchrec() -> Any:
 
 
 def configs(sizes: Sequence[tuple[int, int]], **more: Any) -> list[dict[str, Any]]:
-    """The fields of a config for each (rows, D): table `t0` with feature `f0`, and so on."""
+    """Builds config fields for each (rows, D): table `t0` with feature `f0`, and so on."""
     return [
         {"name": f"t{i}", "feature_names": [f"f{i}"], "num_embeddings": rows, "embedding_dim": dim, **more}
         for i, (rows, dim) in enumerate(sizes)
@@ -42,11 +46,15 @@ def make_collection(
     prefix: str = "EmbCache",
     **options: Any,
 ) -> Any:
-    """A collection that its backward pass updates; `prefix` "" gives TorchRec's class, or its config with ours.
+    """Builds a collection updated in its backward pass; `prefix` "" gives TorchRec's class, or its config with ours.
 
     Args:
         tables: the fields of the configs.
-        prefix: of the class; configs have the same, or `config_prefix`.
+        optimizer: the optimizer's class.
+        keywords: the optimizer's keywords.
+        pooled: whether the output is pooled.
+        prefix: prefix of the class; configs have the same, or `config_prefix`.
+        options: further arguments of the collection.
     """
     torchrec = import_torchrec()
     kind = "EmbeddingBag" if pooled else "Embedding"
@@ -60,5 +68,5 @@ def make_collection(
 
 
 def make_table(table: TableConfig, optimizer: type[torch.optim.Optimizer], **options: Any) -> TableBatchedEmbedding:
-    """A table-batched embedding of one table."""
+    """Builds a table-batched embedding of one table."""
     return TableBatchedEmbedding([table], optimizer=TableOptimizer.create(optimizer, {"lr": 0.1}), **options)

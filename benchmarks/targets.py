@@ -1,4 +1,4 @@
-"""The targets on the CPU and on an H100."""
+"""The performance targets on the CPU and on an H100."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEST, MEDIANS = "ratios", "ratios_of_medians"
 
 
 def _ratio(names: Sequence[str], key: str, row: Row) -> float | None:
-    """The ratio of the fastest of `names` that took part with the collection's results."""
+    """Returns the best ratio among the contenders in `names` that ran and agree with the collection."""
     return min((row[key][name] for name in names if name in row[key]), default=None)
 
 
@@ -37,7 +37,7 @@ def _bound(row: Row) -> float | None:
 
 
 def _step_targets(fast: bool) -> list[Target]:
-    """The targets of steps at one thread."""
+    """Returns the targets of steps with one thread."""
     cores = f"cores that copy {FAST_COPY / 1e9:g} GB/s or more" if fast else f"cores below {FAST_COPY / 1e9:g} GB/s"
     one = {"table": STEP, "threads": 1}
     targets = [
@@ -62,7 +62,7 @@ def _step_targets(fast: bool) -> list[Target]:
 
 
 def cpu_targets(rows: Sequence[Row]) -> list[Target]:
-    """Every target; torch's follow the measured copy bandwidth of one thread."""
+    """Returns all targets; comparisons with torch depend on the measured copy bandwidth of one thread."""
     copies = [row for row in rows if row.get("table") == "copy" and row["threads"] == 1]
     fast = any(row["copy_bytes_per_second"] >= FAST_COPY for row in copies)
     plans = [

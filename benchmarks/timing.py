@@ -1,4 +1,4 @@
-"""Clocks, and what runs contenders turn by turn or in processes of their own."""
+"""Clocks, and functions that run contenders in turn or in separate processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 @dataclass
 class Samples:
-    """Seconds of one thing, round by round."""
+    """Seconds of one measurement, round by round."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -31,23 +31,23 @@ class Samples:
         return min(self.seconds)
 
     def over(self, other: Samples) -> float:
-        """The median of the rounds' ratios to `other`."""
+        """Returns the median of the rounds' ratios to `other`."""
         return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
 
     def summary(self) -> dict[str, float]:
-        """For the JSON."""
+        """Summarizes the samples for the JSON."""
         return {"median_ms": self.median * 1e3, "min_ms": self.best * 1e3, "rounds": len(self.seconds)}
 
 
 class Clock:
-    """Marks moments in a device's work: events of its current stream; the time, where the device is the host."""
+    """A clock of a device's work: events of its current stream, or the time if the device is the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
 
     def mark(self) -> Any:
-        """The moment when all that was queued until now will be done."""
+        """Returns a mark of the moment when all work queued so far is done."""
         if self._module is None:
             return time.perf_counter()
         event = self._module.Event(enable_timing=True)
@@ -60,37 +60,37 @@ class Clock:
             self._module.synchronize(self._device)
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two marks; call `synchronize` after the second."""
+        """Returns the seconds between two marks; call `synchronize` after the second."""
         return float(end - begin if self._module is None else begin.elapsed_time(end) / 1e3)
 
 
 def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """The seconds of a call; `time.thread_time` counts those in which this thread has a processor."""
+    """Returns the seconds of a call; with `time.thread_time` only processor time of this thread counts."""
     begin = clock()
     call()
     return clock() - begin
 
 
 def best_of(call: Callable[[], object], repeats: int) -> float:
-    """The shortest of `repeats` runs, in seconds."""
+    """Returns the shortest of `repeats` runs, in seconds."""
     return min(seconds_of(call) for _ in range(repeats))
 
 
 def timed(call: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> Callable[[], float]:
-    """Returns a call that gives the seconds of `call`."""
+    """Returns a function that returns the seconds of `call`."""
     return partial(seconds_of, call, clock)
 
 
 def take_turns(
     calls: Mapping[str, Callable[[], float]], rounds: int, warm: int = 3, repeats: int = 1
 ) -> dict[str, Samples]:
-    """Runs every contender once a round, in an order that every round reverses, and collects the seconds it returns.
+    """Runs every contender once per round, in an order that every round reverses; collects the seconds it returns.
 
     Args:
-        calls: by name, each returns its own seconds, as `timed` does.
-        rounds: that count.
-        warm: rounds before them, which do not count.
-        repeats: calls of a contender in a row in each round.
+        calls: contenders by name; each returns its own seconds, as `timed` does.
+        rounds: rounds that count.
+        warm: preceding rounds, which do not count.
+        repeats: consecutive calls of a contender in each round.
     """
     samples = {name: Samples() for name in calls}
     with no_collection():
@@ -103,7 +103,7 @@ def take_turns(
 
 
 def in_processes(count: int, call: Callable[..., Any], *arguments: object) -> list[Any]:
-    """Returns the results of `call(rank, *arguments)` for ranks 0 to `count`, each in a process of its own."""
+    """Returns the results of `call(rank, *arguments)` for ranks below `count`, each in its own process."""
     with ProcessPoolExecutor(count, mp_context=CONTEXT) as pool:
         return [each.result() for each in [pool.submit(call, rank, *arguments) for rank in range(count)]]
 
@@ -114,7 +114,7 @@ CONTEXT: Any = multiprocessing.get_context("spawn")
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Stops Python's garbage collector, which would run in one contender's turn."""
+    """Disables Python's garbage collector within the block, since it would run in one contender's turn."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

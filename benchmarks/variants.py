@@ -1,4 +1,4 @@
-"""Steps on the CPU by one variant each: FBGEMM's options, optimizers, rounding of 16-bit weights, and few lookups."""
+"""Steps on the CPU with variants: FBGEMM's options, optimizers, rounding of 16-bit weights, and few lookups."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
 def collection_step(module: Any, grads: Sequence[torch.Tensor], batch: KeyedJaggedTensor) -> None:
-    """Forward, backward and update of a collection: of bags where there is one gradient for all tables.
+    """Runs forward, backward and update of a collection; one gradient for all tables means pooled.
 
     A model has one loss, not one for each table. So a sequence calls the engine without `torch.autograd.backward`,
-    which checks the shape of each gradient in Python first, 4 us for every table.
+    which
+    first checks the shape of each gradient in Python, 4 us per table.
     """
     outputs, keys = module(batch), batch.keys()
     features = [outputs[key] for key in keys] if isinstance(outputs, dict) else [outputs]
@@ -56,14 +57,14 @@ DIM, FEATURES = 64, 8
 
 @dataclass(frozen=True)
 class FbgemmCase:
-    """One option, beside the defaults.
+    """One option of FBGEMM's module, the others being defaults.
 
     Attributes:
-        options: of the constructor; members of enums by name.
-        weighted: with per-sample weights that want a gradient.
-        ranks: each feature has batch sizes of its own, on so many ranks; 0: all have one.
-        shared: two features a table, else one.
-        bag: ids of a bag.
+        options: constructor arguments; enum members by name.
+        weighted: whether there are per-sample weights that need a gradient.
+        ranks: number of ranks with different batch sizes per feature; 0: all have one size.
+        shared: whether a table has two features instead of one.
+        bag: ids per bag.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class FbgemmSteps:
         self.outputs: list[torch.Tensor] = []
 
     def step(self) -> float:
-        """Seconds of the processor, without those of making a batch and a gradient; keeps the output."""
+        """Returns the processor seconds of a step without making its batch and gradient; keeps the output."""
         count, weights = int(self._offsets[-1]), None
         ids = (torch.rand(count, generator=self._generator, dtype=torch.float64) ** 4 * self._rows).long()
         if self._case.weighted:
@@ -156,10 +157,10 @@ class FbgemmSteps:
     malloc=False,
 )
 def fbgemm(options: argparse.Namespace) -> Iterator[Row]:
-    """FBGEMM's module on the CPU against ours of the same name, option by option.
+    """Compares FBGEMM's module on the CPU with ours of the same name, option by option.
 
-    Both take every step in turn, in one process and on one thread, and their outputs are compared. Times are of the
-    processor: other processes may run. The ratio is the median of the rounds' ratios.
+    Both run every step in turn, in one process and on one thread, and their outputs are compared. Times are of the
+    processor, so other processes may run. The ratio is the median of the rounds' ratios.
     """
     for name in options.cases:
         pair = [FbgemmSteps(each, FBGEMM_CASES[name], options) for each in (fbgemm_training(), ours_of_fbgemm)]
@@ -184,7 +185,7 @@ FIXED, PER_TABLE = 150.0, 1.0
 
 
 class Batches:
-    """Batches of so many uniform ids, divided among all tables: one in each bag, and none in the last few."""
+    """Batches of `lookups` uniform ids, divided among the tables: one per bag, and none in the last bags."""
 
     def __init__(self, tables: int, lookups: int) -> None:
         self.keys = [f"f{i}" for i in range(tables)]
@@ -196,7 +197,7 @@ class Batches:
         self._generator = torch.Generator().manual_seed(1)
 
     def jagged(self) -> KeyedJaggedTensor:
-        """As a data loader makes one."""
+        """Builds a batch as a data loader would."""
         return KeyedJaggedTensor(self.keys, self.ids(), lengths=self.lengths)
 
     def ids(self) -> torch.Tensor:
@@ -204,10 +205,11 @@ class Batches:
 
 
 def small_steps(optimizer: str, batches: Batches) -> dict[str, Callable[[], float]]:
-    """By name the seconds of a step of a new batch: forward, backward and update.
+    """Returns by name a function with the seconds of a step on a new batch: forward, backward and update.
 
-    TorchRec's collections are unsharded: the gradient of each table is dense. FBGEMM's module stands alone, and takes
-    ids and offsets.
+    TorchRec's collections are unsharded: the gradient of each table is dense. FBGEMM's module is used directly with ids
+    and
+    offsets.
     """
     calls: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {}
     sizes, count = [(SMALL_ROWS, SMALL_DIM)] * len(batches.keys), len(batches.keys)
@@ -234,7 +236,7 @@ def small_steps(optimizer: str, batches: Batches) -> dict[str, Callable[[], floa
 
 
 def over_target(form: str, row: Row) -> float:
-    """A step of ours over its target."""
+    """Returns the time of our step relative to its target."""
     over: float = row[form] / (FIXED + PER_TABLE * (row["tables"] - 1))
     return over
 
@@ -254,9 +256,9 @@ def over_target(form: str, row: Row) -> float:
     ],
 )
 def fixed_cost(options: argparse.Namespace) -> Iterator[Row]:
-    """The fixed cost of a step on the CPU: small batches, by the number of tables.
+    """Measures the fixed cost of a step on the CPU: small batches, by the number of tables.
 
-    Microseconds of processor time: the tenth percentile of the steps, contenders turn by turn.
+    Values are microseconds of processor time: the tenth percentile of the steps, with contenders in turn.
     """
     for optimizer, lookups, tables in itertools.product(options.optimizers, options.lookups, options.tables):
         samples = take_turns(small_steps(optimizer, Batches(tables, lookups)), options.rounds, warm=2, repeats=10)
@@ -274,7 +276,7 @@ BATCHES, WARM_UP = 4, 3
 
 @dataclass(frozen=True)
 class OptimizerCase:
-    """An optimizer, its keywords beside `lr`, and the data type of the weights."""
+    """An optimizer, its keywords besides `lr`, and the dtype of the weights."""
 
     cls: type[torch.optim.Optimizer]
     options: dict[str, Any] = field(default_factory=dict)
@@ -285,7 +287,7 @@ class OptimizerCase:
         return {"lr": 0.01, **self.options}
 
     def step_bytes(self, dim: int, lookups: int, unique: float) -> float:
-        """Ids, outputs and gradients; weights and records of the rows: as the copy bound of `cpu` counts."""
+        """Computes the bytes of ids, outputs, gradients, weights and records, as the copy bound of `cpu` does."""
         dtype = torch.bfloat16 if self.weights is DataType.BF16 else torch.float32
         optimizer = TableOptimizer.create(self.cls, self.keywords)
         record = record_layout(TableConfig("t", 1, dim, weight_dtype=dtype), optimizer).bytes
@@ -311,7 +313,7 @@ OPTIMIZER_CASES = {
 
 
 def resident_step(case: OptimizerCase, rows: int, dim: int, lookups: int) -> tuple[Step, float]:
-    """A step of a sequence collection whose tables are resident, on batches of uniform ids, and its bytes."""
+    """Returns a step of a sequence collection with resident tables, on batches of uniform ids, and its bytes."""
     generator, each = torch.Generator().manual_seed(1), lookups // TABLES
     module = make_collection(
         configs([(rows, dim)] * TABLES, data_type=case.weights), case.cls, case.keywords, pooled=False
@@ -336,9 +338,9 @@ def resident_step(case: OptimizerCase, rows: int, dim: int, lookups: int) -> tup
     [Target("step over the copy bound", "over_copy_bound", worst=2.5)],
 )
 def optimizers(options: argparse.Namespace) -> Iterator[Row]:
-    """Steps of every optimizer over the time that moving their bytes takes, on the CPU.
+    """Measures steps of every optimizer relative to the time of moving their bytes, on the CPU.
 
-    The fastest steps, over the copy bound of their bytes: the fastest copy of the whole run counts.
+    The fastest steps are divided by the copy bound of their bytes, with the fastest copy of the whole run.
     """
     bound, found = CopyBound(options.copy_bytes, 2), []
     for name, dim in itertools.product(options.optimizers, options.dims):
@@ -367,7 +369,9 @@ LOOKUPS, BAG = 65_536, 16
 
 
 def update(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]:
-    """`update_rows` of every row by one lookup, in random order: to nearest, stochastically; the same records."""
+    """Returns two calls of `update_rows` with one lookup per row, in random order: rounding to nearest, and
+    stochastically.
+    """
     of_tables = TableOptimizer.create(FORMS[optimizer], {"lr": 0.01})
     formula, weight_dtype = of_tables.spec.formula, DTYPES[dtype][0]
     layout = RecordLayout(dim, weight_dtype, formula.state_elements(dim))
@@ -382,7 +386,9 @@ def update(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]
 
 
 def pooled_steps(rows: int, dim: int, optimizer: str, dtype: str) -> list[Step]:
-    """Steps of a collection of pooled tables that are resident, on batches of uniform ids: the same two."""
+    """Returns two steps of a collection of resident pooled tables on uniform ids: rounding to nearest, and
+    stochastically.
+    """
     bags, names = LOOKUPS // (TABLES * BAG), [f"f{i}" for i in range(TABLES)]
     lengths = torch.full((TABLES * bags,), BAG, dtype=torch.int32)
     batches = [KeyedJaggedTensor(names, torch.randint(rows, (LOOKUPS,)), lengths=lengths) for _ in range(4)]
@@ -411,9 +417,9 @@ def pooled_steps(rows: int, dim: int, optimizer: str, dtype: str) -> list[Step]:
     ],
 )
 def rounding(options: argparse.Namespace) -> Iterator[Row]:
-    """Updates and whole steps of 16-bit weights: rounding stochastically over rounding to nearest, on the CPU.
+    """Compares stochastic rounding with rounding to nearest for updates and whole steps of 16-bit weights, on the CPU.
 
-    Fastest rounds in milliseconds, their ratio, and the median of the ratios of single rounds.
+    Reports the fastest rounds in milliseconds, their ratio, and the median of the ratios of single rounds.
     """
     torch.manual_seed(0)
     kinds: list[tuple[str, Callable[..., Sequence[Step]], int]] = [

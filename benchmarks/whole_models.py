@@ -1,4 +1,4 @@
-"""Whole models of the end-to-end benchmark: the examples' models and data, with tables of ours or of a rival."""
+"""Whole models of the end-to-end benchmark: the examples' models and data, with our tables or a rival's."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Problem:
 
     Attributes:
         data: ids below the rows of their table, since the rivals' tables have no id map.
-        tables: name -> (rows, the features that look up in it).
-        pooled: a bag per sample and feature; otherwise a sequence.
+        tables: name -> (rows, its features).
+        pooled: whether each sample has a bag per feature; otherwise a sequence.
         model: (tables, D) -> the whole model.
     """
 
@@ -65,7 +65,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tables:
-    """A contender's tables; `optimizer` is None where the backward pass updates them and there is nothing to step."""
+    """A contender's tables; `optimizer` is None if the backward pass updates them."""
 
     module: nn.Module
     optimizer: KeyedOptimizer | None
@@ -73,7 +73,7 @@ class Tables:
 
 
 def _scattered(ranks: Tensor, rows: int) -> Tensor:
-    """A one-to-one mix of 0 .. rows - 1, so that rows that are often looked up are not neighbours in memory."""
+    """Permutes 0 .. rows - 1, so that frequent rows are not neighbours in memory."""
     step = rows * 5 // 8
     while rows > 1 and torch.gcd(torch.tensor(step), torch.tensor(rows)) != 1:
         step += 1
@@ -81,7 +81,7 @@ def _scattered(ranks: Tensor, rows: int) -> Tensor:
 
 
 def criteo_shape(samples: int, seed: int, most_rows: int) -> Problem:
-    """26 features of the sizes of the Criteo Kaggle data, one id a sample; clicks by a known model."""
+    """Builds 26 features with the sizes of the Criteo Kaggle data, one id per sample; clicks follow a known model."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [min(size, most_rows) for size in CRITEO_SIZES]
     dense = torch.randn(samples, DENSE, generator=generator)
@@ -97,7 +97,7 @@ def criteo_shape(samples: int, seed: int, most_rows: int) -> Problem:
 
 
 def histories(samples: int, seed: int, most_rows: int) -> Problem:
-    """The histories of examples/train_sequence.py: one table of items, looked up by histories and candidates."""
+    """Builds the histories of examples/train_sequence.py: one table of items, for histories and candidates."""
     del most_rows  # the table is small
     hashed = generated_histories(samples, HISTORY, seed)
     known = torch.unique(torch.cat([ids.values for ids in hashed.features.values()]))
@@ -109,7 +109,7 @@ PROBLEMS: dict[str, Callable[[int, int, int], Problem]] = {"dlrm": criteo_shape,
 
 
 def optimizer_of(model: nn.Module, tables: Tables) -> KeyedOptimizer:
-    """The tables' optimizer, where one is stepped, and Adam for the rest of the model."""
+    """Builds the tables' optimizer, if it needs steps, combined with Adam for the rest of the model."""
     return CombinedOptimizer([*filter(None, [tables.optimizer]), dense_optimizer(model, 1e-3)])
 
 
@@ -117,7 +117,7 @@ def optimizer_of(model: nn.Module, tables: Tables) -> KeyedOptimizer:
 
 
 def _make(problem: Problem, dim: int, optimizer: str, table: dict[str, Any], prefix: str, **options: Any) -> nn.Module:
-    """A collection of the problem's tables, with `table` among the fields of each, updated in the backward pass."""
+    """Builds a collection of the problem's tables, updated in the backward pass; `table` are further fields of each."""
     tables = [
         {"name": name, "feature_names": features, "num_embeddings": rows, "embedding_dim": dim, **table}
         for name, (rows, features) in problem.tables.items()
@@ -129,7 +129,7 @@ def _make(problem: Problem, dim: int, optimizer: str, table: dict[str, Any], pre
 
 
 def ours(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int, cache: float = 1.0) -> Tables:
-    """Hash tables with a device cache of this share of their rows."""
+    """Builds hash tables with a device cache of this share of their rows."""
     longest = {name: problem.data.longest(name) for name in problem.data.features}
     sizes = [sum(longest[name] for name in features) for _, features in problem.tables.values()]
     table = {"initializer_type": rst.InitializerType.TRUNCATED_NORMAL, "weight_init_stddev": STD}
@@ -139,7 +139,7 @@ def ours(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int,
 
 
 class TorchSequences(nn.Module):
-    """`torch.nn.Embedding` with sparse gradients: the output of an EmbeddingCollection."""
+    """`torch.nn.Embedding` with sparse gradients and the output of an EmbeddingCollection."""
 
     def __init__(self, weights: Mapping[str, Tensor], table_of: Mapping[str, str]) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class TorchSequences(nn.Module):
         self.table_of = table_of
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """A JaggedTensor for each feature."""
+        """Returns a JaggedTensor for each feature."""
         jagged = features.to_dict()
         return {
             name: JaggedTensor(self.tables[table](jagged[name].values()), lengths=jagged[name].lengths())
@@ -158,24 +158,24 @@ class TorchSequences(nn.Module):
 
 
 def torch_sparse(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
-    """Torch's own tables, and torch.optim's sparse updates."""
+    """Builds torch's own tables, with torch.optim's sparse updates."""
     choice = TABLE_OPTIMIZERS[optimizer]
     table_of = {feature: name for name, (_, features) in problem.tables.items() for feature in features}
     weights = {name: torch.empty(rows, dim).normal_(std=STD) for name, (rows, _) in problem.tables.items()}
-    pooled = problem.pooled  # a table is called like its one feature then
+    pooled = problem.pooled  # then each table has one feature, with the same name
     module = PlainTables(weights, sparse_gradients=True) if pooled else TorchSequences(weights, table_of)
     parameters = dict(module.named_parameters())
     return Tables(module, KeyedOptimizerWrapper(parameters, lambda each: choice.create(each, choice.default_lr)))
 
 
 def torchrec(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
-    """TorchRec's collections, unsharded: their gradients are dense."""
+    """Builds TorchRec's collections, unsharded: their gradients are dense."""
     table = {"init_fn": partial(nn.init.normal_, std=STD)}
     return Tables(_make(problem, dim, optimizer, table, ""), None)
 
 
 class FbgemmTables(nn.Module):
-    """FBGEMM's module on the CPU. A sequence is bags of one id that are summed, its faster form."""
+    """FBGEMM's module on the CPU. A sequence uses summed bags of one id, its faster form."""
 
     def __init__(self, problem: Problem, dim: int, optimizer: str, lr: float) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class FbgemmTables(nn.Module):
         self.dim = dim
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        """A KeyedTensor, or a JaggedTensor for each feature."""
+        """Returns a KeyedTensor, or a JaggedTensor for each feature."""
         keys, values = features.keys(), features.values()
         if self.pooled:
             return KeyedTensor(keys, [self.dim] * len(keys), self.lookup(values, features.offsets()))
@@ -197,7 +197,7 @@ class FbgemmTables(nn.Module):
 
 
 def fbgemm(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
-    """FBGEMM's fused update in the backward pass."""
+    """Builds FBGEMM's tables, with the fused update in the backward pass."""
     return Tables(FbgemmTables(problem, dim, optimizer, TABLE_OPTIMIZERS[optimizer].default_lr), None)
 
 
@@ -217,12 +217,12 @@ WARM_STEPS = 5
 
 
 def _peak() -> int:
-    """The most bytes of this process that were in memory at once."""
+    """Returns the peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def train_one(rank: int, options: argparse.Namespace, model: str, batch_size: int, contender: str) -> Row:
-    """Trains one contender in this process, at most `options.seconds` long."""
+    """Trains one contender in this process, for at most `options.seconds`."""
     torch.set_num_threads(options.threads)
     problem = PROBLEMS[model](options.samples, options.seed, options.most_rows)
     torch.manual_seed(options.seed)
@@ -253,7 +253,7 @@ def train_one(rank: int, options: argparse.Namespace, model: str, batch_size: in
 
 
 def summary(runs: Sequence[Row]) -> list[Row]:
-    """For each contender the median of its rounds, and of the rounds' ratios of `cached` and `resident` to it."""
+    """Summarizes each contender by the median of its rounds, and of the ratios of `cached` and `resident` to it."""
     of_contenders: dict[str, list[Row]] = {}
     for run in runs:
         of_contenders.setdefault(run["contender"], []).append(run)
@@ -287,12 +287,13 @@ def summary(runs: Sequence[Row]) -> list[Row]:
     },
 )
 def end_to_end(options: argparse.Namespace) -> Iterator[Row]:
-    """Whole models end to end: samples per second, AUC and peak memory of ours and of rivals.
+    """Measures whole models end to end: samples per second, AUC and peak memory of ours and of rivals.
 
-    About half an hour, 8 GiB of memory, an idle core. The models are those of examples/train_dlrm.py, on generated
-    clicks with 26 tables of the sizes of the Criteo Kaggle data (33.8 million rows), and of examples/train_sequence.py.
-    A round trains every contender once, each in a process of its own, in an order drawn anew. The time of forward,
-    backward and update counts, for all but the first steps.
+    Takes about half an hour, 8 GiB of memory and an idle core. The models are DLRM (examples/train_dlrm.py), on
+    generated
+    clicks with 26 tables of the sizes of the Criteo Kaggle data (33.8 million rows), and examples/train_sequence.py. In
+    each round every contender trains once, in its own process, in a random order. Times cover forward, backward and
+    update, without the first steps.
     """
     for model, batch_size in itertools.product(options.models, options.batch_sizes):
         order, runs = random.Random(options.seed), []
@@ -301,7 +302,7 @@ def end_to_end(options: argparse.Namespace) -> Iterator[Row]:
                 try:
                     (run,) = in_processes(1, train_one, options, model, batch_size, contender)
                     runs.append({"round": number, **run})
-                except Exception as error:  # a rival that cannot run, or whose process ended
+                except Exception as error:  # a rival that cannot run, or whose process crashed
                     say(f"{contender} took no part: {error!r}")
         yield from (
             {"table": f"{model}, batches of {batch_size}, {options.optimizer}", **line} for line in summary(runs)

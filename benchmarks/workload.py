@@ -1,4 +1,4 @@
-"""The lookups of a step."""
+"""Workloads of the step benchmarks: tables, shapes of batches, ids and gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _short(rows: int) -> str:
 
 @dataclass(frozen=True)
 class TableSet:
-    """`count` tables of `rows` rows each; or the 26 of Criteo, of at most `rows` rows and of mixed dims."""
+    """`count` tables of `rows` rows each; or Criteo's 26 tables with mixed dims, of at most `rows` rows."""
 
     count: int
     rows: int
@@ -51,7 +51,7 @@ class TableSet:
 
     @classmethod
     def parse(cls, text: str) -> TableSet:
-        """From `4x100k`, `1x4m`, `2x500`; `criteo`, or `criteo@20k` with no table above that.
+        """Parses `4x100k`, `1x4m`, `2x500`; `criteo`, or `criteo@20k` with no table larger.
 
         Raises:
             argparse.ArgumentTypeError: another form; its message reaches the user.
@@ -79,7 +79,7 @@ class TableSet:
         return (self.rows,) * self.count
 
     def dims(self, dim: int) -> tuple[int, ...]:
-        """D of each table; of Criteo's, those below 100 thousand rows have half, below 1,000 a quarter."""
+        """Returns D of each table; for Criteo half of it below 100 thousand rows, a quarter below 1,000."""
         if not self.criteo:
             return (dim,) * self.count
         wanted = [dim if size >= 100_000 else dim // 2 if size >= 1_000 else dim // 4 for size in CRITEO_SIZES]
@@ -91,12 +91,12 @@ class Workload:
     """The tables, and the shape of a batch.
 
     Attributes:
-        tables: each has one feature.
-        dim: D, the largest where they differ.
-        pooled: bags of `bag` ids are summed; otherwise every lookup is an output row.
+        tables: the tables; each has one feature.
+        dim: D, the largest if they differ.
+        pooled: whether bags of `bag` ids are summed; otherwise every lookup is an output row.
         optimizer: one of OPTIMIZERS; adam is torch.optim.SparseAdam.
-        lookups: N, of all tables together.
-        bag: ids of a sample in one feature.
+        lookups: N, over all tables.
+        bag: ids per sample and feature.
     """
 
     tables: TableSet
@@ -121,7 +121,7 @@ class Workload:
 
     @property
     def output_elements(self) -> int:
-        """Elements that leave the lookup: N * D, or B * the dims of all tables when pooled."""
+        """Elements of the lookup's output: N * D, or B * the dims of all tables when pooled."""
         return self.batch_size * sum(self.dims) if self.pooled else self.lookups * self.dim
 
     @property
@@ -130,32 +130,32 @@ class Workload:
         return self.states_of(self.dim)
 
     def states_of(self, dim: int) -> float:
-        """The same, of a table of `dim`."""
+        """Returns the optimizer state per weight element of a table with `dim`."""
         return sum(FORMULAS[self.optimizer].state_elements(dim)) / dim
 
     @property
     def record_bytes(self) -> int:
-        """Weight and states of one row, as ours lays them out."""
+        """Bytes of weight and states of one row, in our layout."""
         return self.record_bytes_of(self.dim)
 
     def record_bytes_of(self, dim: int) -> int:
-        """The same, of a table of `dim`."""
+        """Returns the bytes of weight and states of one row with `dim`, in our layout."""
         return (round(4 * dim * (1 + self.states_of(dim))) + 15) // 16 * 16
 
     @property
     def table_bytes(self) -> int:
-        """Weights and states of all tables."""
+        """Bytes of weights and states of all tables."""
         pairs = zip(self.tables.sizes, self.dims, strict=True)
         return sum(rows * self.record_bytes_of(dim) for rows, dim in pairs)
 
     @property
     def lengths(self) -> torch.Tensor:
-        """The lengths of the bags of all features, int64 `[F * B]`."""
+        """Lengths of the bags of all features, int64 `[F * B]`."""
         return torch.full((self.tables.count * self.batch_size,), self.bag)
 
     @property
     def offsets(self) -> torch.Tensor:
-        """Bags of all features, int64 `[F * B + 1]`."""
+        """Offsets of the bags of all features, int64 `[F * B + 1]`."""
         return torch.arange(0, self.tables.count * self.per_table + 1, self.bag)
 
     def describe(self) -> dict[str, Any]:
@@ -173,16 +173,17 @@ class Workload:
         }
 
     def draw(self, distribution: Distribution, rng: np.random.Generator) -> torch.Tensor:
-        """The ids of one batch, int64 `[tables, lookups per table]`."""
+        """Draws the ids of one batch, int64 `[tables, lookups per table]`."""
         sizes = enumerate(self.tables.sizes)
         ids = [distribution.draw(rng, rows, self.per_table, table) for table, rows in sizes]
         return torch.from_numpy(np.stack(ids))
 
     def gradient(self, seed: int) -> torch.Tensor:
-        """Gradient of the output: `[N, D]`, or `[B, dims of all tables]` when pooled.
+        """Returns the gradient of the output: `[N, D]`, or `[B, dims of all tables]` when pooled.
 
-        Small multiples of 1/16: their sums are exact in any order, so that a difference between two
-        contenders is a fault and not the order of a sum.
+        Values are small multiples of 1/16: their sums are exact in any order, so that a difference between two
+        contenders is a
+        fault and not the order of a sum.
         """
         width = sum(self.dims) if self.pooled else self.dim
         rows = self.batch_size if self.pooled else self.lookups
@@ -190,7 +191,9 @@ class Workload:
         return torch.randint(-8, 9, (rows, width), generator=generator).float() / 16
 
     def by_feature(self, output: torch.Tensor) -> list[torch.Tensor]:
-        """An output or its gradient, one tensor per feature; each in memory of its own, as a model's gradients are."""
+        """Splits an output or its gradient into one tensor per feature, each with its own memory, like a model's
+        gradients.
+        """
         if self.tables.count == 1:
             return [output]
         parts = output.split(list(self.dims), dim=1) if self.pooled else output.split(self.per_table)
@@ -198,7 +201,7 @@ class Workload:
 
 
 def make_workload(tables: TableSet, dim: int, pooled: bool, optimizer: str, lookups: int, bag: int) -> Workload:
-    """A workload of about `lookups` lookups: half of them from D = 128 on, and whole bags, of one id for Criteo.
+    """Builds a workload of about `lookups` lookups: half of them from D = 128 on, in whole bags, of one id for Criteo.
 
     Raises:
         ValueError: a sequence of Criteo's tables, whose dims differ.

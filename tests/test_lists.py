@@ -27,7 +27,7 @@ LISTS: dict[str, tuple[str, str, str, Callable[[], Iterable[str]]]] = {
     "homes": ("docs/faq.md", r"`home` that is none of .*?;", r'"(\w+)"', lambda: [each.value for each in Home]),
     "modes of the check of ids": (
         "rec_sdk_torch/modules/embedding_collections.py",
-        r"bounds_check_mode: handling .*?check_finite",
+        r"bounds_check_mode: handling of .*?check_finite",
         r'`"(\w+)"`',
         lambda: [each.value for each in BoundsCheckMode],
     ),
