@@ -27,8 +27,9 @@ class Work(Protocol):
 
 
 class FlatAllToAll:
-    """Flat all-to-all exchanges: each rank sends directly to each other rank. All ranks must call its methods in one
-    order.
+    """Flat all-to-all exchanges: each rank sends directly to each other rank.
+
+    All ranks must call its methods in one order.
 
     Attributes:
         group: the process group of all W ranks.

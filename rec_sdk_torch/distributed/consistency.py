@@ -108,9 +108,9 @@ class TrainingSettings:
         """Returns the numbers of backward passes in accumulation buffers and in pending gradients, by description."""
         layout = self._embedding.layout
         open_windows = sorted((length, count) for length, count in layout.windows.items() if count)
-        settings = {f"backward passes of the window of {length}": count for length, count in open_windows}
+        settings = {f"backward passes in the accumulation buffer of {length}": count for length, count in open_windows}
         if layout.pending_gradients.backward_passes:
-            settings["backward passes that wait for step()"] = layout.pending_gradients.backward_passes
+            settings["backward passes pending for step()"] = layout.pending_gradients.backward_passes
         return settings
 
     def _update_checksum(self, version: tuple[object, ...]) -> None:
@@ -166,7 +166,11 @@ def _optimizer_settings(optimizer: TableOptimizer | None) -> dict[str, Any]:
 
 
 def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
-    """Returns descriptions of settings that differ between ranks: the collection's or, if it has none, its tables'."""
+    """Returns descriptions of the settings that differ between ranks.
+
+    If settings of the collection differ, those of its tables are not compared. Beyond `SHOWN` differences, only their
+    number is returned.
+    """
     result: list[str] = []
     for part in dict.fromkeys(part for settings in of_ranks for part in settings):
         own = [settings.get(part, {}) for settings in of_ranks]

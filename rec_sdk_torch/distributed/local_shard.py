@@ -168,7 +168,7 @@ class LocalShard(CachedCollection):
         handle = ShardHandle(self.embedding, self.embedding.view(old.table).config, None)
         old_weight = old.weight
         shape, dtype = (0, old_weight.shape[1]), old_weight.dtype
-        weight = old_weight.twin(torch.empty(shape, dtype=dtype, device=self.embedding.device))
+        weight = old_weight.with_data(torch.empty(shape, dtype=dtype, device=self.embedding.device))
         weight.sharded = True
         handle.replace_weight(weight)
         return handle

@@ -78,9 +78,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         return list(SHARDING_TYPES)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Returns the fused kernel; for data-parallel tables the dense one, the only one that TorchRec's planner
-        supports.
-        """
+        """Returns the fused kernel; for data-parallel tables the dense one, which TorchRec's planner requires."""
         dense = sharding_type == ShardingType.DATA_PARALLEL.value
         return [(EmbeddingComputeKernel.DENSE if dense else EmbeddingComputeKernel.FUSED).value]
 

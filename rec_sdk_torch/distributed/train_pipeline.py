@@ -67,8 +67,7 @@ class _TrainPipeline(Generic[In]):
     def progress(self, dataloader_iter: Iterator[In]) -> Any:
         """Performs one step: forward of the next batch and, in training mode, backward and the optimizer's step.
 
-        A different iterator than in the last call starts anew; batches that were read ahead from the former one are
-        dropped.
+        A call with another iterator starts anew and drops the batches that were read ahead from the former one.
 
         Returns:
             The model's output, or `(output, losses)` with `return_loss`.

@@ -35,7 +35,7 @@ class OptimType(enum.Enum):
     NONE = "none"
 
     def __eq__(self, other: object) -> bool:
-        """Compares by name, so that FBGEMM's own member of this name is equal."""
+        """Compares by name, so that FBGEMM's own member of the same name is equal."""
         named = isinstance(other, enum.Enum) and type(other).__name__ in ("EmbOptimType", "OptimType")
         return named and self.name == other.name  # type: ignore[attr-defined]
 
@@ -44,7 +44,7 @@ class OptimType(enum.Enum):
 
 
 class SparseType(enum.Enum):
-    """Data types."""
+    """Data types of weights, cached weights and outputs."""
 
     FP32 = "fp32"
     FP16 = "fp16"

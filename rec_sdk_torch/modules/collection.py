@@ -249,7 +249,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if name != "embedding"}
         twin.__dict__.update(own)
         embedding = twin.__dict__["embedding"] = copy.deepcopy(self.embedding, memo)
-        handles = {name: handle.twin(embedding, memo) for name, handle in self.table_handles().items()}
+        handles = {name: handle.copy_for(embedding, memo) for name, handle in self.table_handles().items()}
         twin._modules[self.handles_name] = module_dict(handles)
         pairs = zip(embedding.tables, embedding.optimizers, strict=True)
         twin._table_optimizers = {table.name: optimizer for table, optimizer in pairs if optimizer is not None}

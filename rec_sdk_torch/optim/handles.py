@@ -121,7 +121,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         handle.embedding_optimizer_cls = embedding_optimizer_cls
         return handle
 
-    def twin(self, data: torch.Tensor) -> TableParameter:
+    def with_data(self, data: torch.Tensor) -> TableParameter:
         """Returns a handle on `data` with the same assignments, without the optimizer objects that torch created."""
         with torch.inference_mode(False):
             twin: TableParameter = torch.Tensor._make_subclass(TableParameter, torch.empty_like(data), True)
@@ -170,7 +170,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
         with torch._C.DisableTorchFunctionSubclass():
-            twin = self.twin(self.data.clone())
+            twin = self.with_data(self.data.clone())
         memo[id(self)] = twin
         return twin
 
@@ -326,7 +326,7 @@ class TableHandle(torch.nn.Module):
         """Returns the names of the table's tensors in a state dict, without prefix."""
         return ["ids", "weight"] if self._config.hashed else ["weight"]
 
-    def twin(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
+    def copy_for(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
         """Returns a copy of this handle for a copy of the embedding."""
         twin = TableHandle(embedding, self._config, None)
         twin.replace_weight(copy.deepcopy(self.weight, memo))
@@ -345,7 +345,7 @@ class TableHandle(torch.nn.Module):
             if torch._has_compatible_shallow_copy_type(self.weight, data):
                 self.weight.data = data
             else:  # on leaving the meta device
-                self.replace_weight(self.weight.twin(data))
+                self.replace_weight(self.weight.with_data(data))
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

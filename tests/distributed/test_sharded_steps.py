@@ -193,7 +193,7 @@ def test_a_step_of_one_rank_is_refused(rank: int, kind: str) -> str:
     elif rank == 1:
         getattr(tables.fused_optimizer, kind)()
     said = error_of(lambda: tables(batch).values().sum().backward())
-    wrong = "ValueError" in said and "backward passes that wait for step() is 1 on rank 0, None on rank 1" in said
+    wrong = "ValueError" in said and "backward passes pending for step() is 1 on rank 0, None on rank 1" in said
     assert wrong if kind != "all" else not said
     return said
 
