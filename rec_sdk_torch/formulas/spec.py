@@ -65,7 +65,7 @@ class TablePass:
         parts: the parts of a row that it reads: `weight`, or names of states.
         due: (options, t) -> whether the pass must be made before update number t.
         rows: (options, t, parts) -> None after changing the parts of a chunk in place; or, if `option` is set, a
-            number. The rows stay then, and 1 plus the greatest number of all chunks becomes the option.
+            number. The rows do not change then, and 1 plus the greatest number of all chunks becomes the option.
         option: the name of the option that the pass sets; None: the pass changes rows.
     """
 

@@ -135,7 +135,7 @@ def _operator(schema: str, fake: Callable[..., torch.Tensor] | None = None, host
         schema: the name, arguments and results of the operator.
         fake: a function of the named arguments that returns an empty result for tracing; None: the operator only
             writes in place.
-        host_rows: see `_check_devices`.
+        host_rows: names of arguments that may be on the host if the others are on CUDA.
     """
     name = schema.partition("(")[0]
     parameters = [argument.name for argument in torch._C.parse_schema(f"rec_sdk::{schema}").arguments]

@@ -44,7 +44,7 @@ class Admission(Rule):
 
 
 class Eviction(Rule):
-    """The base of rules that evict ids, applied once in an interval of training steps."""
+    """The base of rules that evict ids, applied at an interval of training steps."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ _USAGE_ERROR = 2
 
 _DESCRIPTION = """Runs a Python program that uses torch_npu on an emulated NPU. No NPU and no CANN is needed.
 
-Device "npu" and backend "hccl" are torch_npu's own, over an implementation of its runtime in host memory, which holds
-kernels to the rules of the hardware. Results mean something, times do not. docs/emulator.md has the settings.
+Device "npu" and backend "hccl" are torch_npu's own. The runtime below them is emulated in host memory, and checks
+kernels against the rules of the hardware. Results are valid, times are not. docs/emulator.md has the settings.
 """
 _EXAMPLE = """
 python -m rec_sdk_torch.emulate train.py --epochs 3
@@ -184,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--devices", type=_parse_devices, metavar="N", help="emulated NPUs of the machine (default 2)")
-    parser.add_argument("--soc", metavar="NAME", help="chip whose rules the kernels are held to (default Ascend910B1)")
+    parser.add_argument(
+        "--soc", metavar="NAME", help="chip whose rules kernels are checked against (default Ascend910B1)"
+    )
     parser.add_argument(
         "--memory", type=_parse_memory, metavar="SIZE", help="memory of each NPU, such as 512M (default 16G)"
     )
