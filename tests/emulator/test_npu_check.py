@@ -24,7 +24,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert npu_check.main(SMALL) == 0
     report = capsys.readouterr().out
     assert "EMULATED" in report
-    assert "times do not" in report
+    assert "times are not" in report
     lines = [line for line in report.splitlines() if "x byte time" in line]
     copies, lookups_of_each_type, updates_of_each_type = 3, 5, len(FORMULAS)
     assert len(lines) == copies + 3 * (lookups_of_each_type + updates_of_each_type) + 1
