@@ -49,7 +49,7 @@ EMULATED = {
 }
 """Arguments of Python that run pytest on an emulated NPU."""
 
-QUICK_BUILD = "-DREC_SDK_BASELINE_ONLY=ON -DREC_SDK_ENGINE_OPTIMIZE=-O1"
+QUICK_BUILD = "-DREC_SDK_BASELINE_ONLY=ON -DREC_SDK_OPTIMIZE=-O1"
 """Options of CMake for the copies, which are built again for each plant in C++."""
 
 OWN_BUILDS = "tests/test_host_engine.py::test_cpp_units"
