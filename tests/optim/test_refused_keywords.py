@@ -221,8 +221,8 @@ def test_a_refused_optimizer_leaves_the_tables_without_one(device: torch.device)
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"init_max": 1e39}, r"table 't': uniform initial weights .* max 1e\+39"),
-    ({"init_max": 1e5, "weight_dtype": torch.float16}, r"max 100000\.0, needs finite ones of torch\.float16"),
-    ({"init_max": 1e5, "cache_dtype": torch.float16}, r"needs finite ones of torch\.float32 and torch\.float16"),
+    ({"init_max": 1e5, "weight_dtype": torch.float16}, r"max 100000\.0, must be finite in torch\.float16"),
+    ({"init_max": 1e5, "cache_dtype": torch.float16}, r"must be finite in torch\.float32 and torch\.float16"),
     ({"init_mean": 1e39}, "mean"),
     ({"init_mean": 3e38, "init_stddev": 3e38}, r"mean 3e\+38 and stddev 3e\+38"),
     ({"lifecycle": TableLifecycle(admission=Count(2), default_value=1e39)}, r"table 't': default_value is 1e\+39"),

@@ -37,7 +37,7 @@ def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> N
     after = embedding(IDS, OFFSETS)
     assert torch.equal(after[1, :4].cpu(), torch.full((4,), 7.0)), "the row that was written"
     assert torch.equal(after[:, 4:].cpu(), before[:, 4:].cpu()), "initial weights are those that were read"
-    with pytest.raises(RuntimeError, match="table 'a' has its optimizer already"):
+    with pytest.raises(RuntimeError, match="table 'a' has an optimizer already"):
         embedding.set_optimizers({0: sgd()})
 
 

@@ -279,7 +279,7 @@ def test_invalid_former_fields_are_refused(kind: str) -> None:
 
 def test_former_fields_beside_rules() -> None:
     wrong: Any = {"max_rows": 9}
-    with pytest.raises(TypeError, match="TableLifecycle: max_rows beside admission: give rules alone"):
+    with pytest.raises(TypeError, match="TableLifecycle: max_rows beside admission: pass rules only"):
         TableLifecycle(admission=Count(3), **wrong)
     with pytest.raises(TypeError, match="max_rows beside eviction, score"):
         dataclasses.replace(TableLifecycle(eviction=Share(0.5)), **wrong)

@@ -147,7 +147,7 @@ def test_invalid_candidates_are_refused() -> None:
     view.set_candidates(torch.tensor([8, 9]), count)
     with pytest.raises(ValueError, match="1 of the candidates are duplicates"):
         view.set_candidates(torch.tensor([7, 7]), count)
-    with pytest.raises(ValueError, match=r"1 candidates \(such as 3\) are rows"):
+    with pytest.raises(ValueError, match=r"1 candidates \(such as 3\) have rows"):
         view.set_candidates(torch.tensor([3, 7]), count)
     with pytest.raises(TypeError, match=r"ids are torch\.float64"):
         view.set_candidates(torch.tensor([7.0, 6.0], dtype=torch.float64), count)

@@ -414,7 +414,7 @@ class Group:
         self.accumulation_buffer.close(self.swap.cache, update, journal)
 
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
-        """Lets a running save copy rows before they change outside of training; the swap is settled. None: all rows."""
+        """Lets a running save copy rows before a change; `ids`: None for all rows. The swap must be settled."""
         snapshot = self.snapshots.get(table)
         if snapshot is not None:
             snapshot.before_all_change() if ids is None else snapshot.before_change(ids)
@@ -439,7 +439,7 @@ class Group:
         return *call, *rounding, self._state_dtypes, hot, norms
 
     def enable_norms(self, on: bool) -> None:
-        """Turns the gradient norms of updates on or off."""
+        """Turns the computation of gradient norms in updates on or off."""
         self.norms = UpdateNorms() if on else None
 
     def set_evict_step_interval(self, steps: int | None) -> None:

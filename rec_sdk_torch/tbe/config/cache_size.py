@@ -83,7 +83,7 @@ def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
         size = cache.get(table.name) if isinstance(cache, Mapping) else cache
         if isinstance(size, numbers.Integral) and size == 1 < table.num_embeddings:
             warn(
-                f"cache of table {table.name!r}: the int 1 is one of its {table.num_embeddings} rows, 1.0 all of them",
+                f"cache of table {table.name!r}: the int 1 is one of its {table.num_embeddings} rows; 1.0 is all rows",
                 ConfigurationWarning,
             )
 

@@ -36,7 +36,7 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
         if new:
             both = f"{', '.join(former)} beside {', '.join(new)}"
             raise TypeError(
-                f"TableLifecycle: {both}: give rules alone, docs/admission_eviction.md, also to dataclasses.replace"
+                f"TableLifecycle: {both}: pass rules only (docs/admission_eviction.md), also to dataclasses.replace"
             )
         kept = {name: keywords[name] for name in _KEPT if name in keywords}
         make(self, **rules_from_options("TableLifecycle", **former | kept))

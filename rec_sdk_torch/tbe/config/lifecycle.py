@@ -160,8 +160,8 @@ def warn_of_timestamps(rejected: Sequence[tuple[str, int, int, int, int]]) -> No
     for table, count, one, timestamp, latest in rejected:
         warn(
             f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
-            f"{one} came with {timestamp}): they count as {latest}. Timestamps are seconds. Where "
-            "these are right, set_clocks moves the clock of the table: docs/admission_eviction.md",
+            f"{one} came with {timestamp}): they count as {latest}. Timestamps are seconds. If "
+            "these are correct, set the clock of the table with set_clocks: docs/admission_eviction.md",
             InputWarning,
         )
 

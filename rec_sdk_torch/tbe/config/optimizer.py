@@ -376,8 +376,8 @@ class TableOptimizer:
         """
         if self.spec.collects_gradients:
             raise ValueError(
-                f"{self.where}: gradients are handed out by take_gradients(), which needs update='backward'; with "
-                "update='step' they are the grad of a table's parameter"
+                f"{self.where}: take_gradients() returns gradients, which needs update='backward'; with update='step' "
+                "gradients are the grad of a table's parameter"
             )
         if self.accumulate_step > 1:
             raise ValueError(

@@ -222,7 +222,7 @@ class TableConfig:
             raise ValueError(f"table {self.name!r}: admission, eviction and keep_evicted need a hash table")
         if self.lifecycle is not None and not self._holds(self.lifecycle.default_value):
             default, dtypes = self.lifecycle.default_value, self._dtypes
-            raise ValueError(f"table {self.name!r}: default_value is {default}, needs a finite one of {dtypes}")
+            raise ValueError(f"table {self.name!r}: default_value is {default}, must be finite in {dtypes}")
         if not isinstance(self.stochastic_rounding, bool):
             raise TypeError(
                 f"table {self.name!r}: stochastic_rounding is {self.stochastic_rounding!r}, expected a bool"
@@ -246,7 +246,7 @@ class TableConfig:
             if not is_number(value) and not (value is None and name in ("init_min", "init_max")):
                 raise TypeError(f"table {self.name!r}: {name} is {value!r}, expected a number that a float can hold")
         low, high = self.init_range
-        needs = f"needs finite ones of {self._dtypes}"
+        needs = f"must be finite in {self._dtypes}"
         if self.initializer_type is InitializerType.TRUNCATED_NORMAL:
             mean, stddev = self.init_mean, self.init_stddev
             fits = stddev >= 0 and self._holds(mean, low, high) and low <= high

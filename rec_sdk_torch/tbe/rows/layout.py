@@ -198,7 +198,7 @@ class Layout:
         """Enlarges the caches to hold `batches` batches as large as `batch`, the first training batch.
 
         Numbers of rows in `cache=` are not changed. Groups that exist already, after a load, are rebuilt only if this
-        batch might not fit, and if host and device have memory for the old and the new ones together.
+        batch might not fit. Rebuilding needs memory for the old and the new groups on host and device.
 
         Returns:
             False if the batch has no lookups or is malformed, and gives no size; else True.
@@ -304,7 +304,7 @@ class Layout:
         before = list(self.optimizers)
         for table, optimizer in optimizers.items():
             if before[table] is not None and before[table] is not optimizer:
-                raise RuntimeError(f"table {self.tables[table].name!r} has its optimizer already")
+                raise RuntimeError(f"table {self.tables[table].name!r} has an optimizer already")
             if self.options.updates_at_step:
                 optimizer.check_deferrable()
         for table, optimizer in optimizers.items():

@@ -111,7 +111,7 @@ class LifecycleView:
             group, table = self.locate()
             rows = candidates[group.engine.tables.find_rows(table, candidates)[0] >= 0]
             if len(rows):
-                raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) are rows")
+                raise ValueError(f"table {self.config.name!r}: {len(rows)} candidates (such as {rows[0]}) have rows")
             group.engine.lifecycle.set_candidates(table, candidates, arrays)
 
     def sketch(self) -> torch.Tensor:
@@ -227,7 +227,7 @@ class LifecycleView:
         """
         number = None if at_most is None else as_int(at_most)
         if at_most is not None and (number is None or number < 0):
-            raise ValueError(f"table {self.config.name!r}: at_most is {at_most!r}, must be an int from 0 on, or None")
+            raise ValueError(f"table {self.config.name!r}: at_most is {at_most!r}, must be None or an int of at least 0")
         buffer = self.layout.evicted.get(self.config.name)
         if buffer is None:
             raise RuntimeError(

@@ -307,7 +307,7 @@ class TableView(SaveView):
             slots = group.engine.tables.find_rows(table, np.arange(rows, dtype=np.int64))[1]
             begin = int(slots[0])
             if not np.array_equal(slots, np.arange(begin, begin + rows)):
-                raise RuntimeError(f"table {self.config.name!r}: its rows are not resident in their order")
+                raise RuntimeError(f"table {self.config.name!r}: its rows are not all in the cache, in row order")
             records = group.swap.cache[begin : begin + rows]
             return {name: part_view(group, index)(records).detach() for name, index in self.part_indices(None).items()}
 

@@ -116,7 +116,7 @@ def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> 
     if problem is None and heats.numel():
         least, most = heats.detach().aminmax()  # both are NaN if a number is, and the comparison fails
         if not (least >= 0 and most < torch.inf):
-            problem = "are not all numbers from 0 on"
+            problem = "are not all finite numbers of at least 0"
     if problem is not None:
         raise ValueError(f"table {table!r}: heats {problem}")
     array: np.ndarray = heats.detach().cpu().float().contiguous().numpy()
