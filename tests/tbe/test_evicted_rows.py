@@ -125,7 +125,7 @@ def test_evicted_rows_can_be_taken_in_parts(device: torch.device) -> None:
     assert len(view.take_evicted(0)) == 0
     wrong: Any
     for wrong in (-1, 1.5, "2"):
-        with pytest.raises(ValueError, match=r"at_most is .*, must be None or an int of at least 0"):
+        with pytest.raises(ValueError, match=r"at_most is .*, must be None or an int >= 0"):
             view.take_evicted(wrong)
 
 

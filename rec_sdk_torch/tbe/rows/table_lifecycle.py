@@ -227,7 +227,7 @@ class LifecycleView:
         """
         number = None if at_most is None else as_int(at_most)
         if at_most is not None and (number is None or number < 0):
-            raise ValueError(f"table {self.config.name!r}: at_most is {at_most!r}, must be None or an int of at least 0")
+            raise ValueError(f"table {self.config.name!r}: at_most is {at_most!r}, must be None or an int >= 0")
         buffer = self.layout.evicted.get(self.config.name)
         if buffer is None:
             raise RuntimeError(
