@@ -107,7 +107,7 @@ def _add_readme(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _name_files_from_the_root(app: Sphinx, page: nodes.document) -> None:
-    """Shortens the absolute paths in a shown difference of two files to paths of the repository."""
+    """Replaces the absolute paths in a shown difference of two files by paths of the repository."""
     for block in page.findall(nodes.literal_block):
         if block.astext().startswith("--- "):
             block[:] = [nodes.Text(block.astext().replace(f"{_ROOT}/", ""))]
