@@ -48,7 +48,7 @@ class TimedOurs(Ours):
         self._plan_seconds = 0.0
         group.plan = self._timed_plan(group.plan)
         group.stage = self._timed("swap", group.stage)
-        group.swap.finish = self._timed("swap", group.swap.finish)
+        group.swap.apply = self._timed("swap", group.swap.apply)
         group.lookup_resident = self._timed("lookup", group.lookup_resident)
         group.update = self._timed_update(group.update)
 

@@ -3,8 +3,8 @@
 python examples/deploy.py
 python examples/deploy.py --bits 8        rows of 8 bits in the second process
 
-A version of the model is a save of the tables and `dense-<name of the save>.pt2` beside it. The server opens both, so
-that tables and dense part are of one moment. The saves of later versions are deltas.
+A version of the model is a save of the tables, with `dense-<name of the save>.pt2` in the same folder. The server
+opens both, so tables and dense part are from the same step. The saves of later versions are deltas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DIM = 16
 
 
 def serve(tables: Sequence[str], requests: Connection) -> None:
-    """The second process: answers requests with the version that it was told last, until it is sent None."""
+    """Runs in the second process: answers requests with the version it was sent last, until it receives None."""
     while (message := requests.recv()) is not None:
         if isinstance(message[0], Path):
             save, program = message
@@ -46,7 +46,7 @@ def serve(tables: Sequence[str], requests: Connection) -> None:
 
 
 def build(data: ClickData) -> DLRM:
-    """The model, with rows of its tables that are updated in the backward pass."""
+    """Builds the model. The backward pass updates the rows of its tables."""
     tables = cached_tables(data, 256, 0.2, DIM, seed=0, keeps_changes=True)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.05})
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def train(model: DLRM, batches: Sequence[ClickBatch], optimizer: torch.optim.Opt
 
 
 def main() -> int:
-    """The script; 1 where answers are not those of the live model."""
+    """Runs the script. Returns 1 if answers differ from the live model's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=20_000, help="clicks to generate")
     parser.add_argument("--versions", type=int, default=2, help="how often it is trained and deployed")
@@ -74,10 +74,10 @@ def main() -> int:
     optimizer = torch.optim.Adam(model.dense.parameters(), lr=1e-3)
     batches = list(data.batches(256))
     share = len(batches) // options.versions
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(tables, theirs), daemon=True)
+    ours, server_end = multiprocessing.get_context("spawn").Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(tables, server_end), daemon=True)
     server.start()
-    theirs.close()  # so that a server that ends is an error here, and no wait
+    server_end.close()  # so that an ended server is an error here, not an endless wait
     wrong = 0
     with tempfile.TemporaryDirectory() as place:
         for version in range(options.versions):

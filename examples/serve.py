@@ -21,7 +21,7 @@ DIM = 16
 
 
 def serve(folder: str, questions: Connection) -> None:
-    """Answers ids with (name of the save, weights), until it is asked None."""
+    """Serves the weights of ids, with the name of the save, until it receives None."""
     with TableReader(folder, "t_item", follow=0.05) as reader:
         while (ids := questions.recv()) is not None:
             questions.send((reader.save.name, reader.lookup(ids).numpy()))
@@ -47,8 +47,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         train(embedding, options.steps, generator)
         save = saver.save(embedding, folder)
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, theirs))
+        ours, server_end = multiprocessing.get_context("spawn").Pipe()
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, server_end))
         server.start()
         for number in range(options.saves):
             if number > 0:

@@ -40,7 +40,7 @@ GENERATED_SAMPLES = 200_000
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = Parser(__doc__)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--movielens", type=Path, metavar="DIR", help="train on MovieLens-100K")
@@ -61,7 +61,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def load_data(options: argparse.Namespace) -> tuple[str, ClickData]:
-    """The click log, and what to call it."""
+    """Returns a description of the click log, and the log."""
     if options.movielens:
         return f"MovieLens-100K in {options.movielens}", movielens_clicks(options.movielens)
     if options.criteo:
@@ -71,7 +71,7 @@ def load_data(options: argparse.Namespace) -> tuple[str, ClickData]:
 
 
 def build_model(tables: nn.Module, data: ClickData, options: argparse.Namespace) -> DLRM:
-    """The model around the tables; its dense weights follow from the seed alone."""
+    """Builds the model around the tables. The seed alone determines its dense weights."""
     torch.manual_seed(options.seed)
     return DLRM(tables, len(data.features), options.dim, data.dense.shape[1])
 
@@ -79,7 +79,7 @@ def build_model(tables: nn.Module, data: ClickData, options: argparse.Namespace)
 def train_cached(
     tables: EmbCacheEmbeddingBagCollection, job: Job, options: argparse.Namespace, ranks: Ranks
 ) -> TrainResult:
-    """The backward updates the rows of the tables where they are, in the device cache of the rank they live on."""
+    """Trains with cached tables: the backward pass updates rows in the device cache of the rank that holds them."""
     choice = TABLE_OPTIMIZERS[options.optimizer]
     apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), choice.options(options.sparse_lr))
     model = build_model(tables, job.data, options)
@@ -90,12 +90,14 @@ def train_cached(
     assert isinstance(divided, DistributedModelParallel)
     optimizer = CombinedOptimizer([divided.fused_optimizer, dense_optimizer(divided, options.lr)])
     stats = divided.module.embeddings.cache_stats
-    # Ids of the next batches are exchanged and planned while one is trained.
+    # The ids of the next batches are exchanged and planned while one is trained.
     return train("cached", divided, optimizer, job, stats, lambda batches: prefetch(batches, divided), ranks.rank > 0)
 
 
 def train_plain(weights: dict[str, Tensor], job: Job, options: argparse.Namespace) -> TrainResult:
-    """The same start, batches and formulas, with whole tables and torch's own optimizers."""
+    """Trains with the same start, batches and formulas, but with tables entirely in memory and torch's own
+    optimizers.
+    """
     choice = TABLE_OPTIMIZERS[options.optimizer]
     tables = PlainTables(weights, choice.takes_sparse_gradients)
     model = build_model(tables, job.data, options)
@@ -107,7 +109,7 @@ def train_plain(weights: dict[str, Tensor], job: Job, options: argparse.Namespac
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> Report:
-    """Loads the data and trains one side, or with --baseline both, one after the other."""
+    """Loads the data and trains with cached tables and, with --baseline, also with plain ones."""
     if options.baseline and ranks.count > 1:
         raise InputError(f"--baseline is for a single process, not for the {ranks.count} of torchrun")
     name, data = load_data(options)
@@ -127,7 +129,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> Report:
 
 
 def main() -> None:
-    """The script."""
+    """Runs the script."""
     options = parse_options()
     prepare(options)
     ranks = join("cpu")

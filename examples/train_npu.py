@@ -4,7 +4,7 @@ python examples/train_npu.py                                          one NPU
 torchrun --nproc-per-node 2 examples/train_npu.py                     two
 python -m rec_sdk_torch.emulate examples/train_npu.py --steps 50      without an NPU, on an emulated one
 
-Nothing in this file knows of the emulation, but for the line that says which of the two it was.
+Only the line that prints the device depends on whether it is emulated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch_npu  # noqa: F401  # makes torch know the device "npu" and the backend "hccl"
 from dlrm.data_generated import generated_clicks
 from dlrm.ranks import Ranks, divide, join
-from job.model import ClickModel, build_dense, build_tables, whole
+from job.model import ClickModel, build_dense, build_tables, click_model
 from sklearn.metrics import roc_auc_score
 from support.clicks import random_split
 from support.errors import exit_code
@@ -35,7 +35,7 @@ REPORTS = 10  # lines about the loss
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = Parser(__doc__)
     parser.add_argument("--steps", type=positive_int, metavar="N", help="stop after N steps (default: one epoch)")
     add_click_options(parser, 60_000, "of each NPU")
@@ -43,7 +43,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> None:
-    """Trains, and judges the result on clicks that were held back."""
+    """Trains, and evaluates the result on clicks that were held out."""
 
     def say(text: str) -> None:
         if ranks.rank == 0:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> None:
     tables = build_tables(data, options.dim, options.seed, options.cache, size, options.sparse_lr, device)
     dense = build_dense(data, options.dim, options.seed).to(device)
     model = divide(ClickModel(tables, dense), list(data.features), ranks)
-    optimizer = torch.optim.Adam(whole(model).dense.parameters(), lr=options.lr)
+    optimizer = torch.optim.Adam(click_model(model).dense.parameters(), lr=options.lr)
 
     kind = "emulated, not an NPU" if emulate.active() else torch.npu.get_device_name(device)  # type: ignore[attr-defined]
     say(f"device       {device} ({kind}), {ranks.count} rank(s)")
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> None:
         if step % max(1, steps // REPORTS) == 0:
             say(f"step {step:>7,} loss {torch.stack(losses).mean().item():.4f}")
             losses.clear()
-    stats = cast(EmbCacheEmbeddingBagCollection, whole(model).embeddings).cache_stats()
+    stats = cast(EmbCacheEmbeddingBagCollection, click_model(model).embeddings).cache_stats()
     model.eval()
     with torch.no_grad():
         scores = torch.cat([model(batch)[1].cpu() for batch in test_data.batches(options.batch_size)])
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> None:
 
 
 def main() -> None:
-    """The script."""
+    """Runs the script."""
     run(parse_options(), join("npu"))
 
 

@@ -36,7 +36,7 @@ TABLE = "item"
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = Parser(__doc__)
     parser.add_argument("--movielens", type=Path, metavar="DIR", help="train on MovieLens-100K")
     parser.add_argument(
@@ -51,7 +51,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def load_data(options: argparse.Namespace) -> tuple[str, ClickData, Split]:
-    """The name of the data, the samples, and how they are split: by time where there is a time."""
+    """Returns a description of the data, the samples, and their split: by time if they have times."""
     if options.movielens:
         data = movielens_histories(options.movielens, options.history)
         return f"MovieLens-100K in {options.movielens}, histories", data, ordered_split(len(data))
@@ -64,7 +64,7 @@ def load_data(options: argparse.Namespace) -> tuple[str, ClickData, Split]:
 
 
 def item_table(rows: int, options: argparse.Namespace) -> EmbCacheEmbeddingCollection:
-    """One table for both features: an item means the same in the history and as the candidate."""
+    """Creates one table for both features: an item has the same row in the history and as the candidate."""
     return EmbCacheEmbeddingCollection(
         tables=[
             EmbCacheEmbeddingConfig(
@@ -84,7 +84,7 @@ def item_table(rows: int, options: argparse.Namespace) -> EmbCacheEmbeddingColle
 
 
 def train_cached(tables: EmbCacheEmbeddingCollection, job: Job, options: argparse.Namespace) -> TrainResult:
-    """The backward updates the rows of the table where they are, in the device cache."""
+    """Trains with a cached table: the backward pass updates rows in the device cache."""
     choice = TABLE_OPTIMIZERS[options.optimizer]
     apply_optimizer_in_backward(choice.optimizer_class, tables.parameters(), choice.options(options.sparse_lr))
     torch.manual_seed(options.seed)
@@ -94,7 +94,7 @@ def train_cached(tables: EmbCacheEmbeddingCollection, job: Job, options: argpars
 
 
 def main() -> None:
-    """The script."""
+    """Runs the script."""
     options = parse_options()
     prepare(options)
     name, data, split = load_data(options)

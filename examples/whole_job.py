@@ -1,9 +1,9 @@
-"""A job from its first step to a server: trains, saves deltas, is killed, goes on with the same bits, and is served.
+"""A job from its first step to a server: it trains, saves deltas, is killed, resumes with the same bits, and is served.
 
-python examples/whole_job.py train job --steps 120 --kill-at 70    ends itself with SIGKILL after 70 steps
-python examples/whole_job.py train job --steps 120 --plot job.png  goes on from its last version
-python examples/whole_job.py serve job --until 240 &               serves, and follows until that step
-python examples/whole_job.py train job --steps 240                 trains on, and saves what is served next
+python examples/whole_job.py train job --steps 120 --kill-at 70    kills itself with SIGKILL after 70 steps
+python examples/whole_job.py train job --steps 120 --plot job.png  resumes from its last version
+python examples/whole_job.py serve job --until 240 &               serves new versions until that step
+python examples/whole_job.py train job --steps 240                 trains more, and saves new versions
 
 torchrun --nproc-per-node 2 examples/whole_job.py train job        on two ranks
 python -m rec_sdk_torch.emulate examples/whole_job.py train job --device npu
@@ -27,7 +27,7 @@ from dlrm.model import DensePart
 from dlrm.ranks import Ranks, divide, join
 from dlrm.served import export_dense, request_of
 from job.clicks import Clicks
-from job.model import ClickModel, build_dense, build_tables, whole
+from job.model import ClickModel, build_dense, build_tables, click_model
 from job.scalars import Scalars, check_picture, summary_writer
 from job.server import serve
 from job.versions import (
@@ -35,10 +35,10 @@ from job.versions import (
     Version,
     VersionWriter,
     latest_name,
-    program_of,
+    program_path,
     read_version,
-    tables_of,
-    versions_of,
+    tables_folder,
+    versions_folder,
 )
 from sklearn.metrics import roc_auc_score
 from support.clicks import ClickBatch
@@ -54,11 +54,11 @@ from rec_sdk_torch import (
 )
 
 SAME = ("samples", "seed", "batch_size", "dim", "lr", "sparse_lr")
-"""Options that a job keeps from its first start to its end."""
+"""Options that must stay the same whenever a job resumes."""
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="train | serve")
     _add_train(commands.add_parser("train", description=__doc__))
@@ -74,13 +74,17 @@ def parse_options() -> argparse.Namespace:
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="of the job; it goes on from the latest version there")
+    parser.add_argument("folder", type=Path, help="of the job; it resumes from the latest version there")
     parser.add_argument(
-        "--steps", type=positive_int, default=120, help="of the job, earlier ones included (default 120)"
+        "--steps", type=positive_int, default=120, help="of the whole job, with its earlier steps (default 120)"
     )
     parser.add_argument("--save-every", type=positive_int, default=20, metavar="STEPS", help="default %(default)s")
     parser.add_argument(
-        "--full-every", type=positive_int, default=4, metavar="SAVES", help="others are deltas (default %(default)s)"
+        "--full-every",
+        type=positive_int,
+        default=4,
+        metavar="SAVES",
+        help="from one full save to the next; others are deltas (default %(default)s)",
     )
     parser.add_argument("--kill-at", type=positive_int, metavar="STEP", help="end with SIGKILL after that step")
     parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu", help="default %(default)s")
@@ -93,34 +97,34 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 class Job:
-    """A training that can end at any moment and go on."""
+    """A training job that can end at any moment and resume."""
 
     def __init__(self, options: argparse.Namespace, ranks: Ranks) -> None:
-        """Builds the model, or reads its latest version. All ranks together."""
+        """Builds the model, and loads its latest version if there is one. All ranks call this together."""
         self.options, self.ranks = options, ranks
         self.clicks = Clicks(options.samples, options.seed, options.batch_size)
         data, folder = self.clicks.data, options.folder
         dense = build_dense(data, options.dim, options.seed)
-        ranks.at_first(lambda: _make_folder(folder, dense, self.clicks))
-        meta = None if ranks.hosts is None else torch.device("meta")  # each rank makes its part of the rows alone
+        ranks.on_rank_0_first(lambda: _make_folder(folder, dense, self.clicks))
+        meta = None if ranks.hosts is None else torch.device("meta")  # each rank creates only its part of the rows
         tables = build_tables(
             data, options.dim, options.seed, options.cache, options.batch_size, options.sparse_lr, meta or ranks.device
         )
         self.model = divide(ClickModel(tables, dense.to(ranks.device)), list(data.features), ranks)
-        inside = whole(self.model)
+        inside = click_model(self.model)
         self.dense, self.tables = inside.dense, cast(EmbCacheEmbeddingBagCollection, inside.embeddings)
         self.optimizer = torch.optim.Adam(self.dense.parameters(), lr=options.lr)
         self.begin, points = 0, {}
-        name = ranks.agreed(latest_name(folder))
+        name = ranks.broadcast(latest_name(folder))
         if name is not None:
             version = read_version(folder, name)
             points = version.state["scalars"]
-            self._go_on(version)
-        logs = ranks.rank == 0  # counters are each rank's own
+            self._resume(version)
+        logs = ranks.rank == 0  # each rank has its own counters
         self.scalars = Scalars(self.begin, points, options.tensorboard if logs else None)
         self._log = CacheLog(self.scalars, inside, every=options.log_every) if logs else None
 
-    def _go_on(self, version: Version) -> None:
+    def _resume(self, version: Version) -> None:
         state, given = version.state, self._settings()
         for option, value in state["settings"].items():
             if given[option] != value:
@@ -128,7 +132,7 @@ class Job:
                 raise InputError(f"{self.options.folder} is a job with {name} {value}, not {given[option]}")
         if self.options.kill_at is not None and self.options.kill_at <= state["step"]:
             raise InputError(f"--kill-at {self.options.kill_at}: the job goes on behind step {state['step']}")
-        Saver().load(self.model, version.tables)  # this save, which need not be the latest: it may lack a version
+        Saver().load(self.model, version.tables)  # this save, not the latest one, which may have no complete version
         self.dense.load_state_dict(state["dense"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.begin = state["step"]
@@ -146,7 +150,7 @@ class Job:
             _, loss = pipeline.progress(batches)
             if step % options.log_every == 0:
                 self.say(f"step {step}: loss {loss.item():.4f}")
-            writer.look()
+            writer.poll()
             if step % options.save_every == 0 or step == options.steps:
                 number = (step - 1) // options.save_every
                 writer.begin(self.model, self._state(step), incremental=number % options.full_every != 0)
@@ -157,26 +161,28 @@ class Job:
 
     @torch.no_grad()
     def scores(self, batches: list[ClickBatch]) -> torch.Tensor:
-        """Probabilities of clicks, float32 [samples] on the CPU. Ranks ask together, for the same batches."""
+        """Returns the probabilities of clicks, float32 [samples] on the CPU. All ranks call this for the same
+        batches.
+        """
         self.model.eval()
         scores = torch.cat([self.model(batch)[1].cpu() for batch in batches]).sigmoid()
         self.model.train()
         return scores
 
     def auc(self) -> float | None:
-        """On clicks that are not trained; None where they are all of one kind."""
+        """Returns the AUC on clicks that are not trained, or None if they all have the same label."""
         test = self.clicks.test
         scores = self.scores(list(test.batches(self.options.batch_size)))
         return None if test.labels.unique().numel() < 2 else float(roc_auc_score(test.labels.numpy(), scores.numpy()))
 
     def _state(self, step: int) -> State:
-        """This moment of everything but the tables."""
+        """Returns the current state of everything but the tables."""
         requests = self.clicks.requests()
         return {
-            "step": step,  # says how far the clicks are read, too
+            "step": step,  # also determines the next clicks to read
             "settings": self._settings(),
-            "dense": _copied(self.dense.state_dict()),
-            "optimizer": _copied(self.optimizer.state_dict()),
+            "dense": _cpu_copy(self.dense.state_dict()),
+            "optimizer": _cpu_copy(self.optimizer.state_dict()),
             "scalars": self.scalars.copy(),
             "requests": request_of(requests),
             "answers": self.scores([requests]),
@@ -186,42 +192,42 @@ class Job:
         return {name: getattr(self.options, name) for name in SAME}
 
     def say(self, text: str) -> None:
-        """Prints it once, whatever the number of ranks."""
+        """Prints the text once, on rank 0."""
         if self.ranks.rank == 0:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Ends the curves."""
+        """Closes the curves."""
         if self._log is not None:
             self._log.remove()
         self.scalars.close()
 
 
-def _copied(value: Any) -> Any:
-    """The same on the CPU, in memory of its own: the next step may change it while it is written."""
+def _cpu_copy(value: Any) -> Any:
+    """Returns a copy on the CPU: the next step may change the original while it is written."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+        return {key: _cpu_copy(each) for key, each in value.items()}
+    return [_cpu_copy(each) for each in value] if isinstance(value, list) else value
 
 
 def _make_folder(folder: Path, dense: DensePart, clicks: Clicks) -> None:
-    """Makes the folders of the job, and exports the dense part: once, since versions have its weights."""
+    """Creates the folders of the job, and exports the dense part once, since versions contain its weights."""
     try:
-        for each in (tables_of(folder), versions_of(folder)):
+        for each in (tables_folder(folder), versions_folder(folder)):
             each.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise write_problem(folder, error) from error
-    if program_of(folder).exists():
+    if program_path(folder).exists():
         return
     unfinished = folder / ".unfinished.pt2"
     export_dense(dense, dense.dim, clicks.data, unfinished)
-    unfinished.replace(program_of(folder))
+    unfinished.replace(program_path(folder))
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses what would only fail at the end, or on one rank while others wait for it."""
+    """Refuses options that would fail only at the end, or on one rank while others wait for it."""
     if options.kill_at is not None and options.kill_at > options.steps:
         raise InputError(f"--kill-at {options.kill_at} is behind the last of {options.steps} --steps")
     if options.plot is not None:
@@ -233,7 +239,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """The command `train`."""
+    """Runs the command `train`."""
     check(options)
     torch.set_num_threads(1)
     ranks = join(options.device)
@@ -257,7 +263,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The script."""
+    """Runs the script."""
     options = parse_options()
     try:
         if options.command == "train":

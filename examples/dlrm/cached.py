@@ -9,7 +9,7 @@ from torchrec.modules.embedding_configs import DataType
 from rec_sdk_torch import EmbCacheEmbeddingBagCollection, EmbCacheEmbeddingBagConfig, InitializerType
 
 WEIGHTS = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
-"""Data types of the tables' weights; those of 16 bits are rounded at random, so that small updates are not lost."""
+"""Data types of the tables' weights. With 16 bits, updates are rounded at random, so that small ones are not lost."""
 
 
 def cached_tables(
@@ -22,10 +22,11 @@ def cached_tables(
     weights: str = "fp32",
     keeps_changes: bool = False,
 ) -> EmbCacheEmbeddingBagCollection:
-    """A table per feature, configured like those of an EmbeddingBagCollection, and the device of their cache.
+    """Creates a table for each feature, configured like the tables of an EmbeddingBagCollection, and their device
+    cache.
 
-    It holds the share of the rows that is asked for, and of a small table the rows that one batch can have. Tables that
-    keep what has changed can be saved as deltas.
+    The cache holds the fraction `share` of the rows; for a small table it holds as many rows as a batch can have. With
+    `keeps_changes`, tables can be saved as deltas.
     """
     vocabularies = data.vocabularies()
     return EmbCacheEmbeddingBagCollection(
@@ -33,7 +34,7 @@ def cached_tables(
             EmbCacheEmbeddingBagConfig(
                 name=name,
                 feature_names=[name],
-                num_embeddings=max(1, ids.numel()),  # how many ids to expect; any int64 is welcome
+                num_embeddings=max(1, ids.numel()),  # how many ids to expect; any int64 is accepted
                 embedding_dim=dim,
                 data_type=WEIGHTS[weights],
                 initializer_type=InitializerType.TRUNCATED_NORMAL,

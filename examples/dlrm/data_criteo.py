@@ -1,4 +1,4 @@
-"""Criteo display advertising: a label, 13 counts and 26 categories per line, TSV or CSV, gzip or not."""
+"""Criteo display-advertising logs: a label, 13 counts and 26 categories on each line, TSV or CSV, gzip or not."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _open(path: Path) -> Iterator[TextIO]:
         raise InputError(f"cannot read {path}: not text, or a damaged gzip file ({error})") from error
 
 
-def _places(path: Path, first: list[str]) -> tuple[list[int], bool]:
-    """Where each of COLUMNS stands in a line, and whether the first line only names them."""
+def _column_indices(path: Path, first: list[str]) -> tuple[list[int], bool]:
+    """Returns the index of each of COLUMNS in a line, and whether the first line is a header."""
     if LABEL in first:
         missing = [name for name in COLUMNS if name not in first]
         if missing:
@@ -54,13 +54,13 @@ def _places(path: Path, first: list[str]) -> tuple[list[int], bool]:
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields in the order of COLUMNS."""
+    """Yields line numbers with the fields of the line in the order of COLUMNS."""
     first_line = file.readline().rstrip("\r\n")
     if not first_line:
         raise InputError(f"{path} is empty")
     separator = "\t" if "\t" in first_line else ","
     first = first_line.split(separator)
-    places, is_header = _places(path, first)
+    places, is_header = _column_indices(path, first)
     if not is_header:
         yield 1, first
     for number, line in enumerate(file, start=2):
@@ -71,7 +71,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Columns:
-    """Collects the lines column by column, in few bytes: the full log has 45 million lines."""
+    """The lines read so far, column by column, in few bytes: the full log has 45 million lines."""
 
     def __init__(self) -> None:
         self.labels = array("f")
@@ -80,7 +80,7 @@ class _Columns:
         self._known: list[dict[str, int]] = [{} for _ in CATEGORIES]
 
     def add(self, row: Sequence[str]) -> None:
-        """One line; ValueError names a column that is not what it should be."""
+        """Adds a line. Raises a ValueError that names the column with an invalid value."""
         if row[0] not in ("0", "1"):
             raise ValueError(f"label is {row[0]!r}, not 0 or 1")
         self.labels.append(float(row[0]))
@@ -89,7 +89,9 @@ class _Columns:
             self.ids[column].append(self._hash(column, text))
 
     def _hash(self, column: int, text: str) -> int:
-        """A missing category is a category too: that it is missing says something about the click."""
+        """Returns the id of a category. A missing one has an id too, since its absence says something about the
+        click.
+        """
         known = self._known[column]
         if text not in known:
             known[text] = hash_text(CATEGORIES[column], text)
@@ -108,7 +110,7 @@ def _tensor(numbers: array[float] | array[int]) -> Tensor:
 
 
 def criteo_clicks(path: Path, samples: int | None = None) -> ClickData:
-    """The first `samples` lines of a Criteo file, or all of them."""
+    """Reads the first `samples` lines of a Criteo file, or all of them."""
     columns = _Columns()
     with _open(path) as file:
         for number, row in islice(_rows(path, file), samples):
@@ -118,5 +120,5 @@ def criteo_clicks(path: Path, samples: int | None = None) -> ClickData:
                 raise InputError(f"{path}, line {number}: {error}") from error
     counts = _tensor(columns.counts).view(-1, len(COUNTS))
     features = {name: JaggedIds.single(_tensor(ids)) for name, ids in zip(CATEGORIES, columns.ids, strict=True)}
-    # Counts spread over many orders of magnitude; the few negative ones count as none.
+    # Counts spread over many orders of magnitude; the few negative ones count as zero.
     return ClickData(counts.clamp(min=0).log1p(), features, _tensor(columns.labels))

@@ -1,4 +1,4 @@
-"""A generated click log: skewed categories, one of them multi-hot, dense features, and a planted model."""
+"""A generated click log: skewed categories, one of them multi-hot, dense features, and labels from a known model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _effects(vocabulary: int, generator: Generator) -> Tensor:
 
 
 def _affinity(users: Tensor, items: Tensor, generator: Generator) -> Tensor:
-    """A taste that no single feature shows: the product of what a user likes and what an item has."""
+    """Returns a preference that no single feature shows: the product of vectors of the user and the item."""
     likes = torch.randn(VOCABULARIES["user"], LATENT, generator=generator)
     has = torch.randn(VOCABULARIES["item"], LATENT, generator=generator)
     affinity: Tensor = (likes[users] * has[items]).sum(1) / LATENT**0.5
@@ -38,7 +38,7 @@ def _tag_score(tags: JaggedIds, generator: Generator) -> Tensor:
 
 
 def generated_clicks(samples: int, seed: int) -> ClickData:
-    """A click log that the seed fully determines."""
+    """Generates a click log, which the seed determines fully."""
     generator = Generator().manual_seed(seed)
     ranks = {name: power_law(samples, size, EXPONENT, generator) for name, size in VOCABULARIES.items()}
     tags = _draw_tags(samples, generator)

@@ -26,7 +26,7 @@ def _genres(items: list[Item]) -> JaggedIds:
 
 
 def _dense(users: list[User], items: list[Item]) -> Tensor:
-    """Age, release year and gender, all of the order of one."""
+    """Returns age, release year and gender, all of magnitude one."""
     columns = [
         [user.age / 50.0 for user in users],
         [((item.year or TYPICAL_YEAR) - TYPICAL_YEAR) / 20.0 for item in items],
@@ -36,7 +36,7 @@ def _dense(users: list[User], items: list[Item]) -> Tensor:
 
 
 def _joined(folder: Path) -> tuple[list[Rating], list[User], list[Item]]:
-    """The ratings, and of each its user and item."""
+    """Returns the ratings, and the user and the item of each."""
     ratings, users, items = read_ratings(folder), read_users(folder), read_items(folder)
     for rating in ratings:
         if rating.user not in users:
@@ -47,7 +47,7 @@ def _joined(folder: Path) -> tuple[list[Rating], list[User], list[Item]]:
 
 
 def movielens_clicks(folder: Path) -> ClickData:
-    """One sample per rating."""
+    """Returns one sample for each rating."""
     ratings, users, items = _joined(folder)
     features = {
         "user": _ids(rating.user for rating in ratings),

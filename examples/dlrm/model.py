@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
-    """Linear layers with a ReLU after each."""
+    """Creates linear layers with a ReLU after each."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(sizes):
         layers += [nn.Linear(size_in, size_out), nn.ReLU()]
@@ -19,9 +19,11 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class DensePart(nn.Module):
-    """A click's logit from dense features and `features` pooled embeddings of `dim` columns each."""
+    """The dense part of a DLRM: from dense features and `features` pooled embeddings of `dim` columns to a click's
+    logit.
+    """
 
-    pairs: Tensor  # int64 [2, pairs]: which vectors meet
+    pairs: Tensor  # int64 [2, pairs]: the pairs of vectors that interact
 
     def __init__(self, features: int, dim: int, dense_features: int) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class DensePart(nn.Module):
         self.top = nn.Sequential(mlp([dim + pairs.shape[1], 64, 32]), nn.Linear(32, 1))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
-        """The logits, float32 [B], from `[B, dense features]` and `[B, features * dim]`."""
+        """Returns the logits, float32 [B], from `[B, dense features]` and `[B, features * dim]`."""
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom, pooled], dim=1).view(bottom.shape[0], -1, self.dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2))  # every vector with every other
@@ -44,7 +46,7 @@ class DensePart(nn.Module):
 class DLRM(nn.Module):
     """The whole model.
 
-    `embeddings` is any module from a KeyedJaggedTensor to a KeyedTensor of `features` columns of `dim`
+    `embeddings` is any module from a KeyedJaggedTensor to a KeyedTensor of `features` embeddings with `dim` columns
     each: torchrec's EmbeddingBagCollection, an EmbCacheEmbeddingBagCollection, ...
     """
 
@@ -54,6 +56,6 @@ class DLRM(nn.Module):
         self.dense = DensePart(features, dim, dense_features)
 
     def forward(self, batch: ClickBatch) -> Tensor:
-        """The logits, float32 [B]."""
+        """Returns the logits, float32 [B]."""
         logits: Tensor = self.dense(batch.dense, self.embeddings(batch.sparse).values())
         return logits

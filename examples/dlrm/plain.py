@@ -1,4 +1,4 @@
-"""The plain twin: the same tables as torch.nn.EmbeddingBag, wholly in memory, with torch's optimizers."""
+"""The plain twin: the same tables as torch.nn.EmbeddingBag, entirely in memory, with torch's optimizers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-torch.sparse.check_sparse_tensor_invariants.disable()  # its default, but said aloud it does not warn
+torch.sparse.check_sparse_tensor_invariants.disable()  # already the default; setting it explicitly avoids a warning
 
 CHUNK = 65536  # ids per lookup while the weights are copied
 
 
 class PlainTables(nn.Module):
-    """One EmbeddingBag per feature, over the dense ids 0, 1, ... of its vocabulary."""
+    """A collection with one EmbeddingBag for each feature, over the dense ids 0, 1, ... of its vocabulary."""
 
     def __init__(self, weights: Mapping[str, Tensor], sparse_gradients: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PlainTables(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The output of an EmbeddingBagCollection."""
+        """Returns the same output as an EmbeddingBagCollection."""
         ids = features.to_dict()
         offsets = {name: _bag_offsets(ids[name].lengths()) for name in self.bags}
         pooled = [bag(ids[name].values(), offsets[name]) for name, bag in self.bags.items()]
@@ -40,10 +40,10 @@ def _bag_offsets(lengths: Tensor) -> Tensor:
 
 
 def initial_weights(tables: nn.Module, vocabularies: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights [ids, D] that a new cached collection gives to each feature's ids.
+    """Returns the weights [ids, D] that a new cached collection gives to each feature's ids.
 
-    A lookup in eval mode shows an unknown id's initial weight and inserts nothing, so the collection
-    still starts its training empty.
+    A lookup in eval mode returns the initial weight of an unknown id and inserts nothing, so the collection is still
+    empty when training starts.
     """
     was_training = tables.training
     tables.eval()
@@ -60,7 +60,7 @@ def initial_weights(tables: nn.Module, vocabularies: Mapping[str, Tensor]) -> di
 
 
 def _one_id_per_bag(ids: Mapping[str, Tensor]) -> KeyedJaggedTensor:
-    """Bag i holds the i-th id; the bags of a shorter feature end up empty."""
+    """Returns features whose bag i holds the i-th id; the last bags of a shorter feature are empty."""
     samples = torch.arange(max(part.numel() for part in ids.values()))
     return KeyedJaggedTensor(
         keys=list(ids),

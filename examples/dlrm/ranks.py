@@ -20,7 +20,7 @@ from rec_sdk_torch import emulate, get_default_hybrid_sharders
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many processes this is, and its device."""
+    """The rank of this process, the number of processes, and its device."""
 
     rank: int
     count: int
@@ -28,19 +28,19 @@ class Ranks:
     hosts: dist.ProcessGroup | None
     """Messages between hosts: gloo, also where the devices have a backend of their own."""
 
-    def agreed(self, value: Any) -> Any:
-        """The value that rank 0 has, on all ranks."""
+    def broadcast(self, value: Any) -> Any:
+        """Returns rank 0's value on all ranks."""
         if self.hosts is None:
             return value
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.hosts, device=torch.device("cpu"))
         return values[0]
 
-    def at_first(self, work: Callable[[], None]) -> None:
-        """Does it on rank 0, before any rank goes on.
+    def on_rank_0_first(self, work: Callable[[], None]) -> None:
+        """Runs `work` on rank 0 before any rank continues.
 
         Raises:
-            InputError: rank 0 raised it; all ranks do then.
+            InputError: rank 0 raised it; then all ranks do.
         """
         problem = None
         if self.rank == 0:
@@ -48,22 +48,22 @@ class Ranks:
                 work()
             except InputError as error:
                 problem = str(error)
-        problem = self.agreed(problem)
+        problem = self.broadcast(problem)
         if problem is not None:
             raise InputError(problem)
 
     def leave(self) -> None:
         """Ends the process group."""
         if self.hosts is not None:
-            dist.barrier(group=self.hosts)  # neither closes its sockets before the other is through
+            dist.barrier(group=self.hosts)  # no rank closes its sockets while another still uses them
             dist.destroy_process_group()
 
 
 def join(kind: str) -> Ranks:
-    """The ranks of torchrun on devices of a kind: "cpu", "cuda" or "npu"; a single one without torchrun.
+    """Returns the ranks of torchrun on devices of a kind: "cpu", "cuda" or "npu". Without torchrun, there is one rank.
 
     Raises:
-        InputError: there is no such device, or there are fewer than ranks.
+        InputError: there is no such device, or fewer devices than ranks.
     """
     device = torch.device(kind)
     if kind != "cpu":
@@ -82,7 +82,7 @@ def join(kind: str) -> Ranks:
 
 
 def divide(model: nn.Module, features: list[str], ranks: Ranks) -> nn.Module:
-    """The model that the ranks train together: each has a part of the rows of every table, and the dense part."""
+    """Divides the model: each rank holds a part of the rows of every table, and the whole dense part."""
     if ranks.hosts is None:
         return model
     sharders = get_default_hybrid_sharders(ShardingEnv.from_process_group(ranks.hosts))

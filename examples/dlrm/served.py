@@ -1,4 +1,4 @@
-"""A DLRM that is served without its code: tables where they are saved, the dense part as a program of torch.export."""
+"""Serving of a DLRM without its code: saved tables are read, and the dense part is a program of torch.export."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from rec_sdk_torch.serving import TableReader
 
 Request = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
-"""Dense features [B, features], and of each feature ids [N] and offsets [B + 1]."""
+"""Dense features [B, features], and ids [N] and offsets [B + 1] of each sparse feature."""
 
 
 def request_of(batch: ClickBatch) -> Request:
-    """The batch as another program would send it."""
+    """Returns the batch in the form in which another program would send it."""
     sparse = batch.sparse.to_dict()
     return batch.dense, {name: (jagged.values(), jagged.offsets()) for name, jagged in sparse.items()}
 
@@ -29,7 +29,7 @@ def export_dense(dense: nn.Module, dim: int, data: ClickData, path: Path) -> Non
 
 
 def answer(program: nn.Module, readers: Mapping[str, TableReader], request: Request) -> Tensor:
-    """The probabilities of clicks, float32 [B]."""
+    """Returns the probabilities of clicks, float32 [B]."""
     dense, sparse = request
     pooled = [reader.lookup_pooled(*sparse[name]) for name, reader in readers.items()]
     with torch.inference_mode():

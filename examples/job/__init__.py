@@ -1,1 +1,1 @@
-"""The parts of whole_job.py: its clicks, its model, its versions, its server and its pictures."""
+"""Parts of whole_job.py: its clicks, model, versions, server and plots."""

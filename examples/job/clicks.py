@@ -1,4 +1,4 @@
-"""The clicks of the job by step: a job that resumes reads on where the save was made."""
+"""The clicks of the job by step: a resumed job continues with the step after the save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUESTS = 32
 
 
 class Clicks:
-    """A generated log in a random order of each epoch, which follows from the seed alone.
+    """A generated log, in a random order in each epoch, which the seed alone determines.
 
     Attributes:
         data: the whole log, for the sizes of the tables.
@@ -21,7 +21,13 @@ class Clicks:
     """
 
     def __init__(self, samples: int, seed: int, batch_size: int) -> None:
-        """`batch_size`: clicks of a step, on all ranks together."""
+        """Generates the log.
+
+        Args:
+            samples: clicks of the log.
+            seed: determines the clicks, their split and their order.
+            batch_size: clicks of a step, on all ranks together.
+        """
         self.data = generated_clicks(samples, seed)
         split = random_split(samples, seed)
         self._train: ClickData = self.data.select(split.train)
@@ -34,7 +40,7 @@ class Clicks:
             )
 
     def batches(self, begin: int, end: int, rank: int, ranks: int) -> Iterator[ClickBatch]:
-        """The rank's part of the batches of the steps from `begin` up to `end`, where 0 is the first step."""
+        """Yields the rank's part of the batches of steps `begin` up to `end`, where 0 is the first step."""
         epoch, order = -1, torch.empty(0)
         for step in range(begin, end):
             wanted, place = divmod(step, self._steps)
@@ -44,7 +50,7 @@ class Clicks:
             yield self._train.select(samples.chunk(ranks)[rank]).batch()
 
     def requests(self) -> ClickBatch:
-        """Clicks of the first step: from then on the tables know their ids, and so do readers of the saves."""
+        """Returns clicks of the first step. After it, tables and saves contain their ids."""
         return self._train.select(self._order(0)[: min(REQUESTS, self._batch_size)]).batch()
 
     def _order(self, epoch: int) -> torch.Tensor:

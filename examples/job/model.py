@@ -1,4 +1,4 @@
-"""A DLRM as train pipelines want it: tables with a device cache and their optimizer, and a dense part."""
+"""A DLRM in the form that train pipelines expect: tables with a device cache and their optimizer, and a dense part."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from rec_sdk_torch import EmbCacheEmbeddingBagCollection, apply_optimizer_in_bac
 
 
 class ClickModel(nn.Module):
-    """Loss and logits of a batch, as train pipelines want them."""
+    """A DLRM whose forward pass returns loss and logits, as train pipelines expect."""
 
     def __init__(self, embeddings: nn.Module, dense: DensePart) -> None:
-        """`embeddings`: from a KeyedJaggedTensor to a KeyedTensor with the columns that `dense` takes."""
+        """Initializes the model.
+
+        Args:
+            embeddings: module from a KeyedJaggedTensor to a KeyedTensor with the columns that `dense` takes.
+            dense: the dense part.
+        """
         super().__init__()
         self.embeddings, self.dense = embeddings, dense
 
     def forward(self, batch: ClickBatch) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the logits, float32 [B]; ids may be on the host and other parts anywhere."""
+        """Returns the mean loss and the logits, float32 [B]. Ids may be on the host, other parts of the batch on any
+        device.
+        """
         pooled = self.embeddings(batch.sparse).values()
         logits = self.dense(batch.dense.to(pooled.device), pooled)
         labels = batch.labels.to(pooled.device)
@@ -31,20 +38,22 @@ class ClickModel(nn.Module):
 def build_tables(
     data: ClickData, dim: int, seed: int, share: float, batch_size: int, lr: float, device: torch.device | None = None
 ) -> EmbCacheEmbeddingBagCollection:
-    """A table for each feature, with Adagrad in its backward pass; tables remember what a delta has to have."""
+    """Creates a table for each feature, with Adagrad in its backward pass. Tables record changes, so deltas can be
+    saved.
+    """
     tables = cached_tables(data, batch_size, share, dim, seed, device, keeps_changes=True)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": lr, "eps": 1e-10})
     return tables
 
 
 def build_dense(data: ClickData, dim: int, seed: int) -> DensePart:
-    """The dense part on the CPU; its weights follow from the seed."""
+    """Creates the dense part on the CPU. The seed alone determines its weights."""
     torch.manual_seed(seed)
     return DensePart(len(data.features), dim, data.dense.shape[1])
 
 
-def whole(model: nn.Module) -> ClickModel:
-    """The model inside of what `divide` gave."""
+def click_model(model: nn.Module) -> ClickModel:
+    """Returns the ClickModel inside a model returned by `divide`."""
     inside = model.module if isinstance(model, DistributedModelParallel) else model
     assert isinstance(inside, ClickModel)
     return inside

@@ -1,4 +1,4 @@
-"""Curves of the caches: kept with each version, drawn as a picture, and written for TensorBoard."""
+"""Curves of the caches, kept with each version, drawn as a picture, and written for TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from support.errors import InputError, write_problem
 
 Points = dict[str, list[tuple[int, float]]]
-"""By tag, steps and values."""
+"""The steps and values of each tag."""
 
 PANELS = {
     "share of rows\nthat were in the cache": lambda tag: tag.endswith("/hit_rate") and tag.count("/") > 1,
@@ -17,20 +17,23 @@ PANELS = {
     "microseconds of a step": lambda tag: tag.endswith(("/wait_us", "/plan_us")),
     "MiB": lambda tag: tag.endswith("_bytes"),
 }
-"""Label and tags of each panel of the picture."""
+"""The label of each panel of the picture, and whether a tag is drawn in it."""
 
 
 class Scalars:
-    """Takes scalars as TensorBoard's SummaryWriter does, and hands them on to such a writer where there is one.
+    """A receiver of scalars with the interface of TensorBoard's SummaryWriter, which passes them on to such a writer if
+    it has one.
 
-    `CacheLog` counts from the start of the process; the steps here are those of the job, over all its starts.
+    `CacheLog` counts steps from the start of the process. Steps here count from the start of the job, over all its
+    processes.
     """
 
     def __init__(self, begin: int, points: Points, tensorboard: Path | None) -> None:
-        """
+        """Initializes the curves.
+
         Args:
             begin: steps of the job before this process.
-            points: what the version had from which the job goes on.
+            points: the curves in the version from which the job resumes.
             tensorboard: a folder for event files.
 
         Raises:
@@ -38,27 +41,28 @@ class Scalars:
         """
         self.begin = begin
         self.points: Points = {tag: list(curve) for tag, curve in points.items()}
-        # Steps that a killed process has written behind its last version come once more: `purge_step`.
+        # Steps that a killed process wrote after its last version are written again; `purge_step` removes the first
+        # ones.
         self._writer = None if tensorboard is None else summary_writer()(str(tensorboard), purge_step=begin + 1)
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """`global_step`: of this process."""
+        """Adds a point. `global_step` counts from the start of this process."""
         step = self.begin + global_step
         self.points.setdefault(tag, []).append((step, float(scalar_value)))
         if self._writer is not None:
             self._writer.add_scalar(tag, scalar_value, step)
 
     def copy(self) -> Points:
-        """The points until now, which no later one changes."""
+        """Returns a copy of the points, which later points do not change."""
         return {tag: list(curve) for tag, curve in self.points.items()}
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes all buffered points."""
         if self._writer is not None:
             self._writer.close()
 
     def draw(self, path: Path) -> None:
-        """Writes the curves as a picture, PNG.
+        """Writes the curves as a PNG picture.
 
         Raises:
             InputError: the file cannot be written.
@@ -82,7 +86,7 @@ def _panel(axis: Any, label: str, curves: Points) -> None:
     scale = 2.0**-20 if label == "MiB" else 1.0
     for tag, curve in curves.items():
         if any(value for _, value in curve):  # no line for a kind of memory that is not used
-            name = tag.split("/")[1]  # a table, or of a whole collection what is counted
+            name = tag.split("/")[1]  # a table or, if the counter is for a whole collection, the counter
             axis.plot([step for step, _ in curve], [value * scale for _, value in curve], label=name)
     axis.set_ylabel(label)
     axis.grid(alpha=0.3)
@@ -96,7 +100,7 @@ def check_picture(path: Path) -> None:
     Raises:
         InputError: matplotlib is not installed, the name is no PNG's, or the folder is not there.
     """
-    _needs("--plot", "matplotlib", lambda: __import__("matplotlib.figure"))
+    _require("--plot", "matplotlib", lambda: __import__("matplotlib.figure"))
     if path.suffix.lower() != ".png":
         raise InputError(f"--plot {path}: the name must end in .png")
     if path.is_dir() or not path.parent.is_dir():
@@ -104,7 +108,7 @@ def check_picture(path: Path) -> None:
 
 
 def summary_writer() -> Any:
-    """TensorBoard's writer.
+    """Returns the class of TensorBoard's writer.
 
     Raises:
         InputError: it is not installed.
@@ -115,10 +119,10 @@ def summary_writer() -> Any:
 
         return SummaryWriter
 
-    return _needs("--tensorboard", "tensorboard", load)
+    return _require("--tensorboard", "tensorboard", load)
 
 
-def _needs(option: str, package: str, load: Callable[[], Any]) -> Any:
+def _require(option: str, package: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except ImportError as error:

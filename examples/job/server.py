@@ -1,4 +1,4 @@
-"""A server of the model: tables where they are saved, the dense part as a program; no code of the model."""
+"""A server of the model without its code: it reads saved tables, and runs the dense part as an exported program."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from dlrm.served import Request, answer
 from support.errors import InputError
 from torch import Tensor, nn
 
-from job.versions import Version, latest_name, program_of, read_version
+from job.versions import Version, latest_name, program_path, read_version
 from rec_sdk_torch.serving import TableReader
 
 CLOSE = 1e-5
-"""Answers may differ this much from those of the live model, which adds in other orders on some devices."""
+"""The largest accepted difference from an answer of the live model, which adds in another order on some devices."""
 
 
 class Server:
-    """Answers requests with one version at a time, and goes on to later ones."""
+    """A server that answers requests with one version at a time, and switches to later ones."""
 
     def __init__(self, folder: Path) -> None:
-        """
+        """Opens the latest version.
+
         Raises:
             InputError: there is no version yet.
         """
         self._folder = folder
         self._name: str | None = None
-        if latest_name(folder) is None or not program_of(folder).exists():
+        if latest_name(folder) is None or not program_path(folder).exists():
             raise InputError(f"{folder} has no version of a model yet; whole_job.py train {folder} writes them")
-        self._program: nn.Module = torch.export.load(program_of(folder)).module()
+        self._program: nn.Module = torch.export.load(program_path(folder)).module()
         self.reload()
 
     def reload(self) -> bool:
-        """Goes on to the latest version, and returns whether there was a later one.
+        """Switches to the latest version, and returns whether it is a new one.
 
-        Its answers are compared with those of the live model first: it serves none that is not as trained.
+        Its answers are compared with the live model's first: a version that differs is not served.
         """
         name = latest_name(self._folder)
         assert name is not None
         if name == self._name:
             return False
         version = read_version(self._folder, name)
-        # Readers of one save, not of the folder: tables and dense part are of one moment.
+        # Readers of one save, not of the folder: tables and dense part are of the same step.
         readers = {table: TableReader(version.tables, table) for table in version.state["requests"][1]}
         self._readers, self._version, self._name = readers, version, name
         self._program.load_state_dict(version.state["dense"])
@@ -57,15 +58,15 @@ class Server:
         return self._version
 
     def answer(self, request: Request) -> Tensor:
-        """The probabilities of clicks, float32 [B]."""
+        """Returns the probabilities of clicks, float32 [B]."""
         return answer(self._program, self._readers, request)
 
 
 def serve(folder: Path, until: int | None, seconds: float) -> None:
-    """Answers the requests of each version, and follows the versions up to that of the step `until`.
+    """Serves the requests of each version, and follows new versions until the one of step `until`.
 
     Raises:
-        InputError: there is no version; one is not as trained; none comes within `seconds`.
+        InputError: there is no version; the answers of one differ from the live model's; none appears within `seconds`.
     """
     server = Server(folder)
     patience = time.monotonic() + seconds

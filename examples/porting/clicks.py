@@ -23,16 +23,16 @@ class Clicks:
     labels: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Clicks:
-        """A pipeline copies the labels; the ids stay on the host."""
+        """Copies the labels to the device, for a pipeline; the ids stay on the host."""
         return Clicks(self.sparse, self.labels.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """For the copy."""
+        """Keeps the memory of the labels until the stream has copied them."""
         self.labels.record_stream(stream)
 
 
 def clicks(rank: int) -> Iterator[Clicks]:
-    """Some users click more than others, and some items are clicked more."""
+    """Generates batches: some users click more than others, and some items are clicked more."""
     taste = torch.Generator().manual_seed(0)
     scores = {name: torch.randn(rows, generator=taste) for name, rows in ROWS.items()}
     generator = torch.Generator().manual_seed(1 + rank)
@@ -43,18 +43,18 @@ def clicks(rank: int) -> Iterator[Clicks]:
         yield Clicks(KeyedJaggedTensor(list(ids), torch.cat(list(ids.values())), lengths=lengths), labels)
 
 
-def pooled(found: Any) -> Tensor:
-    """The rows of both ids side by side, from a collection of bags."""
-    return found.values()
+def pooled(output: Any) -> Tensor:
+    """Returns the rows of both ids side by side, from a collection of bags."""
+    return output.values()
 
 
-def sequences(found: Any) -> Tensor:
-    """The same from a collection of sequences, which are of one id each."""
-    return torch.cat([found[name].values() for name in ROWS], dim=1)
+def sequences(output: Any) -> Tensor:
+    """Returns the rows of both ids side by side, from a collection of sequences of one id each."""
+    return torch.cat([output[name].values() for name in ROWS], dim=1)
 
 
 class Model(nn.Module):
-    """The logit of a click, by `dense` from the embeddings of both ids."""
+    """A model from the embeddings of both ids, by `dense`, to the logit of a click."""
 
     def __init__(self, tables: nn.Module, rows: Callable[[Any], Tensor], dense: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Model(nn.Module):
         self.dense = dense
 
     def forward(self, batch: Clicks) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the logits."""
+        """Returns the mean loss and the logits."""
         logits = self.dense(self.rows(self.tables(batch.sparse))).squeeze(1)
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels), logits
 
@@ -73,5 +73,5 @@ def end(device: torch.device, losses: Sequence[Tensor]) -> None:
     first, last = (float(torch.stack(part).mean()) for part in (losses[:10], losses[-10:]))
     if dist.get_rank() == 0:
         print(f"{device.type}: loss {first:.4f} at first, {last:.4f} at last")
-    dist.barrier()  # neither closes its sockets before the other is through
+    dist.barrier()  # no rank closes its sockets while another still uses them
     dist.destroy_process_group()

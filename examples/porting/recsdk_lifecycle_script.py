@@ -45,7 +45,7 @@ except ImportError:
 
 STEPS, ITEMS, SEEN_DAILY = 160, 300, 200
 NEW_PER_STEP = 2
-"""Users of the site change: each step brings some, and others do not come back."""
+"""New users in each step; as many others do not appear again."""
 RULES = {
     "user": AdmitAndEvictConfig(admit_threshold=3, evict_threshold=30, evict_step_interval=20),
     "item": AdmitAndEvictConfig(
@@ -57,18 +57,20 @@ RULES = {
 
 @dataclass
 class TimedClicks(Clicks):
-    """Ids come with their time; clicks count for the rules, on the host, int64 [B]."""
+    """A batch of clicks. Its ids have times, and its clicks, on the host, int64 [B], count for the rules of the
+    tables.
+    """
 
     sparse: KeyedJaggedTensorWithTimestamp
     click_labels: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> TimedClicks:
-        """The pipeline copies the labels; what tables need stays on the host."""
+        """Copies the labels to the device; the tables' inputs stay on the host."""
         return replace(self, labels=self.labels.to(device, non_blocking=non_blocking))
 
 
 def clicks(rank: int) -> Iterator[TimedClicks]:
-    """A click follows from the ids of the user and the item."""
+    """Generates batches: the ids of the user and the item determine the click."""
     generator = torch.Generator().manual_seed(1 + rank)
     lengths = torch.ones(BATCH, dtype=torch.int64)
     for step in range(STEPS):
@@ -85,7 +87,7 @@ def clicks(rank: int) -> Iterator[TimedClicks]:
 
 
 def build(world_size: int, device: torch.device, host_env: ShardingEnv) -> DistributedModelParallel:
-    """The model, sharded."""
+    """Builds the sharded model."""
     torch.manual_seed(0)
     tables = EmbCacheEmbeddingCollection(
         tables=[
@@ -116,8 +118,8 @@ def build(world_size: int, device: torch.device, host_env: ShardingEnv) -> Distr
     return DistributedModelParallel(model, device=device, plan=plan, sharders=sharders)
 
 
-def reloaded(model: DistributedModelParallel, folder: Path, device: torch.device, host_env: ShardingEnv) -> bool:
-    """Whether a new model with what was saved of this one gives the same logits."""
+def reload_matches(model: DistributedModelParallel, folder: Path, device: torch.device, host_env: ShardingEnv) -> bool:
+    """Returns whether a new model, loaded from what this one saved, gives the same logits."""
     other = build(dist.get_world_size(), device, host_env)
     Saver().load(other, Saver.get_latest_load_path(str(folder)))
     other.module.dense.load_state_dict(model.module.dense.state_dict())
@@ -148,7 +150,7 @@ def main() -> None:
         losses.append(pipeline.progress(batches)[1].detach())
         if step in (STEPS // 2, STEPS - 1):
             Saver().save(model, str(folder), incremental=step == STEPS - 1)
-    if not reloaded(model, folder, device, host_env):
+    if not reload_matches(model, folder, device, host_env):
         raise RuntimeError("the reloaded model gives other logits")
     end(device, losses)
 

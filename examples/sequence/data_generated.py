@@ -15,13 +15,15 @@ ON_TOPIC = 0.85  # share of a history that follows the taste
 
 
 def _draw_items(topics: Tensor, generator: Generator) -> Tensor:
-    """An item of each given topic. Item i belongs to topic i % TOPICS, so every topic has popular ones."""
+    """Draws an item of each topic in `topics`. Item i belongs to topic i % TOPICS, so every topic has popular items."""
     ranks = power_law(topics.numel(), ITEMS // TOPICS, EXPONENT, generator)
     return ranks * TOPICS + topics
 
 
 def _draw_topics(tastes: Tensor, on_topic: float, generator: Generator) -> Tensor:
-    """For each row of tastes, int64 [n, TASTES], one of them or, off topic, any."""
+    """Draws for each row of `tastes`, int64 [n, TASTES], one of its topics with probability `on_topic`, else any
+    topic.
+    """
     count = len(tastes)
     liked = tastes[torch.arange(count), torch.randint(0, TASTES, (count,), generator=generator)]
     other = torch.randint(0, TOPICS, (count,), generator=generator)
@@ -29,7 +31,7 @@ def _draw_topics(tastes: Tensor, on_topic: float, generator: Generator) -> Tenso
 
 
 def generated_histories(samples: int, longest: int, seed: int) -> ClickData:
-    """Samples of a history of 0 to `longest` items, and a candidate, that the seed fully determines."""
+    """Generates samples of a history of 0 to `longest` items and a candidate. The seed determines them fully."""
     generator = Generator().manual_seed(seed)
     tastes = torch.randint(0, TOPICS, (samples, TASTES), generator=generator)
     lengths = torch.randint(0, longest + 1, (samples,), generator=generator)

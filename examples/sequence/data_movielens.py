@@ -1,4 +1,4 @@
-"""MovieLens-100K as histories: will the user like this film, given the films the user liked before?"""
+"""MovieLens-100K as histories: from the films a user liked before, will the user like this one?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.movielens import read_ratings
 
 
 def movielens_histories(folder: Path, longest: int) -> ClickData:
-    """One sample per rating, in order of time, with the user's last `longest` liked films."""
+    """Returns one sample for each rating, in order of time, with the last `longest` films that the user liked."""
     liked: dict[int, deque[int]] = defaultdict(partial(deque, maxlen=longest))
     history: list[int] = []
     lengths: list[int] = []

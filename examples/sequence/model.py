@@ -1,7 +1,7 @@
-"""Will this user click that item? A small attention model over the items the user clicked before.
+"""A small attention model that predicts from the items a user clicked before whether the user clicks another.
 
-In the spirit of the Deep Interest Network (Zhou et al., arXiv:1706.06978): the candidate decides which
-part of the history matters.
+It follows the Deep Interest Network (Zhou et al., arXiv:1706.06978): the candidate decides which part of the history
+matters.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 
 def pad(sequences: JaggedTensor) -> tuple[Tensor, Tensor]:
-    """Jagged to dense: values [B, L, D] with zeros at the end, and the mask [B, L] of the real ones."""
+    """Pads a jagged tensor: returns the values [B, L, D], with zeros at the ends, and the mask [B, L] of the real
+    ones.
+    """
     values, lengths = sequences.values(), sequences.lengths()
     longest = int(lengths.max()) if lengths.numel() else 0
     mask = torch.arange(longest) < lengths.unsqueeze(1)
     padded = values.new_zeros(*mask.shape, values.shape[1])
-    padded[mask] = values  # a sample's values lie next to each other, as the mask visits them
+    padded[mask] = values  # a sample's values are contiguous, in the order in which the mask selects places
     return padded, mask
 
 
 class InterestModel(nn.Module):
-    """A click's logit from one candidate item and a jagged history.
+    """A model from one candidate item and a jagged history to the logit of a click.
 
-    `embeddings` is any module from a KeyedJaggedTensor to a dict of a JaggedTensor per feature, such as
+    `embeddings` is any module from a KeyedJaggedTensor to a dict with a JaggedTensor for each feature, such as
     torchrec's EmbeddingCollection or an EmbCacheEmbeddingCollection.
     """
 
@@ -39,16 +41,16 @@ class InterestModel(nn.Module):
         )
 
     def forward(self, batch: ClickBatch) -> Tensor:
-        """The logits, float32 [B]."""
+        """Returns the logits, float32 [B]."""
         sequences = self.embeddings(batch.sparse)
-        candidate = sequences["candidate"].values()  # exactly one per sample: [B, D]
+        candidate = sequences["candidate"].values()  # exactly one for each sample: [B, D]
         interest = self._interest(candidate, *pad(sequences["history"]))
         features = torch.cat([candidate, interest, candidate * interest], dim=1)
         logits: Tensor = self.top(features).squeeze(1)
         return logits
 
     def _interest(self, candidate: Tensor, history: Tensor, mask: Tensor) -> Tensor:
-        """The interest of the history in the candidate, [B, D]; zeros where there is no history."""
+        """Returns the part of the history that the candidate attends to, [B, D], or zeros if there is no history."""
         scores = torch.einsum("bd,bld->bl", self.query(candidate), self.key(history)) / candidate.shape[1] ** 0.5
         # One more place, with score and value zero, keeps the softmax of an empty history defined.
         scores = nn.functional.pad(scores.masked_fill(~mask, -torch.inf), (0, 1))

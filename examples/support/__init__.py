@@ -1,1 +1,1 @@
-"""The part that both examples share: click data, training loop, report."""
+"""Parts that the examples share: click data, training loop, report."""

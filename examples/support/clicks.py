@@ -11,23 +11,23 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from support.errors import InputError
 
-SMALLEST_LOG = 10  # a tenth of it must be one row at least
+SMALLEST_LOG = 10  # a tenth of it must be at least one row
 
 
 @dataclass(frozen=True)
 class JaggedIds:
-    """The ids of one feature, a run of them per sample."""
+    """The ids of one feature, any number for each sample."""
 
     values: Tensor  # int64 [total ids]
     lengths: Tensor  # int64 [samples]
 
     @staticmethod
     def single(values: Tensor) -> JaggedIds:
-        """One id per sample."""
+        """Returns a feature with one id for each sample."""
         return JaggedIds(values, torch.ones_like(values))
 
     def select(self, samples: Tensor) -> JaggedIds:
-        """The runs of the given samples (int64), in that order."""
+        """Returns the ids of the given samples (int64), in this order."""
         lengths = self.lengths[samples]
         starts = (torch.cumsum(self.lengths, 0) - self.lengths)[samples]
         new_starts = torch.cumsum(lengths, 0) - lengths
@@ -37,14 +37,14 @@ class JaggedIds:
 
 @dataclass(frozen=True)
 class ClickBatch:
-    """The clicks that a model sees at once. They stay on the host: the tables plan their swaps there."""
+    """A batch of clicks. Its ids stay on the host, where the tables plan their swaps."""
 
     dense: Tensor  # float32 [B, dense features]
     sparse: KeyedJaggedTensor
     labels: Tensor  # float32 [B]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ClickBatch:
-        """A copy on a device, which train pipelines ask for ahead of time."""
+        """Returns a copy on a device, which train pipelines request ahead of time."""
         parts = (part.to(device, non_blocking=non_blocking) for part in (self.dense, self.sparse, self.labels))
         return ClickBatch(*parts)
 
@@ -66,12 +66,12 @@ class ClickData:
         return self.labels.numel()
 
     def select(self, samples: Tensor) -> ClickData:
-        """The given samples (int64), in that order."""
+        """Returns the given samples (int64), in this order."""
         features = {name: ids.select(samples) for name, ids in self.features.items()}
         return ClickData(self.dense[samples], features, self.labels[samples])
 
     def batch(self) -> ClickBatch:
-        """The whole log as one batch."""
+        """Returns the whole log as one batch."""
         ids = self.features.values()
         sparse = KeyedJaggedTensor(
             keys=list(self.features),
@@ -81,21 +81,21 @@ class ClickData:
         return ClickBatch(self.dense, sparse, self.labels)
 
     def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[ClickBatch]:
-        """Every sample once, in the given order; the last batch may be smaller."""
+        """Yields every sample once, in the given order, in batches. The last one may be smaller."""
         order = torch.arange(len(self)) if order is None else order
         for samples in torch.split(order, batch_size):
             yield self.select(samples).batch()
 
     def longest(self, feature: str) -> int:
-        """The most ids that one sample has of a feature."""
+        """Returns the maximal number of ids that a sample has of a feature."""
         return int(self.features[feature].lengths.max())
 
     def vocabularies(self) -> dict[str, Tensor]:
-        """The distinct ids of each feature, ascending."""
+        """Returns the distinct ids of each feature, ascending."""
         return {name: torch.unique(ids.values) for name, ids in self.features.items()}
 
     def with_dense_ids(self, vocabularies: Mapping[str, Tensor]) -> ClickData:
-        """The same log with every id replaced by its place in the feature's vocabulary."""
+        """Returns the same log with every id replaced by its index in the feature's vocabulary."""
         features = {
             name: JaggedIds(torch.searchsorted(vocabularies[name], ids.values), ids.lengths)
             for name, ids in self.features.items()
@@ -105,7 +105,7 @@ class ClickData:
 
 @dataclass(frozen=True)
 class Split:
-    """Which samples (int64 indices) a model is trained, watched and judged on."""
+    """The samples (int64 indices) for training, validation and test."""
 
     train: Tensor
     validation: Tensor
@@ -120,10 +120,10 @@ def _cut(order: Tensor) -> Split:
 
 
 def random_split(samples: int, seed: int) -> Split:
-    """80 / 10 / 10 percent, drawn by the seed."""
+    """Splits at random, by the seed, into 80 / 10 / 10 percent."""
     return _cut(torch.randperm(samples, generator=torch.Generator().manual_seed(seed)))
 
 
 def ordered_split(samples: int) -> Split:
-    """80 / 10 / 10 percent, the last ones for the test: a log in order of time is judged on its future."""
+    """Splits in order into 80 / 10 / 10 percent: a log in order of time is tested on its last samples."""
     return _cut(torch.arange(samples))

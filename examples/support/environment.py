@@ -1,6 +1,7 @@
-"""Imported before everything else: says in one line when a script cannot run here, or is interrupted.
+"""A check, imported before everything else, that reports in one line why a script cannot run here, or that it was
+interrupted.
 
-Only the standard library is needed, since the Python that a script is started with may have nothing else.
+It needs only the standard library, since the Python that runs a script may have nothing else.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ USAGE_ERROR = 2
 
 
 def say(message: str) -> None:
-    """One line on stderr, beginning with the script's name."""
+    """Prints one line on stderr, beginning with the script's name."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Python's own hook, but for Ctrl-C, which may come during imports too."""
+    """Handles uncaught exceptions as Python does, except for Ctrl-C, which may come during imports too."""
     if issubclass(kind, KeyboardInterrupt):
         say("interrupted")
     else:
@@ -49,7 +50,7 @@ def _problem(script: str) -> str | None:
 
 
 sys.excepthook = _uncaught
-# TorchRec asks whether it is being traced, and torch warns that the answer may not be what it wants.
+# TorchRec asks whether it is being traced, and torch warns that the answer may be wrong.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 problem = _problem(Path(sys.argv[0]).name)
 if problem:

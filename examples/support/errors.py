@@ -1,4 +1,4 @@
-"""Errors a user of the examples can fix, and how a script reports them."""
+"""Errors that a user of the examples can correct, and how a script reports them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from support.environment import USAGE_ERROR, say
 
 
 class InputError(Exception):
-    """Wrong input; the message is one line that names the file, column or option."""
+    """Invalid input; the message is one line that names the file, column or option."""
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Runs a script's body: 0, or 2 after one line on stderr instead of a traceback."""
+    """Runs a script's main function. Returns 0, or 2 after printing one line on stderr instead of a traceback."""
     try:
         run()
         sys.stdout.flush()
@@ -24,9 +24,9 @@ def exit_code(run: Callable[[], None]) -> int:
     except OSError as error:
         if error.filename is not None:
             raise
-        # Standard output: what is still buffered is not to be tried again at the exit.
+        # Standard output is closed: buffered output must not be written again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        closed = isinstance(error, BrokenPipeError)  # by a reader such as `head` that has seen enough
+        closed = isinstance(error, BrokenPipeError)  # by a reader such as `head`, which ended early
         say("the output was closed before the end" if closed else f"cannot write the output: {error.strerror}")
     else:
         return 0
@@ -34,10 +34,10 @@ def exit_code(run: Callable[[], None]) -> int:
 
 
 def open_problem(path: Path, error: OSError) -> InputError:
-    """The InputError for a file that cannot be read."""
+    """Returns the InputError for a file that cannot be read."""
     return InputError(f"cannot read {path}: {error.strerror or error}")
 
 
 def write_problem(path: Path, error: OSError) -> InputError:
-    """The InputError for a file that cannot be written."""
+    """Returns the InputError for a file that cannot be written."""
     return InputError(f"cannot write {path}: {error.strerror or error}")

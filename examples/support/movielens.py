@@ -1,4 +1,4 @@
-"""The files of MovieLens-100K (https://grouplens.org/datasets/movielens/100k/)."""
+"""Readers of the files of MovieLens-100K (https://grouplens.org/datasets/movielens/100k/)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.errors import InputError, open_problem
 
 GENRES = 19
 T = TypeVar("T")
-LIKED = 4  # stars from which on a rating counts as a click
+LIKED = 4  # ratings with at least this many stars count as clicks
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Rating:
 
     @property
     def liked(self) -> bool:
-        """The label of both examples."""
+        """The label in both examples."""
         return self.stars >= LIKED
 
 
@@ -45,7 +45,7 @@ class Item:
     """A line of u.item."""
 
     item: int
-    year: int | None  # of the release; a few are unknown
+    year: int | None  # of the release; unknown for a few
     genres: list[int]
 
 
@@ -80,17 +80,17 @@ def _lines(path: Path, separator: str, parse: Callable[[list[str]], T]) -> Itera
 
 
 def read_ratings(folder: Path) -> list[Rating]:
-    """All ratings, in the file's order, which is random."""
+    """Reads all ratings, in the file's order, which is random."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; --movielens takes the one that holds u.data, u.user and u.item")
     return list(_lines(folder / "u.data", "\t", _rating))
 
 
 def read_users(folder: Path) -> dict[int, User]:
-    """The users by their number."""
+    """Reads the users, by number."""
     return {user.user: user for user in _lines(folder / "u.user", "|", _user)}
 
 
 def read_items(folder: Path) -> dict[int, Item]:
-    """The items by their number."""
+    """Reads the items, by number."""
     return {item.item: item for item in _lines(folder / "u.item", "|", _item)}

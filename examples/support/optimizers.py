@@ -1,4 +1,4 @@
-"""The optimizers: a choice for the tables, Adam for everything else."""
+"""The optimizers: a choice for the tables, and Adam for everything else."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class TableOptimizer:
 
     optimizer_class: type[torch.optim.Optimizer]
     default_lr: float
-    takes_sparse_gradients: bool = True  # those of torch.nn.EmbeddingBag(sparse=True)
-    eps: float | None = None  # given where the defaults of sharded tables are others than the class's
+    takes_sparse_gradients: bool = True  # as torch.nn.EmbeddingBag(sparse=True) gives
+    eps: float | None = None  # set if the default for sharded tables differs from the class's
 
     def options(self, lr: float) -> dict[str, float]:
-        """Keywords of the class."""
+        """Returns the keywords for the class."""
         return {"lr": lr} if self.eps is None else {"lr": lr, "eps": self.eps}
 
     def create(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-        """The optimizer itself, for tables that are not updated in the backward."""
+        """Creates the optimizer, for tables that are not updated in the backward pass."""
         return self.optimizer_class(parameters, **self.options(lr))  # type: ignore[arg-type]  # of torch's classes
 
 
@@ -38,6 +38,6 @@ TABLE_OPTIMIZERS = {
 
 
 def dense_optimizer(model: nn.Module, lr: float) -> KeyedOptimizerWrapper:
-    """Adam for every parameter of a model but those of its `embeddings`."""
+    """Creates Adam for every parameter of a model except its `embeddings`."""
     dense = {name: p for name, p in model.named_parameters() if not name.startswith("embeddings.")}
     return KeyedOptimizerWrapper(dense, lambda parameters: torch.optim.Adam(parameters, lr=lr))

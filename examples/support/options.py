@@ -1,4 +1,4 @@
-"""The command-line options both examples have."""
+"""The command-line options that the examples share."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from support.report import Report
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes options in full only, shows the script's own help, and says what is wrong in one line."""
+    """A parser that takes only unabbreviated options, shows the script's own help, and reports an error in one line."""
 
     def __init__(self, description: str | None, prog: str | None = None) -> None:
-        """A parser without options; commands of one have parsers of this class too."""
+        """Creates a parser without options. Parsers of commands are of this class too."""
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, formatter_class=layout, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the script."""
+        """Prints the error and ends the script."""
         say(f"{message}; --help lists the options")
         sys.exit(USAGE_ERROR)
 
@@ -45,22 +45,22 @@ def _integer(text: str, low: int, high: int | None = None) -> int:
 
 
 def positive_int(text: str) -> int:
-    """An argparse type: 1, 2, ..."""
+    """Converts the text of an option to an integer of at least 1."""
     return _integer(text, 1)
 
 
 def log_size(text: str) -> int:
-    """An argparse type: samples, as many as can be split at least."""
+    """Converts the text of an option to a number of samples that can be split."""
     return _integer(text, SMALLEST_LOG)
 
 
 def dimension(text: str) -> int:
-    """An argparse type: what a table may have as its embedding dimension."""
+    """Converts the text of an option to an embedding dimension that a table may have."""
     return _integer(text, 1, 4096)
 
 
 def seed(text: str) -> int:
-    """An argparse type: what torch takes as a seed."""
+    """Converts the text of an option to a seed that torch accepts."""
     return _integer(text, 0, 2**63 - 1)
 
 
@@ -72,7 +72,7 @@ def _number(text: str) -> float:
 
 
 def positive_float(text: str) -> float:
-    """An argparse type: above 0."""
+    """Converts the text of an option to a number above 0."""
     value = _number(text)
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be above 0")
@@ -80,7 +80,7 @@ def positive_float(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """An argparse type: above 0, at most 1."""
+    """Converts the text of an option to a number above 0 and at most 1."""
     value = _number(text)
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not allowed; it must be above 0 and at most 1")
@@ -88,7 +88,7 @@ def fraction(text: str) -> float:
 
 
 def add_click_options(parser: argparse.ArgumentParser, samples: int, batch: str) -> None:
-    """Generated clicks and a DLRM on them; `batch` says whose batch size it is."""
+    """Adds options for generated clicks and a DLRM on them. `batch` says what the batch size refers to."""
     add = parser.add_argument
     add("--samples", type=log_size, default=samples, help="clicks to generate (default %(default)s)")
     add("--batch-size", type=positive_int, default=64, help=f"{batch} (default %(default)s)")
@@ -100,7 +100,7 @@ def add_click_options(parser: argparse.ArgumentParser, samples: int, batch: str)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Model, optimizers, length and order of the training."""
+    """Adds options for the model, the optimizers, and the length and order of the training."""
     group = parser.add_argument_group("training")
     group.add_argument("--epochs", type=positive_int, help="default 3 with --movielens, else 1")
     group.add_argument("--steps", type=positive_int, metavar="N", help="stop after N steps, whatever --epochs says")
@@ -131,14 +131,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Where the results go besides the terminal."""
+    """Adds options for the files to which results are written."""
     group = parser.add_argument_group("output")
     group.add_argument("--plot", type=Path, metavar="FILE", help="draw loss, validation AUC and cache hit rate")
     group.add_argument("--json", type=Path, metavar="FILE", help="write the results and the curves")
 
 
 def _check_output(path: Path) -> None:
-    """Refuses a file that cannot be written, as far as that can be known before."""
+    """Refuses a file that cannot be written, as far as this is known in advance."""
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"cannot write {path}: it is a folder, or its folder does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -156,13 +156,13 @@ def _check_picture(path: Path) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Settles what the options leave open, and refuses an output file before the training, not after it."""
+    """Sets options that were left open, and refuses an invalid output file before the training, not after it."""
     for path in filter(None, (options.plot, options.json)):
         _check_output(path)
     if options.plot:
         _check_picture(options.plot)
     if options.epochs is None:
-        # A long log is read once: its many rare ids would be learned by heart the second time.
+        # A long log is read once: in a second epoch the model would overfit its many rare ids.
         options.epochs = 3 if options.movielens else 1
     if options.sparse_lr is None:
         options.sparse_lr = TABLE_OPTIMIZERS[options.optimizer].default_lr
@@ -178,7 +178,7 @@ def _write(path: Path | None, write: Callable[[Path], None]) -> None:
 
 
 def report(finished: Report, options: argparse.Namespace) -> None:
-    """Prints the report, and writes the files asked for."""
+    """Prints the report, and writes the requested files."""
     finished.print()
     _write(options.json, finished.write_json)
     _write(options.plot, finished.draw)

@@ -1,4 +1,4 @@
-"""A finished run prints this, writes it as JSON, and draws it."""
+"""The report of a finished run: printed, written as JSON, and drawn."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from support.training import CacheStats, TrainResult, hit_rate
 
 @dataclass(frozen=True)
 class TableSize:
-    """One table's rows, and how many of them the device cache holds at a time."""
+    """The number of rows of a table, and how many of them the device cache holds."""
 
     rows: int
     cache_rows: int
 
 
 def table_sizes(tables: Iterable[BaseEmbeddingConfig], cache_rows: Mapping[str, int]) -> dict[str, TableSize]:
-    """The sizes of the tables of a collection, by name."""
+    """Returns the sizes of the tables of a collection, by name."""
     return {table.name: TableSize(table.num_embeddings, cache_rows[table.name]) for table in tables}
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run with embedding tables in a cache and, with --baseline, its plain twin."""
+    """A run with cached embedding tables and, with --baseline, its plain twin."""
 
     data: str
     options: Mapping[str, Any]
@@ -40,12 +40,12 @@ class Report:
 
     @property
     def auc_difference(self) -> float | None:
-        """Cached minus plain."""
+        """The AUC with cached tables minus the AUC with plain tables."""
         plain = self.plain.test.auc if self.plain else None
         return None if plain is None or self.cached.test.auc is None else self.cached.test.auc - plain
 
     def print(self) -> None:
-        """A summary for people."""
+        """Prints a summary."""
         print(f"\n{self.data}")
         _print_result("cached tables", self.cached)
         if self.plain is not None:
@@ -57,7 +57,7 @@ class Report:
         print(f"peak memory        {peak_memory_bytes() / 2**20:,.0f} MiB of the process")
 
     def write_json(self, path: Path) -> None:
-        """Everything, for programs."""
+        """Writes all results as JSON."""
         content = {
             "data": self.data,
             "options": {name: _plain_value(value) for name, value in self.options.items()},
@@ -70,7 +70,7 @@ class Report:
         path.write_text(json.dumps(content, indent=2) + "\n")
 
     def draw(self, path: Path) -> None:
-        """Loss, validation AUC and hit rate over the steps."""
+        """Draws loss, validation AUC and hit rate over the steps."""
         import matplotlib
 
         matplotlib.use("Agg")  # draws into a file, without a display
@@ -96,7 +96,7 @@ class Report:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process ever had resident."""
+    """Returns the maximal resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 

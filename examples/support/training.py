@@ -1,4 +1,4 @@
-"""Training and evaluation of a click model, whatever its tables are made of."""
+"""Training and evaluation of a click model with any kind of tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{r
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long to train, and in which order."""
+    """The length of a training run, and the order of its samples."""
 
     batch_size: int
     epochs: int
@@ -37,20 +37,21 @@ class Schedule:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step on all ranks together."""
+        """The samples of a step on all ranks together."""
         return self.batch_size * self.ranks
 
     def steps(self, samples: int) -> int:
-        """How many batches that makes."""
+        """Returns the number of batches in a log of `samples` samples."""
         whole, rest = divmod(samples, self.global_batch)
         all_epochs = self.epochs * (whole + (rest >= self.ranks))
         return all_epochs if self.max_steps is None else min(self.max_steps, all_epochs)
 
     def batches(self, data: ClickData) -> Iterator[ClickBatch]:
-        """This rank's part of all epochs, each in a random order of its own; the same ones for the same seed.
+        """Yields this rank's part of the batches of all epochs. Each epoch has a random order, which the seed
+        determines.
 
-        A step's samples are those that one process with a batch of all ranks' size takes; a rest that has not one for
-        each rank is left out.
+        The samples of a step are the ones that a single process with a batch of all ranks' size takes. A last batch
+        with fewer samples than ranks is left out.
         """
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.epochs):
@@ -62,7 +63,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that models which are to be compared have in common."""
+    """Everything that compared models have in common."""
 
     data: ClickData
     split: Split
@@ -71,7 +72,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a model predicts; None where the labels are all the same, so that nothing can be ranked."""
+    """The quality of a model's predictions; None if all labels are the same, so that nothing can be ranked."""
 
     auc: float | None
     log_loss: float | None
@@ -79,7 +80,7 @@ class Quality:
 
 @dataclass
 class Curves:
-    """The course of a training run, for the plot."""
+    """The curves of a training run, for the plot."""
 
     steps: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
@@ -90,7 +91,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished training."""
+    """The results of a finished training run."""
 
     test: Quality
     steps: int
@@ -102,7 +103,7 @@ class TrainResult:
 
 
 def hit_rate(now: CacheStats, before: CacheStats | None = None) -> float:
-    """The share of the batches' distinct rows that were in the device cache already."""
+    """Returns the fraction of the batches' distinct rows that were already in the device cache."""
     before = before or {}
     rows = now["unique_rows"] - before.get("unique_rows", 0)
     misses = now["unique_misses"] - before.get("unique_misses", 0)
@@ -110,7 +111,7 @@ def hit_rate(now: CacheStats, before: CacheStats | None = None) -> float:
 
 
 def evaluate(model: nn.Module, data: ClickData, batch_size: int) -> Quality:
-    """AUC and log loss of a model on a log. The tables only read: no id is inserted, no row swapped in."""
+    """Returns AUC and log loss of a model on a log. Tables are only read: no id is inserted, no row swapped in."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -123,7 +124,7 @@ def evaluate(model: nn.Module, data: ClickData, batch_size: int) -> Quality:
 
 
 def train_step(model: nn.Module, optimizer: KeyedOptimizer, batch: ClickBatch) -> Tensor:
-    """One update. Tables with an optimizer in their backward are up to date when backward() returns."""
+    """Runs one step. Tables with an optimizer in their backward pass are updated when backward() returns."""
     optimizer.zero_grad(set_to_none=True)
     loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels)
     loss.backward()
@@ -131,8 +132,8 @@ def train_step(model: nn.Module, optimizer: KeyedOptimizer, batch: ClickBatch) -
     return loss.detach()
 
 
-def _over_ranks(value: Tensor) -> Tensor:
-    """The mean over the ranks, which all have to ask for it."""
+def _mean_over_ranks(value: Tensor) -> Tensor:
+    """Returns the mean over all ranks, which must all call this."""
     if dist.is_initialized():
         dist.all_reduce(value)
         value = value / dist.get_world_size()
@@ -140,7 +141,7 @@ def _over_ranks(value: Tensor) -> Tensor:
 
 
 class Monitor:
-    """Keeps the curves and shows them: in the progress bar or, where that is no terminal, in a few lines."""
+    """A recorder of the curves, which also shows them: in a progress bar or, without a terminal, in a few lines."""
 
     def __init__(
         self,
@@ -160,19 +161,19 @@ class Monitor:
         self._shown: dict[str, str] = {}
         self._every = max(1, steps // POINTS)
         self._cache_stats = cache_stats
-        self._last_stats: CacheStats = {}  # the tables start their training empty
+        self._last_stats: CacheStats = {}  # the tables are empty when training starts
         self._losses: list[Tensor] = []
 
     def record(self, step: int, loss: Tensor, samples: int, seconds: float) -> None:
-        """Takes one step's outcome; every few steps it becomes a point of the curves."""
+        """Records the results of a step; every few steps they become a point of the curves."""
         self._losses.append(loss)
         self.samples += samples
         self.seconds += seconds
         if step % self._every == 0:
             self._point(step)
 
-    def evaluated(self, step: int, quality: Quality) -> None:
-        """Takes the outcome of a look at the validation part."""
+    def record_evaluation(self, step: int, quality: Quality) -> None:
+        """Records the results of an evaluation on the validation part."""
         self.curves.evaluation_steps.append(step)
         self.curves.validation_auc.append(quality.auc)
         if self._bar.disable and not self._quiet:
@@ -180,7 +181,7 @@ class Monitor:
             print(f"{self._name}: step {step:,} of {self._steps:,}{shown}", file=sys.stderr)
 
     def _point(self, step: int) -> None:
-        loss = float(_over_ranks(torch.stack(self._losses).mean()))
+        loss = float(_mean_over_ranks(torch.stack(self._losses).mean()))
         self._losses.clear()
         self.curves.steps.append(step)
         self.curves.loss.append(loss)
@@ -202,9 +203,9 @@ def train(
     ahead: Callable[[Iterator[ClickBatch]], Iterator[ClickBatch]] = iter,
     quiet: bool = False,
 ) -> TrainResult:
-    """Trains a model, looks at the validation part now and then, and judges the end on the test part.
+    """Trains a model, evaluates it on the validation part now and then, and finally on the test part.
 
-    `ahead` gives the batches that it is given, and may prepare the next ones; `quiet` shows nothing.
+    `ahead` wraps the iterator of batches and may prepare the next ones; `quiet` shows no progress.
     """
     train_data, validation_data = job.data.select(job.split.train), job.data.select(job.split.validation)
     batch_size, steps = job.schedule.batch_size, job.schedule.steps(len(train_data))
@@ -219,7 +220,7 @@ def train(
             loss = train_step(model, optimizer, batch)
             monitor.record(step, loss, batch.labels.numel(), time.perf_counter() - start)
             if step % evaluate_every == 0 or step == steps:
-                monitor.evaluated(step, evaluate(model, validation_data, batch_size))
+                monitor.record_evaluation(step, evaluate(model, validation_data, batch_size))
     seconds = time.perf_counter() - begin
     return TrainResult(
         test=evaluate(model, job.data.select(job.split.test), batch_size),

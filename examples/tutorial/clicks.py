@@ -23,7 +23,7 @@ class Batch:
 
 
 def batches(steps: int, rank: int = 0) -> Iterator[Batch]:
-    """Some users click more than others, some items are clicked more, and few ids are in most batches."""
+    """Generates batches: some users click more, some items are clicked more, and few ids are in most batches."""
     taste = torch.Generator().manual_seed(0)
     scores = {name: torch.randn(rows, generator=taste) for name, rows in ROWS.items()}
     draw = torch.Generator().manual_seed(1 + rank)
@@ -36,7 +36,7 @@ def batches(steps: int, rank: int = 0) -> Iterator[Batch]:
 
 
 class Model(nn.Module):
-    """The logit of a click from the embeddings of both ids."""
+    """A model from the embeddings of both ids to the logit of a click."""
 
     def __init__(self, tables: nn.Module) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Model(nn.Module):
         self.dense = nn.Sequential(nn.Linear(2 * DIM, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, ids: KeyedJaggedTensor) -> Tensor:
-        """Logits, float32 [BATCH]."""
+        """Returns the logits, float32 [BATCH]."""
         return self.dense(self.tables(ids).values()).squeeze(1)
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean loss of a batch."""
+    """Returns the mean loss of a batch."""
     return nn.functional.binary_cross_entropy_with_logits(model(batch.ids), batch.clicked)
 
 
@@ -69,11 +69,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[
 
 @torch.no_grad()
 def evaluate(model: nn.Module) -> Tensor:
-    """The mean loss of five batches."""
+    """Returns the mean loss of five batches."""
     return torch.stack([loss_of(model.eval(), batch) for batch in batches(steps=5)]).mean()
 
 
 def say(text: str) -> None:
-    """Prints on rank 0, where there are ranks."""
+    """Prints the text on rank 0 only, or if there are no ranks."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(text)

@@ -13,7 +13,7 @@ from rec_sdk_torch import Saver
 
 
 def save(model, folder, incremental=False):
-    path = Saver().save(model, folder, incremental)  # all ranks together
+    path = Saver().save(model, folder, incremental)  # called by all ranks together
     if dist.get_rank() == 0:
         torch.save(model.module.dense.state_dict(), folder / "dense.pt")
     say(f"saved {Path(path).name}")
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = sharded(make_model(is_incremental=True))  # keeps what has changed since the last save
+    model = sharded(make_model(is_incremental=True))  # records the changes since the last save
     optimizer = torch.optim.Adam(model.module.dense.parameters(), lr=0.01)
     train_ahead(model, optimizer, steps=200)
     save(model, folder)

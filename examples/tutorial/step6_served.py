@@ -11,7 +11,7 @@ from rec_sdk_torch.serving import TableReader
 
 
 class ServedTables(torch.nn.Module):
-    """Rows of the latest save, on any machine that sees the folder: no collection, no optimizer, no ranks."""
+    """Tables read from the latest save, on any machine that can read the folder: no collection, optimizer or ranks."""
 
     def __init__(self, folder):
         super().__init__()
