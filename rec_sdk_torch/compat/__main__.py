@@ -27,8 +27,8 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog=_PROGRAM, description=__doc__, usage=f"{_PROGRAM} (script.py | -m module) [arguments]", example=_EXAMPLE
     )
-    parser.add_argument("program", help="a script; or -m and the name of a module, as in python -m")
-    parser.add_argument("arguments", nargs="*", help="of the script")
+    parser.add_argument("program", help="path of a script; or -m and a module name, as in python -m")
+    parser.add_argument("arguments", nargs="*", help="arguments of the script")
     return parser
 
 

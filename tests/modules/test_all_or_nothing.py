@@ -226,7 +226,7 @@ import resource, sys
 import torch
 from batches import jagged
 from collection_factory import apply, bag_config, bags_collection
-from training import same_bits, train_step
+from training import differing_tensors, train_step
 
 device = torch.device(sys.argv[1])
 torch.set_num_threads(1)
@@ -250,7 +250,8 @@ except (MemoryError, RuntimeError) as error:
 finally:
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 after = collection.state_dict()
-print("changed:", [f"{k} {tuple(before[k].shape)} -> {tuple(after[k].shape)}" for k in same_bits(before, after)])
+changed = differing_tensors(before, after)
+print("changed:", [f"{k} {tuple(before[k].shape)} -> {tuple(after[k].shape)}" for k in changed])
 train_step(collection, jagged({f"f{n}": [[1, 2, 4]] for n in range(3)}))
 print("trains")
 """
