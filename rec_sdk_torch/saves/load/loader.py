@@ -94,7 +94,7 @@ def make_replacements(
             (optimizer, saved.step, _saved_options(optimizer, saved)) for optimizer, saved in of_tables.values()
         ]
         sources = [_table_source(each, bool(windows)) for each in own]
-        result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, beside=fits_beside))
+        result.append(Replacement(owner.embedding.layout, sources, optimizers, windows, keep_old=fits_beside))
     return result
 
 

@@ -100,7 +100,7 @@ class Replacement:
         optimizers: Sequence[tuple[TableOptimizer, int, Mapping[str, Any]]],
         windows: Mapping[int, int],
         *,
-        beside: bool = True,
+        keep_old: bool = True,
     ) -> None:
         """Stores the arguments; reads nothing.
 
@@ -109,13 +109,13 @@ class Replacement:
             sources: the new contents of all tables.
             optimizers: optimizers with their new number of steps and their new options.
             windows: backward passes so far, by length of the accumulation window.
-            beside: whether memory holds the old and the new rows together.
+            keep_old: whether the old rows are kept until `run`, so that memory must hold both.
         """
         self._layout = layout
         self._sources = sources
         self._optimizers = optimizers
         self._windows = windows
-        self._beside = beside
+        self._keep_old = keep_old
         self._emptied = False
         self._new: list[tuple[Group, _engine.Engine, dict[int | None, dict[str, int]]]] = []
         self._evicted: dict[str, list[EvictedChunk]] = {}
@@ -126,9 +126,9 @@ class Replacement:
         """Reads all rows. No other thread may plan, read or update from this call until `run` has returned."""
         groups = self._layout.groups
         try:
-            if not self._beside:
+            if not self._keep_old:
                 self._empty()
-            engines = [group.fresh_engine() if self._beside else group.engine for group in groups]
+            engines = [group.fresh_engine() if self._keep_old else group.engine for group in groups]
             self._new = [(group, engine, group.all_stats()) for group, engine in zip(groups, engines, strict=True)]
             for source in self._sources:
                 group, table = source.view.locate()

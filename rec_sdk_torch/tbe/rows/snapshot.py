@@ -18,7 +18,8 @@ from .row_parts import as_stored
 from .table_view import TableView
 
 RawRows: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
-"""(ids, slots, records, columns) of rows from the engine; a slot is -1, and a record is filled, for an uncached row."""
+"""(ids, slots, records, columns) of rows from the engine. The slot of a row outside the cache is -1, and only such rows
+have their record filled in."""
 
 CHUNK_BYTES = 256 << 10
 """Bytes of records that are read at once. Training waits for one such read, so that it is small."""
@@ -127,8 +128,8 @@ class TableCopies:
 class Snapshot:
     """A consistent view of all or some rows of a table, as of its construction, while training continues.
 
-    A row that changes later is copied first, by `before_update` and its kin. The constructor requires that no other
-    thread plans, reads or updates. A table can have one snapshot at a time; call `close` at the end.
+    Before a row changes, `before_update`, `before_change` and similar calls copy it. The constructor requires that no
+    other thread plans, reads or updates. A table can have one snapshot at a time; call `close` at the end.
 
     Attributes:
         count: number of rows in the snapshot.
