@@ -225,5 +225,5 @@ def make_replacements(
             view = owner.embedding.view(table.name)
             layers = functools.partial(table.chunks, view.chunk_rows())
             sources.append(TableSource(view, layers, lambda: iter(()), rows=len(table.ids())))
-        replacements.append(Replacement(owner.embedding.layout, sources, [], {}, beside=fits_beside))
+        replacements.append(Replacement(owner.embedding.layout, sources, [], {}, keep_old=fits_beside))
     return replacements
