@@ -11,9 +11,9 @@ inline bool full_tests() {
   return full;
 }
 
-// Deals out the combinations of a product, one of `share` in turn; in full tests, all. Where `share` has no
-// divisor in common with their number, further calls with the same product deal out the others. Which come
-// first depends on the day, so that a week of runs has more of them than one.
+// Deals out combinations of a product: every `share`-th in turn, or all in full tests. If `share` and the
+// number of combinations have no common divisor, further calls with the same product deal out the others. The
+// first one depends on the day, so that a week of runs covers more than one run.
 class Deal {
  public:
   explicit Deal(int share) : share_(share) {

@@ -1,4 +1,4 @@
-// One table in training, without torch: its device cache, and what its rows must be.
+// One table in training, without torch: its device cache, and the expected rows.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline GroupSpec one_table(bool hashed, int64_t slots, int64_t capacity, ColumnS
   return {{table}, make_record_layout(kDim, DType::kFloat32, nullptr, 0), {{0, 0, false}}, false, "lru"};
 }
 
-// One table, its device cache, and what every id's record must be.
+// One table, its device cache, and the expected record of every id.
 class Loop {
  public:
   Loop(const GroupSpec& spec, uint64_t seed)

@@ -6,7 +6,7 @@ int main() {
   bool any_threaded = false;
   for (const RegisteredTest& test : registered_tests) {
     any_threaded |= test.threaded;
-#ifdef __SANITIZE_THREAD__  // which has nothing to see on one thread
+#ifdef __SANITIZE_THREAD__  // one thread has no data races
     if (test.threaded) continue;
 #endif
     test.run();

@@ -1,5 +1,4 @@
-// A naive planner, written for clarity: what a plan must be, and what the records in the cache must
-// hold.
+// A naive planner, written for clarity: the expected plan, and the expected records in the cache.
 #pragma once
 
 #include <algorithm>
@@ -27,15 +26,15 @@ struct ModelTable {
   std::map<int64_t, int64_t> used_by;  // id -> last batch that used it, residents
   int64_t batches = 0;
   std::map<int32_t, int> pins;                 // slot -> plans
-  int64_t used = 0, row_bound = 0;             // slots and rows ever handed out
-  std::vector<int64_t> free_rows, free_slots;  // those that came back, the next one to take last
+  int64_t used = 0, row_bound = 0;             // slots and rows handed out so far
+  std::vector<int64_t> free_rows, free_slots;  // freed ones; the last is taken next
   std::map<int64_t, float> weights;            // id -> first weight, where it differs from the initial one
   std::map<int64_t, int64_t> seen;             // id -> lookups, of ids without a row
 
   static constexpr int64_t kThreshold = 3;  // lookups of an id that a table with the rule "count" admits
   bool admits() const { return spec.rules.admission() != nullptr; }
   int32_t default_slot() const { return static_cast<int32_t>(first_slot + spec.slots); }
-  // Counted before, with all lookups of the batch.
+  // Counts all lookups of the batch first.
   bool refused(int64_t id) const {
     if (!admits() || rows.count(id) != 0) return false;
     const auto counted = seen.find(id);
@@ -121,7 +120,7 @@ inline std::unique_ptr<Plan> plan_of(Engine* engine, std::vector<int64_t> ids) {
   return engine->plan(batch.input());
 }
 
-// Applies and lands a plan whose records and sums do not matter.
+// Applies a plan and completes its write-back, where records and sums do not matter.
 inline void swap_rows(Engine* engine, const Plan& plan) {
   const RecordLayout& layout = engine->layout();
   std::vector<char> records(static_cast<size_t>(std::max(plan->rows_out, plan->rows_in) * layout.bytes));
@@ -144,7 +143,7 @@ class Model {
 
   std::vector<ModelTable> tables;
 
-  // Plans the batch on a copy of the state, which replaces it when nothing fails.
+  // Plans the batch on a copy of the state, which replaces it if nothing fails.
   Outcome plan(const TestBatch& batch, ModelPlan* plan) {
     std::vector<ModelTable> next = tables;
     if (any_fatal(batch)) return Outcome::kBounds;

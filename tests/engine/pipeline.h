@@ -1,5 +1,5 @@
-// A group whose batches are planned ahead, applied, cancelled, dropped and landed in random order, and what
-// must be true of it at each moment.
+// A group whose batches are planned ahead, applied, cancelled, dropped and written back in random order, and
+// invariants that hold at each moment.
 #pragma once
 
 #include <deque>
@@ -77,7 +77,7 @@ class Pipeline {
     ++cancelled;
   }
 
-  // Any plan that is not applied is undone when nothing newer is left.
+  // Cancels any pending plan once no newer plan is left.
   void drop() {
     if (planned.empty()) return;
     Made& made = planned[random() % planned.size()];
@@ -87,7 +87,7 @@ class Pipeline {
     undo_dropped();
   }
 
-  // Reads what a plan brings in while others before it are not applied, nor landed.
+  // Reads the missing rows of a plan while plans before it are pending, or their write-backs are.
   void read_ahead() {
     if (planned.empty()) return;
     Made& made = planned[random() % planned.size()];
@@ -126,12 +126,12 @@ class Pipeline {
     for (int64_t i = 0; i < p.rows_in; ++i) cache_[p.swap_in_slots[i]] = weight(&in[i * bytes()]);
     for (int64_t i = 0; i < p.window_out; ++i) sums_[p.window_out_slots[i]] = 0;
     for (int64_t i = 0; i < p.window_in; ++i) sums_[p.window_in_slots[i]] = sums_in[i * kWidth];
-    // A copy that arrives early lands while its plan is being applied.
+    // A download that ends early completes its write-back while the plan is being applied.
     const bool early = random() % 4 == 0;
     if (early && p.rows_out > 0) land(*handle, leaving);
     engine->applied(*handle);
     CHECK_THROWS(engine->applied(*handle), std::runtime_error);
-    Engine::start_plans({handle.get()});  // passed over: it is applied
+    Engine::start_plans({handle.get()});  // ignored, since it is applied
     for (size_t i = 0; i < made.lookups.size(); ++i) {
       CHECK(cache_[p.slots[i]] == expected(made.lookups[i]));
       const auto sum = sums.find(made.lookups[i]);
@@ -146,7 +146,7 @@ class Pipeline {
     ++applied;
   }
 
-  // The backward of a batch in flight, and the end of its pins; or the latter alone.
+  // Runs the backward of a batch in flight and releases its pins, or only releases them.
   void finish() {
     if (held.empty()) return;
     const size_t which = random() % 3 == 0 ? random() % held.size() : 0;
@@ -172,7 +172,7 @@ class Pipeline {
     auto leaving = leaving_.begin();
     std::advance(leaving, random() % leaving_.size());
     land(*leaving->second.plan, leaving->second);
-    land(*leaving->second.plan, leaving->second);  // again: nothing happens
+    land(*leaving->second.plan, leaving->second);  // a second time has no effect
     leaving_.erase(leaving);
   }
 
@@ -185,7 +185,7 @@ class Pipeline {
     while (!leaving_.empty()) land_some();
   }
 
-  // Everything that is true at every moment.
+  // Checks the invariants.
   void check() {
     CHECK(engine->in_flight() == static_cast<int64_t>(planned.size() + held.size()));
     const Stats stats = engine->tables.stats();
@@ -201,9 +201,9 @@ class Pipeline {
   }
 
   // Whole tables: pipeline_tables.h.
-  // All rows, once nothing is under way.
+  // Checks all rows when nothing is in flight.
   void check_tables();
-  // The end of a window changes all its rows.
+  // Ends a window, which changes all of its rows.
   void close_window();
   void write_some();
   void remove_some();
@@ -213,16 +213,16 @@ class Pipeline {
   std::map<Row, float> sums;
 
   struct Made {
-    std::unique_ptr<Plan> plan;  // null once it was dropped
+    std::unique_ptr<Plan> plan;  // null after it was dropped
     uint64_t serial;
     std::vector<Row> lookups;
     std::map<Row, int32_t> residents_before;
     std::set<Row> known_before;
     Stats stats_before;
-    std::vector<char> ahead;  // records in, but for the late ones
+    std::vector<char> ahead;  // records of missing rows, without late ones
     std::vector<int32_t> late;
   };
-  std::deque<Made> planned, held;  // not applied; applied and in use
+  std::deque<Made> planned, held;  // pending; applied and in use
   int64_t applied = 0, cancelled = 0, undone_by_drop = 0, dropped_in_the_middle = 0, refused = 0;
   int64_t waited = 0, unchanged = 0, not_looked_at = 0, read_aheads = 0;
   size_t late_rows = 0;
@@ -249,7 +249,7 @@ class Pipeline {
     return value;
   }
   static void set_weight(char* record, float value) { std::memcpy(record, &value, sizeof value); }
-  // Rows that were read ahead, with those that were late, are what is read now.
+  // Rows that were read ahead, with the late ones, equal the rows that are read now.
   void check_ahead(Made& made, const Plan& plan, const std::vector<char>& in) {
     if (made.ahead.empty()) return;
     std::vector<char> late(made.late.size() * static_cast<size_t>(bytes()));
@@ -315,8 +315,7 @@ class Pipeline {
     }
   }
 
-  // Exactly the departures that have not landed. No row leaves twice meanwhile: it would have come back
-  // before.
+  // Exactly the pending write-backs. No row has two of them: it would have been fetched in between.
   void check_sources(const Plan& plan) {
     std::set<uint64_t> wanted;
     int64_t fresh = 0;
@@ -342,7 +341,7 @@ class Pipeline {
     return std::any_of(planned.begin(), planned.end(), has) || std::any_of(held.begin(), held.end(), has);
   }
 
-  // Where rows are once the plan is applied.
+  // Positions of rows after the plan is applied.
   void follow(const PlanBuffers& p, Made* made) {
     std::vector<int64_t> window_out, window_in;
     std::set<Row> out;
@@ -402,7 +401,7 @@ class Pipeline {
     for (const uint64_t serial : plan->sources) {
       const auto leaving = leaving_.find(serial);
       if (leaving == leaving_.end()) {
-        CHECK(departures_.count(serial) == 0);  // landed before
+        CHECK(departures_.count(serial) == 0);  // completed before
         continue;
       }
       CHECK_THROWS(engine->read_in(plan, records), std::runtime_error);

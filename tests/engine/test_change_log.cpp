@@ -1,4 +1,4 @@
-// ChangeLog against versions of all rows.
+// ChangeLog compared with the versions of all rows.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -15,8 +15,7 @@ struct Tally {
   int64_t known = 0, unknown = 0, left_out = 0;
 };
 
-// Batches, writes, versions that are asked for and forgotten, of a table with so many rows: of many rows, few
-// fit the log.
+// Batches, writes, and versions that are requested and forgotten. The log holds few rows of a large table.
 void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* tally) {
   std::mt19937_64 random(seed);
   ChangeLog log;
@@ -30,11 +29,11 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
   for (int step = 0; step < 200; ++step) {
     const int64_t count = static_cast<int64_t>(random() % static_cast<uint64_t>(most_per_batch));
     switch (random() % 8) {
-      case 0:  // asked for while a batch may be in flight
+      case 0:  // requested while a batch may be in flight
         log.begin_epoch(serial + 1);
         asked.push_back(serial - (serial > 0 ? random() % 2 : 0));
         break;
-      case 1:  // asked for while none is
+      case 1:  // requested while no batch is in flight
         log.begin_epoch(++serial);
         asked.push_back(serial);
         break;
@@ -74,7 +73,7 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
   }
 }
 
-// As a stable sort, of keys of many widths, of which some are the same.
+// Sorts stably keys of many widths, of which some are equal.
 TEST(sorts) {
   std::mt19937_64 random(1);
   using Item = std::pair<uint64_t, size_t>;
@@ -84,7 +83,7 @@ TEST(sorts) {
         std::vector<Item> items;
         for (size_t i = 0; i < count; ++i) items.emplace_back(random() >> (64 - bits) | same, i);
         std::vector<Item> expected = items;
-        std::sort(expected.begin(), expected.end());  // by place, where keys are the same
+        std::sort(expected.begin(), expected.end());  // by position where keys are equal
         radix_sort(&items, [](const Item& item) { return item.first; });
         CHECK(items == expected);
       }

@@ -1,4 +1,4 @@
-// The columns of rows: their records, and what batches with shows, clicks and timestamps make of them.
+// The columns of rows: their layout, and their values after batches with shows, clicks and timestamps.
 #include <limits>
 #include <map>
 #include <memory>
@@ -19,7 +19,7 @@ RowColumnValues numbers(int64_t row) {
   return values;
 }
 
-// Every set of columns: neighbours in memory do not meet, and no byte is spent on what is not kept.
+// Every set of columns: neighbours in memory do not overlap, and columns that are not kept take no bytes.
 THREADED_TEST(records_of_rows) {
   constexpr int64_t kRows = 9;
   for (int bits = 1; bits < 1 << ColumnSet::kColumns; ++bits) {
@@ -51,7 +51,7 @@ THREADED_TEST(records_of_rows) {
   }
 }
 
-// A table that admits ids with the second show keeps this of an id, lookup by lookup.
+// The expected columns of an id, lookup by lookup, in a table that admits ids with their second show.
 struct Known {
   int64_t shows = 0, clicks = 0, timestamp = 0;
   uint32_t last_use = 0;
@@ -79,7 +79,7 @@ Given draw(Loop* loop, bool large, bool shows, int64_t now) {
         given.batch.values.push_back(static_cast<int64_t>(loop->random() % spread));
         given.shows.push_back(shows ? static_cast<int32_t>(1 + loop->random() % 3) : 1);
         given.clicks.push_back(static_cast<int32_t>(loop->random() % 4) + least);
-        const bool wrong = now > 100 && loop->random() % 50 == 0;  // in milliseconds, say
+        const bool wrong = now > 100 && loop->random() % 50 == 0;  // as if it were in milliseconds
         given.timestamps.push_back(wrong ? now * 1000000000 : now + static_cast<int64_t>(loop->random() % 9));
       }
       given.batch.offsets.push_back(static_cast<int64_t>(given.batch.values.size()));
@@ -142,7 +142,7 @@ THREADED_TEST(numbers_of_batches) {
       known.score = known.row ? (known.score + score) * 0.75 : score;
       known.row = true;
       known.version = serial;
-      if (cancel && all[id].row) all[id].version = serial;  // which errs on the safe side
+      if (cancel && all[id].row) all[id].version = serial;  // a row counted as changed is saved once more
     }
     if (!cancel) all = next;
     const auto [known_ids, slots, rows] = loop.engine->tables.rows(0);
@@ -186,7 +186,7 @@ THREADED_TEST(large_sums_stay_at_their_most) {
   train({7, 8, 7, 7}, {kLarge, 1, kLarge, kLarge});
   CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);
   CHECK(row(8).count == 1 && row(8).clicks == 1);
-  train({7, 8, 8}, {-kLarge - 1, 0, 3});  // a row was seen at least once, and clicked at least never
+  train({7, 8, 8}, {-kLarge - 1, 0, 3});  // at least one show, and no negative clicks
   CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);
   CHECK(row(8).count == 5 && row(8).clicks == 4);
 }

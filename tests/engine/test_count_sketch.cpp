@@ -1,4 +1,4 @@
-// The sketch that counts ids without a row: never too little, and as before after a plan that is dropped.
+// The count sketch of ids without a row: it never undercounts, and a dropped plan leaves it unchanged.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +18,7 @@ thread_local int64_t allocations_left = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
-// Out of line: GCC would warn that what is freed did not come from malloc.
+// Out of line, since GCC would warn that the freed memory did not come from malloc.
 __attribute__((noinline)) void* operator new(size_t bytes) {
   void* const memory = --allocations_left < 0 ? nullptr : std::malloc(bytes);
   if (memory == nullptr) throw std::bad_alloc();
@@ -68,7 +68,7 @@ TEST(it_never_counts_too_little) {
       }
     }
     for (const auto& [id, count] : counts) CHECK(sketch.estimate(id) >= count);
-    // Any shape takes it over, a part of the ids each of two.
+    // A sketch of any shape takes it over; two sketches take a part of the ids each.
     for (const SketchShape shape : {SketchShape{7, 3, 4}, SketchShape{1000, 2, 4}, SketchShape{213, 5, 4}}) {
       CountSketch other(shape);
       other.set_states({CountSketch(SketchShape{5, 1, 1}).state(), sketch.state()});
@@ -90,7 +90,7 @@ TEST(full_cells_stay_full) {
   CHECK(narrow.estimate(7) == 0 && narrow.counted() == 0);
 }
 
-// A plan undoes what its log says, also when memory ends before the log has room for all of its ids.
+// A plan undoes the changes in its log, also when memory runs out before the log holds all of its ids.
 TEST(a_log_without_room_says_nothing) {
   constexpr int64_t kMany = 10000;
   CountSketch sketch(SketchShape{1000, 4, 1});
@@ -112,7 +112,7 @@ TEST(a_log_without_room_says_nothing) {
     }
     allocations_left = std::numeric_limits<int64_t>::max();
   }
-  CHECK(allowed == 3);  // the second of two arrays had no room, too
+  CHECK(allowed == 3);  // allocation of the second array failed, too
 }
 
 TEST(damaged_states_are_refused) {
@@ -133,7 +133,7 @@ TEST(damaged_states_are_refused) {
   CHECK(sketch.state() == right);
 }
 
-// Plans ahead, cancelled and failed.
+// Pending plans that are cancelled or fail.
 TEST(dropped_plans_leave_no_trace) {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
   spec.tables[0].default_row = true;
@@ -176,7 +176,7 @@ int64_t counted(const State& state) {
   return lookups;
 }
 
-// A step drops plans ahead where cells are to be halved: not for those plans' own lookups.
+// A step drops pending plans if cells must be halved, but not because of the plans' own lookups.
 TEST(plans_ahead_do_not_fill_it) {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
   spec.tables[0].default_row = true;

@@ -1,5 +1,5 @@
-// The host store: contents survive growth, memory is committed at the first write and given back with the
-// last row, threads without the lock, and the memory check.
+// The host store: contents survive growth, memory is committed at the first write and freed with the last
+// row, threads read and write without the lock, and memory is checked.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using rec_sdk::StoreFile;
 
 namespace {
 
-// Records of so many bytes, which the store keeps as they are.
+// A store of records of `bytes` bytes, which are not converted.
 rec_sdk::StoredRecords records_of(int64_t bytes) {
   return rec_sdk::StoredRecords(rec_sdk::make_record_layout(bytes / 4, rec_sdk::DType::kFloat32, nullptr, 0));
 }
@@ -90,13 +90,13 @@ bool system_has_huge_pages() {
 constexpr int64_t kHuge = static_cast<int64_t>(rec_sdk::kHugePage);
 const int64_t kSmall = static_cast<int64_t>(rec_sdk::small_page());
 
-// The bytes that a store of records of so many bytes commits, computed from the rows that are written.
+// A model of the bytes that a store commits, computed from the written rows.
 class PageModel {
  public:
   PageModel(const HostStore& store, int64_t bytes) : store_(store), bytes_(bytes) {
     while (2 * chunk_rows_ * bytes <= 8 * kHuge) chunk_rows_ *= 2;
   }
-  void write(int64_t row, int64_t written_before) {  // a row that was not, and the store has written it
+  void write(int64_t row, int64_t written_before) {  // for the first time
     const int64_t chunk = row / chunk_rows_, before = chunk * chunk_rows_;
     if (seen_.insert(chunk).second && chunk > 0 && 2 * written_before >= before) huge_.insert(chunk);
     if (2 * bytes_of(chunk, kSmall) >= bytes_of(chunk, kHuge)) huge_.insert(chunk);
@@ -110,7 +110,7 @@ class PageModel {
 
  private:
   int64_t bytes_of(int64_t chunk, int64_t page) const {
-    int64_t pages = 0, next = 0;  // pages that were not counted yet begin at `next`
+    int64_t pages = 0, next = 0;  // the first page that is not counted yet
     for (int64_t i = 0; i < chunk_rows_; ++i) {
       if (!store_.has(chunk * chunk_rows_ + i)) continue;
       const int64_t last = ((i + 1) * bytes_ - 1) / page;
@@ -125,13 +125,13 @@ class PageModel {
   std::set<int64_t> seen_, huge_;  // chunks
 };
 
-// Against the pages that the written rows touch; records of 49152 bytes lie across pages. Some rounds write
+// Compares with the pages that the written rows touch; records of 49152 bytes cross pages. Some rounds write
 // so few rows that pages stay small.
 void forgets(int64_t bytes, int64_t rows, int64_t share) {
   std::mt19937_64 random(static_cast<uint64_t>(bytes));
   MemoryGuard guard;
   HostStore store(records_of(bytes), &guard);
-  const int64_t room = rows + (16 << 20) / bytes + 1;  // the model asks for whole chunks
+  const int64_t room = rows + (16 << 20) / bytes + 1;  // the model allocates whole chunks
   store.extend(room);
   PageModel model(store, bytes);
   std::set<int64_t> written;
@@ -154,7 +154,7 @@ void forgets(int64_t bytes, int64_t rows, int64_t share) {
     const std::vector<char> before(store.find(kept), store.find(kept) + bytes);
     while (written.size() > 1) {
       store.forget(*written.rbegin());
-      store.forget(*written.rbegin());  // again: nothing
+      store.forget(*written.rbegin());  // a second time has no effect
       CHECK(!store.has(*written.rbegin()));
       written.erase(*written.rbegin());
     }
@@ -169,8 +169,7 @@ void forgets(int64_t bytes, int64_t rows, int64_t share) {
   CHECK((model.huge_chunks() == 0) == (share > 8));
 }
 
-// A few rows take a few pages, wherever they are; with as many as half of a huge page has, all of it is
-// taken.
+// A few rows take a few pages, wherever they are; half the rows of a huge page take all of it.
 TEST(few_rows_take_small_pages) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
@@ -196,7 +195,7 @@ TEST(few_rows_take_small_pages) {
   CHECK(std::memcmp(store.find(99 * on_huge), pattern(99 * on_huge, 256).data(), 256) == 0);
 }
 
-// Rows that come in order make the first chunk huge, and the following ones are that from their first row on.
+// Rows written in order make the first chunk huge; later chunks are huge from their first row on.
 TEST(dense_rows_take_huge_pages) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
@@ -211,7 +210,7 @@ TEST(dense_rows_take_huge_pages) {
   CHECK(store.committed_bytes() == kSmall);
 }
 
-// Threads read and write rows whose small pages become a huge one meanwhile.
+// Threads read and write rows while their small pages become a huge one.
 TEST(becomes_huge_beside_copies) {
   constexpr int64_t kBytes = 256, kRows = 1000;
   for (int round = 0; round < 20; ++round) {
@@ -261,7 +260,7 @@ TEST(small_arrays_take_small_pages) {
   CHECK(pages_in_memory(reinterpret_cast<char*>(item(2 * in_chunk)), kHuge) == 0);  // nothing was touched
 }
 
-// A map with room for many ids, of which few come; then so many that most of its pages are in use.
+// A map reserved for many ids that gets few, then so many that most of its pages are in use.
 TEST(maps_with_room_take_small_pages) {
   rec_sdk::IdMap map(400000);
   const char* const begin = reinterpret_cast<const char*>(map.homes().buckets);
@@ -299,7 +298,7 @@ TEST(memory_comes_back) {
   CHECK(guard.committed() == static_cast<int64_t>(rec_sdk::kHugePage));
 }
 
-// Copies of rows that are written, while others come and go: ThreadSanitizer must be content with it.
+// Copies of written rows while others are inserted and removed, checked by ThreadSanitizer.
 TEST(copies_beside_growth) {
   constexpr int64_t kBytes = 64 << 10, kRows = 130, kOthers = 4000;
   MemoryGuard guard;
@@ -344,7 +343,7 @@ std::string new_path() {
   return path;
 }
 
-// Rows of several chunks, of records that do not end with a page, come back from the file.
+// Rows of several chunks, whose records cross pages, are read back from the file.
 void on_disk(int64_t bytes, int64_t step, int64_t count) {
   const std::string path = new_path();
   MemoryGuard guard;
@@ -368,7 +367,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
     }
     store.forget(rows[1]);
     CHECK(!store.has(rows[1]) && store.written_rows() == count - 1);
-    CHECK_THROWS(StoreFile(path, "t"), rec_sdk::DiskError);  // it is there
+    CHECK_THROWS(StoreFile(path, "t"), rec_sdk::DiskError);  // the file exists
     store.clear();
     CHECK(!store.has(0) && store.disk_bytes() > 0);
     store.shrink();
@@ -376,7 +375,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
     store.extend(2);
     store.write(1, pattern(9, bytes).data());
     CHECK(std::memcmp(store.find(1), pattern(9, bytes).data(), static_cast<size_t>(bytes)) == 0);
-    if (step == 1) {  // another file that got its name is not removed
+    if (step == 1) {  // another file of that name is not removed
       unlink(path.c_str());
       std::ofstream(path) << "other";
     }
@@ -390,7 +389,7 @@ TEST(checks_memory) {
   CHECK(rec_sdk::available_memory() > 0);
   guard.require(1 << 20, "t");
   CHECK_THROWS(guard.require(int64_t{1} << 60, "t"), rec_sdk::MemoryLimitError);
-  guard.require(1 << 20, "t");  // a refusal changes nothing
+  guard.require(1 << 20, "t");  // an error changes nothing
   CHECK_THROWS(guard.require(std::numeric_limits<int64_t>::max(), "t"), rec_sdk::MemoryLimitError);
   CHECK(rec_sdk::saturated_product(int64_t{1} << 40, int64_t{1} << 40) ==
         std::numeric_limits<int64_t>::max());
@@ -405,7 +404,7 @@ TEST(checks_memory) {
   }
 }
 
-// Small ones are from the heap, others are mapped: they behave alike.
+// Small buffers are allocated on the heap, large ones are mapped; both behave alike.
 TEST(buffers_of_every_size_are_zero_and_zero_again) {
   for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{4097}, size_t{32} << 10, rec_sdk::kHugePage}) {
     rec_sdk::HugeBuffer buffer(bytes, rec_sdk::Pages::kSmall);
@@ -415,7 +414,7 @@ TEST(buffers_of_every_size_are_zero_and_zero_again) {
     CHECK(buffer.size() >= bytes && buffer.size() % rec_sdk::small_page() == 0);
     CHECK(all_are(0, buffer.size(), 0));
     std::fill_n(buffer.data(), buffer.size(), char{7});
-    buffer.give_back(1, buffer.size() - 1);  // but for the first page, not all of which is among these
+    buffer.give_back(1, buffer.size() - 1);  // the first page is not whole, and stays
     CHECK(all_are(0, rec_sdk::small_page(), 7) && all_are(rec_sdk::small_page(), buffer.size(), 0));
     buffer.give_back(0, buffer.size());
     CHECK(all_are(0, buffer.size(), 0));
@@ -429,7 +428,7 @@ TEST(stores_of_every_size) {
   grows_without_moving(48, 200011, 20);
   grows_without_moving(49152, 7, 100);
   grows_without_moving((3 << 20) + 16, 1, 12);
-  grows_without_moving((40 << 20) + 16, 1, 1);  // more huge pages than a word has bits
+  grows_without_moving((40 << 20) + 16, 1, 1);  // more huge pages than the 64 bits of a word
   forgets(4096, 1500, 1);
   forgets(49152, 500, 1);
   forgets((3 << 20) + 16, 40, 8);

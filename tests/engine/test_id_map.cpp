@@ -1,4 +1,4 @@
-// The id map against std::unordered_map under random operations.
+// The id map compared with std::unordered_map under random operations.
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -12,7 +12,7 @@
 using rec_sdk::IdMap;
 struct Place {
   bool has_slot;
-  uint32_t value;  // slot, or else row
+  uint32_t value;  // a slot or a row
 };
 using Model = std::unordered_map<int64_t, Place>;
 
@@ -87,8 +87,7 @@ void random_operations(uint64_t seed, int64_t range, int operations, int erase_p
   check_equal(map, model);
 }
 
-// At the highest load there are runs of full buckets; erasing must not cut them, also around the end of the
-// array.
+// At the highest load there are runs of full buckets; erasing must not cut them, also where they wrap around.
 TEST(erase_at_full_load) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 60; ++round) {
@@ -108,8 +107,8 @@ TEST(erase_at_full_load) {
   }
 }
 
-// While a map grows its ids move in pieces of any size, and others come and leave in both arrays: also those
-// in the run of full buckets that goes on at the beginning of the old array.
+// While a map grows, its ids move in parts of any size, and others are inserted and erased in both arrays,
+// also in the run of full buckets that wraps around the end of the old array.
 void growth_in_pieces(uint64_t seed, int64_t most) {
   std::mt19937_64 random(seed);
   IdMap map;
@@ -131,13 +130,13 @@ void growth_in_pieces(uint64_t seed, int64_t most) {
     CHECK(map.bytes() <= (map.size() + most) * 26);
   }
   CHECK(pieces > 100);
-  map.reserve(100000);  // more than pieces are for: as a whole
+  map.reserve(100000);  // too large a step for growth in parts: grows at once
   CHECK(!map.grows() && map.growth(100000) == 0);
   check_equal(map, model);
 }
 
-// Ids with homes in the last bucket of the array fill the first ones too, and are there when the map has
-// grown. A large map gives parts of the old array back to the system meanwhile.
+// Ids that hash to the last bucket of the array fill the first ones too, and are found after the map has
+// grown. Meanwhile a large map frees parts of the old array.
 void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
   IdMap map;
   Model model;
@@ -160,7 +159,7 @@ void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
     check_equal(map, model);
     map.reserve(piece);
   }
-  CHECK(pieces >= count / (4 * piece));  // none moved much more than it had to
+  CHECK(pieces >= count / (4 * piece));  // no step moved many more ids than it had to
   check_equal(map, model);
 }
 
@@ -172,14 +171,14 @@ TEST(growth) {
     if (map.growth(1) > 0) ++grown;
     add(&map, &model, i * 1000003, static_cast<uint32_t>(i));
   }
-  CHECK(grown > 10 && grown < 40);  // by half each time
+  CHECK(grown > 10 && grown < 40);  // grows by half each time
   CHECK(map.bytes() <= 100000 * 24);
   check_equal(map, model);
   map.clear();
   check_equal(map, {});
 }
 
-// Removing most ids gives memory back, and the others stay; a few more or less change nothing.
+// Removing most ids frees memory, and the others stay; inserting or removing a few does not resize.
 TEST(shrinking) {
   IdMap map;
   Model model;

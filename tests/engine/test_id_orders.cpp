@@ -1,5 +1,5 @@
-// Ids in any order and of any pattern cost about what random ones do: the places that searches look at are
-// counted. Above all ids in the order in which another map of the program lists its own, as saves have them.
+// Ids in any order and of any pattern cost about as much as random ones: the buckets that lookups read are
+// counted. The most important order is the one in which another map lists its ids, since saves have it.
 #include <cstdint>
 #include <functional>
 #include <random>
@@ -28,11 +28,11 @@ Ids random_ids(int64_t count, uint64_t seed) {
   return ids;
 }
 
-// Buckets that a search for an id looks at; the id is there.
+// Number of buckets that a lookup of a known id reads.
 int64_t probes(const IdMap& map, int64_t id) {
   const IdMap::Homes homes = map.homes();
   const IdMap::Bucket* bucket = homes.of(IdMap::hash(id));
-  const bool old = bucket < homes.buckets || bucket >= homes.buckets + homes.count;  // of a map that grows
+  const bool old = bucket < homes.buckets || bucket >= homes.buckets + homes.count;  // of a growing map
   const IdMap::Bucket* const begin = old ? homes.old_buckets : homes.buckets;
   const IdMap::Bucket* const end = begin + (old ? homes.old_count : homes.count);
   for (int64_t looked_at = 1;; ++looked_at) {
@@ -71,7 +71,7 @@ Ids listed(const Candidates& map) {
   return ids;
 }
 
-// The time of adding the ids to a map that grows, and of finding all of them in the end.
+// Seconds to insert the ids into a growing map, and then to find all of them.
 template <class Map>
 int64_t total_probes(Map* map, const Ids& ids) {
   int64_t total = 0;
@@ -117,7 +117,7 @@ std::vector<std::pair<std::string, Ids>> patterns() {
   return found;
 }
 
-// Orders in which maps of this program have listed their ids.
+// Orders in which maps of this program list their ids.
 std::vector<std::pair<std::string, Ids>> own_orders() {
   const Ids ids = random_ids(kIds, 1);
   std::vector<std::pair<std::string, Ids>> found;
@@ -138,7 +138,7 @@ std::vector<std::pair<std::string, Ids>> own_orders() {
 void erase(IdMap* map, int64_t id) { CHECK(map->erase(id, IdMap::hash(id))); }
 void erase(Candidates* map, int64_t id) { CHECK(map->erase(id)); }
 
-// A map without ids that has taken another seed.
+// An empty map with another seed.
 template <class Map>
 Map seeded_anew(Map map) {
   Ids order = listed(filled(IdMap(), random_ids(kIds, 8)));
@@ -167,7 +167,7 @@ void check_costs(const Make& make) {
   for (const auto& ids : own_orders()) check(ids);
 }
 
-// A map that was emptied has its ids back in the order in which it had them, as a load of its own save does.
+// An emptied map gets its ids back in its own order, as a load of its own save does.
 template <class Map>
 void back_in_its_own_order(Map map) {
   const Ids ids = random_ids(kIds, 4);
@@ -188,8 +188,8 @@ void back_in_its_own_order(Map map) {
   }
 }
 
-// Ids that remain after others were removed in map order, and ids of one piece of a save, hash close
-// together: they must also fit in a map of just their size.
+// Ids that remain after others were removed in map order, and ids of one part of a save, hash close together:
+// they must fit a map of exactly their number too.
 TEST(neighbours) {
   IdMap map = filled(IdMap(), random_ids(kIds, 6));
   const Ids order = listed(map);
@@ -209,17 +209,16 @@ TEST(neighbours) {
   CHECK(2 * total <= 3 * static_cast<int64_t>(order.size() - kept));
 }
 
-// Batches without their duplicates: cells that have room for twice the ids.
+// Deduplication of batches: a hash table with twice as many cells as ids.
 TEST(neighbours_in_a_batch) {
   const Ids order = listed(filled(IdMap(), random_ids(kIds, 5)));
   std::set<uint64_t> homes;
   for (int64_t i = 0; i < 2048; ++i)
     homes.insert(rec_sdk::Deduplicator::home(order[static_cast<size_t>(i)], 12));
-  CHECK(homes.size() > 1400);  // 1612 are to be expected
+  CHECK(homes.size() > 1400);  // 1612 are expected
 }
 
-// Maps whose ids come in no order, and that have grown as a whole, list them in the order that they always
-// did.
+// The order of ids of maps that have grown at once, from ids in no order, does not change between versions.
 TEST(order_of_random_ids) {
   uint64_t sum = 0;
   for (const int64_t id : listed(filled(IdMap(), random_ids(3000, 11)))) {

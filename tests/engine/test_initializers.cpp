@@ -1,4 +1,4 @@
-// Philox against Random123's known answers; the initializers' bounds, distribution and rounding.
+// Philox compared with Random123's known answers; the initializers' bounds, distribution and rounding.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -82,7 +82,7 @@ TEST(uniform) {
   const Moments m = moments(weights(Initializer("uniform", -2.0, 6.0, 0, 1), 6, 50000));
   CHECK(m.low >= -2.0 && m.low < -1.999 && m.high < 6.0 && m.high > 5.999);
   CHECK(std::fabs(m.mean - 2.0) < 0.02 && std::fabs(m.variance - 64.0 / 12) < 0.03);
-  // A range of one step of float: the open end must not be reached by rounding.
+  // A range between two neighbouring floats: rounding must not reach the open end.
   const float high = std::nextafter(1.0f, 2.0f);
   for (const float v : weights(Initializer("uniform", 1.0, high, 0, 1), 8, 100)) CHECK(v == 1.0f);
   for (const float v : weights(Initializer("uniform", 0.5, 0.5, 0, 1), 8, 4)) CHECK(v == 0.5f);
@@ -116,8 +116,8 @@ TEST(quantile_of_every_probability) {
   }
 }
 
-// Mean and variance of a standard normal that is cut at two bounds, on either side of the mean or both on
-// one.
+// Mean and variance of a standard normal truncated at two bounds, on different sides of the mean or on the
+// same.
 TEST(bounded_normal) {
   constexpr double kBounds[][2] = {{-1, 3}, {0, 20}, {-30, 0}, {2, 2.5}, {-6, -5}, {-0.1, 0.2}};
   for (const auto& [low, high] : kBounds) {
@@ -140,7 +140,8 @@ TEST(keys) {
   CHECK(base == weights(init, 8, 100));
   CHECK(base != weights(init, 8, 100, 2));
   CHECK(base != weights(init, 8, 100, 1, "u"));
-  CHECK(std::set<float>(base.begin(), base.end()).size() > 795);  // no id or column repeats another's numbers
+  CHECK(std::set<float>(base.begin(), base.end()).size() >
+        795);  // no id or column repeats the numbers of another
   // ids that differ in the high half only
   const RecordLayout layout = layout_of(4, DType::kFloat32);
   const RecordInitializer direct(layout, init, 1, "t", {0, 0});

@@ -1,4 +1,5 @@
-// The life of plans: made ahead, applied, cancelled, dropped, landed; the arenas that hold them.
+// The lifecycle of plans: made ahead, applied, cancelled, dropped, written back; and the arenas that hold
+// them.
 #include <cstdlib>
 
 #include "tests/engine/pipeline.h"
@@ -8,7 +9,7 @@ namespace {
 
 THREADED_TEST(random_lives) {
   Pipeline p(1);
-  const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // under a sanitizer that is slow
+  const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // under a slow sanitizer
   const int rounds = few ? 500 : full_tests() ? 6000 : 2000;
   for (int i = 0; i < rounds; ++i) {
     switch (p.random() % 13) {
@@ -64,7 +65,7 @@ THREADED_TEST(random_lives) {
         (p.applied > 100 && p.cancelled > 30 && p.undone_by_drop > 15 && p.dropped_in_the_middle > 15));
   CHECK(few || (p.refused > 3 && p.waited > 15 && p.unchanged > 30 && p.not_looked_at > 30));
   CHECK(few || (p.read_aheads > 40 && p.late_rows > 5));
-  // No slot was lost: a batch may have all of them.
+  // No slot was lost: a batch can use all of them.
   TestBatch all;
   all.batch_size = 1;
   all.keys = {0, 1};
@@ -75,7 +76,7 @@ THREADED_TEST(random_lives) {
   CHECK((*p.engine->plan(all.input()))->uniques == Pipeline::kSlots[0] + Pipeline::kSlots[1]);
 }
 
-// One slot: each plan takes out the row of the one before.
+// One slot: each plan's victim is the row of the plan before.
 class OneSlot {
  public:
   OneSlot() {
@@ -111,7 +112,7 @@ class OneSlot {
 
 using Sources = std::vector<uint64_t>;
 
-// A row leaves, comes back, and leaves again while others are on their way.
+// A row is written back, fetched, and written back again while other write-backs are pending.
 THREADED_TEST(rows_that_leave_twice) {
   OneSlot one;
   auto first = one.plan(1);
@@ -137,7 +138,7 @@ THREADED_TEST(rows_that_leave_twice) {
   third = one.plan(2);
   CHECK((*third)->sources == Sources{(*back)->serial});
   one.engine->cancel(*third);
-  // In the other order than they left.
+  // In the reverse order of their write-backs.
   one.land(*again, 7);
   third = one.plan(1);
   CHECK((*third)->sources.empty() && one.read_in(*third) == 7);
@@ -146,7 +147,7 @@ THREADED_TEST(rows_that_leave_twice) {
   one.apply(*third);
 }
 
-// A cancelled departure brings the older one back.
+// Cancelling a write-back makes the older one current again.
 THREADED_TEST(cancelled_departures) {
   OneSlot one;
   auto first = one.plan(1);
@@ -163,22 +164,22 @@ THREADED_TEST(cancelled_departures) {
   CHECK(one.read_in(*back) == 5);
   const uint64_t serial = (*back)->serial;
   one.engine->cancel(*back);
-  CHECK(back->written_back());  // what was to leave stays
+  CHECK(back->written_back());  // the victim stays
   auto next = one.plan(3);
   CHECK((*next)->serial > serial && (*next)->sources.empty());
-  CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // not begun
-  one.land(*back, 9);                                    // nothing of it leaves
+  CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // not started
+  one.land(*back, 9);                                    // it has no victims
   CHECK(!next->written_back());
 }
 
-// Two groups begin together, or neither.
+// Either both groups start or neither does.
 THREADED_TEST(groups_together) {
   OneSlot a, b;
   auto first = a.plan(1), second = b.plan(1);
   auto later = b.plan(1);
   CHECK_THROWS(Engine::start_plans({first.get(), later.get()}), std::runtime_error);
   CHECK_THROWS(a.engine->applied(*first), std::runtime_error);
-  a.engine->cancel(*first);  // it has not begun
+  a.engine->cancel(*first);  // it has not started
   first = a.plan(1);
   Engine::start_plans({first.get(), second.get()});
   CHECK_THROWS(a.engine->cancel(*first), std::runtime_error);
@@ -186,7 +187,7 @@ THREADED_TEST(groups_together) {
   CHECK_THROWS(a.engine->applied(*second), std::invalid_argument);
   CHECK_THROWS(a.engine->cancel(*second), std::invalid_argument);
   CHECK_THROWS(a.read_in(*second), std::invalid_argument);
-  // Dropped in the middle of its application: it can only be completed.
+  // A plan dropped while it is applied can only be completed.
   first.reset();
   CHECK(a.engine->in_flight() == 1);
   const auto left = a.engine->unapplied(nullptr);
@@ -196,7 +197,7 @@ THREADED_TEST(groups_together) {
   CHECK(a.engine->in_flight() == 0 && b.engine->in_flight() == 2);
 }
 
-// A plan pins its rows until it is released; also sums of rows outside the cache are gone with their table.
+// A plan pins its rows until it is released; sums of rows outside the cache are removed with their table too.
 THREADED_TEST(tables_in_use_are_not_cleared) {
   OneSlot one;
   const auto away = one.plan(1);
@@ -207,7 +208,7 @@ THREADED_TEST(tables_in_use_are_not_cleared) {
   CHECK((*plan)->window_out == 1);
   CHECK_THROWS(one.engine->tables.clear(0), std::runtime_error);
   one.apply(*plan);
-  CHECK_THROWS(one.engine->window_rows(), std::runtime_error);  // 1 is on its way
+  CHECK_THROWS(one.engine->window_rows(), std::runtime_error);  // the write-back of 1 is pending
   char record[64] = {};
   const std::vector<float> sums(static_cast<size_t>(2 * one.engine->layout().dim));
   one.engine->complete_write_back(*plan, record, sums.data());
@@ -237,7 +238,7 @@ PlanShape shape_of(const PlanBuffers& p) {
   return shape;
 }
 
-// Each field lies within the part that goes to the device, none on another.
+// Each field lies within the part that is copied to the device, and no two overlap.
 void check_fields(const PlanBuffers& p) {
   std::vector<std::pair<int64_t, int64_t>> places;
   for (const PlanBuffers::Field& field : p.device_fields()) {

@@ -1,4 +1,4 @@
-// A batch is applied while another thread makes the plan of a later one, and waits for nothing of it.
+// A batch is applied while another thread plans a later one, without waiting for it.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -22,7 +22,7 @@ void apply_plan(Engine* engine, const Plan& plan) {
   engine->applied(plan);
 }
 
-// The runner of pieces: its first caller, a plan in the making, stands still under the engine's mutex until
+// A runner of parallel work whose first caller, a plan in progress, blocks under the engine's mutex until
 // `go_on`.
 std::atomic<bool> stands_still{false}, go_on{false};
 
@@ -84,7 +84,7 @@ TEST(applied_beside_a_plan) {
   CHECK(engine->tables.pinned() == 0);
 }
 
-// Pins end with the second of the two, whichever that is, and once.
+// Pins end with the later of the two events, whichever it is, and once.
 TEST(ends_before_or_after_it_is_applied) {
   for (const bool released_first : {false, true}) {
     const auto engine = new_engine();
@@ -104,7 +104,7 @@ TEST(ends_before_or_after_it_is_applied) {
   }
 }
 
-// A thread is about to apply it.
+// Another thread is about to apply it.
 TEST(a_plan_that_is_kept_does_not_undo_itself) {
   const auto engine = new_engine();
   auto dropped = plan_of(engine.get(), {1, 2, 3});
@@ -117,7 +117,7 @@ TEST(a_plan_that_is_kept_does_not_undo_itself) {
   CHECK(engine->tables.stats().batches == 0);
 }
 
-// A plan may be applied while another thread asks for those up to it: later ones are none of them.
+// A plan may be applied while another thread requests all plans up to it; later plans are not returned.
 TEST(applied_beside_a_question) {
   const auto engine = new_engine();
   for (int round = 0; round < 500; ++round) {

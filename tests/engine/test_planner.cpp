@@ -1,5 +1,5 @@
-// Random batches against the naive model: every array of every plan, the records in the cache, failures that
-// must leave no trace, ids that are removed or not taken in, reads, whole-table calls.
+// Random batches compared with the naive model: every array of every plan, the records in the cache, failures
+// that must leave no trace, removed and refused ids, reads, and calls on whole tables.
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -41,7 +41,7 @@ GroupSpec group_spec(bool pooled, bool mean, BoundsCheck bounds) {
 
 GroupSpec with_defaults(GroupSpec spec) {
   for (TableSpec& table : spec.tables) {
-    table.default_row = true;  // of an index table too, which has no use for it
+    table.default_row = true;  // index tables must ignore it
     if (!table.hashed) continue;
     table.rules = Rules({{"count", {{"threshold", ModelTable::kThreshold}}}});
   }
@@ -70,7 +70,7 @@ class Trainer {
     batch.wide_values = random() % 2 != 0;
     batch.wide_offsets = random() % 2 != 0;
     batch.weighted = random() % 2 != 0;
-    batch.joined = batch.weighted;  // of sequences, as the weights are of bags
+    batch.joined = batch.weighted;  // of sequences; weights belong to bags
     for (int64_t bag = 0; bag < keys * batch_size; ++bag) {
       const int64_t length = static_cast<int64_t>(random() % static_cast<uint64_t>(max_length + 1));
       for (int64_t i = 0; i < length; ++i) {
@@ -105,7 +105,7 @@ class Trainer {
     while (in_flight.size() > random() % 4) finish();
   }
 
-  // Random ids of a table, which batches in flight may use.
+  // Random ids of a table; batches in flight may use them.
   void remove() {
     const int32_t t = static_cast<int32_t>(random() % model.tables.size());
     ModelTable& table = model.tables[t];
@@ -126,7 +126,7 @@ class Trainer {
     CHECK(engine->tables.remove(t, {ids.data(), count}) == known);
   }
 
-  void finish() {  // of the oldest or the newest batch in flight
+  void finish() {  // the oldest or the newest batch in flight
     const bool newest = random() % 4 == 0;
     auto& done = newest ? in_flight.back() : in_flight.front();
     model.unpin(done.second);
@@ -210,7 +210,7 @@ class Trainer {
     CHECK(plan.pending_out.empty() && plan.pending_in.empty());
   }
 
-  // Each lookup's row is in its slot before the swap, or among those that come.
+  // Each lookup's row is in its slot before the swap, or among the fetched rows.
   void check_origins(const PlanBuffers& plan) {
     CHECK((plan.origins != nullptr) == (plan.rows_in > 0));
     if (plan.origins == nullptr) return;
@@ -224,7 +224,7 @@ class Trainer {
     }
   }
 
-  // Each row that leaves has the place of the row that comes into its slot.
+  // Each victim has the position of the row that is fetched into its slot.
   void check_places(const PlanBuffers& plan) {
     CHECK((plan.swap_out_places != nullptr) == (plan.rows_out > 0));
     int32_t out = 0;
@@ -251,7 +251,7 @@ class Trainer {
     hot += found;
   }
 
-  // [T] slot -> what the update reads of each of its lookups, in order. The order of a table's rows may
+  // [T] slot -> the values that the update reads for its lookups, in order. The order of a table's rows may
   // depend on threads.
   using Lookup = std::tuple<int32_t, int32_t, int32_t, int32_t, float>;
   using Segments = std::vector<std::map<int32_t, std::vector<Lookup>>>;
@@ -279,7 +279,7 @@ class Trainer {
     for (int64_t i = 0; i < plan.rows_out; ++i) {
       std::memcpy(&out[i * bytes_], &cache_[plan.swap_out_slots[i] * bytes_], static_cast<size_t>(bytes_));
     }
-    CHECK(plan.sources.empty());  // every plan lands before the next is made
+    CHECK(plan.sources.empty());  // every write-back completes before the next plan
     engine->read_in(*handle, in.data());
     Engine::start_plans({handle});
     for (int64_t i = 0; i < plan.rows_in; ++i) {
@@ -363,7 +363,7 @@ void Trainer::check_reads(TestBatch batch) {
 
 constexpr int kRounds = 500;
 
-// Fewer under a sanitizer that is slow.
+// Fewer under a slow sanitizer.
 int training_rounds() {
   const char* const rounds = std::getenv("REC_SDK_TEST_ROUNDS");
   return rounds != nullptr ? std::atoi(rounds) : full_tests() ? kRounds : kRounds / 4;
@@ -408,7 +408,7 @@ GroupSpec big_spec(bool defaults) {
   return defaults ? with_defaults(spec) : spec;
 }
 
-// Batches of many blocks, so that the map grows in the middle of a scan, also of one that then fails.
+// Batches of many blocks, so that the map grows in the middle of a scan, also of a scan that then fails.
 void big_batches(bool defaults) {
   Trainer trainer(big_spec(defaults), 11);
   const int rounds = training_rounds() == kRounds ? 24 : 8;
@@ -422,7 +422,7 @@ void big_batches(bool defaults) {
   CHECK((trainer.defaults > 100) == defaults);
 }
 
-// Pieces of several parts, where the lookups of a table are located by several threads.
+// Parallel scans, in which several threads locate the lookups of one table.
 THREADED_TEST(long_pieces) {
   Trainer trainer(big_spec(true), 17);
   for (int i = 0; i < 4; ++i) {

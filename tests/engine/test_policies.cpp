@@ -1,4 +1,4 @@
-// Every cache policy against its order by slow sums and sorts, which `policy_model.h` runs.
+// Every cache policy compared with a slow model that sums and sorts, `policy_model.h`.
 #include "tests/engine/policy_model.h"
 
 namespace policy_model {
@@ -16,7 +16,7 @@ TEST(lru_policy) {
   CHECK_THROWS(rec_sdk::make_cache_policy("no_such", 0, 4), std::invalid_argument);
 }
 
-// Also where the numbers of batches begin anew.
+// Also when the batch counter wraps around.
 TEST(cleared_tables) {
   for (const uint32_t epoch : {0u, 0xFFFFFFFFu - 100}) {
     Cache cache("lru", recency, 4, 3, 40, epoch);
@@ -28,7 +28,7 @@ TEST(cleared_tables) {
   }
 }
 
-// Uses too far apart for a bin each.
+// Uses that are too far apart for a bin each.
 TEST(uses_of_long_ago) {
   SlotUses uses(6, 0);
   const auto policy = rec_sdk::make_cache_policy("lru", 1, 5);
@@ -72,7 +72,7 @@ TEST(lfu_policy) {
   frequent_rows_stay("lfu");
 }
 
-// Uses count less and less. Scores are never moved down here.
+// Uses decay. Scores are never rescaled here.
 class Score : public Order {
  public:
   explicit Score(int64_t slots) : slots_(slots) {}
@@ -150,11 +150,11 @@ TEST(only_so_many_batches_are_announced) {
     future.confirm();
   }
   CHECK_THROWS(future.begin(), std::runtime_error);
-  future.forget(tickets[3]);  // the oldest one is in the way
+  future.forget(tickets[3]);  // the oldest announcement is no longer needed
   CHECK_THROWS(future.begin(), std::runtime_error);
   for (const uint64_t ticket : tickets) future.forget(ticket);
   CHECK(!future.any() && future.distance(1) == FutureUses::kNever);
-  future.begin();  // not confirmed: an exception ended it
+  future.begin();  // not confirmed, because of an exception
   future.add(2);
   CHECK(!future.any() && future.distance(2) == FutureUses::kNever);
 }

@@ -1,5 +1,5 @@
-// Every interleaving of small runs, and mistakes that must be found: docs/protocol.md.
-// Full tests explore more of them, which takes minutes.
+// Every interleaving of small runs, and planted mistakes that must be found: docs/protocol.md.
+// Full tests explore more runs, which takes minutes.
 #include <sys/prctl.h>
 
 #include <cctype>
@@ -33,8 +33,8 @@ struct StateHash {
   size_t operator()(const Hash::Value& value) const { return value.first; }
 };
 
-// Depth first; the way to a state is run again from the start, since an engine cannot be copied. A state that
-// was seen is not left again.
+// Explores depth first. The path to a state is repeated from the start, since an engine cannot be copied. A
+// known state is not explored again.
 class Explorer {
  public:
   explicit Explorer(const Scenario& scenario) : scenario_(scenario) {}
@@ -120,7 +120,7 @@ class Explorer {
   Found found_;
 };
 
-// Sequences of batches, ids named in the order in which they come: all others are these with other names.
+// Sequences of batches whose ids are numbered in order of first use: all others are permutations of these.
 void sequences(size_t batches, size_t most_ids, int64_t ids, std::vector<Scenario>* all,
                std::vector<Scenario::Step> begun = {}, int64_t known = 0) {
   if (begun.size() == batches) {
@@ -141,8 +141,8 @@ void sequences(size_t batches, size_t most_ids, int64_t ids, std::vector<Scenari
   }
 }
 
-// "0 12A 1s 0d2": ids of each batch, which are digits. A: it is abandoned before it begins, S: it never
-// comes, F: it has no backward, s: all tables are saved before it, d2: its backward follows the backward of
+// "0 12A 1s 0d2": the ids of each batch are digits. A: the batch is abandoned before it starts, S: it is
+// skipped, F: it has no backward, s: all tables are saved before it, d2: its backward follows the backward of
 // two later batches.
 Scenario scenario_of(const std::string& text) {
   Scenario scenario;
@@ -181,7 +181,7 @@ constexpr bool kSlow = false;
 
 class Report {
  public:
-  // All of them are as a run of one thread.
+  // All results equal a run of one thread.
   void clean(const char* what, const std::vector<Scenario>& scenarios) {
     const auto begin = std::chrono::steady_clock::now();
     Found total;
@@ -206,7 +206,7 @@ class Report {
     for (Scenario& scenario : scenarios) scenario = variant_of(scenario, by_clocks, variant);
     clean(what, scenarios);
   }
-  // Found in both ways to run a device; and nothing is found without the mistake.
+  // The mistake is found with both models of a device, and nothing is found without it.
   void found(const char* what, Bug bug, const char* text, Variant variant = kPlain) {
     for (const bool by_clocks : {true, false}) {
       Scenario scenario = variant_of(scenario_of(text), by_clocks, variant);
@@ -287,7 +287,7 @@ void explore_all(Report* report) {
 }
 
 TEST(interleavings) {
-  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);  // or each new engine clears huge pages
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);  // otherwise each new engine would clear huge pages
   Report report;
   mistakes(&report);
   explore_few(&report);

@@ -1,4 +1,4 @@
-// The rows that a plan takes out, as questions find them: against std::set.
+// The set of a plan's victims, compared with std::set.
 #include <random>
 #include <set>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kMostRow = 0xFFFFFFFD;  // of a table of 2^32 - 2 rows
+constexpr uint32_t kMostRow = 0xFFFFFFFD;  // in a table of 2^32 - 2 rows
 
 struct Rows {
   std::vector<int32_t> offsets{0};
@@ -38,7 +38,7 @@ void check_set(const RowSet& set, const Rows& rows, std::mt19937* random) {
   }
 }
 
-// One set for all, as it serves one plan after the other.
+// One set is reused, as by consecutive plans.
 TEST(random_tables) {
   std::mt19937 random(1);
   RowSet set;

@@ -1,4 +1,4 @@
-// Rules by themselves, without an engine: the ids that they choose, and numbers that they refuse.
+// Rules without an engine: the ids that they choose, and the arguments that they reject.
 #include <map>
 #include <numeric>
 #include <random>
@@ -23,7 +23,7 @@ TEST(age_rule) {
   refuses("age", {});
 }
 
-// Admission by a count: lookups of a batch decide together, and a batch that is undone was never counted.
+// Admission by a count: all lookups of a batch count together, and an undone batch does not count.
 TEST(count_rule) {
   AdmissionCase one({{"count", {{"threshold", 3}}}});
   for (const bool dropped : {true, false}) {
@@ -34,7 +34,7 @@ TEST(count_rule) {
   CHECK((one.admitted({5, 9, 9, 8}) == std::vector<int64_t>{9, 9}));
   CHECK(one.admission->set_candidates({{70, {2, 0, 0, 0}}}));
   CHECK((one.admitted({70, 5}) == std::vector<int64_t>{70}));
-  // A batch in the middle of which the map grows, twice.
+  // A batch during which the map grows, twice.
   std::vector<int64_t> many, twice;
   for (int64_t id = 0; id < 5000; ++id) many.push_back(id * 977);
   CHECK(one.admitted(many).empty());
@@ -54,7 +54,7 @@ TEST(idle_rule) {
   CHECK(rules.columns().has(Column::kLastUse) && rules.evicts_at_intervals());
   const std::vector<Evictable> known = {{1, 0, 0, 2}, {2, 0, 0, 3}, {3, 0, 0, UINT32_MAX}};
   CHECK((chosen(rules, known) == std::vector<int64_t>{2, 3}));
-  // The first rule of the table in rules.cpp gives the reason, in whatever order rules are given.
+  // The reason is the first matching rule of the table in rules.cpp, in whatever order rules are passed.
   const Rules both({{"idle", {{"batches", 3}}}, {"age", {{"seconds", 1}}}});
   CHECK(both.evictions()[0]->reason() == EvictReason::kAge);
   std::vector<Evictable> old = {{1, 0, 0, 3}};
@@ -66,7 +66,7 @@ TEST(idle_rule) {
   refuses("idle", {{"batches", 3}, {"seconds", 3}});
 }
 
-// Eviction of rows that the caller has marked.
+// Eviction of rows that the caller marked.
 TEST(norm_rule) {
   const Rules rules({{"norm", {{"least", 0.5}}}});
   CHECK(rules.columns().empty() && rules.evicts_by(EvictReason::kNorm));
@@ -76,14 +76,14 @@ TEST(norm_rule) {
   refuses("norm", {{"least", 0}});
 }
 
-// Admission by chance: a coin for each id and batch.
+// Admission by probability: one coin for each id and batch.
 TEST(probability_rule) {
   std::vector<int64_t> ids(4000);
   std::iota(ids.begin(), ids.end(), -2000);
   AdmissionCase half({{"probability", {{"probability", 0.5}}}}),
       other({{"probability", {{"probability", 0.5}}}}, "u");
   const std::vector<int64_t> dropped = half.admitted(ids, true);
-  CHECK(half.admitted(ids) == dropped);  // planned again, it has the same coins
+  CHECK(half.admitted(ids) == dropped);  // the same coins when it is planned again
   CHECK(dropped.size() > 1900 && dropped.size() < 2100);
   CHECK(half.admitted(ids) != dropped && other.admitted(ids) != dropped);
   CHECK((half.counts.size() > 1900 && half.counts[0] == 0 && half.admission->bytes() == 0));
@@ -104,16 +104,16 @@ TEST(rows_rule) {
   std::vector<Evictable> known;
   for (int64_t id = 0; id < 8; ++id) known.push_back({id, 5, 0, static_cast<uint32_t>(id)});
   CHECK(chosen(rules, known).empty());
-  known.push_back({8, 4, 0, 0});  // down to 7: the least, then those that were idle for longest
+  known.push_back({8, 4, 0, 0});  // evicts down to 7 rows: the lowest scores, then the longest idle
   CHECK((chosen(rules, known) == std::vector<int64_t>{7, 8}));
-  known[8].held = true;  // it counts and stays
+  known[8].held = true;  // in use: it counts, and stays
   CHECK((chosen(rules, known) == std::vector<int64_t>{6, 7}));
-  known[7].reason = EvictReason::kIdle;  // it leaves already
+  known[7].reason = EvictReason::kIdle;  // already evicted by another rule
   CHECK(chosen(rules, known).empty());
   refuses("rows", {{"most", 0}});
 }
 
-// Scores of rows: what a batch adds, and what is left of former ones.
+// Scores of rows: the addition by a batch, and the decay of earlier ones.
 TEST(score_rule) {
   TableClock clock;
   clock.batches = 30;
@@ -121,7 +121,7 @@ TEST(score_rule) {
   CHECK(by_factor.needs_clicks() &&
         by_factor.columns().has({Column::kCount, Column::kScore, Column::kClicks}));
   const ScoreRule& factor = *by_factor.score();
-  CHECK(factor.after({0, 0, 0}, {3, 2}, {1, 0}, clock) == 7);  // the first time it does not decay
+  CHECK(factor.after({0, 0, 0}, {3, 2}, {1, 0}, clock) == 7);  // the first score does not decay
   CHECK(factor.after({7, 2, 9}, {3, 2}, {1, 0}, clock) == (7 + 7) * 0.75);
   CHECK(factor.now(7, 20) == 7);
   const Rules by_time({{"score", {{"half_life", 10}}}});
@@ -143,14 +143,14 @@ TEST(share_rule) {
   CHECK((chosen(share(0.39), known) == std::vector<int64_t>{3}));  // of equal scores the lower id
   CHECK((chosen(share(0.01), known) == std::vector<int64_t>{3}));  // at least one
   CHECK(chosen(share(1), known).size() == 5 && chosen(share(1), {}).empty());
-  // One that leaves by another rule counts for the share, and keeps its reason.
+  // A row evicted by another rule counts for the share, and keeps its reason.
   std::vector<Evictable> some = known;
   some[2].reason = EvictReason::kIdle;
   CHECK((chosen(share(0.4), some) == std::vector<int64_t>{4}));
   const Rules rules = share(0.4);
   const EvictionRule& rule = *rules.evictions()[0];
   CHECK(!rule.evicts_candidates() && !rule.takes_any_number() && rule.at_intervals());
-  refuses("share", {{"share", 0.4}});  // it needs scores
+  refuses("share", {{"share", 0.4}});  // share needs scores
   CHECK_THROWS(share(0), std::invalid_argument);
   CHECK_THROWS(share(1.5), std::invalid_argument);
 }
@@ -167,7 +167,7 @@ TEST(showclick_rule) {
   refuses("showclick", {{"alpha", 1}});
 }
 
-// Admission by a sketch: none too late, undone exactly, halved when it is due.
+// Admission by a sketch: never too late, undone exactly, halved when due.
 TEST(sketch_rule) {
   AdmissionCase one({{"sketch", {{"threshold", 4}, {"bytes", 400}, {"halve_after", 40}}}});
   CHECK(one.admission->bytes() == 400 && !one.admission->counts_each());

@@ -1,4 +1,4 @@
-// Snapshot: which rows are pending, and which of them move with plans.
+// Snapshot: the rows that are pending, and which of them plans move.
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -47,7 +47,7 @@ TEST(moving_rows_are_marked_once_for_their_plans) {
   CHECK(still(snapshot) == all_but({3, 7, 64, 199}));
   move({4}, {7, 3});
   CHECK(still(snapshot) == all_but({3, 7}));
-  move({5}, {7});  // the plan is applied, and its rows out are on their way
+  move({5}, {7});  // the plan is applied, and its write-back is pending
   CHECK(still(snapshot) == all_but({7}));
   move({}, {});
   CHECK(still(snapshot) == all_but({}));

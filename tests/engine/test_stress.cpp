@@ -1,6 +1,6 @@
-// Threads as an embedding has them: one plans, one launches (applies, lands, trains, releases), one reads,
-// one lists, reads and writes whole tables; others drop plans. Their locks are the embedding's: `planning`,
-// then `launch`. They run until each has done its rounds.
+// The threads of an embedding: one plans, one launches (applies, completes write-backs, trains, releases),
+// one reads, one lists, reads and writes whole tables; others drop plans. Locks are taken as by the
+// embedding: `planning`, then `launch`. Each thread runs a number of rounds.
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -25,7 +25,7 @@ TestBatch random_batch(std::mt19937_64* random) {
   return batch_of(std::move(ids));
 }
 
-// Each row's weight says whose it is: id + kIds * updates.
+// Each row's weight identifies it: id + kIds * updates.
 class Embedding {
  public:
   Embedding()
@@ -44,7 +44,7 @@ class Embedding {
       } catch (const CacheTooSmallError&) {
         continue;
       }
-      if (random() % 2 == 0) {  // rows that come, without a lock
+      if (random() % 2 == 0) {  // missing rows, without a lock
         std::vector<char> ahead(static_cast<size_t>((*plan)->rows_in * bytes()));
         engine_->read_ahead(*plan, ahead.data());
       }
@@ -57,8 +57,7 @@ class Embedding {
       if (queue_.size() < 3) queue_.push_back({std::move(plan), batch.values});
       ++planned;
       if (plan == nullptr) continue;
-      const std::lock_guard<std::mutex> dropping(
-          dropped_mutex_);  // not applied, and perhaps just about to be
+      const std::lock_guard<std::mutex> dropping(dropped_mutex_);  // another thread may be about to apply it
       dropped_.push_back(std::move(plan));
     }
   }
@@ -88,7 +87,7 @@ class Embedding {
     }
   }
 
-  void drop_plans() {  // as a garbage collector does, without a lock of the embedding
+  void drop_plans() {  // without a lock of the embedding, like Python's garbage collector
     while (!stop) {
       std::deque<std::unique_ptr<Plan>> dropped;
       {
@@ -120,7 +119,8 @@ class Embedding {
         CHECK(given == expected(batch.values[i]));
       }
       ++reads;
-      std::this_thread::sleep_for(std::chrono::microseconds(50));  // a mutex is not fair: the others' turn
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(50));  // a mutex is not fair: let other threads take it
     }
   }
 
@@ -143,7 +143,7 @@ class Embedding {
     }
   }
 
-  // After the threads: nothing is in use, and all is where it should be.
+  // After the threads have ended nothing is in use, and each row has its value.
   void finish() {
     queue_.clear();
     dropped_.clear();

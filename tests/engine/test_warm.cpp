@@ -1,5 +1,4 @@
-// Rows that come to the cache for no batch: which, to which slots, in which order they leave, and what is
-// refused.
+// Cache warming: the rows that are fetched without a batch, their slots, their order as victims, and errors.
 #include <numeric>
 #include <stdexcept>
 
@@ -35,7 +34,7 @@ int64_t warm(Engine* engine, const std::vector<int64_t>& ids, const std::vector<
   return static_cast<int64_t>(those.size());
 }
 
-// Seven rows are fetched, which leaves one slot free; then new rows take the slots of the coldest.
+// Seven rows are fetched, which leaves one slot free; then new rows take the slots of the coldest rows.
 TEST(the_coldest_leave_first) {
   for (const std::string& policy : cache_policy_names()) {
     const auto engine = with_rows(policy, true, 30);
@@ -89,7 +88,7 @@ TEST(what_is_refused) {
   CHECK_THROWS(warm(index.get(), {40}, {1}), std::out_of_range);
 }
 
-// A row whose sums wait outside the cache would leave them there.
+// A row whose accumulated gradients are outside the cache would lose them.
 TEST(rows_with_sums_elsewhere_stay) {
   const auto engine = with_rows("lru", true, 30);
   const int64_t row = 4;
