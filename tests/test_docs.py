@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+READMES = ["benchmarks", "emulator", "examples", "tests", "tests/plants"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
@@ -75,6 +76,35 @@ def test_python_runs_and_prints_what_it_says(page: Path) -> None:
     pytest.importorskip("torchrec")
     for promised, printed in run(page):
         assert printed.startswith(promised.removesuffix(" ..."))
+
+
+def names_of(code: str) -> tuple[set[str], set[str]]:
+    """Returns the names that a block of Python assigns or imports, and all others that it reads."""
+    nodes = list(ast.walk(ast.parse(code)))
+    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.name or "" for node in nodes if isinstance(node, ast.ExceptHandler)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    imports = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    own |= {alias.asname or alias.name.partition(".")[0] for alias in imports}
+    return own, {node.id for node in nodes if isinstance(node, ast.Name)} - own
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if len(blocks(page)) > 1 and "zh" not in name(page)], ids=name)
+def test_a_block_that_needs_an_earlier_one_says_so(page: Path) -> None:
+    """The paragraph before it says that it continues a block, or names what is above."""
+    before: set[str] = set()
+    for block in BLOCK.finditer(page.read_text()):
+        own, others = names_of(block[1])
+        if others & before:
+            lead = page.read_text()[: block.start()].rstrip().rpartition("\n\n")[2]
+            assert re.search(r"\bcontinues?\b|\babove\b", lead), f"{sorted(others & before)}: {lead!r}"
+        before |= own
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / f"{room}/README.md" for room in READMES)], ids=name)
+def test_fences_have_a_language(page: Path) -> None:
+    assert "" not in re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)[::2]
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=name)
