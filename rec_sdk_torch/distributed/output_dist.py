@@ -72,11 +72,11 @@ class PoolBags(torch.autograd.Function):
         segments: list[Segments] = ctx.segments
         count = len(segments)
         rows, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        of_rows = [_sum_gradients(grad, s, s.sorted_by_row(w)) for s, w in zip(segments, weights, strict=True)]
-        of_weights: list[torch.Tensor | None] = [None] * count
+        row_grads = [_sum_gradients(grad, s, s.sorted_by_row(w)) for s, w in zip(segments, weights, strict=True)]
+        weight_grads: list[torch.Tensor | None] = [None] * count
         for index, each in enumerate(segments):
             if ctx.needs_input_grad[3 + count + index]:
-                of_weights[index] = ops.pooled_weights_grad(
+                weight_grads[index] = ops.pooled_weights_grad(
                     rows[index], each.slots, each.offsets, grad, each.constants.columns, each.constants.means
                 )
-        return (None, None, None, *of_rows, *of_weights)
+        return (None, None, None, *row_grads, *weight_grads)

@@ -70,7 +70,7 @@ def prefetch(
     collections = find_collections(module)
     if features is not None and not callable(features):
         raise TypeError(f"features is {features!r}, expected a function of a batch, or None")
-    of_batch = features or only_features
+    of_batch = features or find_features
 
     def start(batch: T) -> tuple[T, PrefetchedBatch | None]:
         return batch, PrefetchedBatch(collections, of_batch(batch), depth) if depth else None
@@ -112,7 +112,7 @@ def find_collections(module: torch.nn.Module) -> dict[str, Collection]:
     return found
 
 
-def only_features(batch: object) -> KeyedJaggedTensor:
+def find_features(batch: object) -> KeyedJaggedTensor:
     """Returns the batch itself if it is a KeyedJaggedTensor, else its only field that is one.
 
     Raises:

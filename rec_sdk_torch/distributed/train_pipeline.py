@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ..operators.devices.backends import parse_device
 from ..sparse.jagged_tensor_with_timestamp import with_click_labels
 from ..tbe import MAX_DEPTH, stream_context
-from .prefetch import PrefetchedBatch, check_depth, find_collections, iterate_ahead, only_features
+from .prefetch import PrefetchedBatch, check_depth, find_collections, find_features, iterate_ahead
 
 In = TypeVar("In")
 
@@ -58,7 +58,7 @@ class _TrainPipeline(Generic[In]):
         self._zero_grad: Callable[[], object] = optimizer.zero_grad
         self._backward: Callable[[torch.Tensor], object] = _sum_backward
         self._depth = check_depth(depth)
-        self._features = features or only_features
+        self._features = features or find_features
         self._module = None if self._device.type == "cpu" else torch.get_device_module(self._device)
         self._copies = None if self._module is None else self._module.Stream(self._device)
         self._source: Iterator[In] | None = None

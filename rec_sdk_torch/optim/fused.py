@@ -350,18 +350,18 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         Rows without ids belong to the ids from 0 on. A missing step count that no update uses stays as it is.
         """
         table, states, values = handle.table, self.state[handle], dict(loaded)
-        of_rows = [key for key, state in states.items() if isinstance(state, RowState) and key in values]
+        row_keys = [key for key, state in states.items() if isinstance(state, RowState) and key in values]
         step = states[f"{table}.step"]
         if f"{table}.step" not in values and not step.optimizer.uses_step():
             values[f"{table}.step"] = step.state_dict()
-        if of_rows and f"{table}.ids" in states:
-            values.setdefault(f"{table}.ids", row_numbers(values[of_rows[0]]))
+        if row_keys and f"{table}.ids" in states:
+            values.setdefault(f"{table}.ids", row_numbers(values[row_keys[0]]))
         rows = self._rows[table]
-        if rows is not None and of_rows:
-            counts = {len(row_numbers(values[key])) for key in of_rows}
+        if rows is not None and row_keys:
+            counts = {len(row_numbers(values[key])) for key in row_keys}
             if len(counts) == 1 and counts != {rows}:
                 warn_of_rows(table, counts.pop(), rows)
-                values.update({key: values[key][:rows] for key in of_rows})
+                values.update({key: values[key][:rows] for key in row_keys})
         return values
 
     def _check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
