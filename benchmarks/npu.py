@@ -14,7 +14,15 @@ import torch
 
 from rec_sdk_torch import emulate
 from rec_sdk_torch.operators.devices.backends import parse_device
-from rec_sdk_torch.tools.operator_cases import BAG, Batch, Case, copies, lookups, swap_lookups, updates
+from rec_sdk_torch.tools.operator_cases import (
+    BAG,
+    Batch,
+    Case,
+    copy_cases,
+    lookup_cases,
+    swap_lookup_cases,
+    update_cases,
+)
 
 from .ids import Distribution
 from .npu_model import CHIPS, EmulatedCounters, Kernel, LeastCopies, total_bytes
@@ -32,10 +40,10 @@ def calls(batch: Batch, dim: int, names: Iterable[str], every: bool = True) -> I
     dtypes = (torch.float32, torch.bfloat16)
     optimizers = dict.fromkeys(name.split()[1] for name in names if name.startswith("update_rows "))
     cases = (
-        lookups(batch, dim, dtypes, weighted=False),
-        copies(batch, dim),
-        swap_lookups(batch, dim, dtypes),
-        updates(batch, dim, dtypes, optimizers),
+        lookup_cases(batch, dim, dtypes, weighted=False),
+        copy_cases(batch, dim),
+        swap_lookup_cases(batch, dim, dtypes),
+        update_cases(batch, dim, dtypes, optimizers),
     )
     yield from (case for case in itertools.chain(*cases) if every or case.name in names)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rec_sdk_torch.tools.operator_cases import Batch, lookups, updates
+from rec_sdk_torch.tools.operator_cases import Batch, lookup_cases, update_cases
 
 from .pool import Need, Pool
 from .timing import Clock, Samples, no_collection
@@ -44,8 +44,8 @@ def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict
     first_rows = torch.arange(0, rows, workload.tables.rows)
     batch = Batch.from_lookups((pool.ranks[0] + first_rows[:, None]).flatten().numpy(), rows)
     float32 = (torch.float32,)
-    lookup = next(lookups(batch, workload.dim, float32, weighted=False)).to(device)
-    update = next(updates(batch, workload.dim, float32, [workload.optimizer])).to(device)
+    lookup = next(lookup_cases(batch, workload.dim, float32, weighted=False)).to(device)
+    update = next(update_cases(batch, workload.dim, float32, [workload.optimizer])).to(device)
     marks, clock = [], Clock(device)
     with no_collection():
         for _ in range(1 + len(pool.ids)):

@@ -32,7 +32,7 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 def test_the_batch_has_hot_rows_and_every_operator_is_there() -> None:
     found = set()
-    for case in operator_cases.cases(operator_cases.Batch.random(1000, 4096), 16):
+    for case in operator_cases.all_cases(operator_cases.Batch.random(1000, 4096), 16):
         found.add(case.operator)
         copied = case.to("cpu")
         results = copied.results()

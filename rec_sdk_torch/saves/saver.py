@@ -22,7 +22,14 @@ from .format.manifest import Manifest
 from .load import rec_sdk
 from .load.cache_warming import warm_by_counts, warm_tables
 from .load.capacity import fits_beside_tables
-from .load.loader import can_be_base, check_fit, check_row_counts, make_replacements, replace_tables, warn_of_losses
+from .load.loader import (
+    can_be_base,
+    check_fit,
+    check_row_counts,
+    make_replacements,
+    replace_tables,
+    warn_of_skipped_content,
+)
 from .load.save_reader import match_tables, verify_files
 from .owners import TableOwner, table_owners
 from .participants import Participants
@@ -182,7 +189,7 @@ class Saver:
 def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
     owners = table_owners(module)
     participants, paths = Participants(owners), folders.to_paths(path)
-    rec_sdk_save = participants.run_on_first(lambda: _rec_sdk_save(paths), "which save is loaded")
+    rec_sdk_save = participants.run_on_first(lambda: _find_rec_sdk_save(paths), "which save is loaded")
     if rec_sdk_save is not None:
         return _load_rec_sdk(owners, participants, rec_sdk_save, incremental, warm)
     folder = participants.run_on_first(lambda: folders.latest_save(paths).resolve(), "which save is loaded")
@@ -208,7 +215,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         fits_beside = participants.run_on_all(lambda: fits_beside_tables(row_counts, folder), "whether memory is free")[
             participants.rank
         ]
-        warn_of_losses(matches, *chain[-1])
+        warn_of_skipped_content(matches, *chain[-1])
         rounded = replace_tables(participants, owners, make_replacements(owners, matches, fits_beside))
         last, chain_folders = chain[-1][1], dict.fromkeys(str(each.parent) for each, _ in reversed(chain))
         location = SaveLocation(last.id, last.base, last.sequence, folder.name, tuple(chain_folders))
@@ -226,7 +233,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
     return str(folder)
 
 
-def _rec_sdk_save(paths: Sequence[Path]) -> Path | None:
+def _find_rec_sdk_save(paths: Sequence[Path]) -> Path | None:
     """Returns the save of Rec SDK that `paths` name; None if they name none."""
     found = [folder for each in paths if (folder := rec_sdk.find_save(each.resolve())) is not None]
     if found and len(paths) > 1:

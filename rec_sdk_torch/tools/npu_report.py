@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from .. import __version__, emulate
-from .operator_cases import Batch, Case, cases
+from .operator_cases import Batch, Case, all_cases
 
 FAILING = "a launch on no cores, which must fail"
 
@@ -63,7 +63,7 @@ def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> 
 def fail_a_launch(device: torch.device) -> int:
     """Launches a kernel on no cores and waits; prints the error and returns 0, or returns 1 if none is raised.
 
-    It waits repeatedly. torch_npu empties its queue before it stores the error, so a wait in between sees neither.
+    It waits repeatedly: torch_npu empties its queue before it stores the error, so one wait may see neither of them.
     """
     on = torch.zeros(1, device=device)
     end = time.monotonic() + _ERROR_SECONDS
@@ -153,7 +153,7 @@ class Report:
     def run(self) -> int:
         """Prints the report and returns the exit status."""
         bandwidth = self.print_header()
-        for case in cases(Batch.random(self.options.rows, self.options.lookups), self.options.dim):
+        for case in all_cases(Batch.random(self.options.rows, self.options.lookups), self.options.dim):
             try:
                 self.run_case(case, bandwidth)
             except RuntimeError as error:  # after a failure, torch_npu's queue runs nothing

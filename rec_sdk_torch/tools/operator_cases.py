@@ -133,7 +133,7 @@ def _values(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(2))
 
 
-def copies(batch: Batch, dim: int) -> Iterator[Case]:
+def copy_cases(batch: Batch, dim: int) -> Iterator[Case]:
     """Yields the copies of the distinct rows' records out of the cache and into it."""
     layout = RecordLayout(dim, torch.float32, (dim,))
     cache, count = batch.records(layout), len(batch.unique)
@@ -147,7 +147,7 @@ def copies(batch: Batch, dim: int) -> Iterator[Case]:
     yield Case("swap_rows", swapped, count * (8 + 4 * layout.bytes))
 
 
-def lookups(
+def lookup_cases(
     batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES, weighted: bool = True
 ) -> Iterator[Case]:
     """Yields sequence and pooled lookups, and the gradients of sample weights.
@@ -180,7 +180,7 @@ def lookups(
         yield Case(f"pooled_weights_grad {short}", grad, read + 4 * n)
 
 
-def swap_lookups(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES) -> Iterator[Case]:
+def swap_lookup_cases(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES) -> Iterator[Case]:
     """Yields lookups fused with a swap: every other distinct row is a miss, which replaces a victim."""
     missing = batch.unique[::2].clone()
     count, n = len(missing), len(batch.slots)
@@ -217,7 +217,7 @@ def swap_lookups(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_
         yield Case(f"swap_lookup_pooled {short}", {**swap, **lookups, **pooled}, least)
 
 
-def updates(
+def update_cases(
     batch: Batch,
     dim: int,
     dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES,
@@ -257,9 +257,9 @@ def updates(
     yield Case("accumulate_rows", {"pending": pending, **sums}, read + 2 * u * 8 * dim)
 
 
-def cases(batch: Batch, dim: int, optimizers: Iterable[str] = tuple(FORMULAS)) -> Iterator[Case]:
+def all_cases(batch: Batch, dim: int, optimizers: Iterable[str] = tuple(FORMULAS)) -> Iterator[Case]:
     """Yields a call of every operator, the simplest kernels first."""
-    yield from copies(batch, dim)
-    yield from lookups(batch, dim)
-    yield from swap_lookups(batch, dim)
-    yield from updates(batch, dim, optimizers=optimizers)
+    yield from copy_cases(batch, dim)
+    yield from lookup_cases(batch, dim)
+    yield from swap_lookup_cases(batch, dim)
+    yield from update_cases(batch, dim, optimizers=optimizers)

@@ -15,7 +15,7 @@ import torch
 from rec_sdk_torch import npu_check
 from rec_sdk_torch.formulas import FORMULAS
 from rec_sdk_torch.tools import npu_report
-from rec_sdk_torch.tools.operator_cases import Batch, Case, Tensors, cases
+from rec_sdk_torch.tools.operator_cases import Batch, Case, Tensors, all_cases
 
 SMALL = ["--rows", "2000", "--lookups", "6000", "--dim", "20", "--repeats", "1", "--copy-mib", "1"]
 
@@ -54,13 +54,13 @@ def plant(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensors], Tensors]) 
     Planted.wrong = wrong
 
     def planted(batch: Batch, dim: int) -> Iterator[Case]:
-        for case in cases(batch, dim):
+        for case in all_cases(batch, dim):
             if case.name == "gather_rows":
                 yield Planted(case.name, case.arguments, case.least_bytes)
             elif case.name in ("scatter_rows", "lookup_sequence float32"):
                 yield case
 
-    monkeypatch.setattr(npu_report, "cases", planted)
+    monkeypatch.setattr(npu_report, "all_cases", planted)
 
 
 def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,6 @@ def test_without_torch_the_rest_is_reported(
 
 
 def test_sizes_are_readable() -> None:
-    assert [machine.size(each) for each in (512, 1536, 3 << 20, 5 << 30, 3 << 41)] == [
+    assert [machine.format_bytes(each) for each in (512, 1536, 3 << 20, 5 << 30, 3 << 41)] == [
         "512 B", "1.5 KiB", "3.0 MiB", "5.0 GiB", "6144.0 GiB",
     ]  # fmt: skip

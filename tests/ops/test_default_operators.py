@@ -16,7 +16,7 @@ from rec_sdk_torch.operators.default import KERNELS
 from rec_sdk_torch.operators.record import WEIGHT_DTYPES, RecordLayout
 from rec_sdk_torch.operators.schemas import coefficient_names
 from rec_sdk_torch.operators.segments import hot_segments
-from rec_sdk_torch.tools.operator_cases import Batch, cases
+from rec_sdk_torch.tools.operator_cases import Batch, all_cases
 
 DIMS = (1, 3, 20, 64, 130)
 LENGTHS = (0, 1, 1, 2, 31, 32, 33, 97, 129, 400, 1025, 3111)
@@ -188,7 +188,7 @@ def test_lookups(dim: int, dtype: torch.dtype, device: torch.device) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_call_of_every_operator(dim: int, device: torch.device) -> None:
-    for case in cases(Batch.random(200, 3000), dim, optimizers=["sgd"]):
+    for case in all_cases(Batch.random(200, 3000), dim, optimizers=["sgd"]):
         assert_same_bits(case.operator, case.to("cpu").arguments, device)
 
 

@@ -24,7 +24,7 @@ from op_batches import (
 from threads import threads
 
 from rec_sdk_torch import ops
-from rec_sdk_torch.tools.operator_cases import Batch, cases
+from rec_sdk_torch.tools.operator_cases import Batch, all_cases
 
 BLOCK = 32
 
@@ -90,7 +90,7 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
         cache = Cache(weights, states, dtype, device)
         update(cache, grad, slots, optimizer, row, scale if number % 2 else None)
         results.append(cache.records.clone())
-    every = cases(Batch.from_lookups(slots.cpu().numpy(), rows), dim, optimizers=())
+    every = all_cases(Batch.from_lookups(slots.cpu().numpy(), rows), dim, optimizers=())
     results += [result for case in every for result in case.to(device).results().values()]
     results.append(torch.ops.rec_sdk.gather_rows(cache.records, int32(slots, device)))
     order = int32(torch.randperm(rows, generator=generator), device)

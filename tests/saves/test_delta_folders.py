@@ -217,9 +217,9 @@ def _write(save: Path, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (["/"], r"folders\[0\] is '/', expected a path from the folder"),
-        (["a\0b"], "expected a path from the folder"),
-        ([""], "expected a path from the folder"),
+        (["/"], r"folders\[0\] is '/', expected a path relative to the folder"),
+        (["a\0b"], "expected a path relative to the folder"),
+        ([""], "expected a path relative to the folder"),
         ([7], "expected a string"),
         ("x", "expected a list"),
         (["x" * 300], "which is not in .*File name too long"),

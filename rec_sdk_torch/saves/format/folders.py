@@ -47,7 +47,7 @@ def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
     Raises:
         CheckpointError: no later name exists.
     """
-    earlier = [*_complete(path), *(save for save in followed if is_timestamp(save.name))]
+    earlier = [*_complete_saves(path), *(save for save in followed if is_timestamp(save.name))]
     last = max(earlier, key=lambda save: save.name, default=path / "")
     latest = last.name if earlier else ""
     taken, time = {*os.listdir(path), latest}, now()
@@ -70,7 +70,7 @@ def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
     return name
 
 
-def _complete(path: Path) -> list[Path]:
+def _complete_saves(path: Path) -> list[Path]:
     """Returns the complete saves in the folder `path`, unordered."""
     return [each for each in path.iterdir() if is_timestamp(each.name) and (each / MANIFEST).exists()]
 
@@ -87,7 +87,7 @@ def saves_in(path: Path) -> list[Path]:
             return [path]
         if not path.is_dir():
             raise CheckpointError(f"{path}: there is no such folder")
-        return sorted(_complete(path))
+        return sorted(_complete_saves(path))
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
@@ -247,7 +247,7 @@ _links: dict[str, dict[str, _ChainLink]] = {}
 """Known links by folder of saves and save name, so that a delta does not read the manifests of its chain again."""
 
 
-def _stamp(root: str, name: str) -> tuple[int, int, int]:
+def _manifest_stamp(root: str, name: str) -> tuple[int, int, int]:
     found = os.stat(os.path.join(root, name, MANIFEST))
     return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -259,7 +259,9 @@ def cache_chain_link(save: Path, manifest: Manifest) -> None:
         OSError: the manifest file no longer exists.
     """
     root = str(save.parent)
-    link = _ChainLink(_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence)
+    link = _ChainLink(
+        _manifest_stamp(root, save.name), manifest.id, manifest.previous, manifest.base, manifest.sequence
+    )
     _links.setdefault(root, {})[save.name] = link
 
 
@@ -307,7 +309,7 @@ def _read_links(path: Path) -> dict[str, _ChainLink]:
     known = _links.pop(root, {})
     for folder in saves_in(path):
         with contextlib.suppress(CheckpointError, OSError):
-            if folder.name in known and known[folder.name].stamp == _stamp(root, folder.name):
+            if folder.name in known and known[folder.name].stamp == _manifest_stamp(root, folder.name):
                 _links.setdefault(root, {})[folder.name] = known[folder.name]
             else:
                 cache_chain_link(folder, read_manifest(folder))
@@ -333,7 +335,7 @@ def _links_are_complete(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save
             return False  # two saves of one folder have the id: ambiguous
         root, name, link = found[0]
         try:
-            same = _stamp(root, name) == link.stamp
+            same = _manifest_stamp(root, name) == link.stamp
         except OSError:
             return False
         if not same or (

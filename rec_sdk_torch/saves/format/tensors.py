@@ -150,9 +150,9 @@ def _as_numpy(rows: torch.Tensor) -> np.ndarray:
 
 
 class TensorWriter:
-    """Writer of tensors to the end of a file, each in chunks of rows from its first to its last.
+    """Writer of tensors at the end of a file; each tensor is appended in chunks of rows.
 
-    Up to `WRITE_BYTES`, all tensors share a buffer with other small writes to the file.
+    Tensors of up to `WRITE_BYTES` together share a buffer with other small writes to the file.
 
     Attributes:
         begin: offset of the header in the file.

@@ -329,10 +329,10 @@ def table_chain(chain: Chain, saved: SavedTable) -> TableChain:
 
 
 def evicted_files(tables: TableChain) -> list[tuple[Path, Manifest, SavedFile, int]]:
-    """Returns the files with evicted rows that are not taken yet, in eviction order.
+    """Finds the files with evicted rows that the user has not taken, in eviction order.
 
     Returns:
-        For each file: folder, manifest, file, and the index of the first row that counts.
+        For each file: folder, manifest, file, and the index of its first row that is not taken.
 
     Raises:
         CheckpointError: a save has fewer evicted rows than the next save refers to.

@@ -169,7 +169,7 @@ def _open_windows(matches: Sequence[TableMatch]) -> dict[int, int]:
     return counts if fits and set(counts) <= lengths else {}
 
 
-def warn_of_losses(matches: Sequence[TableMatch], folder: Path, manifest: Manifest) -> None:
+def warn_of_skipped_content(matches: Sequence[TableMatch], folder: Path, manifest: Manifest) -> None:
     """Warns of the parts of a save that the model does not take over."""
     for each in matches:
         config = each.owner.configs[each.name]

@@ -43,17 +43,17 @@ class SavedLifecycle:
 
     def apply_to(self, view: TableView) -> None:
         """Writes counts and timestamps to the table's rows; later timestamps and clocks of the table stay."""
-        ids, counts = _known_ids(view, *self.counts)
+        ids, counts = _select_known(view, *self.counts)
         if len(ids):
             view.write_row_columns(ids, {"count": counts})
-        ids, stamps = _known_ids(view, *self.stamps)
+        ids, stamps = _select_known(view, *self.stamps)
         if len(ids):
             before = view.row_columns(ids)["timestamp"]
             view.write_row_columns(ids, {"timestamp": torch.maximum(before, stamps)})
         view.set_clocks({"timestamp": max(self.latest, view.clocks()["timestamp"])})
 
 
-def _known_ids(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def _select_known(view: TableView, ids: np.ndarray, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = torch.from_numpy(ids)
     known = view.knows(wanted)
     return wanted[known], torch.from_numpy(values)[known]
@@ -86,10 +86,12 @@ def read_lifecycle(
             stamps.append(_read_stamps(save, folder / _STAMPS))
     times = np.concatenate([each for _, each in stamps])
     latest = int(times.max()) if len(times) else NEVER
-    return SavedLifecycle(_owned(owner, name, counts), _latest_stamps(*_owned(owner, name, stamps)), latest)
+    return SavedLifecycle(
+        _select_owned(owner, name, counts), _latest_stamps(*_select_owned(owner, name, stamps)), latest
+    )
 
 
-def _owned(
+def _select_owned(
     owner: TableOwner, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
     ids, values = (np.concatenate(parts) for parts in zip(*pairs, strict=True))

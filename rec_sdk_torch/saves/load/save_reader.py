@@ -228,10 +228,12 @@ def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
     if not rules.counts_candidates:
         return LifecycleState(match.saved.clocks, None)
     names = list(match.view.candidates()[1])
-    return LifecycleState(match.saved.clocks, _candidates(match, names), _sketches(match) if rules.rule(Sketch) else [])
+    return LifecycleState(
+        match.saved.clocks, _read_candidates(match, names), _read_sketches(match) if rules.rule(Sketch) else []
+    )
 
 
-def _candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _read_candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the candidates that this rank owns, from all ranks' files, and the named columns that the files have."""
     chunks = []
     folder, manifest, table = match.table_chain.saves[-1]
@@ -244,7 +246,7 @@ def _candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, 
     return ids, {name: torch.cat([empty, *(columns[f"column.{name}"] for _, columns in chunks)]) for name in names}
 
 
-def _sketches(match: TableMatch) -> list[torch.Tensor]:
+def _read_sketches(match: TableMatch) -> list[torch.Tensor]:
     """Returns the saved sketches that the table's sketch must count at least as much as."""
     saved = []
     folder, manifest, table = match.table_chain.saves[-1]

@@ -118,5 +118,5 @@ def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
 
 
 def current_formats(owners: Sequence[TableOwner]) -> TableFormats:
-    """Returns the formats that a save made now would give a model's tables."""
+    """Returns the row formats of a model's tables, as a save made now would store them."""
     return table_formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])

@@ -47,7 +47,7 @@ class SaveJob:
         self._identity: SaveIdentity | None = None
         self._snapshot: ModelSnapshot | None = None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_no_other_save(self._owners))
+            stack.enter_context(_exclude_other_saves(self._owners))
             stack.enter_context(_locked_folder(self._participants, root))
             stack.callback(self._clean_up)
             self._take_snapshot(incremental)
@@ -103,7 +103,7 @@ def exclusive_tables(owners: Sequence[TableOwner]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_other_save(owners: Sequence[TableOwner]) -> Iterator[None]:
+def _exclude_other_saves(owners: Sequence[TableOwner]) -> Iterator[None]:
     """Blocks while another save of these tables runs, and excludes others.
 
     The lock can be released by the thread that writes, not only by the thread that took it.

@@ -162,7 +162,7 @@ class TableSnapshot:
     specs: Sequence[TensorSpec]
     count: int
     row_snapshot: Snapshot
-    initial: bool
+    with_initial_rows: bool
     removed: torch.Tensor | None = None
     other_files: deque[tuple[str, Sequence[TensorSpec], int, Iterator[Chunk]]] = field(default_factory=deque)
 
@@ -243,9 +243,9 @@ def _take_table_snapshot(
         ids, removed = view.changed(since)  # removed rows of an index table have initial values
     row_snapshot = Snapshot(view, snapshot.copy_on_write, ids, since if ids is None else None)
     try:
-        initial = since is None and owner.configs[name].hashed != view.config.hashed
-        count = rows if initial else row_snapshot.count
-        table = TableSnapshot(key, owner, view, specs, count, row_snapshot, initial)
+        with_initial_rows = since is None and owner.configs[name].hashed != view.config.hashed
+        count = rows if with_initial_rows else row_snapshot.count
+        table = TableSnapshot(key, owner, view, specs, count, row_snapshot, with_initial_rows)
         if removed is not None and len(removed):
             table.removed = torch.from_numpy(removed)
         gradient_count = view.window_count()
@@ -309,15 +309,15 @@ def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
 
 
 def _row_chunks(table: TableSnapshot) -> Iterator[Chunk]:
-    """Yields the rows that the table holds; for `initial`, then those never looked up, with their initial values."""
+    """Yields the rows that the table holds, and then, `with_initial_rows`, the initial rows of all other ids."""
     config = table.owner.configs[table.view.config.name]
-    held = np.zeros((config.num_embeddings + 7) // 8 if table.initial else 0, np.uint8)  # a bit for each id
+    held = np.zeros((config.num_embeddings + 7) // 8 if table.with_initial_rows else 0, np.uint8)  # a bit for each id
     for rows in table.row_snapshot.chunks():
-        if table.initial:
+        if table.with_initial_rows:
             np.bitwise_or.at(held, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
         yield _chunk(table.row_snapshot, rows)
     step = 8 * table.row_snapshot.size
-    for begin in range(0, config.num_embeddings if table.initial else 0, step):
+    for begin in range(0, config.num_embeddings if table.with_initial_rows else 0, step):
         ids = np.arange(begin, min(begin + step, config.num_embeddings), dtype=np.int64)
         ids = ids[table.owner.owned(config.name, ids)]
         ids = ids[held[ids >> 3] >> (ids & 7).astype(np.uint8) & 1 == 0]

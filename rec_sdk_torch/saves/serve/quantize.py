@@ -28,7 +28,7 @@ _CHUNK_ROWS = 1 << 14
 
 
 @dataclass
-class QuantizedTable:
+class QuantizedTableStats:
     """Statistics of a table that `quantize_save` has written.
 
     Attributes:
@@ -73,7 +73,7 @@ class QuantizedSave:
 
     save: Path
     written: list[Path]
-    tables: list[QuantizedTable]
+    tables: list[QuantizedTableStats]
 
 
 def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
@@ -113,7 +113,7 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
     if quantized_keys:
         raise CheckpointError(f"{chain[-1][0]}: tables {sorted(set(quantized_keys))} are quantized already")
     files.ensure_folder(out)
-    tables = {table.key: QuantizedTable(table.key) for table in chain[-1][1].tables}
+    tables = {table.key: QuantizedTableStats(table.key) for table in chain[-1][1].tables}
     written = []
     with files.folder_lock(out) as locked:
         if not locked:
@@ -144,14 +144,16 @@ def _has_copy(target: Path, manifest: Manifest, bits: int) -> bool:
     return True
 
 
-def _write_copy(folder: Path, manifest: Manifest, target: Path, bits: int, tables: dict[str, QuantizedTable]) -> None:
+def _write_copy(
+    folder: Path, manifest: Manifest, target: Path, bits: int, tables: dict[str, QuantizedTableStats]
+) -> None:
     copy_id = _copy_id(manifest.id, bits)
     unfinished_copy = target.parent / f"{UNFINISHED}{copy_id}"
     files.create_folder(unfinished_copy)
     out = RankFiles(unfinished_copy, 0, copy_id, manifest.has_many_tables)
     try:
         for table in manifest.tables:
-            statistics = tables.setdefault(table.key, QuantizedTable(table.key))
+            statistics = tables.setdefault(table.key, QuantizedTableStats(table.key))
             for layer in sorted({file.layer for file in manifest.files_of(table.key, REMOVED, ROWS)}):
                 _copy_layer(out, folder, manifest, table, layer, bits, statistics)
         out.finish()
@@ -194,7 +196,7 @@ def _copy_layer(
     table: SavedTable,
     layer: int,
     bits: int,
-    statistics: QuantizedTable,
+    statistics: QuantizedTableStats,
 ) -> None:
     """Copies the rows and removed ids of one layer of a table; the files of all ranks become files of one rank."""
     sources = [file for file in manifest.files_of(table.key, REMOVED, ROWS) if file.layer == layer]
@@ -221,7 +223,7 @@ def _read_ids(folder: Path, manifest: Manifest, file: SavedFile) -> torch.Tensor
 
 
 def _quantized_chunks(
-    folder: Path, manifest: Manifest, rows: list[SavedFile], bits: int, statistics: QuantizedTable
+    folder: Path, manifest: Manifest, rows: list[SavedFile], bits: int, statistics: QuantizedTableStats
 ) -> Iterator[Chunk]:
     for file in rows:
         with open_file(folder, manifest, file) as reader:

@@ -102,7 +102,7 @@ class TableReader:
     def _open(self, save: Path) -> _OpenedSave:
         """Maps the table's rows in the chain of `save`."""
         chain = chain_of(save, self._paths)
-        saved_table = chain[-1][1].table(self._key(*chain[-1]))
+        saved_table = chain[-1][1].table(self._table_key(*chain[-1]))
         bits = BITS.get(saved_table.weight_dtype)
         dtype = torch.float32 if bits else DTYPES[saved_table.weight_dtype]
         with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # deleted files stay mapped
@@ -112,7 +112,7 @@ class TableReader:
             table = open_served_table(saves)
         return _OpenedSave(save, chain[-1][1].id, table, saved_table.rows, saved_table.embedding_dim, dtype, bits)
 
-    def _key(self, folder: Path, manifest: Manifest) -> str:
+    def _table_key(self, folder: Path, manifest: Manifest) -> str:
         keys = [table.key for table in manifest.tables]
         if self._name in keys:
             return self._name

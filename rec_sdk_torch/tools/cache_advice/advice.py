@@ -103,11 +103,11 @@ def simulate_table(
     return Table(name, len(trace.ids), simulation.distinct, simulation.largest, record_bytes, sizes, counts)
 
 
-def _seconds(table: Table, policy: str, size_index: int, bandwidth: Bandwidth) -> float:
+def _swap_seconds(table: Table, policy: str, size_index: int, bandwidth: Bandwidth) -> float:
     return bandwidth.seconds(table.counts[policy][size_index], table.record_bytes)
 
 
-def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str, int]:
+def _sizes_by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str, int]:
     """Chooses the smallest size of each table with a miss rate of at most `misses`, or else the largest size."""
     chosen = {}
     for table in tables:
@@ -116,7 +116,7 @@ def _by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str,
     return chosen
 
 
-def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
+def _sizes_by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
     """Starts from the smallest sizes, and takes the step that saves most time per byte while memory lasts."""
     chosen = {table.name: 0 for table in tables}
     free = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
@@ -126,7 +126,9 @@ def _by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Ban
             now = chosen[table.name]
             for size_index in range(now + 1, len(table.sizes)):
                 cost = (table.sizes[size_index] - table.sizes[now]) * table.record_bytes
-                saved = _seconds(table, policy, now, bandwidth) - _seconds(table, policy, size_index, bandwidth)
+                saved = _swap_seconds(table, policy, now, bandwidth) - _swap_seconds(
+                    table, policy, size_index, bandwidth
+                )
                 if cost <= free and saved > 0:
                     steps.append((saved / cost, table.name, size_index, cost))
         if not steps:
@@ -160,14 +162,16 @@ def choose_cache(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, m
     candidates = []
     for policy in tables[0].counts:
         size_indices = (
-            _by_misses(tables, policy, misses) if memory is None else _by_memory(tables, policy, memory, bandwidth)
+            _sizes_by_misses(tables, policy, misses)
+            if memory is None
+            else _sizes_by_memory(tables, policy, memory, bandwidth)
         )
-        seconds = sum(_seconds(table, policy, size_indices[table.name], bandwidth) for table in tables)
+        seconds = sum(_swap_seconds(table, policy, size_indices[table.name], bandwidth) for table in tables)
         candidates.append(Advice(policy, size_indices, seconds))
     if memory is None:
-        return min(candidates, key=lambda advice: (_bytes(tables, advice.size_indices), advice.seconds))
-    return min(candidates, key=lambda advice: (advice.seconds, _bytes(tables, advice.size_indices)))
+        return min(candidates, key=lambda advice: (_total_bytes(tables, advice.size_indices), advice.seconds))
+    return min(candidates, key=lambda advice: (advice.seconds, _total_bytes(tables, advice.size_indices)))
 
 
-def _bytes(tables: Sequence[Table], size_indices: Mapping[str, int]) -> int:
+def _total_bytes(tables: Sequence[Table], size_indices: Mapping[str, int]) -> int:
     return sum(table.sizes[size_indices[table.name]] * table.record_bytes for table in tables)

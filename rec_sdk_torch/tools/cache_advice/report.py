@@ -9,7 +9,7 @@ from .advice import Table
 from .costs import Bandwidth
 
 
-def _memory(count: int) -> str:
+def _format_memory(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
 
 
@@ -28,7 +28,7 @@ def report_lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]
         for position, rows in enumerate(table.sizes):
             rates = [f"{table.counts[policy][position].miss_rate:>11.1%}" for policy in policies]
             seconds = bandwidth.seconds(table.counts[policies[0]][position], table.record_bytes)
-            memory = _memory(rows * table.record_bytes)
+            memory = _format_memory(rows * table.record_bytes)
             yield f"{rows:>12}{rows / table.distinct:>8.1%}{memory:>13}{''.join(rates)}{f'{1e3 * seconds:.3f} ms':>20}"
         yield ""
     copies = f"{bandwidth.to_device / 1e9:.2f} GB/s to the device, {bandwidth.to_host / 1e9:.2f} GB/s back"

@@ -51,9 +51,9 @@ def read_traces(path: Path) -> dict[str, Trace]:
         ImportError: the package that reads this format is not installed.
     """
     readers: dict[str, Callable[[Path], dict[str, Trace]]] = {
-        ".npz": lambda file: _arrays(_npz(file), file),
-        ".safetensors": lambda file: _arrays(_safetensors(file), file),
-        ".parquet": _parquet,
+        ".npz": lambda file: _traces_of_arrays(_read_npz(file), file),
+        ".safetensors": lambda file: _traces_of_arrays(_read_safetensors(file), file),
+        ".parquet": _read_parquet,
     }
     if path.suffix not in readers:
         raise TraceError(f"{path}: the name of a trace ends in {', '.join(readers)}")
@@ -65,7 +65,7 @@ def read_traces(path: Path) -> dict[str, Trace]:
     return found
 
 
-def _npz(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+def _read_npz(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -73,7 +73,7 @@ def _npz(path: Path) -> Mapping[str, npt.NDArray[Any]]:
         raise TraceError(f"{path}: is not an .npz file of plain arrays: {error}") from error
 
 
-def _safetensors(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+def _read_safetensors(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -87,16 +87,16 @@ def _safetensors(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     return {name: tensor.numpy() for name, tensor in kept.items()}
 
 
-def _arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, Trace]:
+def _traces_of_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, Trace]:
     ids = {name: array for name, array in arrays.items() if array.dtype.kind in "iu"}
     return {
-        name: _trace(array, ids.get(f"{name}{OFFSETS}"), f"{path}: {name!r}")
+        name: _trace_of_array(array, ids.get(f"{name}{OFFSETS}"), f"{path}: {name!r}")
         for name, array in ids.items()
         if not (name.endswith(OFFSETS) and name.removesuffix(OFFSETS) in ids)
     }
 
 
-def _trace(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str) -> Trace:
+def _trace_of_array(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str) -> Trace:
     """Builds the trace of an array of ids and its optional offsets.
 
     Raises:
@@ -116,7 +116,7 @@ def _trace(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str
     return Trace(flat, starts)
 
 
-def _parquet(path: Path) -> dict[str, Trace]:
+def _read_parquet(path: Path) -> dict[str, Trace]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -131,7 +131,7 @@ def _parquet(path: Path) -> dict[str, Trace]:
         chunks = table[name].combine_chunks()
         column = pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks
         if pa.types.is_integer(column.type):
-            found[name] = _trace(column.drop_null().to_numpy(), None, f"{path}: {name!r}")
+            found[name] = _trace_of_array(column.drop_null().to_numpy(), None, f"{path}: {name!r}")
             continue
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
         if is_list and pa.types.is_integer(column.type.value_type):
@@ -139,5 +139,5 @@ def _parquet(path: Path) -> dict[str, Trace]:
             if ids.null_count:
                 raise TraceError(f"{path}: {name!r} has lists with null in them")
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-            found[name] = _trace(ids.to_numpy(), offsets, f"{path}: {name!r}")
+            found[name] = _trace_of_array(ids.to_numpy(), offsets, f"{path}: {name!r}")
     return found

@@ -81,7 +81,7 @@ def _check_device(kind: str, seconds: float) -> bool | None:
     except Exception as error:  # torch_npu and CUDA raise errors of many types
         print(f"  does not work here: {_one_line(error)}", flush=True)
         return None
-    print(f"  works: {device}, {machine.size(free)} free", flush=True)
+    print(f"  works: {device}, {machine.format_bytes(free)} free", flush=True)
     if not seconds:
         return True
     print(f"  self-test, {seconds:g} s: ", end="", flush=True)

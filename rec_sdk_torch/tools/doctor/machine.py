@@ -24,14 +24,14 @@ _LIBRARIES = {
 }
 
 
-def read(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
     """Returns the text of a file in /proc or /sys; "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Returns a number of bytes with a unit, such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
@@ -48,7 +48,7 @@ def system() -> Iterator[str]:
 
 
 def packages() -> Iterator[str]:
-    """Yields the versions of the packages that this one works with."""
+    """Yields the installed versions of torch and of other packages that this one uses."""
     for name in _PACKAGES:
         try:
             yield f"{name} {importlib.metadata.version(name)}"
@@ -64,7 +64,7 @@ def libraries() -> Iterator[str]:
 
 
 def _cpu_name() -> str:
-    for line in read("/proc/cpuinfo").splitlines():
+    for line in read_text("/proc/cpuinfo").splitlines():
         if line.lower().startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -72,7 +72,7 @@ def _cpu_name() -> str:
 
 def _cpu_quota() -> str:
     """Returns how many processors a container may use; "" without a limit."""
-    quota, _, period = read(_CGROUP / "cpu.max").partition(" ")
+    quota, _, period = read_text(_CGROUP / "cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
         return f", of which the container may use {int(quota) / int(period):.1f}"
     return ""
@@ -93,22 +93,23 @@ def _page_locked() -> str:
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     except (ImportError, OSError):
         return "unknown"
-    return "no limit" if soft == resource.RLIM_INFINITY else size(soft)
+    return "no limit" if soft == resource.RLIM_INFINITY else format_bytes(soft)
 
 
 def memory() -> Iterator[str]:
     """Yields free host memory, huge-page settings, and free space for files."""
-    fields = (line.split() for line in read("/proc/meminfo").splitlines())
+    fields = (line.split() for line in read_text("/proc/meminfo").splitlines())
     info = {name.rstrip(":"): int(rest[0]) for name, *rest in fields if rest and rest[0].isdecimal()}
     if info:
-        limit = read(_CGROUP / "memory.max")
-        bound = f", the container's limit {size(int(limit))}" if limit.isdecimal() else ""
-        yield f"host memory: {size(info['MemAvailable'] << 10)} free of {size(info['MemTotal'] << 10)}{bound}"
-    huge = read("/sys/kernel/mm/transparent_hugepage/enabled")
+        limit = read_text(_CGROUP / "memory.max")
+        bound = f", the container's limit {format_bytes(int(limit))}" if limit.isdecimal() else ""
+        free, total = (format_bytes(info[name] << 10) for name in ("MemAvailable", "MemTotal"))  # values are KiB
+        yield f"host memory: {free} free of {total}{bound}"
+    huge = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = huge[huge.find("[") + 1 : huge.find("]")] if "[" in huge else "unknown"
     slower = "" if chosen in ("always", "madvise") else ", tables and caches are slower"
     yield f"transparent huge pages: {chosen}{slower}"
     yield f"huge pages set aside: {info.get('HugePages_Total', 0)}; memory that may be page-locked: {_page_locked()}"
     for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")):
         with contextlib.suppress(OSError):
-            yield f"{folder}: {size(shutil.disk_usage(folder).free)} free"
+            yield f"{folder}: {format_bytes(shutil.disk_usage(folder).free)} free"

@@ -84,10 +84,10 @@ def train(device: torch.device, seconds: float) -> Outcome:
     spent = time.monotonic() - start
     found = ours.view("t").read(everything).parts["weight"]
     difference = float((found - plain.weight.detach()).abs().max())
-    return Outcome(steps, spent, ours.cache_stats()["rows_in"], difference, _saves(ours, device, found))
+    return Outcome(steps, spent, ours.cache_stats()["rows_in"], difference, _save_restores_rows(ours, device, found))
 
 
-def _saves(table: TableBatchedEmbedding, device: torch.device, expected: torch.Tensor) -> bool:
+def _save_restores_rows(table: TableBatchedEmbedding, device: torch.device, expected: torch.Tensor) -> bool:
     other = _table(device, seed=2)
     with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-doctor-") as folder:
         Saver().load(other, Saver().save(table, folder))
