@@ -51,7 +51,7 @@ def _find_problem(module: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a script or a module as `__main__`; returns 2 after one line of error if it does not exist."""
+    """Runs a script or a module as `__main__`; if it does not exist, prints one line of error and returns 2."""
     command = list(sys.argv[1:] if arguments is None else arguments)
     as_module = command[:1] == ["-m"]
     program = command[as_module:]

@@ -168,7 +168,7 @@ def _optimizer_settings(optimizer: TableOptimizer | None) -> dict[str, Any]:
 def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
     """Returns descriptions of the settings that differ between ranks.
 
-    If settings of the collection differ, those of its tables are not compared. Beyond `SHOWN` differences, only their
+    Settings of tables are only compared if the collection's settings agree. Beyond `SHOWN` differences, only their
     number is returned.
     """
     result: list[str] = []

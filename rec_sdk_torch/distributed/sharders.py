@@ -66,7 +66,7 @@ class HashEmbeddingBagCollectionSharder(TableSharder):
 def get_default_hybrid_sharders(
     host_env: ShardingEnv | None = None, *, local_size: LocalSize = None
 ) -> list[ModuleSharder[Any]]:
-    """Returns sharders of this package's collections and of TorchRec's, which on NPUs also use tables of this package.
+    """Returns sharders for all collections of this package and for TorchRec's, which can then be on NPUs too.
 
     Args:
         host_env: sharding environment whose process group exchanges ids in host memory; None creates a gloo group.
