@@ -104,28 +104,28 @@ class Group:
         self.table_indices = {member.config.name: index for index, member in enumerate(self.members)}
         self.owned_ids: dict[int, Callable[[], Int64Array]] = {}
         self.features: Int64Array = np.array([f for m in members for f in m.features], np.int64)
-        self._ascends = bool((np.diff(self.features) > 0).all())
+        self._features_ascend = bool((np.diff(self.features) > 0).all())
         first = self.members[0]
         self.layout = record_layout(first.config, first.optimizer)
         self.accumulate_step = first.optimizer.accumulate_step if first.optimizer else 1
         self._kernel = first.optimizer.spec.kernel if first.optimizer else ""
         self._device = device
         means = [m.config.pooling is Pooling.MEAN for m in members for _ in m.features]
-        backend, of_tables = backend_for(device), (members, self.layout, columns, means)
-        self._rounds = first.config.rounds_stochastically and first.optimizer is not None
+        backend, spec = backend_for(device), (members, self.layout, columns, means)
+        self._rounds_stochastically = first.config.rounds_stochastically and first.optimizer is not None
         self._make_engine = functools.partial(
             make_engine,
-            *of_tables,
+            *spec,
             seed,
             bounds_check,
             cache_policy,
             stores=stores,
-            row_ids=self._rounds or row_ids,
+            row_ids=self._rounds_stochastically or row_ids,
             state_inits=state_inits(members),
             origins=backend.joins_lookups,
         )
         self.engine = self._make_engine(serial=serial)
-        self._counted: dict[int | None, dict[str, int]] = {}
+        self._earlier_stats: dict[int | None, dict[str, int]] = {}
         self.swapping_ns = 0
         self._state_dtypes = dtype_codes(self.layout.state_dtypes)
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
@@ -133,8 +133,8 @@ class Group:
         self.set_evict_step_interval(None)
         self._frozen = [False] * len(members)
         lifecycles = [member.config.lifecycle for member in members if member.config.lifecycle is not None]
-        self._dated = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
-        self.warns = self._may_warn or self._dated
+        self._has_timestamps = any("timestamp" in lifecycle.columns() for lifecycle in lifecycles)
+        self.warns = self._may_warn or self._has_timestamps
         self.has_lifecycles = bool(lifecycles)
         self.evicts_by_norm = any(lifecycle.rule(Norm) for lifecycle in lifecycles)
         self.norms: UpdateNorms | None = None
@@ -158,9 +158,9 @@ class Group:
         self._transfers = Transfers(self._device, backend)
         self.accumulation_buffer = None
         if self.accumulate_step > 1:
-            of_ids = len(self.members) if self._rounds else 0
+            tables_with_ids = len(self.members) if self._rounds_stochastically else 0
             self.accumulation_buffer = AccumulationBuffer(
-                self.engine, slots, self.layout.dim, self._transfers, self.chunk, of_ids
+                self.engine, slots, self.layout.dim, self._transfers, self.chunk, tables_with_ids
             )
         sums = self.accumulation_buffer.sums if self.accumulation_buffer else None
         fill_new = self.run_init_fns if self._with_init_fn else None
@@ -175,10 +175,10 @@ class Group:
             engine.saves.forget_changes(table, engine.saves.version() + 1)  # all rows are new: none counts as changed
         return engine
 
-    def replace_engine(self, engine: _engine.Engine, counted: dict[int | None, dict[str, int]]) -> None:
+    def replace_engine(self, engine: _engine.Engine, earlier_stats: dict[int | None, dict[str, int]]) -> None:
         """Replaces the engine, and with it the rows of all tables; idempotent. The swap must be settled.
 
-        `engine` is from `fresh_engine`, and `counted` is a result of `all_stats`, so that `stats` continues.
+        `engine` is from `fresh_engine`, and `earlier_stats` is a result of `all_stats`, so that `stats` continues.
         """
         if engine is self.engine:
             return
@@ -188,12 +188,12 @@ class Group:
         for snapshot in self.snapshots.values():
             snapshot.before_replacement()
         engine.lifecycle.freeze(self._frozen)
-        self._counted, self.swap.engine, self.engine = counted, engine, engine
+        self._earlier_stats, self.swap.engine, self.engine = earlier_stats, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
         """Returns the counters of a table, or of all; `pinned_rows` and `evicted_waiting` count current rows."""
         counters = self.engine.tables.stats(table)
-        for name, count in self._counted.get(table, {}).items():
+        for name, count in self._earlier_stats.get(table, {}).items():
             if name in counters:
                 before = counters[name]
                 counters[name] = max(before, count) if name == "largest_batch" else before + count
@@ -222,7 +222,7 @@ class Group:
 
     def reset_stats(self) -> None:
         """Sets every counter to zero."""
-        self._counted = {}
+        self._earlier_stats = {}
         self.swapping_ns = 0
         self.engine.tables.reset_stats()
 
@@ -245,7 +245,7 @@ class Group:
     def _keys(self, batch: Batch) -> Int64Array:
         """Returns the key that each feature of the group reads, int64."""
         keys = batch.feature_keys
-        return keys if self._ascends and len(keys) == len(self.features) else keys[self.features]
+        return keys if self._features_ascend and len(keys) == len(self.features) else keys[self.features]
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to stage the misses of a plan ahead of its forward, in any thread."""
@@ -256,7 +256,7 @@ class Group:
         """Warns of out-of-range ids and of rejected timestamps in the plan."""
         if self._may_warn:
             warn_of_bounds(plan.host.bounds_warnings)
-        if self._dated:
+        if self._has_timestamps:
             warn_of_timestamps(plan.host.rejected_timestamps)
 
     def warn_of_evictions(self) -> None:
@@ -296,14 +296,14 @@ class Group:
         if arrays.origins is not None:
             fused = fused_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
-            done = self.swap.apply(plan, fused)
+            results = self.swap.apply(plan, fused)
         self.swapping_ns += time.perf_counter_ns() - begin
-        if not done:
+        if not results:
             return self.lookup_resident(plan, weights, out)
         with profiled("lookup"):  # the swap has launched the lookup as well
             if plan.upload is not None:
                 plan.upload.wait()
-            rows: torch.Tensor = done[0]
+            rows: torch.Tensor = results[0]
             return rows if out is None else out
 
     def lookup_resident(
@@ -430,12 +430,12 @@ class Group:
         segments: Segments,
         coefficients: Mapping[int, Sequence[float]],
     ) -> Call:
-        (*of_lookups, hot), kind = segments, (self._kernel, self.layout.dim, self.layout.weight_dtype)
-        call = update_rows, cache, grads, slots, tables, *of_lookups, self._arguments.coefficients(coefficients), *kind
-        if hot is None and self.norms is None and not (self._rounds or self._state_dtypes):
+        (*arrays, hot), kind = segments, (self._kernel, self.layout.dim, self.layout.weight_dtype)
+        call = update_rows, cache, grads, slots, tables, *arrays, self._arguments.coefficients(coefficients), *kind
+        if hot is None and self.norms is None and not (self._rounds_stochastically or self._state_dtypes):
             return call  # fewer arguments are faster to pass
         norms = None if self.norms is None else self.norms.buffer_for_call(key, slots, tables)
-        rounding = (ids, self._arguments.seeds()) if self._rounds else (None, None)
+        rounding = (ids, self._arguments.seeds()) if self._rounds_stochastically else (None, None)
         return *call, *rounding, self._state_dtypes, hot, norms
 
     def enable_norms(self, on: bool) -> None:
@@ -469,7 +469,7 @@ class Group:
         keys = batch.feature_keys[self.features]
         borders = self.engine.bag_ranges(batch.offsets, keys, batch.batch_size, self.chunk)
         parts: list[torch.Tensor] = []
-        done = 0
+        lookups = 0
         self._transfers.follow_previous_stream()
         self.swap.apply_all()
         for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
@@ -479,9 +479,9 @@ class Group:
             if out is None:
                 parts.append(lookup_sequence(rows, index))
                 continue
-            part = weights[done : done + len(plan.index)] if weights is not None else None
+            part = weights[lookups : lookups + len(plan.index)] if weights is not None else None
             lookup_pooled(rows, index, offsets, part, self._columns, self._means, begin, out)
-            done += len(plan.index)
+            lookups += len(plan.index)
         if self._may_warn:
             warn_of_bounds(self.engine.tables.take_bounds_warnings())
         if out is not None:

@@ -57,7 +57,7 @@ class UpdateNorms:
             counted, borders = rows.cpu().numpy(), tables.tolist()
             for table, (begin, end) in enumerate(itertools.pairwise(borders)):
                 parts[table].append(counted[:, begin:end])
-        return [_norm(of_table, norm_type) for of_table in parts]
+        return [_norm(table_parts, norm_type) for table_parts in parts]
 
 
 def _norm(parts: Sequence[np.ndarray], norm_type: float) -> float:

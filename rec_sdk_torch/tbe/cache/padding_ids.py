@@ -15,9 +15,9 @@ class PaddingIds:
     """The padding ids (`padding_idx`) of the tables of one embedding."""
 
     def __init__(self, tables: Sequence[TableConfig]) -> None:
-        of_features = [table.padding_idx for table in tables for _ in range(table.num_features)]
-        self._ids = np.array([0 if padding is None else padding for padding in of_features], np.int64)
-        self._has = np.array([padding is not None for padding in of_features])
+        feature_padding = [table.padding_idx for table in tables for _ in range(table.num_features)]
+        self._ids = np.array([0 if padding is None else padding for padding in feature_padding], np.int64)
+        self._has = np.array([padding is not None for padding in feature_padding])
 
     @classmethod
     def from_tables(cls, tables: Sequence[TableConfig]) -> PaddingIds | None:

@@ -49,11 +49,11 @@ def touched_rows(
     scale = arrays.scale if weights is None else _scale(arrays, weights)
     if len(present) < len(grads):
         return _trained_rows(arrays, grads, scale)
-    of_lookups: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
+    lookup_arrays: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
     count = plan.host.segment_lookups
     if count < arrays.grad_row.shape[0]:  # the lookups of ids without a row are at the end
-        of_lookups = tuple(None if array is None else array[:count] for array in of_lookups)
-    segments = (arrays.segment_offsets, *of_lookups, arrays.hot_segments)
+        lookup_arrays = tuple(None if array is None else array[:count] for array in lookup_arrays)
+    segments = (arrays.segment_offsets, *lookup_arrays, arrays.hot_segments)
     return present, arrays.unique_slots, arrays.unique_ids, arrays.table_offsets, segments
 
 

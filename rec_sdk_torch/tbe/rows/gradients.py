@@ -62,8 +62,8 @@ def collect_gradients(group: Group) -> dict[str, TableGradient]:
     buffer.close(group.swap.cache, collect, UpdateJournal())
     empty = torch.empty((0, group.layout.dim), dtype=torch.float32, device=group.swap.cache.device)
     result = {}
-    for member, of_table, piece in zip(group.members, ids, pieces, strict=True):
+    for member, table_ids, piece in zip(group.members, ids, pieces, strict=True):
         assert member.optimizer is not None
         bound = member.optimizer.max_gradient
-        result[member.config.name] = TableGradient(of_table, torch.cat([empty, *piece]).clamp(-bound, bound))
+        result[member.config.name] = TableGradient(table_ids, torch.cat([empty, *piece]).clamp(-bound, bound))
     return result

@@ -106,8 +106,8 @@ class SaveView(LifecycleView):
         if buffer is None or not buffer.is_open():
             return
         ids = group.engine.saves.window_ids(table)
-        slots, of_tables, _, nonresident = group.engine.window_rows()
-        slots = slots[of_tables[table] : of_tables[table + 1]]
+        slots, table_offsets, _, nonresident = group.engine.window_rows()
+        slots = slots[table_offsets[table] : table_offsets[table + 1]]
         rows = max(1, CHUNK_BYTES // (8 * group.layout.dim))
         for begin in range(0, len(slots), rows):
             some = torch.from_numpy(slots[begin : begin + rows].astype(np.int64)).to(buffer.sums.device)
