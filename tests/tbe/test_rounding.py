@@ -147,7 +147,7 @@ def test_tables_with_different_rounding_are_independent(device: torch.device) ->
     rows = trained(mixed, device, 1000)
     assert torch.equal(rows["hashed"], trained(both, device, 1000)["hashed"])
     embedding = embedding_of(*mixed, optimizer=SGD, cache=1000, device=device)
-    assert [group._rounds for group in embedding.groups] == [True, False]
+    assert [group._rounds_stochastically for group in embedding.groups] == [True, False]
     ids, offsets = batches()[0]
     batch = embedding.queue.batch(ids, ids, offsets, BAGS, np.arange(3), None)
     plans = [group.plan(batch) for group in embedding.groups]
