@@ -31,11 +31,11 @@ from .targets import BYTES_PER_ROW
 from .timing import Samples, no_collection, seconds_of
 
 SPREAD = 7919
-"""Ids are multiples of it, so that no row is where its neighbour in the order of insertion is."""
+"""Ids are multiples of this number, so rows of consecutive ids are not neighbours in memory."""
 VERSION_BYTES = 10
-"""A row of a table that deltas are saved of keeps so many at most, to know when it changed."""
+"""The most bytes that a table with `track_changes` keeps per row for the version of its last change."""
 EXPECTED = 1000
-"""Rows that the table is said to have: it grows to all others."""
+"""The number of rows in the table's config. The table grows beyond it."""
 
 
 def ids_of(kind: str, options: argparse.Namespace, seed: int = 1) -> Iterator[torch.Tensor]:

@@ -112,7 +112,7 @@ def free_memory(device: torch.device) -> Need:
 
 
 def shortage(need: Need, free: Need) -> str | None:
-    """Describes missing memory; None if there is enough."""
+    """Returns a message about missing memory, or None if there is enough."""
     parts = [
         f"{name} memory: needs {wanted / 2**30:.1f} GiB, {there / 2**30:.1f} are free"
         for name, wanted, there in (("device", need.device, free.device), ("host", need.host, free.host))

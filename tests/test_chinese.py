@@ -35,7 +35,7 @@ PLAIN = re.compile(r"[\d.,%]+(?: [A-Za-z]+)?")
 NUMBER = re.compile(r"(?<![\w.^])(\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)(?: *(thousand|million|万|亿))?")
 TIMES = {"": 1, "thousand": 1e3, "million": 1e6, "万": 1e4, "亿": 1e8}
 COMMENTS = dict.fromkeys(["", "bash", "cmake", "python", "yaml"], r"(?:^|\s+)#.*") | {"cpp": r"\s*//.*"}
-"""By language of a block; blocks of other languages have no comments, and are the same to the letter."""
+"""The form of a comment in each language of code blocks. Blocks in other languages must equal their English twins."""
 PROMISE = re.compile(r" *print\(.*\)  # ")
 """A line whose comment is what it prints."""
 WIDE = r"[\u3000-\u9fff\uff00-\uffef]"
@@ -270,7 +270,7 @@ def test_half_width_marks_are_found(tmp_path: Path, line: str, number: int) -> N
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=name)
-def test_drawings_are_those_of_the_twin_with_chinese_labels(page: Path) -> None:
+def test_drawings_match_the_english_twin_with_chinese_labels(page: Path) -> None:
     for link in re.findall(r"!\[[^]]*\]\(([^)]+\.svg)\)", page.read_text()):
         chinese = ROOT / os.path.normpath(page.parent / link)
         english = ROOT / in_english(name(chinese))

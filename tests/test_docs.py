@@ -71,7 +71,7 @@ def run(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and "zh" not in name(page)], ids=name)
-def test_python_runs_and_prints_what_it_says(page: Path) -> None:
+def test_python_blocks_run_and_print_what_they_show(page: Path) -> None:
     """Pages in Chinese have the same code as their twins, see tests/test_chinese.py."""
     pytest.importorskip("torchrec")
     for promised, printed in run(page):

@@ -22,7 +22,7 @@ def test_every_file_is_in_a_room() -> None:
     assert {path.relative_to(ENGINE).parts[0] for path in ENGINE.rglob("*.*")} == {*ROOMS, "CMakeLists.txt"}
 
 
-def test_includes_go_down() -> None:
+def test_files_include_only_lower_rooms() -> None:
     files = [path for path in ENGINE.rglob("*") if path.suffix in {".h", ".cpp"}]
     up = [
         f"{path.relative_to(ENGINE)} includes from {room}/"

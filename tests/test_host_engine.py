@@ -199,7 +199,7 @@ def test_bounds_fatal() -> None:
 
 
 @pytest.mark.parametrize("mode", ["warning", "ignore", "none"])
-def test_bounds_replace_by_zero(mode: str) -> None:
+def test_ids_out_of_bounds_are_replaced_by_zero(mode: str) -> None:
     e = engine(table("i", hashed=False, rows=10, bounds_check=mode))
     p = plan(e, [[3, -1, 10, 0]])
     assert p.slots.tolist() == [0, 1, 1, 1]

@@ -106,7 +106,7 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
     assert not [name for name in files if name.endswith(".so") or "__pycache__" in name]
 
 
-def test_a_wheel_of_it_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_wheel_of_the_source_distribution_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     # With all instruction sets and optimization, compiling takes ten times as long.
     quick = "-DREC_SDK_BASELINE_ONLY=ON -DREC_SDK_OPTIMIZE=-O0 '-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG'"
     flags = {} if pytestconfig.getoption("--full") else {"CMAKE_ARGS": quick}
@@ -238,7 +238,7 @@ def test_no_headers_and_no_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "lacks cmake, ninja, pybind11, torch: pip install -r requirements-torch.txt" in sentence
 
 
-def test_sources_beside_which_nothing_is_built(tmp_path: Path) -> None:
+def test_sources_without_a_build(tmp_path: Path) -> None:
     """Python started in the repository imports its sources even if the package is installed elsewhere."""
     source = ROOT / "rec_sdk_torch"
     shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__", "_emulator"))
@@ -314,7 +314,7 @@ def test_two_archives_are_the_same_bytes(tmp_path: Path) -> None:
     assert {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in entries} == {(1_700_000_000, 0, "", 0o644)}
 
 
-def test_a_source_distribution_can_be_made_again(sdist: Path, tmp_path: Path) -> None:
+def test_a_source_distribution_can_build_another(sdist: Path, tmp_path: Path) -> None:
     """An unpacked source distribution can build the same source distribution again."""
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")

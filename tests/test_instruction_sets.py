@@ -52,6 +52,6 @@ def test_kernels_of_newer_processors_are_apart() -> None:
     assert {name: used for name, used in found.items() if not re.search(r"::x86_64_v[34]::|x86_64_v[34]", name)} == {}
 
 
-def test_the_engine_has_none() -> None:
+def test_the_engine_needs_no_newer_instruction_set() -> None:
     (library,) = PACKAGE.glob("_engine.*.so")
     assert newer(library) == {}

@@ -123,7 +123,7 @@ def test_a_room_imports_what_is_below(name: str) -> None:
     assert not upwards
 
 
-def test_files_beside_the_rooms_are_what_users_import() -> None:
+def test_top_level_files_are_what_users_import() -> None:
     assert {path.stem for path in (ROOT / PACKAGE).glob("*.py")} == ROOT_FILES
 
 

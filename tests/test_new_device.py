@@ -91,7 +91,7 @@ for bad in (slots.long(), slots.to_sparse()):
 """
 
 
-def test_tensors_that_a_kernel_takes() -> None:
+def test_tensors_that_a_kernel_accepts() -> None:
     """Tensors that need gradients, or inference tensors, are written without autograd; bad tensors are refused."""
     of_kernels = python(TENSORS)
     assert "takes strided tensors" in of_kernels

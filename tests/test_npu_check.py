@@ -13,7 +13,7 @@ from rec_sdk_torch.tools import operator_cases
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is installed")
-def test_without_an_npu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_npu_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert npu_check.main([]) == 2
     error = capsys.readouterr().err
     assert "there is no NPU to check" in error

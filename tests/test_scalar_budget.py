@@ -15,7 +15,7 @@ BUDGETS = {
     "x86_64": Budget(lookup=12, pooled=18, moved_row=13, swapped_row=33, row=91, further=39, many=39),
     "aarch64": Budget(lookup=11, pooled=19, moved_row=12, swapped_row=30, row=88, further=32, many=36),
 }
-"""Instructions at D = 128, by what they are counted in, with room for another compiler."""
+"""The most scalar instructions of each counted unit of work at D = 128, with a margin for other compilers."""
 
 GCC_X86_64 = """f:
 	.cfi_startproc
@@ -83,7 +83,7 @@ def test_every_block_counts_its_instructions_once() -> None:
     assert added(GCC_AARCH64, "aarch64") == [(1, "mov\tw0, 1"), (4, "add\tw1, w1, w0"), (2, "mov\tw0, 0")]
 
 
-def test_the_text_stays_but_for_branches_of_short_reach() -> None:
+def test_counters_change_no_lines_except_short_branches() -> None:
     def kept(text: str, machine: str) -> list[str]:
         lines = with_counters(text, MACHINES[machine]).splitlines()
         return [line for line in lines if line in text.splitlines()]

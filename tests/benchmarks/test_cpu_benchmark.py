@@ -92,7 +92,7 @@ def test_targets_take_their_own_cases_only() -> None:
     assert reached["collection over table-batched embedding"][2] == 0
 
 
-def test_plans_of_two_threads_are_judged_by_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_timed_with_one_and_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     plan = Planner.plan
     monkeypatch.setattr(Planner, "plan", lambda self, ids: (used.append(torch.get_num_threads()), plan(self, ids))[1])
@@ -130,7 +130,7 @@ def test_contenders_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_a_collection_gets_gradients_as_a_model_gives_them(pooled: bool) -> None:
+def test_gradients_are_laid_out_as_a_model_returns_them(pooled: bool) -> None:
     collection = Collection(_workload("sgd", pooled))
     raw = collection.forward(collection.inputs(collection.workload.draw(Distribution(0.0), np.random.default_rng(0))))
     grads = collection._grads
@@ -295,7 +295,7 @@ def test_ids_are_scattered_by_a_bijection() -> None:
     assert np.abs(np.diff(ids)).min() > 100
 
 
-def test_streams() -> None:
+def test_scanning_stationary_and_drifting_streams() -> None:
     scan = stream("scan", 10, 4, 1.05, 0)
     assert [next(scan).tolist() for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
     still, moving = (stream(kind, 1000, 50, 1.05, 0) for kind in ("stationary", "drifting"))

@@ -173,7 +173,7 @@ def test_rate_of_a_ceiling() -> None:
     assert rate(found, "device copy") == found[0]["GB/s"] * 1e9
 
 
-def test_checked_batches_are_those_that_are_compared() -> None:
+def test_compared_ids_are_the_ids_of_the_checked_batches() -> None:
     case = _case(rivals=("index-add",))
     ids, ranks = case._touched(1)
     batches = [batch[1] for batch in case.pool.ids[:CHECKED]]

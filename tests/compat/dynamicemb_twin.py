@@ -31,7 +31,8 @@ def create_model(device: torch.device) -> DistributedModelParallel:
         for name, rows in script.FEATURES.items()
     ]
     model = script.Model(None)
-    model.tables = rst.EmbCacheEmbeddingCollection(configs, device="meta", cache=0.9)  # after the dense weights
+    # Created after the dense weights.
+    model.tables = rst.EmbCacheEmbeddingCollection(configs, device="meta", cache=0.9)
     options = {"lr": 0.05, "eps": 0.001, "weight_decay": 0}
     rst.apply_optimizer_in_backward(torch.optim.AdamW, model.tables.parameters(), options)
     world = dist.group.WORLD

@@ -126,7 +126,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_arguments_are_those_of_rec_sdk(call: str) -> None:
+def test_arguments_match_rec_sdk(call: str) -> None:
     module, _, path = call.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
@@ -144,7 +144,7 @@ def test_arguments_are_those_of_rec_sdk(call: str) -> None:
 
 
 @pytest.mark.parametrize("config", [rst.EmbCacheEmbeddingConfig, rst.EmbCacheEmbeddingBagConfig])
-def test_fields_of_configs_follow_those_of_torchrec(config: Any) -> None:
+def test_fields_of_configs_come_after_torchrecs_fields(config: Any) -> None:
     parameters = inspect.signature(config).parameters
     base = list(inspect.signature(config.__mro__[2]).parameters)
     further = ["weight_init_mean", "weight_init_stddev", "initializer_type", "admit_and_evict_config", "is_incremental"]
@@ -396,7 +396,7 @@ def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkey
 
 
 @pytest.mark.parametrize("kind", [rst.HashEmbeddingBagConfig, EmbeddingBagConfig])
-def test_initial_weights_of_hash_tables_are_those_of_torchrec(kind: Any) -> None:
+def test_initial_weights_of_hash_tables_match_torchrec(kind: Any) -> None:
     tables = rst.HashEmbeddingBagCollection([config_of(kind)])
     assert tables.embedding.tables[0].init_range == (-0.5, 0.5)
     rows = rows_of(tables)

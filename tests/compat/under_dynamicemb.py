@@ -201,7 +201,7 @@ def test_no_eviction_keeps_all_rows() -> None:
     assert module.get_score() == {"t": 0}
 
 
-def test_increments_have_the_rows_from_a_score_on() -> None:
+def test_an_incremental_dump_has_the_rows_above_a_score() -> None:
     for strategy, first in ((Strategy.STEP, 1), (Strategy.CUSTOMIZED, 0), (Strategy.TIMESTAMP, None)):
         module = tables(rows=100, score_strategy=strategy)
         assert first is None or module.get_score() == {"t": first}

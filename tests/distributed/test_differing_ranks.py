@@ -215,7 +215,7 @@ class Two(torch.nn.Module):
     """A model with two collections, which a rank may call in another order."""
 
     def __init__(self, second: str = "alike") -> None:
-        """Builds the collections; the second is `alike`, has `wider` rows and counts ids, or has `fewer` tables."""
+        """Builds two collections; the second is `alike`, or has `wider` rows and counts ids, or has `fewer` tables."""
         super().__init__()
         scenario = Scenario(dims=(4, 8, 6), admit=2) if second == "wider" else Scenario()
         self.first, self.second = Model(Scenario(), 3), Model(scenario, 4)

@@ -185,7 +185,7 @@ def fork_a_rank(rank: int, world_size: int) -> list[str]:
     return said
 
 
-def test_a_process_that_a_rank_forks_takes_no_part(ranks_of: Start, device: torch.device) -> None:
+def test_a_process_forked_by_a_rank_is_no_rank(ranks_of: Start, device: torch.device) -> None:
     """The child has the rank's sockets, whose exchanges it could corrupt, and none of its threads."""
     if device.type != "cpu":
         pytest.skip("devices do not survive a fork")
@@ -402,7 +402,7 @@ class TwoArgumentsError(Exception):
 
 
 @on_ranks(2)
-def test_an_error_that_pickle_cannot_make_again(rank: int) -> None:
+def test_an_error_that_cannot_be_unpickled(rank: int) -> None:
     exchange = sharded(PLAIN).module.sparse.exchange
     message = error_of(lambda: exchange.raise_on_all_ranks(TwoArgumentsError("t", 3) if rank == 1 else None))
     assert message == "RuntimeError: TwoArgumentsError: table t has 3 rows"

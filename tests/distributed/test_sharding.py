@@ -273,7 +273,7 @@ def trained_before(rank: int, world_size: int, steps: int) -> Any:
     return rows(model.sparse)
 
 
-def test_rows_from_before_the_sharding_stay(ranks_of: Start) -> None:
+def test_rows_created_before_sharding_are_kept(ranks_of: Start) -> None:
     assert_rows(united(ranks_of(2).run(trained_before, 2)), trained_before(0, 1, 4), 1e-5, 2e-6)
 
 

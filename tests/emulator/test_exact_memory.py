@@ -1,10 +1,10 @@
-"""Operators on the EMULATED NPU with an allocation for every tensor: what a kernel touches must be inside."""
+"""Operators on the EMULATED NPU, with a separate allocation for every tensor: kernels access no byte outside."""
 
 from __future__ import annotations
 
 import forked_python
 
-# torch_npu's allocator gives pieces of large blocks, in which a kernel may stray unnoticed.
+# torch_npu's allocator returns parts of large blocks, in which an access out of bounds may go unnoticed.
 PROGRAM = """
 import torch
 import forked_python

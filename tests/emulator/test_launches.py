@@ -37,7 +37,7 @@ def test_a_launch_that_fails_raises_and_nothing_follows_it(
     assert sorted(ran) == kernels[:launched]
 
 
-def test_an_error_of_somebody_else_is_not_that_of_the_next_launch() -> None:
+def test_an_earlier_error_is_not_reported_by_the_next_launch() -> None:
     script = Path(launch_failures.__file__)
     done = forked_python.python(script, "other, lookup", "0", TASK_QUEUE_ENABLE="0")
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_an_error_of_somebody_else_is_not_that_of_the_next_launch() -> None:
 
 
 def test_the_first_call_loads_the_kernels() -> None:
-    """That process has not asked for a device "npu", only for a tensor there. Else torch_npu runs the CPU's."""
+    """A process that only creates tensors on the NPU runs the kernels; without them torch_npu falls back to the CPU."""
     calls = "for operator, arguments in test_edges.good_calls('npu').values(): operator(**arguments)"
     path = os.pathsep.join([str(Path(__file__).parents[1] / "ops"), os.environ.get("PYTHONPATH", "")])
     done = forked_python.python("-c", f"import torch_npu, test_edges\n{calls}\nprint('through')", PYTHONPATH=path)
@@ -74,7 +74,7 @@ def test_kernels_keep_to_the_limit_of_their_stream() -> None:
     assert cores["default"] > 5
 
 
-def test_cores_that_the_runtime_will_not_tell(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_number_of_cores_means_one(capfd: pytest.CaptureFixture[str]) -> None:
     library = ctypes.CDLL(str(emulate.library_directory() / "librec_sdk_ascendc.so"))
     library.rec_sdk_ascendc_vector_cores.restype = ctypes.c_int64
     library.rec_sdk_ascendc_vector_cores.argtypes = (ctypes.c_void_p,)

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_kernel_of_ones_own(folder: Path) -> None:
+def test_the_readmes_kernel_runs(folder: Path) -> None:
     flags, engine, build_and_run, _ = COMMANDS
     run_it = f"{flags}; {build_and_run}"
     compiled = run(f"{flags}; {engine}", folder)
@@ -56,6 +56,6 @@ def test_a_kernel_of_ones_own(folder: Path) -> None:
     assert " ".join(error.split()) in broken.stderr
 
 
-def test_a_script_of_ones_own(folder: Path) -> None:
+def test_the_readmes_script_runs(folder: Path) -> None:
     finished = run(COMMANDS[-1], folder)
     assert finished.stdout.splitlines()[-1:] == PRINTED[1:], finished.stderr

@@ -302,7 +302,7 @@ def test_a_closed_output_pipe(reader: str, message: str) -> None:
     assert "Exception ignored" not in finished.stderr
 
 
-def test_ctrl_c_ends_it_with_one_line() -> None:
+def test_ctrl_c_ends_a_script_with_one_line() -> None:
     command = [sys.executable, str(ROOT / "examples" / "train_dlrm.py"), "--samples", "100000", "--steps", "600"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}

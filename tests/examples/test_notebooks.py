@@ -68,7 +68,7 @@ def test_a_collection_has_an_html_view(notebook_names: dict[str, Any]) -> None:
     assert "<th>t_user</th>" in shown
 
 
-def test_it_is_stored_with_outputs_and_its_links_resolve() -> None:
+def test_the_notebook_has_outputs_and_its_links_resolve() -> None:
     """The site shows the stored outputs. Warnings are not stored, since they contain local paths."""
     kinds = []
     for number, cell in enumerate(cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if "outputs" in cell):

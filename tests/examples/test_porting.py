@@ -28,7 +28,7 @@ def test_a_script_learns_on_two_ranks(results: dict[str, tuple[str, float, float
     assert last < 0.3
 
 
-def test_the_scripts_for_rec_sdk_train_alike(results: dict[str, tuple[str, float, float]]) -> None:
+def test_both_scripts_for_rec_sdk_print_the_same_losses(results: dict[str, tuple[str, float, float]]) -> None:
     assert results["recsdk_script"] == results["recsdk_ported"]
 
 

@@ -46,7 +46,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_it_prints_what_its_section_says(printed: list[str], number: int) -> None:
+def test_each_step_prints_what_its_section_shows(printed: list[str], number: int) -> None:
     """The words match; numbers depend on the machine and on time, losses only slightly."""
     there, here = expected_output(SECTIONS[number]), printed[number]
     assert NUMBER.sub("0", there) == NUMBER.sub("0", here)

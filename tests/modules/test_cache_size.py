@@ -107,7 +107,7 @@ def numbers(step: int, batch_size: int = 60) -> Any:
     ],
     ids=str,
 )
-def test_a_share_holds_the_first_batch_and_those_ahead(
+def test_a_share_holds_the_first_batch_and_prefetched_ones(
     device: torch.device, small: Any, cache: Any, before: tuple[int, int], depth: int, expected: tuple[int, int]
 ) -> None:
     collection, large = (apply(bags_collection(device, small, LARGE, cache=size)) for size in (cache, 1000))

@@ -113,7 +113,7 @@ def test_admission_that_is_off(device: torch.device, kind: Kind, admission: Any)
         assert not admission.is_feature_filter_enabled()
 
 
-def test_admission_that_is_on() -> None:
+def test_enabled_admission() -> None:
     counted, clicked = {"admit_threshold": 0}, {"policy_type": SHOWCLICK}
     for config in (rst.AdmitAndEvictConfig(**counted), SHOWCLICK_ADMITS):
         assert (config.is_feature_admit_enabled(), config.is_feature_evict_enabled()) == (True, False)
@@ -163,7 +163,7 @@ WRONG = [(rst.AdmitAndEvictConfig, *row) for row in ADMISSION] + [
 
 
 @pytest.mark.parametrize("bound", ["evict_idle_steps", "max_rows", "max_bytes"])
-def test_no_policy_beside_a_bound(bound: str) -> None:
+def test_policy_none_with_a_bound_is_refused(bound: str) -> None:
     with pytest.raises(ValueError, match=f"policy_type is NONE.*'{bound}': 5"):
         rst.AdmitAndEvictConfig(policy_type=rst.AdmitAndEvictPolicyType.NONE, **{bound: 5})
     with pytest.raises(ValueError, match="3 is not a valid AdmitAndEvictPolicyType"):

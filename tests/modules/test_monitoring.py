@@ -304,7 +304,7 @@ def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> N
     assert repr(collection.embedding).count("no optimizer") == len(lines), "it has not been told yet"
 
 
-def test_printing_shows_the_cache_and_rate_of_now(device: torch.device) -> None:
+def test_printing_shows_the_current_cache_size_and_rate(device: torch.device) -> None:
     collection = two_tables(device)
     train_step(collection, batch([1], [2]))
     collection.fused_optimizer.param_groups[0]["lr"] = 0.125

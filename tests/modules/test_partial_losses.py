@@ -142,7 +142,7 @@ def test_a_zero_gradient_still_updates(device: torch.device, dims: Sequence[int]
 
 
 @DIMS
-def test_hooks_of_unused_features_get_none(device: torch.device, dims: Sequence[int]) -> None:
+def test_hooks_of_unused_features_receive_none(device: torch.device, dims: Sequence[int]) -> None:
     """All outputs belong to one function: hooks of features outside the loss get None, as with `torch.split`."""
     collection = collection_of(device, dims, "adam", 1)
     outputs = {name: part.values() for name, part in collection(jagged(draw(0))).items()}

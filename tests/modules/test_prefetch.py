@@ -240,7 +240,7 @@ class BrokenError(Exception):
 
 @pytest.mark.usefixtures("freeze_existing_objects")
 @pytest.mark.parametrize("kind", ["break", "exception in the model", "interrupt", "collected"])
-def test_an_iterator_left_half_way(device: torch.device, kind: str) -> None:
+def test_an_iterator_abandoned_half_way(device: torch.device, kind: str) -> None:
     model = Net(device)
     train(model, make_batches(3))
     before = state(model)

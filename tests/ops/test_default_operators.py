@@ -35,9 +35,7 @@ def test_a_formula_names_the_coefficients_of_its_kernel(optimizer: str) -> None:
 
 
 def assert_same_bits(name: str, arguments: Arguments, device: torch.device) -> Arguments:
-    """Compares the result and all tensors that an operator may write; returns the arguments after the plain torch
-    call.
-    """
+    """Checks the result and all written tensors against plain torch; returns the arguments after its call."""
     there = moved(arguments, device)
     found, expected = good_calls(device)[name][0](**there), default(name, **arguments)
     compared = {key: (there[key], arguments[key]) for key in arguments if isinstance(arguments[key], torch.Tensor)}
@@ -193,7 +191,7 @@ def test_a_call_of_every_operator(dim: int, device: torch.device) -> None:
 
 
 @pytest.mark.kernels
-def test_moves(device: torch.device) -> None:
+def test_row_copies_match_on_all_devices(device: torch.device) -> None:
     cache, slots = random_bytes(40, 48), int32(torch.randperm(40)[:20])
     rows, places = random_bytes(20, 48), int32([i // 2 if i % 2 else -1 for i in range(20)])
     assert_same_bits("gather_rows", {"cache": cache, "slots": slots}, device)

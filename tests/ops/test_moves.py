@@ -56,7 +56,7 @@ def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> No
         check(cache, slots, leaves, device)
 
 
-def test_more_rows_than_a_chunk_of_places(device: torch.device) -> None:
+def test_more_rows_than_one_chunk_of_slots(device: torch.device) -> None:
     """Kernels read the places of many rows at once: runs end at, before and after row 1024."""
     count = 4096
     slots, cache = torch.randperm(count), random_bytes(count, 16)

@@ -136,7 +136,7 @@ def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
     torch.testing.assert_close(cache.weights.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_nan_gradients_stay_visible(device: torch.device) -> None:
+def test_nan_gradients_give_nan_rows(device: torch.device) -> None:
     cache = Cache(torch.zeros(2, 8), device=device)
     grad = torch.full((1, 8), float("nan"), device=device)
     row = coefficients(1.0, max_gradient=1.0, device=device)

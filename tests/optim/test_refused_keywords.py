@@ -98,7 +98,7 @@ REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (SGD, {"use_accumulate": True, "accumulate_step": 2}, TypeError, "Accumulate"),
     (ADAM, {"use_accumulate": False}, TypeError, "Accumulate"),
     (SGD, {"accumulate_step": 1}, TypeError, "Accumulate"),
-    # what float32 cannot hold
+    # values outside the range of float32
     (SGD, {"lr": 1e39}, ValueError, r"lr is 1e\+39, which is inf in float32"),
     (SGD, {"gradient_clipping": True, "max_gradient": 1e39}, ValueError, r"max_gradient is 1e\+39"),
     (ADAM, {"betas": (0.9, 1 - 1e-9)}, ValueError, r"betas\[1\] is 0\.999999999, which is 1\.0 in float32, must be in"),

@@ -88,7 +88,7 @@ def test_every_entry_point_and_a_bound(device: torch.device, entry: Any) -> None
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def test_beside_tables_with_an_optimizer(device: torch.device) -> None:
+def test_tables_with_and_without_an_optimizer_together(device: torch.device) -> None:
     collection = bags_collection(device, bag_config(), bag_config("t1", ["f1"]))
     with pytest.raises(RuntimeError, match="no table collects its gradients"):
         collection.take_gradients()

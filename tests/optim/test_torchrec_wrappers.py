@@ -266,7 +266,7 @@ def test_every_wrapper_passes_options_and_steps(device: torch.device, wrap: Call
             optimizer.set_optimizer_step(step)
 
 
-def test_an_option_that_one_optimizer_lacks_is_set_in_none(device: torch.device) -> None:
+def test_an_option_missing_in_one_optimizer_is_set_in_no_optimizer(device: torch.device) -> None:
     collection = bags_collection(device, bag_config("t0"), bag_config("t1", ["f1"]))
     for cls, handle in zip((torch.optim.Adam, torch.optim.SGD), collection.parameters(), strict=True):
         rst.apply_optimizer_in_backward(cls, [handle], {"lr": 0.5})

@@ -102,7 +102,7 @@ def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(two
 
 
 @pytest.mark.parametrize("lost", ["deltas", "one of two deltas", "base"])
-def test_where_the_last_save_is_gone_an_earlier_one_is_followed(lost: str, two_folders: tuple[Path, Path]) -> None:
+def test_deltas_after_earlier_saves_were_removed(lost: str, two_folders: tuple[Path, Path]) -> None:
     """Scripts remove the folder of deltas before each save, or keep only the latest."""
     (base, deltas), (source, first, _) = two_folders, base_and_delta(two_folders)
     source.view("a").remove(source.view("a").ids()[:2])

@@ -210,7 +210,7 @@ def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list
     assert 1 <= (servers[0].bytes_read() - opened) / size < 2
 
 
-def test_an_impossible_place_for_the_temporary_index_is_an_error(tmp_path: Path, program: Path) -> None:
+def test_an_unusable_folder_for_the_temporary_index_is_an_error(tmp_path: Path, program: Path) -> None:
     index_path(only_save(tmp_path), "a").unlink()
     (tmp_path / "file").touch()
     for absent in (tmp_path / "absent", tmp_path / "file"):

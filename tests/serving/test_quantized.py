@@ -151,7 +151,7 @@ def test_deltas_of_other_bits_are_refused(tmp_path: Path) -> None:
         TableReader(tmp_path / "small", "a")
 
 
-def test_a_delta_after_untaken_evicted_rows(tmp_path: Path) -> None:
+def test_a_delta_that_refers_to_evicted_rows_of_the_base(tmp_path: Path) -> None:
     """The plain delta refers to evicted rows of the previous save, which a quantized copy lacks."""
     table = TableConfig("t", 100, 4, track_changes=True, lifecycle=TableLifecycle(keep_evicted=True))
     embedding = embedding_of(table, cache=50)

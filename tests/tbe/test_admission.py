@@ -198,7 +198,7 @@ def test_invalid_sketch_states_are_refused(device: torch.device) -> None:
     assert len(exact.view("t").sketch()) == 0
 
 
-def test_candidates_of_counters_go_into_a_sketch(device: torch.device) -> None:
+def test_candidates_of_counters_are_moved_to_a_sketch(device: torch.device) -> None:
     counters, sketch = table(device), table(device, **sketched(1000))
     look_up(counters, np.array([4, 4, 4, 5]))
     sketch.view("t").set_candidates(*counters.view("t").candidates())
@@ -267,7 +267,7 @@ def test_admission_by_probability_has_no_candidates(device: torch.device) -> Non
         view.set_candidates(torch.tensor([5]), {"count": torch.tensor([1])})
 
 
-def test_clicks_of_other_ids_stay_beside_padding_ids(device: torch.device) -> None:
+def test_clicks_stay_with_their_ids_despite_padding(device: torch.device) -> None:
     rules = TableLifecycle(admission=ShowClick(1, alpha=0, beta=1))
     embedding = one_table(device, rows=100, dim=1, lifecycle=rules, cache=10, padding_idx=7)
     ids, clicks = torch.tensor([7, 1, 2, 7, 3]), torch.tensor([1, 0, 1, 1, 0])

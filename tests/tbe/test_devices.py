@@ -105,7 +105,7 @@ def test_a_missing_device_is_refused(device: torch.device) -> None:
         TableBatchedEmbedding([TableConfig("t", 10, 4)], device=f"{device.type}:{count}")
 
 
-def test_cuda_where_there_is_none() -> None:
+def test_missing_cuda_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises((ImportError, ValueError), match="device 'cuda'"):

@@ -116,7 +116,7 @@ def test_an_init_fn_fills_the_stored_type(hashed: bool, device: torch.device) ->
     torch.testing.assert_close(output, torch.full_like(output, 1 / 3).half().float(), rtol=0, atol=0)
 
 
-def test_host_memory_is_that_of_the_stored_type(device: torch.device) -> None:
+def test_host_memory_follows_the_stored_type(device: torch.device) -> None:
     bytes_of = {}
     for stored, cached in ((torch.float32, None), (torch.bfloat16, torch.float32), (torch.bfloat16, None)):
         types = {"weight_dtype": stored, "cache_dtype": cached, "init_min": 0.0, "init_max": 0.0}

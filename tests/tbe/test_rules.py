@@ -277,7 +277,7 @@ def test_invalid_former_fields_are_refused(kind: str) -> None:
         TableLifecycle(**fields)
 
 
-def test_former_fields_beside_rules() -> None:
+def test_former_fields_together_with_rules_are_refused() -> None:
     wrong: Any = {"max_rows": 9}
     with pytest.raises(TypeError, match="TableLifecycle: max_rows beside admission: pass rules only"):
         TableLifecycle(admission=Count(3), **wrong)

@@ -167,7 +167,7 @@ def test_wrong_shapes(device: torch.device, pooled: bool) -> None:
 
 
 @KINDS
-def test_training_goes_on(device: torch.device, pooled: bool) -> None:
+def test_training_continues_from_a_state_dict(device: torch.device, pooled: bool) -> None:
     """With SGD, which has no states, training continues as in the source; an open window is dropped."""
     optimizer = windowed("SGD", 2, lr=0.1)
     source, target = (make(device, pooled, cache=cache, optimizer=optimizer) for cache in (6, 9))
