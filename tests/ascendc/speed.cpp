@@ -7,14 +7,14 @@
 
 namespace {
 
-// Seconds of the processor, not of the clock on the wall: other work on the machine counts less.
+// Returns processor time in seconds, which other work on the machine affects less than wall-clock time.
 double seconds() {
   timespec now;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// The best of three launches, for each of so many repetitions of something.
+// Returns the shortest of three launches, divided by the number of repetitions in each.
 template <class Kernel>
 void measure(const std::string& what, double allowed, int64_t repetitions, const Launch& launch,
              const Kernel& kernel) {
@@ -75,7 +75,7 @@ void gather_rows(const Rows& a) {
   }
 }
 
-// As gather_rows, with rows of a buffer that may be written, in place.
+// Like gather_rows, but in place, with rows of a writable buffer.
 void rewrite_rows(const Rows& a) {
   TPipe pipe;
   TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> queue;

@@ -18,7 +18,7 @@ using rec_sdk::emulator::Buffer;
 using Ub = LocalMemAllocator<>;
 using Words = std::vector<std::string>;
 
-// The buffers of a launch, and on how many cores it runs.
+// The buffers of a launch, and its number of cores.
 struct Launch {
   Launch(std::initializer_list<Buffer> buffers_) : buffers(buffers_) {}
   Launch(std::vector<Buffer> buffers_ = {}, int64_t blocks_ = 1)
@@ -38,7 +38,7 @@ inline std::string run(const std::function<void()>& kernel, const Launch& launch
   return "";
 }
 
-// Every word must occur in the error; without words there must be none.
+// Checks that every word occurs in the error; without words there must be no error.
 inline void check_error(const std::string& error, const Words& words, const char* file = __builtin_FILE(),
                         int line = __builtin_LINE()) {
   bool good = error.empty() == words.empty();
@@ -49,7 +49,7 @@ inline void check_error(const std::string& error, const Words& words, const char
   for (const std::string& word : words) std::fprintf(stderr, "  expected in it: \"%s\"\n", word.c_str());
 }
 
-// Calls the kernel with what its last parameter is: a Ub, a TPipe, or the like.
+// Calls the kernel with an object of its last parameter's type, such as Ub or TPipe.
 template <class Kernel, class Setup>
 void call(const Kernel& kernel, void (Kernel::*)(Setup&) const) {
   Setup setup;
@@ -79,7 +79,8 @@ void passes(const Kernel& kernel, const char* file = __builtin_FILE(), int line 
   passes({}, kernel, file, line);
 }
 
-// kernel(false) breaks a rule, and the error must hold `words`; kernel(true) is the same, repaired.
+// Checks that kernel(false) breaks a rule with `words` in the error, and that kernel(true), its repaired
+// form, passes.
 template <class Kernel>
 void twin(const Words& words, const Launch& launch, const Kernel& kernel, const char* file = __builtin_FILE(),
           int line = __builtin_LINE()) {
@@ -92,12 +93,12 @@ void twin(const Words& words, const Kernel& kernel, const char* file = __builtin
   twin(words, {}, kernel, file, line);
 }
 
-// Kernels of steps, of which those that are missing keep the others from breaking a rule.
+// Kernels in which some steps can be left out; without them a rule is broken.
 template <class Setup>
 struct Steps {
   using Step = void (*)(Setup&);
   std::vector<Step> before, missing, behind;
-  Words words;  // of the error without the missing ones
+  Words words;  // of the error without these steps
 
   void check(const std::vector<Buffer>& buffers = {}) const {
     twin(words, buffers, [&](bool repaired, Setup& setup) {
@@ -128,7 +129,7 @@ struct Global {
   std::vector<T> values;
 };
 
-// One unpadded block each.
+// Copies of one unpadded block each.
 template <class T>
 void copy_in(const LocalTensor<T>& dst, const GlobalTensor<T>& src, uint32_t count) {
   DataCopyPad(dst, src, {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0},
@@ -150,7 +151,7 @@ void masked(int32_t count, const Work& work) {
   ResetMask();
 }
 
-// The second engine goes on when the first has done what it was told.
+// Makes the second engine wait until the first has finished its instructions.
 template <HardEvent event>
 void order() {
   SetFlag<event>(EVENT_ID0);

@@ -1,4 +1,4 @@
-// The 950 (A5) differs in these: compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
+// Differences of the 950 (A5); compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
 #include <cmath>
 #include <limits>
 
@@ -36,7 +36,7 @@ void test_strides() {
   });
 }
 
-// The index of an element of 16 bits has 16 bits; srcBaseOffset reaches further.
+// The index of a 16-bit element has 16 bits; srcBaseOffset extends its range.
 void test_gather() {
   twin({"srcOffset[0] of Gather (V, ", "is 131072: for 16-bit elements 950 reaches 131071"},
        [](bool repaired, Ub& ub) {
@@ -50,7 +50,7 @@ void test_gather() {
        });
 }
 
-// One mask, all instructions: those with a scalar ask it in the form with strides.
+// One mask for all instructions; those with a scalar take it in their strided form.
 void test_mask() {
   passes([](Ub& ub) {
     const auto x = ub.Alloc<float, 128>();
@@ -62,7 +62,7 @@ void test_mask() {
   });
 }
 
-// A copy may come to VECCALC here.
+// Copies to VECCALC are allowed here.
 void test_positions() {
   Global<float> in("in", 64, Access::kRead, 2.0f);
   passes({in.buffer()}, [&](TPipe& pipe) {
@@ -87,8 +87,7 @@ T computed(T value, const Call& call) {
   return result;
 }
 
-// A quotient that only a subnormal number can hold is 0, with its sign; of other instructions nothing is
-// said.
+// A subnormal quotient becomes 0, with its sign. Huawei's documentation does not describe other instructions.
 void test_subnormal_quotients() {
   const auto quotient = [](float a, float b) {
     return computed(a, [&](const LocalTensor<float>& y, const LocalTensor<float>& x) {
@@ -117,7 +116,7 @@ constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48, kIntegersSaturate = uint6
 
 uint64_t control() { return static_cast<uint64_t>(get_ctrl()); }
 
-// `work` with these bits changed.
+// Runs `work` with these bits of the control register changed.
 template <class Work>
 void with_changed(uint64_t bits, const Work& work) {
   const uint64_t before = control();
@@ -126,7 +125,7 @@ void with_changed(uint64_t bits, const Work& work) {
   set_ctrl(before);
 }
 
-// `work` as kernels compute what the host must agree with, or as it is.
+// Runs `work` with the settings of kernels whose results must equal the host's, or with the default ones.
 template <class Work>
 void maybe_as_on_host(bool as_on_host, const Work& work) {
   if (!as_on_host) return work();
@@ -136,7 +135,7 @@ void maybe_as_on_host(bool as_on_host, const Work& work) {
   arithmetic.finish();
 }
 
-// The half that infinity becomes.
+// Returns infinity cast to half.
 uint16_t converted_infinity(uint64_t changed_bits, bool as_on_host) {
   uint16_t bits = 0;
   passes([&](Ub& ub) {

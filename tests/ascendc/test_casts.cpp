@@ -1,4 +1,4 @@
-// Cast between all pairs of types, against scalar code, and saturation.
+// Casts between all pairs of types compared with scalar code, and saturation.
 #include <cmath>
 #include <limits>
 
@@ -18,7 +18,7 @@ void set_saturation(bool on) {
   set_ctrl(on ? control & ~kKeepsInfinity : control | kKeepsInfinity);
 }
 
-// Without saturation of 16-bit floats, unless asked for.
+// 16-bit floats saturate only if `saturates` is set.
 template <class T, class U>
 std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated = false) {
   std::vector<T> result;
@@ -37,7 +37,7 @@ std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated
   return result;
 }
 
-// The results must have the bytes of `expected`.
+// Checks that the results have the bytes of `expected`.
 template <class T, class U, class Expected>
 void check(const std::vector<U>& values, RoundMode mode, const std::vector<Expected>& expected,
            bool saturated = false) {
@@ -47,7 +47,7 @@ void check(const std::vector<U>& values, RoundMode mode, const std::vector<Expec
   CHECK(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(T)) == 0);
 }
 
-// Every bit pattern of a 16-bit format comes back from float as it was; NaNs as some NaN.
+// Every bit pattern of a 16-bit format survives a cast to float and back; a NaN stays some NaN.
 template <class T>
 void test_all_16_bits() {
   for (int high = 0; high < 8; ++high) {
@@ -97,7 +97,7 @@ void test_saturation_of_integers() {
   check<int16_t>(std::vector<int32_t>{70000}, RoundMode::CAST_NONE, std::vector<int16_t>{INT16_MAX});
 }
 
-// Off, the host's own conversion; on, the largest number and zero.
+// Without saturation, the host's own conversion; with it, the largest number and zero.
 void test_saturation_of_16_bits() {
   const Floats values = {kInfinity, -kInfinity, kNan, -kNan, 1e6f, 3.4e38f, 1.5f, -65504};
   check<half>(values, RoundMode::CAST_RINT, Bits{0x7bff, 0xfbff, 0, 0, 0x7bff, 0x7bff, 0x3e00, 0xfbff}, true);
@@ -109,7 +109,7 @@ void test_saturation_of_16_bits() {
   check<float>(std::vector<half>{half(kInfinity)}, RoundMode::CAST_NONE, Floats{kInfinity}, true);
 }
 
-// Results that half has no number for.
+// Results outside the range of half.
 void test_saturation_of_arithmetic() {
   for (const bool on : {true, false}) {
     passes([&](TPipe& pipe) {
@@ -147,7 +147,7 @@ void test_control_register() {
   twin({"end of the kernel", "bit 48 of the control register is 1", "set_ctrl must put back"}, {{}, 3},
        [](bool repaired) {
          const auto before = static_cast<uint64_t>(get_ctrl());
-         CHECK((before & kKeepsInfinity) == 0);  // also after a kernel that did not put it back
+         CHECK((before & kKeepsInfinity) == 0);  // also after a kernel that did not restore it
          set_saturation(false);
          if (repaired) set_ctrl(before);
        });

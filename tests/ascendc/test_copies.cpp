@@ -1,4 +1,4 @@
-// DataCopy and DataCopyPad against loops over bytes, and the limits of their arguments.
+// DataCopy and DataCopyPad compared with loops over bytes, and the limits of their arguments.
 #include "support.h"
 
 namespace {
@@ -9,7 +9,7 @@ struct Shape {
   uint32_t gm_stride;  // bytes
   uint32_t ub_stride;  // 32-byte blocks
 
-  // Where a block lies, in elements.
+  // The offset of a block, in elements.
   uint32_t in_gm(uint32_t block) const { return 1 + block * (bytes + gm_stride) / 4; }
   uint32_t in_ub(uint32_t block) const { return block * ((bytes + 31) / 32 * 32 + ub_stride * 32) / 4; }
   size_t span() const { return in_gm(blocks - 1u) + bytes / 4 + 2; }
@@ -19,13 +19,13 @@ constexpr Shape kShapes[] = {{1, 4, 0, 0},    {1, 32, 0, 0},  {1, 36, 0, 0}, {3,
                              {3, 64, 20, 0},  {5, 12, 8, 0},  {5, 12, 0, 2}, {7, 100, 300, 3},
                              {100, 4, 60, 0}, {2, 8192, 4, 1}};
 
-// Counts up, in steps of so much.
+// Returns ascending values with this step.
 template <class T>
 void count_up(Global<T>* values, int step) {
   for (size_t i = 0; i < values->values.size(); ++i) values->values[i] = static_cast<T>(i * step);
 }
 
-// In with one shape, and out again block by block from where it must lie.
+// Copies in with one shape, and out block by block from the expected addresses.
 void test_blocks_in(const Shape& s) {
   Global<int32_t> in("in", s.span(), Access::kRead), out("out", s.blocks * s.bytes / 4, Access::kWrite);
   count_up(&in, 7);
@@ -128,7 +128,7 @@ void test_limits() {
     order<HardEvent::V_MTE3>();
     DataCopyPad(out.tensor(), local, {2, 128, repaired ? 0u : 1u, 0, 0});
   });
-  // Nothing to do is allowed.
+  // Empty copies are allowed.
   passes(buffers, [&](Ub& ub) {
     const auto local = ub.Alloc<float, 64>();
     DataCopyPad(local, in.tensor(), {0, 4, 0, 0, 0}, {false, 0, 0, 0.0f});

@@ -1,4 +1,4 @@
-// Cores: which one runs, waiting for all, and what a failed launch leaves behind.
+// Cores: their order, SyncAll, and the state after a failed launch.
 #include <set>
 #include <stdexcept>
 
@@ -93,7 +93,7 @@ void test_after_an_error() {
       queue.FreeTensor(tensor);
     });
   }
-  // The kernel's own exceptions come out as they are.
+  // Exceptions of the kernel itself are passed on unchanged.
   CHECK_THROWS(rec_sdk::emulator::run_kernel("kernel", 2, {}, [] { throw std::out_of_range("mine"); }),
                std::out_of_range);
   CHECK_THROWS(rec_sdk::emulator::run_kernel("kernel", 1, {},

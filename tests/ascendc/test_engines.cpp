@@ -1,5 +1,5 @@
-// When the engines of a core work: at once, when something waits for them, or at random. From outside
-// one sees only when the bytes arrive.
+// The time at which a core's engines run: at once, when waited for, or at random. Only the arrival of bytes
+// is visible from outside.
 #include <cmath>
 #include <cstdlib>
 
@@ -34,14 +34,14 @@ void test_when_copies_arrive() {
     if (engines() == "late") CHECK(!arrived(first) && !arrived(second));
     WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
     CHECK(arrived(first));
-    if (engines() == "late") CHECK(!arrived(second));  // no more than was waited for
+    if (engines() == "late") CHECK(!arrived(second));  // only the copy that was waited for
     PipeBarrier<PIPE_ALL>();
     CHECK(arrived(second));
   });
   CHECK(arrived(second));
 }
 
-// A computation used the scalar value and the bytes as they were then, not as they became.
+// A computation uses the scalar value and the bytes at its issue, not later ones.
 void test_effects_keep_their_operands() {
   Global<float> out("out", 2 * kCount, Access::kWrite);
   passes({out.buffer()}, [&](Ub& ub) {
@@ -59,7 +59,7 @@ void test_effects_keep_their_operands() {
   CHECK(out.values[0] == 10.0f && out.values[kCount] == 40.0f);
 }
 
-// Below the check of every SetFlag, which forbids this for all timings: what the hardware would do.
+// Behaviour of the hardware in a case that the check of SetFlag forbids for all timings.
 void test_two_sets_of_a_flag() {
   const int event = event_index(kScalar, kVector);
   const std::string error = run([&] {

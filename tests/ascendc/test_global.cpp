@@ -1,5 +1,5 @@
-// Global memory: bounds, what a launch may do to a buffer, order within a core and between cores, the data
-// cache of the scalar unit, and atomic copies.
+// Global memory: bounds, permissions of buffers, order within a core and between cores, the data cache of the
+// scalar unit, and atomic copies.
 #include "support.h"
 
 namespace {
@@ -13,7 +13,7 @@ GlobalTensor<T> tensor_at(T* address, uint64_t count = 0) {
   return tensor;
 }
 
-// The part of a tensor that each core has, of so many elements.
+// Returns each core's part of a tensor.
 template <class T>
 GlobalTensor<T> part(const GlobalTensor<T>& tensor, int64_t elements, int64_t core = GetBlockIdx()) {
   return tensor[static_cast<uint64_t>(core * elements)];
@@ -86,7 +86,7 @@ void test_access() {
          copy_out(out.tensor(), tensor, 16);
          SetAtomicNone();
        });
-  // A buffer for reading inside one for writing is one of both.
+  // A read-only buffer inside a writable one is both.
   const Buffers nested = {{"rows", data.values.data(), 128, Access::kRead},
                           {"cache", data.values.data(), 256, Access::kReadWrite}};
   passes(nested, [&](Ub& ub) {
@@ -130,7 +130,7 @@ void test_outputs_are_written() {
            SyncAll();
          }
        });
-  // A launch that fails says why, not what it did not write.
+  // A failed launch reports its error, not the bytes that it did not write.
   check_error(run([&] { write(0, 0, kHalf + 1); }, buffers), {"has 140012"});
 }
 
@@ -162,7 +162,7 @@ void test_order_within_a_core() {
     if (repaired) PipeBarrier<PIPE_MTE3>();
     copy_out(data.tensor()[8], tensor, 16);
   });
-  // Rows of two tiles in one line: the second is still on its way while the first is written back.
+  // Rows of two tiles in one line: the second is still being copied while the first is written back.
   twin({"overwrites byte 12 of 'data'", "HardEvent::MTE2_MTE3"}, buffers, [&](bool repaired, Ub& ub) {
     const auto first = ub.Alloc<float, 16>(), second = ub.Alloc<float, 16>();
     const auto rows = data.tensor();
@@ -198,7 +198,7 @@ void test_order_between_cores() {
     PipeBarrier<PIPE_ALL>();
     copy_in(ub.Alloc<float, 64>(), data.tensor(), 4);
   });
-  // Three cores in one line: what each may touch is still known by byte.
+  // Three cores in one line: permissions are still checked byte by byte.
   twin({"of 'data', which another core"}, {buffers, 3}, [&](bool repaired, Ub& ub) {
     const auto tensor = ub.Alloc<float, 64>();
     const auto mine = part(data.tensor(), 2);

@@ -1,4 +1,4 @@
-// Local memory: what is set aside, which kernel may use it, and which of its bytes hold data.
+// Local memory: reservations, the kernels that may use it, and the bytes that hold data.
 #include "emulator/ascendc/soc.h"
 #include "support.h"
 
@@ -193,7 +193,7 @@ void test_unwritten_bytes() {
   });
 }
 
-// Nothing of a core's memory is there for the next one.
+// A core's memory is not visible to the next core.
 void test_cores_start_empty() {
   twin({"byte 0 holds no data"}, {{}, 2}, [](bool repaired, Ub& ub) {
     const auto x = ub.Alloc<float, 32>(), y = ub.Alloc<float, 32>();

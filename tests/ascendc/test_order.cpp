@@ -1,5 +1,5 @@
-// Accesses to local memory are ordered by flags, barriers and queues. Every pair of engines with a hazard
-// between them.
+// Accesses to local memory are ordered by flags, barriers and queues. Covers every pair of engines with a
+// hazard between them.
 #include "support.h"
 
 namespace {
@@ -18,7 +18,7 @@ constexpr int32_t kCount = 16;
 Global<float> input("in", 64, Access::kRead, 1.0f), output("out", 64, Access::kReadWrite);
 const std::vector<Buffer> kBuffers = {input.buffer(), output.buffer()};
 
-// Steps of a kernel: work on a part of local memory, and the order between.
+// Steps of a kernel: accesses to a part of local memory, and the synchronization between them.
 void in(Memory& m) { copy_in(m.part(0), input.tensor(), kCount); }
 void out(Memory& m) { copy_out(output.tensor(), m.part(0), kCount); }
 void fill(Memory& m) { Duplicate(m.part(0), 1.0f, kCount); }
@@ -77,11 +77,12 @@ const Steps<Memory> kHazards[] = {
     {{fill}, {barrier<PIPE_ALL>}, {fill}, {"writes local memory", "PipeBarrier<PIPE_V>"}},
     {{fill, barrier<PIPE_MTE2>}, {barrier<PIPE_V>}, {add}, {"PipeBarrier<PIPE_V>"}},
     {{in}, {barrier<PIPE_MTE2>}, {in}, {"PipeBarrier<PIPE_MTE2>"}},
-    // An engine that waits for another knows all that the other has waited for; the scalar unit issues what
-    // follows only after it waited.
+    // An engine that waits for another one is also ordered after everything that the other has waited for;
+    // the
+    // scalar unit issues later instructions only after it waited.
     {{in}, {flag<Event::MTE2_V>}, {fill_next, flag<Event::V_MTE3>, out}, {"HardEvent::MTE2_MTE3"}},
     {{in}, {flag<Event::MTE2_S>}, {out}, {"HardEvent::MTE2_MTE3"}},
-    // A WaitFlag that stands before a SetFlag in the source has not run before it: engines may be late.
+    // A WaitFlag before a SetFlag in the source need not have run before it: engines may be late.
     {{kSignal},
      {flag<Event::MTE2_S>},
      {kSignal},
@@ -104,7 +105,7 @@ void test_copies_fill_whole_blocks() {
   });
 }
 
-// A flag stands for what its engine had been told when it was set, not for what came later.
+// A flag covers the instructions issued to its engine before it was set, not later ones.
 void test_flag_too_early() {
   twin({"HardEvent::V_MTE3"}, kBuffers, [&](bool repaired, Memory& m) {
     fill(m);
@@ -169,7 +170,7 @@ void test_flags_set_again() {
     SetFlag<Event::S_MTE2>(repaired ? EVENT_ID1 : EVENT_ID0);
     WaitFlag<Event::S_MTE2>(repaired ? EVENT_ID1 : EVENT_ID0);
   });
-  passes([](Memory& m) {  // the scalar unit has passed its own waits
+  passes([](Memory& m) {  // the scalar unit waited itself
     flag<Event::MTE2_S>(m);
     flag<Event::MTE2_S>(m);
   });

@@ -1,4 +1,4 @@
-// Queues: their states, and the order they give.
+// Queues: their states, and the order that they enforce.
 #include "support.h"
 
 namespace {
@@ -134,9 +134,9 @@ void test_order() {
     if (!freed_early) release<0>(q);
   };
   twin({"HardEvent::MTE2_V"}, buffers, [&](bool repaired, Queues& q) { add(q, repaired, false); });
-  // FreeTensor before the last use: the next copy in may come too early.
+  // FreeTensor before the last use: the next copy in may overwrite the tensor.
   twin({"V, Adds", "was freed"}, buffers, [&](bool repaired, Queues& q) { add(q, true, !repaired); });
-  // VECIN is for the vector unit: what goes straight out again needs TQueBind.
+  // VECIN is for the vector unit: data that is copied in and out without it needs TQueBind.
   twin({"MTE3, DataCopyPad", "HardEvent::MTE2_MTE3"}, buffers, [&](bool repaired, TPipe& pipe) {
     TQue<TPosition::VECIN, 1> incoming;
     TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> through;
@@ -151,7 +151,7 @@ void test_order() {
   });
 }
 
-// Every tensor that is queued, or freed and not allocated again, holds one of 8 flags.
+// Each tensor that is queued, or freed and not yet allocated again, holds one of 8 flags.
 void test_flags_run_out() {
   twin({"all 8 flags V_MTE2 are taken"}, [](bool repaired, TPipe& pipe) {
     TQue<TPosition::VECIN, 1> queue;

@@ -1,4 +1,4 @@
-// Every instruction of the vector unit against scalar code, at odd lengths and in place, and its rules.
+// Every instruction of the vector unit compared with scalar code, at odd lengths and in place, and its rules.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -27,7 +27,7 @@ bool same(T a, T b) {
          (static_cast<float>(a) != static_cast<float>(a) && static_cast<float>(b) != static_cast<float>(b));
 }
 
-// The rest of a result that half has no number for.
+// The rounding error of a result that half cannot represent.
 template <class T>
 T saturated(T value) {
   if constexpr (kOneOf<T, half>) {
@@ -46,11 +46,11 @@ LocalTensor<T> local(Ub& ub, const std::vector<T>& values) {
   return tensor;
 }
 
-// Integers are computed as such, all others as floats.
+// Integers are computed as integers, other types as float.
 template <class T>
 using Wide = std::conditional_t<std::is_integral_v<T>, T, float>;
 
-// An instruction, and what it does to an element.
+// An instruction, and its effect on an element.
 template <class T>
 struct Operation {
   using Tensor = const LocalTensor<T>&;
@@ -108,7 +108,7 @@ void test_functions() {
   for (const Operation<T>& operation : operations) operation.check();
 }
 
-// Rsqrt and Reciprocal are near the truth, but not so near that a kernel could rely on them.
+// Rsqrt and Reciprocal are approximate, and not exact enough for a kernel to rely on.
 template <class T>
 void test_coarse_functions(float bound) {
   passes([&](Ub& ub) {
@@ -361,7 +361,7 @@ void test_strides() {
   });
 }
 
-// A2 and A3 say nothing of subnormal numbers: they stay.
+// The documentation of A2 and A3 does not mention subnormal numbers: they are kept.
 void test_subnormal_quotient() {
   passes([](Ub& ub) {
     const auto x = ub.Alloc<float, 8>(), y = ub.Alloc<float, 8>();

@@ -1,4 +1,4 @@
-// Kernels that must not compile, one per REC_SDK_CASE; case 0 has what is left when they are repaired.
+// Kernels that must not compile, one for each REC_SDK_CASE; case 0 has their repaired forms.
 #include "kernel_operator.h"
 
 using namespace AscendC;

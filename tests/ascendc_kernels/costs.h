@@ -9,8 +9,8 @@
 namespace ascendc_tests {
 
 constexpr int64_t kAllCores = 48;
-constexpr double kMostBytes = 1.15;      // of the least
-constexpr double kMostImbalance = 1.10;  // of a perfect balance, if bytes were time
+constexpr double kMostBytes = 1.15;      // relative to the minimum
+constexpr double kMostImbalance = 1.10;  // relative to a perfect balance, taking bytes for time
 
 // One counter of a kernel, by core.
 inline std::vector<int64_t> counter(const std::string& json, const std::string& kernel,
@@ -31,7 +31,7 @@ struct Moved {
   int64_t bytes = 0;  // a read of the scalar unit is a cache line
   int64_t of_busiest_core = 0;
 
-  // The busiest core against the mean of all.
+  // The busiest core relative to the mean of all.
   double imbalance() const {
     return bytes == 0 ? 0 : static_cast<double>(of_busiest_core * kAllCores) / static_cast<double>(bytes);
   }

@@ -1,5 +1,5 @@
-// The tests of the AscendC kernels share this. Each runs a kernel on the emulated vector cores and wants the
-// bits of the CPU kernel; the emulator throws for whatever the hardware would not do.
+// Shared by the tests of the AscendC kernels. Each runs a kernel on the emulated vector cores and compares
+// bit by bit with the CPU kernel; the emulator throws for operations that the hardware does not allow.
 #pragma once
 
 #include <functional>

@@ -38,7 +38,7 @@ void check_copies(int64_t bytes, int64_t count) {
   }
 }
 
-// Whether a row leaves the slot of row i of so many: from none, from all, from some.
+// Whether the slot of row i has a victim: never, always, sometimes.
 constexpr bool (*kLeaves[])(int64_t i, int64_t count) = {
     [](int64_t, int64_t) { return false; },
     [](int64_t, int64_t) { return true; },

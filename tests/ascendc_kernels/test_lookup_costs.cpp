@@ -1,5 +1,5 @@
-// The bytes of lookups on a batch whose bags' lengths follow a power law, against the least they can, and
-// how evenly over the cores: counted by the emulator, not measured on a chip.
+// The bytes that lookups move on a batch with power-law bag lengths, relative to the minimum, and their
+// balance over the cores: counted by the emulator, not measured on a chip.
 #include "tests/ascendc_kernels/costs.h"
 #include "tests/ascendc_kernels/row_kernels.h"
 

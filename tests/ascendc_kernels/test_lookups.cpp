@@ -65,7 +65,7 @@ std::vector<BagShape> shapes_for(int64_t dim) {
       {"empty bags", 5, 3, std::vector<int64_t>(20, 0)},
       {"power law", 12, 0, powers}};
   shapes[2].lengths[40] = scaled(5000, dim);
-  // Bags of equal length: the rows of neighbours are 255 UB blocks apart, or just more, where dim is 64 or
+  // Bags of equal length: the rows of neighbours are 255 UB blocks apart, or slightly more, if dim is 64 or
   // 128.
   for (const int64_t length : {1, 2, 15, 16, 31, 32}) {
     shapes.push_back({"equal bags", 20, 0, std::vector<int64_t>(40, length)});
@@ -89,8 +89,8 @@ void check_bags(int64_t dim, DType dtype, const std::vector<BagShape>& shapes) {
   }
 }
 
-// Rows that come in several loads, each of which reads the slots of its tile, of more lookups than three
-// chunks of a core's stream of slots have.
+// Rows that are read in several loads, each of which reads the slots of its tile. There are more lookups than
+// three chunks of a core's stream of slots hold.
 void check_slots_of_loads() {
   std::vector<int64_t> lengths(460, 7);
   lengths[40] = 90;

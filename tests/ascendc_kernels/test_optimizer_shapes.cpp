@@ -1,4 +1,4 @@
-// Optimizers with numbers of states that no optimizer of the list has, against the same formula on floats.
+// Optimizers with other numbers of states than the real ones, compared with the same formula on floats.
 #include "op_kernels/common/aggregate.h"
 #include "tests/ascendc_kernels/update_batch.h"
 
@@ -14,7 +14,7 @@ using rec_sdk::Numbers;
 using rec_sdk::REC_SDK_ISA::NoValues;
 using rec_sdk::REC_SDK_ISA::Pass;
 
-// Row states after element states, and passes of which the second needs what the first found.
+// Row states after element states, and a second pass that reads the results of the first.
 template <int kElement, int kRow, int kPasses>
 struct Mixed {
   static constexpr int kElementStates = kElement, kRowStates = kRow;

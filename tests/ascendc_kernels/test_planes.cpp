@@ -1,4 +1,4 @@
-// Formulas on planes in UB against the same formulas on floats, bit for bit.
+// Formulas on planes in UB compared bit by bit with the same formulas on floats.
 #include <cmath>
 
 #include "op_kernels/common/ascendc/plane_count.h"
@@ -16,7 +16,7 @@ using rec_sdk::ascendc::PlaneTally;
 
 constexpr int64_t kCount = 200;
 
-// Each changes a with b.
+// Operations that change a by b.
 struct Arithmetic {
   template <class T>
   constexpr void operator()(T& a, const T& b) const {
@@ -47,7 +47,7 @@ struct Balanced {
     a = ((a + b) * (a - b) - (a * b) * (b * b)) / ((a * a) * (b + a) + (a - b) * (a + 1.0f));
   }
 };
-// Results with names, which are there until the end: as many as the pool has planes.
+// Named results, which live until the end: as many as the pool has planes.
 constexpr int kNamed = 9;
 struct Named {
   template <class T>
@@ -102,7 +102,7 @@ void on_planes(const float* a, const float* b, float* out, int planes) {
     const Plane right(&pool, both[kCount], kCount);
     Formula{}(left, right);
   }
-  CHECK(pool.take() == 0);  // all were given back
+  CHECK(pool.take() == 0);  // all planes were returned
   computed.order();
   rec_sdk::ascendc::store(out, both, kCount);
 }

@@ -1,4 +1,4 @@
-// Rows of which two share a copy: how many copies there are, and slots too far from each other to share one.
+// Pairs of rows that share a copy: the number of copies, and slots too far apart to share one.
 #include <sys/mman.h>
 
 #include <numeric>
@@ -31,7 +31,7 @@ Copies copies_of(const ascendc_tests::Kernel& kernel) {
   return {sum("mte2_instructions"), sum("mte3_instructions")};
 }
 
-// Rows take between `least` copies and few more.
+// Checks that rows take `least` copies or few more.
 void check_count(const std::string& title, int64_t copies, int64_t least) {
   constexpr int64_t kOthers = 150;  // of slots, offsets, gradients, and tiles with an odd row
   std::printf("%s: %lld copies, at least %lld for the rows\n", title.c_str(), static_cast<long long>(copies),
@@ -76,7 +76,7 @@ void check_counts(const std::string& title, const std::vector<int32_t>& slots, i
   check_count(title + "swap_rows, out", swapped.out, copies);
 }
 
-// Memory of which only what is written takes any.
+// Memory whose pages are committed when they are written.
 class Sparse {
  public:
   explicit Sparse(int64_t bytes)
@@ -93,7 +93,7 @@ class Sparse {
   void* data_;
 };
 
-// The gap in a copy has 31 bits: slots next to each other share one, and others do not.
+// The gap in a copy has 31 bits: neighbouring slots share a copy, distant ones do not.
 void check_far_rows() {
   constexpr int64_t kDim = 16, kSlots = 4, kPitch = int64_t{5} << 28;
   const Sparse memory(kSlots * kPitch);
@@ -115,7 +115,7 @@ void check_far_rows() {
   check_bits("rows far from each other", 1, out, expected);
 }
 
-// Gradients of neighbouring bags come together unless the gap between them has more than 31 bits.
+// Gradients of neighbouring bags share a copy unless the gap between them has more than 31 bits.
 void check_far_gradients() {
   constexpr int64_t kDim = 16, kBags = 3, kBag = 2, kStride = int64_t{5} << 27;
   const Sparse memory(kBags * kStride * static_cast<int64_t>(sizeof(float)));

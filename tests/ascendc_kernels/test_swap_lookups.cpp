@@ -1,4 +1,4 @@
-// swap_lookup_sequence and swap_lookup_pooled: the bits of a swap on the CPU, and of lookups behind it.
+// swap_lookup_sequence and swap_lookup_pooled: the bits of a swap on the CPU followed by lookups.
 #include "op_kernels/common/ascendc/blocks.h"
 #include "tests/ascendc_kernels/row_kernels.h"
 #include "tests/kernels/lookup_batch.h"
@@ -20,11 +20,11 @@ namespace {
 
 constexpr int64_t kSlots = Table::kSlots;
 
-// Which rows leave for those that come: none, and then there are no places either; all; some.
+// Victims of the fetched rows: none, and then there are no positions either; all; some.
 enum class Leaving { kNone, kAll, kSome };
 constexpr Leaving kLeaving[] = {Leaving::kNone, Leaving::kAll, Leaving::kSome};
 
-// A cache before a swap and behind it.
+// A cache before and after a swap.
 struct Swap {
   int64_t count, bytes;
   std::vector<uint8_t> before, after, rows, left;
@@ -85,7 +85,8 @@ struct Swap {
   }
 };
 
-// Neighbours in the order of origins, which are none in memory: the last slot, and the first row that comes.
+// Neighbours in the order of origins that are not neighbours in memory: the last slot and the first fetched
+// row.
 void put_neighbours(const Swap& swap, std::vector<int32_t>* lookups) {
   for (size_t j = 4; j + 1 < lookups->size() && j < 8 && swap.count > 0; j += 2) {
     (*lookups)[j] = static_cast<int32_t>(kSlots - 1);

@@ -1,4 +1,4 @@
-// Tiles of an update fit into UB at any width of rows, and none that are wider would.
+// Tiles of an update fit into UB at any width of rows, and no wider tile would.
 #include <initializer_list>
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -35,8 +35,8 @@ void check(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, i
   CHECK(bytes_of(shape, needs, beside, wider) > rec_sdk::ascendc::kUbBytes);
 }
 
-// The bytes that UpdateTiles is compiled with grow with all that a tile needs; a plan for wide rows ends
-// there.
+// The bytes that UpdateTiles is compiled with grow with the needs of a tile, and limit the plan for wide
+// rows.
 void check_narrowest() {
   using rec_sdk::ascendc::narrowest_tile_bytes;
   const RecordShape wide{1 << 24, 0, 4, 3, 2, 0, 0, true};

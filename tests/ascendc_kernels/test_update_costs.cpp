@@ -1,5 +1,5 @@
-// The bytes of update_rows and accumulate_rows on a batch whose ids follow a power law, against the least
-// they can, and how evenly over the cores: counted by the emulator, not measured on a chip.
+// The bytes that update_rows and accumulate_rows move on a batch with power-law ids, relative to the minimum,
+// and their balance over the cores: counted by the emulator, not measured on a chip.
 #include <cmath>
 #include <map>
 

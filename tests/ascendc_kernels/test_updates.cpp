@@ -20,8 +20,9 @@ static_assert(rec_sdk::ascendc::kSumBlock == rec_sdk::REC_SDK_ISA::kBlock,
 
 namespace {
 
-// Optimizers and their data types. Engines that are late show missing waits, and another chip other calls,
-// which depend on neither; there, numbers of cores take turns too.
+// Optimizers and their data types. Late engines find missing waits, and another chip finds other
+// instructions; both are independent of optimizer and type, so these runs take them and the numbers of cores
+// in turn.
 const bool kOnceMore =
     std::getenv("REC_SDK_EMULATED_ENGINES") != nullptr || std::getenv("REC_SDK_EMULATED_SOC") != nullptr;
 Deal deal(kOnceMore ? 13 : 5);
@@ -70,7 +71,7 @@ void check_split(int64_t dim, const std::vector<int32_t>& lengths, int64_t gradi
   check_accumulate(batch, &random, title_of("accumulate", dim, DType::kFloat32, scaled, rows.c_str()), {7});
 }
 
-// Rows of any width: single ones, one of some lookups, and one that is summed in chunks.
+// Rows of any width: rows with one lookup, one row with several, and one that is summed in chunks.
 void check_widths() {
   Deal types(2), optimizers(7);
   for (const int64_t dim : ascendc_tests::widths()) {
@@ -90,16 +91,16 @@ void check_widths() {
   }
 }
 
-// 950 makes a quotient 0 that only a subnormal number can hold, where the CPU keeps it.
+// The 950 rounds subnormal quotients to 0, and the CPU keeps them.
 constexpr bool kLosesSubnormalQuotients = REC_SDK_ASCENDC_ARCH == 3510;
 
-// These divide max_norm by the norm of a row: where that is not finite, by the largest number.
+// Optimizers that divide max_norm by the norm of a row, or by the largest number if the norm is not finite.
 bool bounds_norms(const OptimizerCase& optimizer) {
   const std::string name = optimizer.name;
   return name == "bounded_rowwise_adagrad" || name == "ensemble_rowwise_adagrad";
 }
 
-// Whether quotients of such numbers, and of their squares and roots, are normal where they are not 0.
+// Whether nonzero quotients of such numbers, and of their squares and roots, are normal.
 bool has_normal_quotients(float value) {
   const float magnitude = std::fabs(value);
   return !std::isfinite(value) || value == 0 || (magnitude > 0x1p-30f && magnitude < 0x1p30f);
@@ -131,7 +132,7 @@ void keep_normal_quotients(Batch* batch, Cache* cache) {
   }
 }
 
-// A row that has diverged: max_norm / norm is subnormal, and on 950 nothing is left of the row.
+// A diverged row: max_norm / norm is subnormal, and on the 950 the row becomes 0.
 void check_lost_quotient(const OptimizerCase& optimizer) {
   Random random(1);
   const Batch batch(&random, 8, {1}, false);
@@ -149,7 +150,7 @@ void check_lost_quotient(const OptimizerCase& optimizer) {
                });
 }
 
-// The same for values that are not usual ones.
+// The same with unusual values.
 void check_special_values(bool scaled, States states) {
   Random random(1);
   const int64_t dim = 20;
@@ -185,7 +186,7 @@ int main(int argc, char** argv) {
   for (const OptimizerCase& optimizer : kOptimizers) {
     if (kLosesSubnormalQuotients && bounds_norms(optimizer)) check_lost_quotient(optimizer);
   }
-  for (const int64_t gradients : {3, 16, 17, 70}) {  // 16 come with one launch
+  for (const int64_t gradients : {3, 16, 17, 70}) {  // one launch takes 16
     check_split(20, short_rows(200), gradients, gradients == 17);
     check_split(8, with_hot_rows(short_rows(100), {5000, 257, 513}), gradients, gradients == 16);
   }
@@ -205,7 +206,7 @@ int main(int argc, char** argv) {
     check_all(8, {0, 0, 0, 0}, "no lookups", {48});
     check_all(8, std::vector<int32_t>(300, 130), "hot rows alone", {3});
     check_all(16, with_hot_rows(short_rows(5000), {300, 3000, 129, 128, 1000}), "many rows", {3, 48});
-    // Tiles of more than 8 rows whose blocks an instruction reaches in groups of 8, and of rows one by one.
+    // Tiles of more than 8 rows, whose blocks an instruction reads in groups of 8, and tiles read row by row.
     check_all(264, short_rows(100), "wide rows", {1});
     check_all(2056, short_rows(20), "very wide rows", {1});
   }

@@ -13,13 +13,13 @@ using kernel_tests::OptimizerCase;
 using kernel_tests::states_of;
 using kernel_tests::Tables;
 
-// The kernels at once on the emulated cores, compiled once for all tests. The title goes before their names.
+// Direct launches on the emulated cores, compiled once for all tests. The title precedes their names.
 void run_update_rows(const std::string& title, const rec_sdk::UpdateRows& a, const char* optimizer,
                      void* workspace, int64_t cores);
 void run_accumulate_rows(const std::string& title, const rec_sdk::AccumulateRows& a, void* workspace,
                          int64_t cores);
 
-// The contents that the kernels find there must not matter.
+// The kernels' results must not depend on its contents.
 inline std::vector<uint8_t> workspace_for(const Batch& batch) {
   return std::vector<uint8_t>(static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.segments())), 0xA5);
 }

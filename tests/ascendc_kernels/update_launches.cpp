@@ -3,7 +3,7 @@
 namespace ascendc_tests {
 namespace {
 
-// Bits of the control register that a kernel on 950 may find otherwise than they are by default: integers
+// Bits of the control register that may differ from their defaults when a kernel starts on the 950: integers
 // saturate, and bit 48 has no effect.
 constexpr uint64_t kLeftByOthers =
     REC_SDK_ASCENDC_ARCH == 3510 ? uint64_t{1} << 53 | uint64_t{1} << 60 : uint64_t{0};

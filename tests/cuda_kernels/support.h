@@ -1,5 +1,6 @@
-// The tests of the CUDA kernels share this. Each runs a kernel on the host in several orders of its blocks
-// and threads, and wants the bits of the CPU kernel. The sanitizers watch: every array has its exact size.
+// Shared by the tests of the CUDA kernels. Each runs a kernel on the host in several orders of its blocks and
+// threads, and compares bit by bit with the CPU kernel. Arrays have exact sizes, so that sanitizers find
+// overruns.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +20,7 @@ inline int64_t scaled(int64_t count, int64_t dim, int64_t values = 8000) {
   return std::min(count, std::max<int64_t>(4, values / dim));
 }
 
-// Calls attempt(title) for each order; it launches, and compares.
+// Calls attempt(title), which launches and compares, for each order.
 template <class Attempt>
 void in_every_order(const std::string& title, const Attempt& attempt) {
   for (const uint64_t order : {cuda_host::kAscending, cuda_host::kDescending, uint64_t{7}}) {

@@ -7,12 +7,12 @@ using kernel_tests::Random;
 
 namespace {
 
-// Records, and rows of them in another buffer; they start `offset` bytes behind a multiple of 16, and the
-// rows that leave start `leaving_offset` bytes behind one.
+// Records, and a buffer with rows of them. The rows start `offset` bytes after a multiple of 16, the victims
+// `leaving_offset` bytes after one.
 struct Copies {
   int64_t bytes, slots, count, offset, leaving_offset;
   std::vector<int32_t> list;
-  std::vector<int32_t> places;  // a row leaves every slot but each third
+  std::vector<int32_t> places;  // two of three slots have a victim
   std::vector<uint8_t> cache, rows;
 
   Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_, int64_t leaving_offset_)

@@ -60,7 +60,7 @@ void check_bags(int64_t dim, DType dtype, Spacing spacing, const BagShape& shape
   check_weights_grad(batch, title_of("pooled_weights_grad", dim, dtype, spacing, shape.name));
 }
 
-// The first has bags of about every number of blocks of 32, an empty one at each end, and begins within a
+// The first has bags of about every number of blocks of 32, an empty bag at each end, and starts within a
 // feature.
 void check_shapes(int64_t dim, DType dtype, Spacing spacing) {
   const auto most = [&](int64_t count) { return scaled(count, dim); };
@@ -74,7 +74,7 @@ void check_shapes(int64_t dim, DType dtype, Spacing spacing) {
   }
 }
 
-// Among so many bags that a team has one each, some that are longer than is good for a team.
+// So many bags that each team has one; some are too long for a team.
 BagShape long_among_short(const char* name, const std::vector<int64_t>& long_bags) {
   BagShape shape{name, 700, 100, {}};
   Random random(3);

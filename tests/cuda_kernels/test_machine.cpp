@@ -1,4 +1,4 @@
-// A kernel must not do these things, and the host notices them. First come those that it may do.
+// Kernels that break a rule of CUDA, which the host must report; correct kernels first.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,9 +17,9 @@ constexpr unsigned kFullMask = 0xffffffffu;
 
 int index_in_grid() { return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); }
 
-// Kernels that are right: to[i] becomes what the comment says, by threads i of the grid.
+// Correct kernels: thread i of the grid sets to[i] to the value in the comment.
 
-// The mirrored place in its block.
+// The mirrored position in its block.
 __global__ void mirror(int* to) {
   __shared__ int places[kBlockThreads];
   places[threadIdx.x] = static_cast<int>(threadIdx.x);
@@ -27,17 +27,16 @@ __global__ void mirror(int* to) {
   to[index_in_grid()] = places[kBlockThreads - 1 - threadIdx.x];
 }
 
-// The sum of the lanes of its team, and ten times the lane of its neighbour, the last of a team being its
-// own.
+// The sum of the lanes of its team, plus ten times its neighbour's lane; the last lane is its own neighbour.
 __global__ void sum_team(int* to, int width) {
   const rec_sdk::cuda::Team team(width);
-  if (team.index % 2 == 0) return;  // a team may end, or lag behind, without the others of its warp
+  if (team.index % 2 == 0) return;  // a team may end or lag behind other teams of its warp
   int sum = team.lane;
   for (int step = width / 2; step > 0; step /= 2) sum += __shfl_xor_sync(team.mask, sum, step, width);
   to[index_in_grid()] = sum + 10 * __shfl_down_sync(team.mask, team.lane, 1, width);
 }
 
-// The finding of its team's last lane, of 8 bytes.
+// An 8-byte value of its team's last lane.
 __global__ void broadcast(double* to) {
   to[index_in_grid()] = __shfl_sync(kFullMask, threadIdx.x / 7.0, 15, 16);
 }
@@ -50,7 +49,7 @@ __global__ void swap_halves(int* to) {
   to[index_in_grid()] = places[threadIdx.x ^ 16];
 }
 
-// Kernels that are wrong.
+// Incorrect kernels.
 
 __global__ void mirror_without_barrier(int* to) {
   __shared__ int places[kBlockThreads];
@@ -77,7 +76,7 @@ __global__ void count_blocks_in_shared_memory(int* to) {
   if (threadIdx.x == 0) to[blockIdx.x] = ++blocks;
 }
 
-// The last block to come wins.
+// The block that runs last wins.
 __global__ void write_one_place(int* to) { to[0] = static_cast<int>(blockIdx.x); }
 
 __global__ void barrier_for_some(int* to) {
@@ -157,7 +156,7 @@ void check_contains(const std::string& text, const std::string& part) {
   }
 }
 
-// The first order that a wrong kernel meets is reported: each has its own first thread.
+// The first failing order of an incorrect kernel is reported; each order has its own first thread.
 template <class Kernel>
 void check_error(Kernel kernel, const std::string& part) {
   in_every_order("a wrong kernel", [&](const std::string&) {
@@ -238,7 +237,7 @@ void check_launches() {
   CHECK(launch(write_one_place, 0, nullptr, to.data()) == cudaSuccess);
 }
 
-// The sanitizers end the program: what a child reports.
+// Returns the report of a child process, since the sanitizers end the program.
 template <class Body>
 std::string report_of(const Body& body) {
   int ends[2];
@@ -299,7 +298,7 @@ int main() {
   check_error(different_masks, "thread 16 waits in __shfl_sync with mask 0xffffffff at ");
   check_error(empty_mask, "an empty mask in __syncwarp at ");
   check_error(odd_width, "a shuffle of width 12");
-  check_right_kernels();  // after the stacks of the wrong ones were dropped
+  check_right_kernels();  // after the stacks of the incorrect ones were dropped
   check_launches();
   check_sanitizers();
   return check_result();

@@ -1,5 +1,5 @@
-// update_rows and accumulate_rows. Given I and N, batches I, I + N, ... alone, so that processes share the
-// work.
+// update_rows and accumulate_rows. With arguments I and N only batches I, I + N, ... run, so that processes
+// share the work.
 #include "tests/cuda_kernels/support.h"
 #include "tests/kernels/update_batch.h"
 
@@ -20,7 +20,7 @@ using Bytes = std::vector<uint8_t>;
 
 int64_t part = 0, parts = 1;
 
-// The contents that the kernels find there must not matter.
+// The kernels' results must not depend on its contents.
 Bytes workspace_for(const UpdateBatch& batch) {
   return Bytes(static_cast<size_t>(rec_sdk::cuda::segments_workspace(batch.segments())), 0xA5);
 }
@@ -72,7 +72,7 @@ std::string title_of(const char* name, const UpdateBatch& batch, DType dtype, Sp
 }
 
 // Every optimizer with every format would take long: each batch has a seventh of the pairs, or a third in
-// full tests, and the next one others. Every second batch has states of 16 bits.
+// full tests, in turn. Every second batch has 16-bit states.
 void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* rows, bool scaled,
                  Spacing spacing, int64_t gradients = 1) {
   static int64_t turn = 0;
@@ -124,7 +124,7 @@ void check_special_values(bool scaled) {
   }
 }
 
-// The sum of -0 and -0 is -0, and SGD makes another zero of a weight -0 than for a sum of +0.
+// The sum of -0 and -0 is -0: SGD on a weight of -0 gives another zero than with a sum of +0.
 void check_signs_of_zero(bool scaled) {
   Random random(2);
   UpdateBatch batch(&random, 12, short_rows(100), scaled);
@@ -169,7 +169,7 @@ int main(int count, char** arguments) {
   check_batch(8, {0, 0, 0, 0}, "no lookups", false, Spacing::kOdd);
   check_batch(8, std::vector<int32_t>(30, 130), "hot rows only", true, Spacing::kRecords);
   for (const int64_t dim : {1, 4, 20}) {
-    for (const int64_t gradients : {3, 64, 65, 200}) {  // 64 come with one launch
+    for (const int64_t gradients : {3, 64, 65, 200}) {  // one launch takes 64
       check_batch(dim, with_hot_rows(short_rows(60), around_chunks), "several gradients, hot rows",
                   gradients % 2 == 0, dim == 4 ? Spacing::kRecords : Spacing::kOdd, gradients);
     }

@@ -1,4 +1,4 @@
-// The tests of the other backends share this: they run a kernel, and want the bits of the CPU kernel.
+// Shared by the tests of other backends, which compare a kernel's results bit by bit with the CPU kernel's.
 #pragma once
 
 #include <numeric>
@@ -7,9 +7,8 @@
 
 namespace kernel_tests {
 
-// Where rows start: an odd number of values apart, so that none but the first is at a multiple of anything;
-// or as in records with states, at multiples of 16 bytes, and columns at multiples of 4 values where dim is
-// one.
+// Starts of rows: either an odd number of values apart, so that only the first is aligned; or as in records
+// with states, at multiples of 16 bytes, and columns at multiples of 4 values if dim is a multiple of 4.
 enum class Spacing { kOdd, kRecords };
 
 inline std::string title_of(const char* kernel, int64_t dim, DType dtype, const std::string& variant = "") {
@@ -34,7 +33,7 @@ inline std::vector<int32_t> random_slots(Random* random, int64_t count, int64_t 
   return list;
 }
 
-// Every slot at most once.
+// Returns slots without duplicates.
 inline std::vector<int32_t> distinct_slots(Random* random, int64_t count, int64_t slots) {
   std::vector<int32_t> all(static_cast<size_t>(slots));
   std::iota(all.begin(), all.end(), 0);

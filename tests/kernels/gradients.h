@@ -23,7 +23,7 @@ struct Gradients : UpdateBatch {
     chunk_sums.resize(chunks.size() * static_cast<size_t>(dim));
   }
 
-  // Hot rows come as the sums of their chunks.
+  // Hot rows are passed as the sums of their chunks.
   rec_sdk::Segments in_chunks() const {
     rec_sdk::Segments all = joined();
     all.hot_rows = hot_rows.data();

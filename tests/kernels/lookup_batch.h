@@ -69,7 +69,7 @@ struct LookupBatch {
 
   int64_t lookups() const { return offsets.back(); }
   int64_t feature(int64_t bag) const { return (first_bag_ + bag) / batch_size_; }
-  // Where the bag's slice starts in the output and in its gradient.
+  // Offset of the bag's slice in the output and in its gradient.
   int64_t start(int64_t bag) const {
     return (first_bag_ + bag) % batch_size_ * stride + feature_columns[feature(bag)];
   }
@@ -98,7 +98,7 @@ struct LookupBatch {
     return {table.weights, slots.data(), bags(), grad.data(), stride, out->data(), columns, lookups()};
   }
 
-  // Room for the output, with values that show where nothing is written.
+  // Allocates the output, filled with values that show elements that are not written.
   std::vector<float> blank_output() const { return std::vector<float>(grad.size(), 7.0f); }
 
   std::vector<float> pooled_on_cpu(bool weighted) const {

@@ -13,7 +13,7 @@ class SplitGradients {
     for (int64_t i = 1; i + 2 < count; ++i) borders.push_back(random->below(joined.grad.rows + 1));
     std::sort(borders.begin(), borders.end());
     borders.push_back(joined.grad.rows);
-    borders.push_back(joined.grad.rows);  // nor has the last
+    borders.push_back(joined.grad.rows);  // and so has the last
     for (int64_t i = 0; i < count; ++i) add(joined.grad, borders[i], borders[i + 1]);
     for (int64_t j = 0; j < joined.count; ++j) {
       const int64_t row = joined.grad_row[j];

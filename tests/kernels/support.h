@@ -1,5 +1,5 @@
-// The kernel tests share this: inputs that are the same on every machine, checksums of the results to compare
-// between machines, and the weights' formats decoded in double, independently of the kernels.
+// Shared by the kernel tests: inputs that are equal on every machine, checksums of results to compare between
+// machines, and weights decoded to double, independently of the kernels.
 #pragma once
 
 #include <algorithm>
@@ -122,8 +122,7 @@ void write(uint8_t* to, int64_t index, T value) {
 
 enum class States { kFloats, kMixed };
 
-// Row records with random weights in (-2, 2), and states in [0.5, 1.5). Mixed states are of every type in
-// turn.
+// Row records with random weights in (-2, 2), and states in [0.5, 1.5). Mixed states cycle through all types.
 struct Cache {
   RecordLayout layout;
   int64_t slots;
@@ -148,7 +147,7 @@ struct Cache {
   }
 
  private:
-  // Which is of 16 bits first depends on the weights, so that each optimizer has all of them.
+  // The first 16-bit state depends on the weights' type, so that each optimizer gets all combinations.
   static RecordLayout layout_of(int64_t dim, DType dtype, const std::vector<int64_t>& states, States types) {
     constexpr DType kTurn[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
     DType dtypes[rec_sdk::kMaxStates] = {};

@@ -1,4 +1,4 @@
-// The lookups of the CPU kernels against sums in double, and their bits on every instruction set.
+// Lookups of the CPU kernels compared with sums in double, and their bits on every instruction set.
 #include "tests/kernels/lookup_batch.h"
 
 using kernel_tests::Cache;
@@ -28,7 +28,7 @@ void sequence(int64_t dim, DType dtype) {
   });
 }
 
-// Every 16-bit pattern there is.
+// Every 16-bit pattern.
 void every_pattern(DType dtype) {
   constexpr int64_t kDim = 64, kRows = 1024;
   std::vector<uint16_t> patterns(kDim * kRows);

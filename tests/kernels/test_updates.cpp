@@ -1,4 +1,4 @@
-// Every optimizer's update of the CPU kernels against its formula in double, and its bits on every
+// Every optimizer's update by the CPU kernels compared with its formula in double, and its bits on every
 // instruction set, with hot rows whole and in chunks.
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/real.h"
@@ -29,8 +29,8 @@ struct Row {
 
 using Step = void (*)(const float* coefficients, const std::vector<double>& g, Row* row);
 
-// A row on which an optimizer's own formula runs in double, all elements of one part after the other. Tests
-// in Python hold formulas to torch's classes: here it is the kernel around the formula that is tested.
+// A row on which an optimizer's own formula runs in double, part by part. Tests in Python compare formulas
+// with torch's classes; this one tests the kernel around the formula.
 template <class Optimizer>
 class Updated {
  public:

@@ -17,8 +17,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// All thread-local memory of the program, or of the library, is shared memory: the machine fills it anew for
-// every block.
+// All thread-local memory of the program or the library is shared memory: the machine initializes it again
+// for every block.
 #define __shared__ static thread_local
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
@@ -111,7 +111,7 @@ T shuffle(const char* name, Place place, unsigned mask, T value, int source) {
 
 }  // namespace cuda_host
 
-// Sources as in the PTX manual, "shfl.sync": outside its segment a lane reads itself.
+// Source lanes as in the PTX manual, "shfl.sync": outside its segment a lane reads itself.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32,
               cuda_host::Place place = cuda_host::Place::caller()) {
@@ -136,8 +136,8 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                             source <= last ? source : cuda_host::lane());
 }
 
-// Runs the kernel to its end. A launch that a GPU could not make, or an act that a kernel may not do, is a
-// cuda_host::KernelError.
+// Runs the kernel to its end. Throws cuda_host::KernelError for an invalid launch or an invalid operation of
+// the kernel.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {

@@ -36,7 +36,7 @@ thread_local char anchor;
 
 // The thread-local memory of the program or library that contains this code; others have their own.
 Memory shared_memory() {
-  Memory found{&anchor, 0};  // and there it is, if it was not
+  Memory found{&anchor, 0};  // the access above has allocated it
   const auto take_if_mine = [](dl_phdr_info* info, size_t, void* result) {
     auto* memory = static_cast<Memory*>(result);
     const auto address = reinterpret_cast<uintptr_t>(memory->data);
@@ -56,7 +56,7 @@ Memory shared_memory() {
 std::string name_of([[maybe_unused]] const void* kernel) {
   char name[1000] = "a kernel";
 #ifdef __SANITIZE_ADDRESS__
-  // It takes what it gets for a return address, which is behind a call.
+  // It treats its argument as a return address, which is after a call.
   void* behind = const_cast<char*>(static_cast<const char*>(kernel)) + 1;
   __sanitizer_symbolize_pc(behind, "%f", name, sizeof name);
 #endif
@@ -69,7 +69,7 @@ std::string text_of(const Call& call) {
   return std::string(call.name) + mask + " at " + call.place.file + ":" + std::to_string(call.place.line);
 }
 
-// The texts are literals of one translation unit, where equal ones have one address.
+// The texts are literals of one translation unit, in which equal literals have one address.
 bool same(const Call& a, const Call& b) {
   return a.mask == b.mask && a.name == b.name && a.place.file == b.place.file && a.place.line == b.place.line;
 }
@@ -77,11 +77,11 @@ bool same(const Call& a, const Call& b) {
 struct Thread {
   std::unique_ptr<Fiber> fiber;
   bool waiting = false, ended = false;
-  Call call{};  // where it waits
+  Call call{};  // the call that it waits in
   uint64_t result = 0;
 };
 
-// The threads [first, last) that a call can name.
+// The threads [first, last) that may take part in a call.
 struct Group {
   int first, last, index;
 };
@@ -94,7 +94,7 @@ class Machine {
   void run(const void* kernel, const dim3& grid, const dim3& block, const std::function<void()>& call);
   uint64_t wait(const Call& call);
   int lane() const { return current_ % kWarp; }
-  [[noreturn]] void fail(const std::string& message) const;  // by the current thread
+  [[noreturn]] void fail(const std::string& message) const;  // of the current thread
   std::string where() const;                                 // for the sanitizers
 
  private:
@@ -114,7 +114,8 @@ class Machine {
     return call.mask == kWholeBlock || (call.mask >> (thread % kWarp) & 1u) != 0;
   }
 
-  // Places in the order of the threads: ready ones take their turns from the first on, or from a random one.
+  // Positions in the order of the threads: ready threads run in turn from the first one, or from a random
+  // one.
   int place_of(int thread) const { return order == kDescending ? count_ - 1 - thread : thread; }
 
   std::vector<Thread> threads_;
@@ -160,7 +161,7 @@ void Machine::run(const void* kernel, const dim3& grid, const dim3& block,
     if (failure_.empty()) continue;
     const std::string message = name_of(kernel) + ", " + failure_;
     failure_.clear();
-    threads_.clear();  // stopped half way
+    threads_.clear();  // the kernel was stopped
     throw KernelError(message);
   }
 }
@@ -225,7 +226,7 @@ uint64_t Machine::wait(const Call& call) {
 
 bool Machine::all_wait(const Call& call, const Group& group) const {
   const int named = call.mask == kWholeBlock ? count_ : __builtin_popcount(call.mask);
-  if (waiting_[group.index] < named) return false;  // the usual case, quickly
+  if (waiting_[group.index] < named) return false;  // fast path for the usual case
   for (int i = group.first; i < group.last; ++i) {
     if (names(call, i) && (i >= count_ || !threads_[i].waiting || !same(threads_[i].call, call)))
       return false;
@@ -249,7 +250,7 @@ void Machine::release(const Call& call, const Group& group) {
   }
 }
 
-// The first thread that waits in vain, and the threads it waits for; "" when all have ended.
+// Returns the first deadlocked thread and the threads it waits for; "" if all have ended.
 std::string Machine::deadlock() const {
   for (int i = 0; i < count_; ++i) {
     if (!threads_[i].waiting) continue;

@@ -1,10 +1,9 @@
-// Runs a kernel on the host: the blocks one after the other, the threads of a block as fibers that change
-// places only at barriers and shuffles. Which block and which ready thread comes next is for set_order to
-// say, and no result may depend on it: it is how a missing barrier shows. A kernel that no GPU would run, or
-// none for sure, is a KernelError.
+// Runs a kernel on the host: the blocks one after the other, the threads of a block as fibers that switch
+// only at barriers and shuffles. set_order chooses the next block and the next ready thread; no result may
+// depend on it, so that a missing barrier is found. A kernel that is invalid on some GPU throws KernelError.
 //
-// Stricter than a GPU: the threads that a barrier or a shuffle names must all come to the same line of the
-// source, and none of them may have ended.
+// Stricter than a GPU: all threads of a barrier or a shuffle must reach the same line of the source, and none
+// of them may have ended.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Orders of blocks and threads; any other number is a random one.
+// Orders of blocks and threads; any other number is the seed of a random order.
 constexpr uint64_t kAscending = 0, kDescending = 1;
 void set_order(uint64_t order);
 

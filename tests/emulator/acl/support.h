@@ -1,4 +1,4 @@
-// The tests of the emulated runtime share this.
+// Shared by the tests of the emulated runtime.
 #pragma once
 
 #include <acl/acl.h>
@@ -80,7 +80,7 @@ inline bool contains(const std::string& text, const char* part) {
   return false;
 }
 
-// The message of the call that just failed has this in it.
+// Checks that the message of the call that just failed contains `words`.
 inline bool message_has(const char* part) { return contains(aclGetRecentErrMsg(), part); }
 
 struct Ending {

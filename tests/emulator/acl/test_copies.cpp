@@ -1,4 +1,4 @@
-// Copies of every kind, in order, and the ones that are refused.
+// Copies of every kind, their order, and copies that are rejected.
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -40,7 +40,7 @@ void test_every_kind() {
   }
 }
 
-// Copies on one stream go one after the other, though the host runs ahead.
+// Copies on one stream run one after the other, while the host runs ahead.
 void test_order_on_a_stream() {
   constexpr size_t kCount = 20000, kBytes = kCount * sizeof(int);
   constexpr int kRounds = 200;
@@ -70,7 +70,7 @@ void test_order_on_a_stream() {
   CHECK(aclrtFreeHost(result) == ACL_SUCCESS);
 }
 
-// A copy of pageable memory is over when the call returns; one of pinned memory is not.
+// A copy of pageable memory has ended when the call returns; a copy of pinned memory may not have.
 void test_pageable_memory_is_waited_for() {
   const aclrtStream stream = new_stream();
   char* device = device_memory(100);
@@ -141,7 +141,7 @@ void test_refused() {
   CHECK(aclrtFreeHost(pinned) == ACL_SUCCESS);
 }
 
-// Memory that is freed while a copy of it waits on a stream: the device's error, found when the copy runs.
+// Memory freed while a copy of it is queued: an error of the device when the copy runs.
 void test_freed_too_early(bool host) {
   char* device = device_memory(100);
   char* pinned = pinned_memory(100);

@@ -37,7 +37,8 @@ void test_failing_launch() {
   CHECK(aclrtSynchronizeStream(stream) == bad);
   CHECK(message_has("bad_kernel: core 3, MTE2: not aligned"));
   CHECK(!ran && destroyed);
-  CHECK(aclrtSynchronizeEvent(event) == bad);  // reached, so that no thread hangs, and it says so
+  CHECK(aclrtSynchronizeEvent(event) ==
+        bad);  // the event is reached, so that no thread hangs, and returns the error
   aclrtEventRecordedStatus status;
   CHECK(aclrtQueryEventStatus(event, &status) == bad && status == ACL_EVENT_RECORDED_STATUS_COMPLETE);
   void* more = nullptr;
@@ -51,12 +52,12 @@ void test_failing_launch() {
   CHECK(aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL) == bad);
   CHECK(aclrtGetLastError(ACL_RT_THREAD_LEVEL) == bad);
   CHECK(aclrtGetLastError(ACL_RT_THREAD_LEVEL) == ACL_SUCCESS);
-  // A thread that did not make the failing call learns of it too.
+  // Threads other than the one that made the failing call get the error too.
   std::thread([] {
     CHECK(aclrtSetDevice(0) == ACL_SUCCESS);
     CHECK(message_has("bad_kernel: core 3"));
   }).join();
-  // Launches are dropped, and what they own is destroyed.
+  // Launches are dropped, and the objects they own are destroyed.
   ran = destroyed = false;
   rec_sdk_emulator_launch(stream, "later", &Later::run, &Later::destroy, &later, false);
   CHECK(!ran && destroyed);
@@ -75,7 +76,7 @@ void test_failing_launch() {
   CHECK(aclrtDestroyStream(stream) == ACL_SUCCESS);
 }
 
-// A stream of a healthy device that waits for one of a failed device goes on.
+// A stream of a healthy device that waits for a stream of a failed device continues.
 void test_waiting_for_a_failed_device() {
   const aclrtStream stream = new_stream();
   const aclrtEvent event = new_event();
@@ -93,10 +94,10 @@ void test_waiting_for_a_failed_device() {
 void test_messages() {
   CHECK(aclrtFree(nullptr) == ACL_ERROR_RT_PARAM_INVALID);
   CHECK(message_has("aclrtFree: the address is null"));
-  CHECK(std::string(aclGetRecentErrMsg()).empty());  // given once
+  CHECK(std::string(aclGetRecentErrMsg()).empty());  // returned once
 }
 
-// A launch that cannot even be queued must not pass for one.
+// A launch that cannot be queued returns an error.
 void test_launch_on_a_destroyed_stream() {
   const aclrtStream stream = new_stream();
   CHECK(aclrtDestroyStream(stream) == ACL_SUCCESS);

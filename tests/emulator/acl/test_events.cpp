@@ -1,4 +1,4 @@
-// Events order streams and tell the time.
+// Events order streams and measure time.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -66,7 +66,7 @@ void test_query_and_synchronize() {
   go = true;
   CHECK(aclrtSynchronizeEvent(event) == ACL_SUCCESS);
   CHECK(aclrtQueryEventStatus(event, &status) == ACL_SUCCESS && status == ACL_EVENT_RECORDED_STATUS_COMPLETE);
-  // An event destroyed while it is on its way still comes for those that wait.
+  // An event destroyed while it is queued is still reached by streams that wait for it.
   on_stream(stream, "nap", [] { nap(30); });
   CHECK(aclrtRecordEvent(event, stream) == ACL_SUCCESS);
   CHECK(aclrtStreamWaitEvent(nullptr, event) == ACL_SUCCESS);

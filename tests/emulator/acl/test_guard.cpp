@@ -1,4 +1,4 @@
-// Host code that touches device memory faults, always, with a line that says so.
+// Host code that accesses device memory always faults, with a message.
 #include <fcntl.h>
 #include <signal.h>
 
@@ -24,7 +24,7 @@ void test_touching() {
   volatile char* other = device_memory(1000);
   check_faults([=] { other[5] = 1; }, "of device 1");
   CHECK(aclrtSetDevice(0) == ACL_SUCCESS);
-  // Freed memory, and memory that never was allocated, is as untouchable.
+  // Freed memory, and memory that was never allocated, faults too.
   CHECK(aclrtFree(const_cast<char*>(memory)) == ACL_SUCCESS);
   check_faults([=] { memory[0] = 1; }, "of device 0");
   check_faults([=] { memory[1 << 20] = 1; }, "of device 0");
@@ -50,7 +50,7 @@ void test_touching_during_work() {
       "of device 0");
 }
 
-// A kernel that is given the device address instead of what lies behind it.
+// A kernel that is passed a device address in place of the host's view of it.
 void test_touching_from_a_stream() {
   volatile char* memory = device_memory(1000);
   check_faults(
@@ -61,7 +61,7 @@ void test_touching_from_a_stream() {
       "of device 0");
 }
 
-// System calls get an error for the address, no data.
+// System calls return an error for the address, and no data.
 void test_system_calls() {
   char* memory = device_memory(1000);
   const int file = open("/dev/zero", O_RDONLY);
@@ -69,7 +69,7 @@ void test_system_calls() {
   close(file);
 }
 
-// Faults that have nothing to do with devices go where they went before.
+// Other faults go to the handler that was installed before.
 void test_other_faults() {
   const Ending plain = in_child([] { raise(SIGSEGV); });
   CHECK(kSanitized || (WIFSIGNALED(plain.status) && WTERMSIG(plain.status) == SIGSEGV));
@@ -88,7 +88,7 @@ void earlier_handler(int) {
   _exit(written > 0 ? 5 : 6);
 }
 
-// The handler that was there when the runtime started runs after the message.
+// The handler that was installed before the runtime started runs after the message.
 void test_earlier_handler() {
   signal(SIGSEGV, earlier_handler);
   const Ending ending = in_child([] {
@@ -104,7 +104,7 @@ void test_earlier_handler() {
 
 struct sigaction below_later;
 
-// As Python's faulthandler does it: the handler below is put back and gets the signal once more.
+// Like Python's faulthandler: the earlier handler is restored and gets the signal again.
 void later_handler(int signal) {
   static const char kText[] = "later handler\n";
   const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);

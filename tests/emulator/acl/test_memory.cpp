@@ -1,4 +1,4 @@
-// Device memory: where it is, what it holds, when there is none left.
+// Device memory: addresses, contents, and exhaustion.
 #include <random>
 #include <thread>
 
@@ -14,7 +14,7 @@ size_t free_bytes() {
 }
 
 void test_fresh_memory_is_poisoned() {
-  for (int round = 0; round < 2; ++round) {  // the second time it is memory that was used
+  for (int round = 0; round < 2; ++round) {  // the second time, reused memory
     unsigned char* memory = device_memory<unsigned char>(10000);
     CHECK(reinterpret_cast<uintptr_t>(memory) % 512 == 0);
     for (const unsigned char byte : to_host(memory, 10000)) {
@@ -26,7 +26,7 @@ void test_fresh_memory_is_poisoned() {
   }
 }
 
-// Neighbours in one page: what is freed becomes poison again, what is not stays.
+// Neighbours in one page: freed memory is poisoned again, other memory keeps its contents.
 void test_freed_memory_is_poisoned() {
   std::vector<unsigned char*> small;
   for (int i = 0; i < 40; ++i) {
@@ -48,7 +48,7 @@ void test_freed_memory_is_poisoned() {
   }
 }
 
-// Memory that is never written takes none of the host's.
+// Memory that is never written takes no host memory.
 void test_untouched_memory_is_free() {
   const auto resident_pages = [] {
     long all = 0, resident = 0;

@@ -31,12 +31,12 @@ void test_mapping() {
   CHECK(free_bytes() == kMemory - 2 * kPiece);
   CHECK(aclrtMapMem(range, kPiece, 0, a, 0) == ACL_SUCCESS);
   CHECK(aclrtMapMem(range + kPiece, kPiece, 0, b, 0) == ACL_SUCCESS);
-  // Neighbours are one memory, which is poisoned.
+  // Neighbouring mappings are contiguous memory, which is poisoned.
   CHECK(to_host(range, 2 * kPiece) == std::vector<char>(2 * kPiece, '\xFF'));
   CHECK(rec_sdk_emulator_host_address(range + kPiece - 1, 2) != nullptr);
   CHECK(rec_sdk_emulator_host_address(range, 2 * kPiece + 1) == nullptr);
   CHECK(aclrtMemset(range, 2 * kPiece, 3, 2 * kPiece) == ACL_SUCCESS);
-  // Unmapped, it cannot be used, and mapped elsewhere it holds what it held.
+  // Unmapped memory cannot be used; mapped elsewhere, it keeps its contents.
   CHECK(aclrtUnmapMem(range) == ACL_SUCCESS);
   CHECK(rec_sdk_emulator_host_address(range, 1) == nullptr);
   CHECK(rec_sdk_emulator_host_address(range + kPiece, kPiece) != nullptr);
@@ -78,7 +78,7 @@ void test_refused() {
   CHECK(message_has("shared between processes is not emulated"));
 }
 
-// Allocations and physical memory come out of the same device.
+// Allocations and physical memory share the device's memory.
 void test_one_limit() {
   char* memory = device_memory(kMemory - kPiece);
   const aclrtDrvMemHandle physical = physical_memory(kPiece);

@@ -1,4 +1,4 @@
-// Against a model that marks every unit as taken or free.
+// The range allocator compared with a model that marks every unit as taken or free.
 #include <random>
 #include <vector>
 
@@ -76,7 +76,7 @@ void test_random(unsigned seed) {
     CHECK(allocator.release(offset));
   }
   CHECK(allocator.used() == 0);
-  CHECK(allocator.largest_free() == kUnits * kUnit);  // everything has grown together again
+  CHECK(allocator.largest_free() == kUnits * kUnit);  // all free ranges are merged again
 }
 
 void test_edges() {

@@ -1,5 +1,4 @@
-// When streams run: REC_SDK_EMULATED_STREAMS. Each case is a process of its own, which reads the setting
-// once.
+// The modes of REC_SDK_EMULATED_STREAMS. Each case is a process of its own, since the setting is read once.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,7 +25,7 @@ void in_order(const std::string& order, const std::function<void()>& work) {
   }
 }
 
-// Streams with names, whose tasks write down that they ran.
+// Named streams whose tasks log that they ran.
 class Streams {
  public:
   void task(char stream, const std::string& name) {
@@ -119,7 +118,7 @@ void test_late_runs_at_the_end() {
   CHECK(streams.log().size() == 1);
 }
 
-// Asking brings what is asked for nearer, one task each time, and nothing else.
+// Each query advances the queried work by one task, and nothing else.
 void test_late_asking_makes_progress() {
   Streams streams;
   streams.task('b', "b1");
@@ -144,7 +143,7 @@ void test_late_asking_makes_progress() {
   CHECK(asked == 2);
 }
 
-// A stream takes only so many tasks, though nothing waits.
+// A stream's queue is bounded, even if nothing waits.
 void test_late_queues_end() {
   Streams streams;
   for (int i = 0; i < 1500; ++i) {
@@ -173,7 +172,7 @@ void test_late_copies() {
   CHECK(to_host(device, 100)[99] == 'q');
 }
 
-// The host waits for nothing that the runtime knows of, or for work that waits for other work.
+// Deadlocks: the host waits for nothing that the runtime knows of, or for work that waits for other work.
 void test_all_goes_on_by_itself() {
   Streams streams;
   std::atomic<int> here{0};
@@ -223,7 +222,7 @@ void test_asking_does_not_wait() {
   CHECK(streams.log().size() == 1);
 }
 
-// Three streams, some events; what ran when, as one line.
+// Runs three streams with some events, and returns the order of tasks as one line.
 std::string course() {
   Streams streams;
   for (int i = 0; i < 40; ++i) {

@@ -1,4 +1,4 @@
-// Environment variables: what they mean, and that a bad value ends the process with a message.
+// Environment variables: their effects, and that an invalid value ends the process with a message.
 #include <signal.h>
 
 #include "settings.h"

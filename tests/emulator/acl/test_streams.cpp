@@ -1,4 +1,4 @@
-// Streams work in order, beside each other and beside the host.
+// A stream runs its work in order, concurrently with other streams and the host.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -80,7 +80,7 @@ void test_devices() {
   });
   CHECK(aclrtSynchronizeDevice() == ACL_SUCCESS);  // device 0 has nothing to do
   CHECK(!done);
-  CHECK(aclrtDestroyStream(second) == ACL_SUCCESS);  // waits for what is queued
+  CHECK(aclrtDestroyStream(second) == ACL_SUCCESS);  // waits for queued work
   CHECK(done);
 }
 
