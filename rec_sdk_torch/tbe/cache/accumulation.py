@@ -109,7 +109,7 @@ class AccumulationBuffer:
         self._engine.close_window()
 
     def _ids(self, tables: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Returns the ids of rows inside and outside the cache. `tables`: table offsets of the rows inside."""
+        """Returns the ids of the rows with sums in the cache, and outside it. `tables`: table offsets in the cache."""
         if not self._tables_with_ids:
             return None, None
         ids_of_tables = [self._engine.saves.window_ids(table) for table in range(self._tables_with_ids)]

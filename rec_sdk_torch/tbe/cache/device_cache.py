@@ -233,7 +233,7 @@ class Group:
         return self.engine.announce(batch.values, batch.offsets, self._keys(batch), batch.batch_size)
 
     def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
-        """Plans a training batch; the plan pins the batch's rows until it is released or dropped.
+        """Plans a training batch, `announced` or not; the plan pins the batch's rows until it is released or dropped.
 
         Raises:
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.

@@ -23,14 +23,14 @@ from .batch import Batch, Int64Array
 from .plan import Plan, PlanArrays, StagedPlan, VictimBuffers, arrays_on_device, arrays_on_host
 from .transfers import Download, Transfers, Upload
 
-FusedLookup = tuple[Any, Sequence[object]]
+SwapLookup = tuple[Any, Sequence[object]]
 """An operator overload that swaps and looks up in one launch, and its arguments after the arguments of the swap."""
 
 FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
 """(indices, tables, records) -> None: replaces the engine's initial weights of new rows, `records[indices]`."""
 
 
-def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> FusedLookup:
+def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> SwapLookup:
     """Returns the operator that swaps and looks up a plan with `origins` in one launch.
 
     Args:
@@ -193,7 +193,7 @@ class Swap:
             plan.staged.host = host
             self._stage_misses(host, plan.staged)
 
-    def apply(self, plan: Plan, fused: FusedLookup | None = None) -> Sequence[Any]:
+    def apply(self, plan: Plan, fused: SwapLookup | None = None) -> Sequence[Any]:
         """Swaps in the rows of a started plan. Its arrays may be used after `plan.upload`.
 
         Returns:
@@ -227,7 +227,7 @@ class Swap:
             staged = self._upload_arrays(torch.from_numpy(host.arena), host)
         return staged
 
-    def _swap(self, host: _engine.Plan, staged: StagedPlan | None, fused: FusedLookup | None = None) -> Sequence[Any]:
+    def _swap(self, host: _engine.Plan, staged: StagedPlan | None, fused: SwapLookup | None = None) -> Sequence[Any]:
         results: Sequence[Any] = ()
         if staged is not None:
             self._started[host.serial] = staged  # for a repeat after an interrupt: it records the swap
@@ -292,11 +292,12 @@ class Swap:
             sums = self.transfers.download(self.sums.index_select(0, arrays.window_out_slots))
         return VictimBuffers(rows, staging, sums)
 
-    def _launch_swap(self, staged: StagedPlan, fused: FusedLookup | None) -> Sequence[Any]:
-        """Launches the swap on the current stream, after the updates that it contains.
+    def _launch_swap(self, staged: StagedPlan, fused: SwapLookup | None) -> Sequence[Any]:
+        """Launches the swap on the current stream, after the updates that were launched there.
 
         Returns:
-            The results of `fused`; empty if it was not called. Late rows rule it out: it reads misses from one buffer.
+            The results of `fused`; empty if it was not called. It reads all misses from one buffer, so that it is not
+            called for plans with late rows.
         """
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:

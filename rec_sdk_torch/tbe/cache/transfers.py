@@ -98,7 +98,7 @@ class Upload:
 
 @dataclass(eq=False, slots=True)
 class Download:
-    """A tensor in host memory that a stream is writing or reading until `event`; None: no stream uses it."""
+    """A tensor in host memory that a stream writes or reads until `event`; no stream uses it if that is None."""
 
     tensor: torch.Tensor
     event: Any
