@@ -32,7 +32,7 @@ from .runner import CannotRunError, Option, Row, benchmark
 ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = Path(__file__).resolve().parent / "scalar_unit"
 _PROGRAMS = ROOT / "build" / "scalar_unit"
-"""Keeps programs by the digest of what they are compiled from: the compiler is busy for most of a minute."""
+"""The folder of compiled programs, named by the digest of their sources, since compiling takes most of a minute."""
 
 _FLAGS = (
     *("-std=c++17", "-O2", "-fno-exceptions", "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-w"),
@@ -44,7 +44,7 @@ _FLAGS = (
 _GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction would count once
 
 Counts = Mapping[str, Mapping[str, list[int]]]
-"""Instructions of each core, by operator and kernel."""
+"""The instructions of each core, by operator and kernel."""
 
 
 def _far_test(instruction: str) -> str:

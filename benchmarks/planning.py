@@ -23,7 +23,7 @@ from .timing import Samples, seconds_of, take_turns
 
 _FEATURES = np.zeros(1, np.int64)
 BYTES_PER_ROW = 64
-"""Bytes that an engine may take beside the record while every row is resident; only refuses what cannot fit."""
+"""An estimate of an engine's bytes for a resident row besides its record, to refuse runs that cannot fit."""
 
 
 def make_engine(
@@ -206,7 +206,7 @@ RULES = {
     ),
     "score_half_life, max_rows": TableLifecycle(bound=Rows(2**30), score=Score(half_life=100)),
 }
-"""The rules that `planning` measures. None of them evicts there: an eviction is no part of a plan."""
+"""The lifecycle rules that `planning` measures. None evicts in the runs, since eviction is not part of a plan."""
 
 
 def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Namespace) -> dict[str, Samples]:

@@ -16,11 +16,11 @@ from .ids import STREAMS, Int64Array, stream
 from .runner import Row
 
 LOOK_AHEAD, DEPTHS = "look_ahead", (1, 4, 12)
-"""The policy that looks ahead, and the numbers of batches that are announced to it."""
+"""The policy that looks ahead, and the numbers of announced batches."""
 FRACTION, WARM, ALPHA = 0.1, 20, 1.05
-"""The part of the rows that the cache holds, batches before the count begins, and the exponent of the power laws."""
+"""The fraction of the rows in the cache, the number of batches before counting, and the exponent of the power laws."""
 COUNTERS = ("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out")
-"""Names of the counters of the engine that a simulated cache has too."""
+"""Names of the engine's counters that a simulated cache also has."""
 
 
 class Simulated:

@@ -22,7 +22,7 @@ from .workload import Workload
 
 RTOL, ATOL = 1e-4, 2e-5
 CHECKED = 2
-"""Batches that all contenders train on, from the same weights, before anything is timed."""
+"""The number of batches that all contenders train on, from the same weights, before the timed ones."""
 
 
 @dataclass

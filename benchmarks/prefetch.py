@@ -23,7 +23,7 @@ from .timing import best_of, no_collection
 from .workload import LEARNING_RATE, OPTIMIZERS, TableSet, Workload, make_workload
 
 DEPTH, CACHE = 2, 0.1
-"""The depth of the targets, the default of `prefetch`; and the cache of the second one."""
+"""The depth that targets refer to, which is the default of `prefetch`; and the cache ratio of the second target."""
 RESIDENT = 1.0
 
 

@@ -18,7 +18,7 @@ from .tables import NotAvailableError, configs, make_collection
 from .workload import BETAS, EPS, LEARNING_RATE, TableSet, Workload
 
 DENSE_ROWS = 1_000_000
-"""More rows than this are not given to TorchRec, whose gradient is as large as the tables."""
+"""The largest number of rows for TorchRec, whose gradient is as large as the tables."""
 
 
 class Rival(Contender):

@@ -85,7 +85,7 @@ class Option:
 
 
 MOST_CHOICES = 6
-"""The most choices that --help lists."""
+"""The largest number of choices that --help lists."""
 
 
 def _shown(value: Any) -> str:
@@ -98,7 +98,7 @@ def _shown(value: Any) -> str:
 # ---- targets
 
 Column = str | Callable[[Row], float | None]
-"""The name of a column, or a function of a row; None where the row has no such value."""
+"""The name of a column, or a function of a row that returns None if the row has no such value."""
 
 
 def values_of(column: Column, rows: Iterable[Row]) -> list[float]:

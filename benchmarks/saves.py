@@ -28,7 +28,7 @@ from .timing import no_collection, seconds_of, take_turns, timed
 
 DIM = 64
 SHARES = (0.001, 0.01, 0.1)
-"""The shares of the rows that change before a delta."""
+"""The fractions of the rows that change before a delta."""
 
 
 def write_with_numpy(arrays: dict[str, np.ndarray], folder: Path) -> None:

@@ -21,17 +21,17 @@ from .timing import in_processes
 from .workload import TableSet, Workload, make_workload
 
 MODELLED_DEVICES = ((8, 1), (1024, 1), (1024, 8), (1024, 16), (1024, 32))
-"""W devices in machines of L; 1: one level."""
+"""Modelled numbers of devices, and of devices per machine; 1: an exchange without hierarchy."""
 LINK = 25e9
-"""Bytes per second out of a device, and into it: a port of 200 Gbit/s."""
+"""Bytes per second between devices of different machines, in each direction: a port of 200 Gbit/s."""
 WITHIN = 100e9
-"""The same within a machine. DeepEP's and DeepEP-Ascend's pages measure 125 to 158 GB/s, over NVLink and HCCS."""
+"""Bytes per second within a machine. DeepEP and DeepEP-Ascend publish 125 to 158 GB/s with NVLink and HCCS."""
 MACHINE = 16
-"""Devices of the largest machine, Atlas A3; more are several machines, and nearly all of their bytes go by `LINK`."""
+"""Devices of the largest machine, an Atlas A3. With more devices, nearly all bytes are sent between machines."""
 MESSAGE = 5e-6
-"""Seconds that a message takes whatever its size, within a machine too: an assumption."""
+"""The fixed seconds of a message, also within a machine: an assumption."""
 EXCHANGES = 4
-"""All-to-alls of a step: counts, ids, rows, gradients."""
+"""The all-to-alls of a step: counts, ids, rows, gradients."""
 
 
 def _sharded(workload: Workload, world_size: int) -> Any:

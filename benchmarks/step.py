@@ -28,7 +28,7 @@ _FILL_BATCHES = 200
 _MARGIN = 2 << 30
 PHASES = ("forward", "backward", "step")
 Timed = dict[str, dict[str, Samples]]
-"""By contender and phase."""
+"""The samples of each phase of each contender."""
 
 
 class StepBench:

@@ -8,15 +8,15 @@ from functools import partial
 from .runner import Row, Target
 
 FAST_COPY = 20e9
-"""Bytes per second, read and written, that a core copies: from here on torch's targets are the higher ones."""
+"""The copy bandwidth of a core, in bytes read and written per second, from which the higher targets for torch apply."""
 _TORCH = {
     True: {"sgd": (2.5, 1.7), "adagrad": (6.0, 4.0), "adam": (7.0, 5.0)},
     False: {"sgd": (1.5, 1.2), "adagrad": (4.5, 3.5), "adam": (6.0, 4.5)},
 }
-"""Whether the core is a fast one -> optimizer -> (median, worst workload)."""
+"""The targets by speed of the core (whether it is a fast one) and optimizer: (median, worst workload)."""
 _FBGEMM = {"sgd": 1.5, "adagrad": 3.0, "rowwise_adagrad": 1.5}
 _COPY = {"sequence": (1.6, 2.3), "pooled": (1.8, 2.6)}
-"""Form -> (median, worst workload), at D = 64."""
+"""The targets by form of the output: (median, worst workload), at D = 64."""
 BYTES_PER_ROW = 24
 STEP, CACHED = "step, fastest in ms (ratio to collection)", "collection@0.1"
 BEST, MEDIANS = "ratios", "ratios_of_medians"

@@ -109,7 +109,7 @@ def in_processes(count: int, call: Callable[..., Any], *arguments: object) -> li
 
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
-"""How `in_processes` starts them."""
+"""The start method of the processes of `in_processes`."""
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def fbgemm(options: argparse.Namespace) -> Iterator[Row]:
 
 SMALL_DIM, SMALL_ROWS = 16, 1_000
 FIXED, PER_TABLE = 150.0, 1.0
-"""Targets of the collections, in microseconds of processor time: a step with one table, and each table more."""
+"""Targets of the collections, in microseconds of processor time: a step with one table, and each further table."""
 
 
 class Batches:

@@ -43,7 +43,7 @@ DENSE = 13
 EXPONENT = 1.05
 HISTORY = 10
 STD = 0.05
-"""Standard deviation of the weights at the start."""
+"""The standard deviation of the initial weights."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,11 @@ CONTENDERS: dict[str, Make] = {
     "fbgemm": fbgemm,
     "torchrec": torchrec,
 }
-"""Ours with a cache of 10% of the rows and with all rows resident, and the rivals."""
+"""This package with a cache of 10% of the rows and with all rows resident, and the rivals."""
 
 OURS = ("cached", "resident")
 WARM_STEPS = 5
-"""Steps at the start that are not timed: memory is touched for the first time there."""
+"""The number of untimed first steps, in which memory is accessed for the first time."""
 
 
 def _peak() -> int:

@@ -18,7 +18,7 @@ LEARNING_RATE = 0.01
 EPS = 1e-8
 BETAS = (0.9, 0.999)
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-"""Formulas that the rivals have too, one for each form of a record."""
+"""Optimizers that the rivals also have, one for each form of a record."""
 FORMS = ("sequence", "pooled")
 _SUFFIXES = {"k": 1_000, "m": 1_000_000}
 
@@ -26,7 +26,7 @@ CRITEO_SIZES = (
     *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194),
     *(27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
 )
-"""Distinct values of the 26 categorical features of the Criteo Kaggle data, as DLRM's own script counts them."""
+"""Numbers of distinct values of the 26 categorical features of the Criteo Kaggle data, as DLRM's script counts them."""
 CRITEO_CAP = 400_000
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 LONGEST = 72
 SUMMARY = re.compile(r"(?P<area>\w[\w.,/ -]*): (?P<verb>[a-z]+)\b")
 GIT = ("Merge ", "Revert ", "fixup! ", "squash! ")
-"""Beginnings of summaries that git writes."""
+"""Beginnings of summaries that git generates."""
 IMPERATIVES = {"bring", "embed", "feed", "need", "speed"}
-"""Imperatives that end as a past tense or a participle does."""
+"""Imperatives that end like a past tense or a participle."""
 
 
 def third_person() -> set[str]:

@@ -24,7 +24,7 @@ from rec_sdk_torch.operators.devices.backends import parse_device
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
-"""Folders of tests are in memory where it is large: most of a small save is the wait for the disk."""
+"""The folder of the tests' files if it is large enough: on a disk, a small save mostly waits for the disk."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

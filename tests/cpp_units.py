@@ -26,7 +26,7 @@ NVCC = shutil.which("nvcc", path=os.pathsep.join(_CUDA_FOLDERS))
 """CUDA's compiler, found where setup.py looks for it; None if it is not there."""
 
 _ENGINE = BUILD / f"engine-{sys.implementation.cache_tag}"
-"""Where setup.py builds kernels and engine; `make build` brings them up to date."""
+"""The folder in which setup.py builds kernels and engine; `make build` updates them."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Tree:
 
 
 PLAIN = Tree("plain", options=[f"-DREC_SDK_ENGINE_TREE={_ENGINE}"] if _ENGINE.exists() else [])
-"""All that need no package."""
+"""The tests that need no package."""
 
 
 def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:

@@ -15,10 +15,10 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 NEEDS_FULL = "needs --full"
-"""Begins the reason of a skip that is none of `make test-full`."""
+"""The skip reason of tests that only `make test-full` runs."""
 
 FILES = 8
-"""Files in the table: those that took longest."""
+"""The number of files in the table: the slowest ones."""
 
 
 @dataclass(eq=False)  # plugins are hashed

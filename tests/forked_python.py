@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-"""A context of `multiprocessing` whose processes have imported what is preloaded below."""
+"""A context of `multiprocessing` whose processes start with the modules imported that are preloaded below."""
 
 _PRELOADED = ("torch", "torchrec.distributed", "sklearn.metrics", "rec_sdk_torch.modules.embedding_collections")
 CONTEXT.set_forkserver_preload(list(_PRELOADED))
 
 SECONDS = 300
-"""A process that takes longer is killed."""
+"""The time limit of a process, after which it is killed."""
 
 
 def python(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 SECONDS = 60
-"""A child that takes longer hangs, and is killed."""
+"""The time limit of a child process, after which it is killed."""
 
 
 class Child:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECONDS = 120
-"""An interpreter that does not end before is killed (status -14)."""
+"""The time limit of an interpreter, after which it is killed (status -14)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rec_sdk_torch.tbe import EvictReason, TableLifecycle
 
 NEVER = -(2**63)
 MOST = 2**32 - 1
-"""Where counts end."""
+"""The maximal count."""
 DIGITS = [2.0**-1]
 for _ in range(56):
     DIGITS.append(math.sqrt(DIGITS[-1]))

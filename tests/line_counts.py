@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SPLIT = ("rec_sdk_torch", "torch_npu_ext", "op_kernels", "emulator", "tests")
-"""Folders whose own folders are rooms."""
+"""Folders whose subfolders are counted separately."""
 
 
 def room_of(path: str) -> str:

@@ -88,7 +88,7 @@ _ADAGRAD = {"lr": 0.2, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps":
 _DECAY = {"weight_decay": 0.1}
 _GROWING = {"weight_decay": 0.1, "maximize": True}
 _DECAYS = ({"weight_decay": 0.06}, {"weight_decay": 0.06, "maximize": True})
-"""A decay that equals no gradient, whichever way the objective goes."""
+"""Weight decays that no gradient cancels, with either sign of `maximize`."""
 _ADADELTA = {"lr": 0.5, "rho": 0.8, "eps": EPS}
 _RHOS = tuple({"rho": rho} for rho in (0.0, 1e-3, 0.9, 0.999999, 1.0))
 _COWCLIP = {

@@ -18,7 +18,7 @@ UNITS = (
     "ascendc_swap_lookups",
     "ascendc_(copies|row_copies|planes|tile_plan|optimizer_shapes|host_pass)",
 )
-"""Tests of ctest, in parts that take about as long."""
+"""The tests of ctest, in parts of about equal duration."""
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -23,7 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = "docs/zh/index.md"
-"""The list of all pages, which has no twin: it says which of them are there in English only."""
+"""The list of all pages. It has no English twin, and lists the pages that exist in English only."""
 
 FENCE = re.compile(r" *```(.*)")
 HEADING = re.compile(r"(#{1,6}) (.*)")
@@ -37,7 +37,7 @@ TIMES = {"": 1, "thousand": 1e3, "million": 1e6, "万": 1e4, "亿": 1e8}
 COMMENTS = dict.fromkeys(["", "bash", "cmake", "python", "yaml"], r"(?:^|\s+)#.*") | {"cpp": r"\s*//.*"}
 """The form of a comment in each language of code blocks. Blocks in other languages must equal their English twins."""
 PROMISE = re.compile(r" *print\(.*\)  # ")
-"""A line whose comment is what it prints."""
+"""A line of code with its output in a comment."""
 WIDE = r"[\u3000-\u9fff\uff00-\uffef]"
 HALF_WIDTH = re.compile(rf"(?<={WIDE})[,.:;?!()]|[,.:;?!()](?={WIDE})")
 """A half-width mark next to a Chinese character or a full-width mark."""
@@ -372,7 +372,7 @@ QUERIES = {
     "NPU内存 float16_t": ["NPU", "内存", "float16_t"],
     "cache_sizes=, 分表。": ["cache_sizes", "分表"],
 }
-"""What a reader types, and the terms that a page must have to be found."""
+"""Search queries, and the terms that a page must contain to be found."""
 
 
 def test_words_of_two_characters_are_search_terms(site: ModuleType) -> None:

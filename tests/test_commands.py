@@ -68,7 +68,7 @@ def exit_status(command: str, arguments: list[str]) -> int:
 
 
 HERE = [name for name in COMMANDS if name != "compat"]
-"""All but the one that changes torch when it is imported: tests/compat has its wrong input."""
+"""All commands except the one that changes torch on import, whose wrong input is tested in tests/compat."""
 
 
 def check_help(text: str, command: str) -> None:

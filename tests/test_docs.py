@@ -22,13 +22,13 @@ PATH = re.compile(r"`([\w./*-]+/[\w.*-]+)`")
 PROMISE = re.compile(r"print\(.*\)  # (.*)$")
 PLACEHOLDER = re.compile(r"my_|xyz")
 ITEM = re.compile(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )")
-"""Ends a paragraph or an item of a list."""
+"""The end of a paragraph or of an item of a list."""
 LINES, WORDS = 250, 120
-"""The longest page and paragraph; tables may be longer."""
+"""The largest numbers of lines of a page and words of a paragraph; tables may be longer."""
 LONG = {"CHANGELOG"}
 """Pages that may be longer."""
 SITE = ROOT / "build" / "docs"
-"""The site, where `make docs` has built it."""
+"""The site that `make docs` builds."""
 SEARCHES = {
     "checkpoint": "docs/checkpoint.md",
     "elastic": "docs/sharding.md",
@@ -36,9 +36,9 @@ SEARCHES = {
     "prometheus": "docs/profiling.md",
     "s3": "docs/checkpoint.md",
 }
-"""Words that users search for, and the pages that answer."""
+"""Words that users search for, and pages that must be found."""
 EXAMPLE = "lookup_sequence"
-"""An operator that has a file wherever a page tells to add one for `my_op`."""
+"""An operator with a file in every place where a page has the reader add one for `my_op`."""
 
 
 def name(page: Path) -> str:

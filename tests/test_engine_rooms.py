@@ -10,7 +10,7 @@ from rec_sdk_torch import _engine
 TESTS = Path(__file__).resolve().parent
 ENGINE = TESTS.parent / "torch_npu_ext" / "engine"
 ROOMS = ["base", "directory", "store", "batch", "policy", "rules", "group", "lifecycle", "plan", "api"]
-"""From the bottom to the top."""
+"""The folders of the engine, from the lowest layer to the highest."""
 
 
 def included_rooms(text: str) -> set[str]:

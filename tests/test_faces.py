@@ -12,14 +12,14 @@ FACE = f"{PACKAGE}.tbe"
 STUBS = {PACKAGE: ROOT / PACKAGE / "__init__.pyi", FACE: ROOT / PACKAGE / "tbe" / "__init__.pyi"}
 MOST_NAMES = 70
 MOST_PRIVATE = 8
-"""Private attributes of other classes that files use, within their rooms."""
+"""The largest number of private attributes of other classes that files may use, within their folder."""
 OF_OTHERS = {
     *("_fields", "_is_owned", "_replace"),  # named tuples, locks
     *("_opt_called", "_optimizer", "_optimizer_kwargs"),  # optimizers of torch and TorchRec
     *("_keys", "_lengths", "_offsets", "_weights"),  # jagged tensors of TorchRec
     *dir(torch.nn.Module()),
 }
-"""Attributes that other libraries' classes have."""
+"""Attributes that classes of other libraries have."""
 
 
 def inside(module: str) -> bool:

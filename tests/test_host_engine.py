@@ -27,7 +27,7 @@ def test_every_interleaving(pytestconfig: pytest.Config) -> None:
 
 UNITS = sorted(path.stem.removeprefix("test_") for path in (TESTS / "engine").glob("test_*.cpp"))
 SLOW = {"protocol"}
-"""Compiles and runs for minutes under the address sanitizer."""
+"""Tests that compile and run for minutes with the address sanitizer."""
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,13 @@ FLOORS = {
     "saves": ["owners", "format", "participants", "load", "save", "saver", "serve"],
     "tbe": ["config", "options", "cache", "rows", "step", "table_methods", "embedding"],
 }
-"""Folders and files of a room, from below."""
+"""The folders and files of each folder, from the lowest layer to the highest."""
 ROOT_FILES = {
     *("__init__", "__main__", "_engine"),
     *("cache_advice", "doctor", "emulate", "npu_check"),  # commands
     *("export", "ops", "record", "serving"),
 }
-"""Files beside the rooms: what users import or run."""
+"""Top-level files, which users import or run."""
 
 DOORS = {
     f"{PACKAGE}.tbe.rows.{file}"
@@ -46,7 +46,7 @@ DOORS = {
         "table_view",
     )
 }
-"""The files beside `cache` that may call the engine of a group."""
+"""Files outside `cache` that may call the engine of a group."""
 
 
 @functools.cache

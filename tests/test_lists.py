@@ -32,7 +32,7 @@ LISTS: dict[str, tuple[str, str, str, Callable[[], Iterable[str]]]] = {
         lambda: [each.value for each in BoundsCheckMode],
     ),
 }
-"""A file, the text that lists things there, how it writes a name, and the table that they are of."""
+"""For each list: its file, a pattern of its text, a pattern of a name in it, and the names that it must contain."""
 
 
 @pytest.mark.parametrize("what", LISTS)
@@ -55,7 +55,7 @@ KNOWN: dict[str, Callable[[], set[str]]] = {
     },
     r"policy(?:=\"| is ')(\w+)": lambda: {"no_such", *cache_policies()},
 }
-"""How tests write a name, and those that they may."""
+"""Patterns of names in tests, and the names that may occur."""
 
 
 @pytest.mark.parametrize("written", KNOWN)

@@ -15,7 +15,7 @@ from rec_sdk_torch.operators.devices.backends import backend_for
 
 TESTS = Path(__file__).parent
 LONG = {"test_default_operators.py", "test_extremes.py", "test_same_bits.py", "test_streams.py", "test_update_rows.py"}
-"""Tests that only the full suite runs so."""
+"""Test files that only the full suite runs on the new device."""
 
 
 def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:

@@ -71,7 +71,7 @@ ROWS: dict[str, list[tuple[tuple[str, ...], Iterable[Any]]]] = {
         (("devices", "local_size"), [(8, 1), (1024, 1), (1024, 8), (1024, 16), (1024, 32)] * 2),
     ],
 }
-"""By benchmark the columns that name its rows, and their values."""
+"""The columns that identify a row of each benchmark, and their values."""
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -87,7 +87,7 @@ QUICK = {
     "cuda": ["--device", "cpu", "--ratios", "1.0", "0.5"],
     "end_to_end": ["--models", "sequence", "--contenders", "cached"],
 }
-"""Arguments beside --quick."""
+"""Arguments besides --quick."""
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))

@@ -122,7 +122,7 @@ CALLS = {
     f"{SAVER}.get_latest_load_path": "path",
     f"{SAVER}.is_timestamp_format": "dir_name",
 }
-"""The parameters that scripts rely on, with Rec SDK's defaults, in the order in which they are taken here."""
+"""The parameters that scripts rely on, in order, with Rec SDK's defaults."""
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -319,7 +319,7 @@ def test_other_optimizers_keep_their_defaults() -> None:
 
 
 FAR = torch.tensor([-5, 0, 7, 10**12])
-"""Ids of which an index table of 4 rows has one."""
+"""Ids, only one of which is inside an index table of 4 rows."""
 
 
 def first_rows(tables: Any) -> torch.Tensor:

@@ -26,7 +26,7 @@ from torchrec import EmbeddingConfig
 from rec_sdk_torch._engine import owner_ranks
 
 DEVICE = torch.device("cuda:0")
-"""The NPU or the CPU: where there is no CUDA, that is what the name means."""
+"""The NPU or the CPU: compat maps the name "cuda" to them if there is no CUDA."""
 
 NAMES = {
     "": (
@@ -78,7 +78,7 @@ CALLS = {
         "mode=<DynamicEmbInitializerMode.UNIFORM:_'uniform'> mean=0.0 std_dev=1.0 lower=None upper=None value=0.0"
     ),
 }
-"""The parameters of dynamicemb, with its defaults."""
+"""The parameters of dynamicemb's classes and functions, with their defaults."""
 
 
 @pytest.mark.parametrize("package", ["dynamicemb", "dynamic_emb"])

@@ -28,7 +28,7 @@ from torchrec.distributed.planner import Topology
 from under_dynamicemb import ids_of, tables, train
 
 DEVICE = torch.device("cuda:0")
-"""The NPU or the CPU: where there is no CUDA, that is what the name means."""
+"""The NPU or the CPU: compat maps the name "cuda" to them if there is no CUDA."""
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 TIMEOUT = 90
-"""Seconds for one task; then the processes are killed."""
+"""Seconds for one task, after which the processes are killed."""
 
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}

@@ -73,10 +73,10 @@ class Scenario:
 
 
 FILLS = 17
-"""The seed when an `init_fn` is called, which is at the first step."""
+"""The seed during an `init_fn`, which is called at the first step."""
 KEYS = ("f0", "f1", "f2", "f3")
 Rows = dict[str, dict[int, torch.Tensor]]
-"""Weights and states, by table and id."""
+"""Weights and states by table and id."""
 
 FEATURES = (["f0", "f1"], ["f2"], ["f3", "f0"])
 

@@ -208,7 +208,7 @@ def test_a_change_on_one_rank_is_refused(rank: int, kind: str) -> str:
 
 
 WAYS = {"loop": None, "depth 0": 0, "depth 2": 2, "torchrec": None}
-"""How a model is trained: by hand, by our pipeline with so many batches ahead, or by TorchRec's."""
+"""How a model is trained: in a loop, by this package's pipeline with a prefetch depth, or by TorchRec's pipeline."""
 
 
 class Two(torch.nn.Module):

@@ -41,7 +41,7 @@ from rec_sdk_torch.saves.save import job
 
 PLAIN = Scenario()
 TIMEOUT = 4
-"""Seconds of the process group, of ranks that fail."""
+"""The timeout, in seconds, of the process group of ranks that fail."""
 
 
 def start_killable_ranks(device: torch.device, count: int) -> Iterator[Ranks]:
@@ -80,7 +80,7 @@ class Collections(torch.nn.Module):
 BATCHES = {2: (6, 4), 4: (5, 7, 3, 4)}
 EPOCHS = 2
 NAMED = {"one": (1,), "turned": (1, 0)}
-"""Collections whose ids a loop says to prefetch."""
+"""Indices of the collections that a loop prefetches, in order."""
 
 
 def pipelined(model: Any, dense: Any, kind: str, depth: int) -> Callable[[Iterator[Any]], int]:
@@ -346,7 +346,7 @@ def test_a_save_without_one_rank_times_out(killable_ranks: Ranks, tmp_path: Path
 
 
 WIDE = {key: [list(range(0, 200, 2))] for key in KEYS}
-"""Too much for the cache of rank 0."""
+"""Ids that do not fit in the cache of rank 0."""
 
 
 def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str, local_size: int | None) -> Any:

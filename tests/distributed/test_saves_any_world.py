@@ -159,7 +159,7 @@ def loaded_by(ranks_of: Start, count: int, scenario: Scenario, path: Path) -> By
 
 
 ON_FOUR = (0, 2, 5, 7)
-"""Scenarios that four ranks save and load too: plain ones, windows, replicas, and admission."""
+"""Scenarios that also four ranks save and load: plain ones, windows, replicas, and admission."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)

@@ -60,7 +60,7 @@ def test_initial_weights_of_a_part(initializer: rst.InitializerType, bounds: dic
 
 
 OF_ONE_PROCESS = {"checked_bags", "feature_keys", "id_signals", "output_names"}
-"""Attributes of a collection in one process that other rooms read; a sharded collection has them at `home`."""
+"""Attributes of an unsharded collection that other folders read; for a sharded collection they are in `home`."""
 
 
 def compare_interfaces(rank: int, world_size: int, kind: str, dims: tuple[int, int, int]) -> dict[str, Any]:

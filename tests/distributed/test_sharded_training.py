@@ -247,7 +247,7 @@ def draw_rules(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
 
 SEEDS = 110
 FAST = 5
-"""Seeds of a run that is not full, every day the next."""
+"""The number of seeds in a run without --full; each day takes the next ones."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -86,7 +86,7 @@ def batch_of_ranks(step: int, ranks: Sequence[int], keys: Sequence[str], ids: in
 
 
 STOCK = ("user", "item", "seen"), 13
-"""Keys, and ids of each."""
+"""The keys, and the number of ids of each."""
 
 
 def sharded_stock(kinds: dict[str, str]) -> Any:
@@ -290,7 +290,7 @@ ON_HOSTS = {
     "TrainPipelineSemiSync": NO_CUDA,
     "PrefetchTrainPipelineSparseDist": NO_PREFETCH,
 }
-"""The table of docs/torch.md."""
+"""The options of the table in docs/torch.md."""
 
 
 class Sample(Pipelineable):

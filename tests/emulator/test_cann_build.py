@@ -17,7 +17,7 @@ import torch_npu
 ROOT = Path(__file__).resolve().parents[2]
 CANN = Path(__file__).with_name("cann")
 LARGE = {"accumulate_rows", "lookup_pooled", "pooled_weights_grad", "update_rows"}
-"""Kernels whose jumps may be too far for one instruction."""
+"""Kernels whose jumps may exceed the range of one instruction."""
 
 
 def install_cann(root: Path, config: str) -> None:

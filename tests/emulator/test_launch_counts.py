@@ -17,10 +17,10 @@ _EVENTS = ("record of an event", "wait for an event")
 
 
 LOOKUP = {"NONE": "swap_lookup_sequence", "SUM": "swap_lookup_pooled"}
-"""With the swap in the same launch."""
+"""The kernel of each pooling that swaps and looks up in one launch."""
 
 UPDATES = {(20_000, 128): {}, (1020, 1000): {}, (1100, 140): {"sum_chunks": 1}}
-"""By lookups, and how many are of one row: no hot row, few lookups, a hot row; launches before the update's own."""
+"""(lookups, lookups of one row) -> launches before the update's own: no hot row, few lookups, a hot row."""
 
 
 @functools.cache

@@ -16,7 +16,7 @@ CHIP = Chip("toy", 100.0, core_bytes_per_s=10.0, copy_issue_s=1.0, clock_hz=1.0,
 
 
 MOST_OF_FLOOR = 1.3
-"""The modelled time of a 910B over its floor, D = 64."""
+"""The largest ratio of a 910B's modelled time to its minimum, at D = 64."""
 
 ABOVE = {
     "lookup_pooled bfloat16": 1.4,
@@ -32,7 +32,8 @@ ABOVE = {
     "update_rows adam bfloat16": 1.55,
     "accumulate_rows": 1.5,
 }
-"""The scalar unit bounds these. GCC's code for x86-64 has the most instructions; the floor has 4 for a row."""
+"""Larger ratios of kernels that the scalar unit bounds, with GCC's code for x86-64; the minimum has 4 scalar
+instructions for a row."""
 
 
 def kernel(**counters: list[float]) -> Kernel:

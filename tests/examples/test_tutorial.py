@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = sorted((ROOT / "examples" / "tutorial").glob("step*.py"))
 SECTIONS = (ROOT / "docs" / "tutorial" / "steps.md").read_text().split("\n## ")[1:]
 NUMBER = re.compile(r"\d[\d.]*")
-"""A loss, a share, or the time in the name of a save."""
+"""A number in the output that may differ: a loss, a fraction, or the time in the name of a save."""
 
 
 def expected_output(section: str) -> str:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "whole_job.py"
 SMALL = ("--samples", "3000", "--batch-size", "32", "--dim", "8", "--save-every", "8", "--full-every", "3")
 STEPS = 40
-"""With a save every 8 steps of which each third is a full one: full, delta, delta, full, delta."""
+"""The number of steps. Saves follow every 8 steps, every third one full: full, delta, delta, full, delta."""
 
 
 def run(ranks: int, *arguments: str | Path, code: int = 0) -> str:
@@ -198,7 +198,7 @@ sys.path.insert(0, sys.argv[1].rpartition("/")[0])
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a script with a stand-in for TensorBoard's writer: of the tests' requirements it is none."""
+"""A program that runs a script with a stand-in for TensorBoard's writer, since the tests do not require TensorBoard."""
 
 
 def with_writer(module: str, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -229,7 +229,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[st
         DECAY | {"weight_decay_mode": "DECOUPLE_GLOBAL", "global_weight_decay": GlobalWeightDecayDefinition(2, 0.5)},
     ),
 }
-"""By FBGEMM's name, and its mode: the reference's class and keywords, and FBGEMM's arguments."""
+"""The class and keywords of the reference, and FBGEMM's arguments, by FBGEMM's name of the optimizer and its mode."""
 
 
 class Reference:

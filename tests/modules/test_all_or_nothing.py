@@ -116,7 +116,7 @@ def test_states_of_ids_that_the_table_does_not_know(device: torch.device, kind: 
 
 
 TOO_MANY = jagged({"f0": [[900]], "f1": [[99]], "f2": [[901]], "f3": [list(range(CACHE + 1))]})
-"""For the cache of t3, whose group is the last; t1 has an id out of range, t0 and t2 new ones."""
+"""A batch that is too large for the cache of t3, in the last group. t1 has an id out of range, t0 and t2 new ids."""
 OUT_OF_RANGE = jagged({"f0": [[900]], "f1": [[3]], "f2": [[901]], "f3": [[77]]})
 BAD_LENGTHS = jagged({"f0": [[900], [1]], "f1": [[99], [1]], "f2": [[901], [1]], "f3": [[3]]})
 BAD_TYPE = KeyedJaggedTensor(FEATURES, torch.tensor([900.0, 99, 901, 3]), lengths=torch.ones(4, dtype=torch.int32))
@@ -130,7 +130,7 @@ REFUSED: dict[str, list[tuple[KeyedJaggedTensor, type[Exception]]]] = {
     "ignore": [(TOO_MANY, rst.CacheTooSmallError)],
     "fatal": [(OUT_OF_RANGE, IndexError)],
 }
-"""Batches that are refused, by `bounds_check_mode`."""
+"""Refused batches by `bounds_check_mode`."""
 
 
 @EACH_KIND

@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Block())
 
 
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONWARNINGS": "ignore"}
-"""None of this is about NPUs: torch is not to load torch_npu where it is installed."""
+"""The environment of the processes, in which torch does not load an installed torch_npu."""
 
 
 def run(code: str, *blocked: str, folder: Path = ROOT) -> str:

@@ -58,14 +58,14 @@ class Reference:
 
 
 OPTIMIZERS = [("sgd", 1), ("adagrad", 1), ("adam", 1), ("sparse_adam", 1), ("sparse_adam", 3), ("adagrad", 2)]
-"""Rows of the table of optimizers, and backward passes of a window."""
+"""Names in the table of optimizers, with the number of backward passes of a window."""
 
 LOSSES: dict[str, list[tuple[str, ...]]] = {
     "without a table": [("f0", "f1", "f2", "f3"), ("f0", "f1", "f3"), ("f2",), ("f0", "f1", "f2")],
     "without a feature of a table": [("f0", "f1", "f2", "f3"), ("f0", "f2", "f3"), ("f1", "f2", "f3"), ("f1",)],
     "one feature": [("f0", "f1", "f2", "f3"), ("f1",), ("f3",), ("f0",)],
 }
-"""The features of the loss of each step, over and over."""
+"""The features in the loss of each step, repeated."""
 
 
 def collection_of(device: torch.device, dims: Sequence[int], optimizer: str, window: int) -> Any:

@@ -32,7 +32,7 @@ CATEGORIES = {each.__name__ for each in RecSdkWarning.__subclasses__()}
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 PASSED_ON = {"monitor.py", "dedup.py"}
-"""Files that warn with a text made elsewhere: of its words only those in the file are known."""
+"""Files that issue warnings whose text is created in another file; only words in the file itself are known."""
 
 
 def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:

@@ -187,7 +187,7 @@ CONTENTS: list[Case] = [
         ("origins", [6, 5, 7], "origins must be 5 for slot 1, got 6 at index 0"),
     )),
 ]  # fmt: skip
-"""Contents of index tensors, which only the CPU looks for."""
+"""Wrong contents of index tensors, which only the CPU operators check."""
 
 
 def tensors(arguments: Arguments) -> list[torch.Tensor]:

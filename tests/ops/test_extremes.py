@@ -24,13 +24,13 @@ LAST = (0.0, 1.0, -3e38)
 LEARNING_RATES = ({"lr": 0.0}, {"lr": 0.1}, {"lr": 5.0})
 WEIGHTS = ((0.5, -0.25, 0.0, 1e-3), (2e19, -1e-20, 0.0, 0.5))
 COLUMNS = (1.0, -1.0, 1 / 3, 0.0)
-"""By these factors the gradients of a row differ."""
+"""Factors between the gradients of a row's columns."""
 BETAS = ((0.0, 0.0), (1e-3, 1e-3), (0.999999, 0.999999), (0.9, 0.999), (0.0, 0.999999), (0.999999, 0.0))
 
 default_update_rows = functools.partial(default, "update_rows")
 
 Parts = list[torch.Tensor]
-"""The weight, and then the states: `[rows, columns]`, or `[rows, 1]` where there is one number a row."""
+"""The weight, then the states: `[rows, columns]`, or `[rows, 1]` for a single number per row."""
 
 
 def options_of(row: Row) -> Iterator[dict[str, Any]]:

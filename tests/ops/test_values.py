@@ -63,7 +63,7 @@ VALUES: dict[str, Callable[[Any], Values]] = {
     "swap_lookup_sequence": lambda a: {**swapped(a), "result": after_swap(a)[a.lookup_slots.long()]},
     "swap_lookup_pooled": lambda a: {**swapped(a), "out": bags(a, after_swap(a), a.lookup_slots)},
 }
-"""Results and written arguments of each, by the arguments of `good_calls`."""
+"""The results and written arguments of each operator for the arguments of `good_calls`."""
 
 
 @pytest.mark.parametrize("name", KERNELS)

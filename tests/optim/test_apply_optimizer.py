@@ -219,7 +219,7 @@ def row_of(cls: type) -> Row:
 
 
 FORMULAS = {cls: row_of(cls) for cls in EVERY_CLASS if cls.__module__.startswith("torchrec.")}
-"""The row of each class of TorchRec's, which has no update of its own but RowWiseAdagrad's."""
+"""The case of each of TorchRec's classes; only RowWiseAdagrad has an update of its own."""
 
 
 def test_every_class_of_torchrec_has_its_formula() -> None:

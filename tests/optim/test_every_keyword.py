@@ -47,7 +47,7 @@ def has_step(cls: Any) -> bool:
 
 
 EXECUTION = ("foreach", "fused")
-"""How torch computes the same thing."""
+"""Keywords that choose how torch computes the same result."""
 VALUES: dict[str, list[Any]] = {
     "lr": [0.01, 0.002, torch.tensor(0.001), np.float64(0.01), torch.tensor([0.01])],
     "betas": [(0.5, 0.9), [0.5, 0.9], (torch.tensor(0.9), torch.tensor(0.99))],

@@ -23,7 +23,7 @@ import rec_sdk_torch as rst
 
 Function = Callable[..., Any]
 library = types.ModuleType("library")
-"""Another library, which keeps torch's functions under names of its own."""
+"""A library that has its own references to torch's functions."""
 
 
 def by_closure(function: Function) -> Function:

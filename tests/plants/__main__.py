@@ -29,7 +29,7 @@ from pathlib import Path
 from tests.plants.register import HERE, ROOT, Plant, RegisterError, read_plants
 
 SECONDS = 1200
-"""Tests that take longer hang, by which the plant is found."""
+"""The time limit of the tests. Tests that exceed it hang, so they detect the plant."""
 
 KINDS = ("expected", "other", "full", "none", "invalid")
 """A plant is found by the expected test, by another of its room, only with --full, or not; or it does not compile."""
@@ -41,7 +41,7 @@ PROJECTS = {
     "emulator": {"npu": {"emulator"}},
     "op_kernels": {"cpu": {"engine"}, "npu": {"engine", "emulator"}},
 }
-"""Projects that setup.py has to build for tests on a device, after a change in a folder."""
+"""The projects that setup.py must build for tests on a device after a change in a folder."""
 
 EMULATED = {
     "npu": ["-m", "rec_sdk_torch.emulate", "-m", "pytest", "--device", "npu"],
@@ -50,10 +50,10 @@ EMULATED = {
 """Arguments of Python that run pytest on an emulated NPU."""
 
 QUICK_BUILD = "-DREC_SDK_BASELINE_ONLY=ON -DREC_SDK_OPTIMIZE=-O1"
-"""Options of CMake for the copies, which are built again for each plant in C++."""
+"""CMake options for the copies of the repository, which are built again for each plant in C++."""
 
 OWN_BUILDS = "tests/test_host_engine.py::test_cpp_units"
-"""Tests that compile what they run, and need no library of the package."""
+"""Tests that compile the code they run, and need no library of the package."""
 
 
 class BuildError(RuntimeError):

@@ -45,7 +45,7 @@ SHARDED = sharded_model.Scenario(
     sizes=((1, 2),),
     steps=5,
 )
-"""Five steps in windows of three: one is open."""
+"""Five steps with windows of three, so the second window is open at the end."""
 
 SKETCH = next(place for place, each in enumerate(lifecycle.LIVES) if each.rule(Sketch))
 

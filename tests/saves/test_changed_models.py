@@ -54,9 +54,9 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fewer": {"hashed": False, "num_embeddings": 40},
 }
 SAME_NAMES = {"Adam": {"LAMB": None}}
-"""Optimizers whose states have the names of another one's, and mean something else."""
+"""Optimizers with equal names of states that have another meaning."""
 IGNORED = pytest.mark.filterwarnings("ignore::UserWarning")
-"""Warnings of what a model does not take over from the save of another."""
+"""A filter for warnings about saved contents that a changed model does not load."""
 
 
 class Model(NamedTuple):
@@ -154,7 +154,7 @@ def test_a_changed_model_loads_and_saves(
 
 
 BEGUN = {"idle": "last_use", "age": "timestamp"}
-"""Rules by the time since something happened to a row, and the column that has when."""
+"""Rules by the time since an event of a row, and the column with the time of the event."""
 
 
 def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: set[str]) -> None:

@@ -158,7 +158,7 @@ DAMAGES: dict[str, Callable[[Path, bytes, int], object]] = {
 }
 
 MAY_BE = {"longer": ("index", "pack"), "missing": ("index", MANIFEST)}
-"""Files for which a damage is none: their end is not read, an index is made anew, and a folder is no save."""
+"""Harmless damages: the end of a file is not read, an index is rebuilt, a folder without manifest is no save."""
 
 
 def test_damaged_files(

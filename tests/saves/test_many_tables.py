@@ -153,7 +153,7 @@ def test_no_list_is_searched_for_each_table(tmp_path: Path) -> None:
 
 
 MOST_CALLS = {"save": 480, "load": 840}
-"""Calls of Python and C for a table with Adagrad that keeps what changed."""
+"""The largest number of calls of Python and C for a table with Adagrad that tracks changes."""
 
 
 def python_calls(work: Callable[[], Any]) -> Counter[str]:

@@ -15,7 +15,7 @@ from tables import delta, loaded, save
 import rec_sdk_torch as rst
 
 MOST = {1 << 19: 144 << 20, 1 << 21: 256 << 20}
-"""By rows of the table, of half a kilobyte each: bytes, of which about 80 MiB are there at any size."""
+"""The largest number of bytes by rows of half a kilobyte; about 80 MiB are used at any size."""
 
 
 def resident() -> int:

@@ -49,7 +49,7 @@ OTHERS: dict[Any, tuple[Any, ...]] = {
     "step": (LARGE,),
     "role": ("3",),
 }
-"""Values that may be there: files of other roles than those that are known are passed over."""
+"""Values that are allowed: files with unknown roles are ignored."""
 
 
 def load(target: Any, save: Path) -> list[str]:
@@ -306,7 +306,7 @@ def test_json_that_is_nested_deeply(place: str, odd: Changed) -> None:
 # ---- sketches
 
 OF_SKETCHES = sorted({*range(-4, 6), 16, 17, 2**31, 2**53, 2**53 + 1, 2**62, -(2**63), 2**63 - 1})
-"""Numbers that are tried in the place of each number of a sketch."""
+"""Values that replace each number of a sketch."""
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def save_with_counts(path: Path, ranks: int, source: Any, seen_by: list[tuple[li
 
 
 SEEN = [([1, 2, 40], [500, 510, 530]), ([2, 3, 4], [505, 520, 400])]
-"""Ids and times of two ranks: id 2 is seen by both, 40 has no row."""
+"""The ids and times of two ranks: both have id 2, and id 40 has no row."""
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

@@ -25,7 +25,7 @@ from rec_sdk_torch.tbe.config.lifecycle import TableLifecycle
 
 ROWS, SLOTS, BATCH = 4000, 400, 32
 MARGIN = 1.03
-"""Allowed ratio of misses after a load to misses of the saved model, which trains on the same batches."""
+"""The largest ratio of misses after a load to misses of the saved model on the same batches."""
 
 
 def skewed(

@@ -268,10 +268,10 @@ IGNORED = {
     *("created", "world_size", "optimizers", "windows", "folders", "version", "checksums", "rank", "role"),
     *("num_embeddings", "capacity", "pooling", "seed", "optimizer", "parts", "columns", "clocks", "hashed", "module"),
 }
-"""Fields that decide on no row, which the C++ reader does not check, or not as Python's does."""
+"""Fields that affect no row. The C++ reader does not check them, or checks them in another way than Python's."""
 
 STRICTER = {"bytes", "checksums"}
-"""Fields that Python's reader leaves to `verify`."""
+"""Fields that Python's reader checks only in `verify`."""
 
 
 def fields(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

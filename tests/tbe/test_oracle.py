@@ -50,7 +50,7 @@ _engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches
 
 
 one_launch = [False]
-"""Whether caches that are made now swap and look up in one call."""
+"""Whether new caches swap and look up in one call."""
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from rec_sdk_torch.tbe.cache.transfers import Transfers, _streams
 
 ROWS, DIM, CACHE = 200, 8, 60
 PATIENCE = 20.0
-"""Seconds until a step that waits is let go; a machine that needs longer for a step fails the test."""
+"""The seconds after which a waiting step is released; a machine that needs more time for a step fails the test."""
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for bisheng: writes down how it was called, and type-checks what it compiles with g++.
+"""A stand-in for bisheng: it records its arguments, and type-checks the source with g++.
 
 g++ sees the emulator's AscendC and the ACL headers of REC_SDK_ACL_HEADERS, and each kernel<<<...>>>(...) as a call.
 """
