@@ -275,8 +275,7 @@ def _run_next(jobs: SimpleQueue[SaveJob | None], future: Future[str]) -> None:
     job = jobs.get()
     if job is None:
         return
-    # Thread.start() returns once this thread runs. Sleeping hands the interpreter lock back at once; a new thread would
-    # keep it for 5 ms.
+    # The caller is still in Thread.start(). The sleep gives it the interpreter lock, which a new thread keeps for 5 ms.
     time.sleep(0.001)
     try:
         folder = _run(job)

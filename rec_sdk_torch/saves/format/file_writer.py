@@ -96,7 +96,7 @@ class FileWriter:
             on_written(buffer[:count].data)
         self._unsynced += count
         if self._unsynced >= _SYNC_BYTES:
-            self._wait_for_sync()  # raises errors of the last one, and limits them to one at a time
+            self._wait_for_sync()  # one fsync at a time; raises the error of the previous one
             self._sync, self._unsynced = self._sync_thread.submit(self._file.sync), 0
         return buffer
 

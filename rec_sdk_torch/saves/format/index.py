@@ -102,7 +102,7 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
     """
     served = open_served_table([(folder, manifest, table, path)])
     sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
-    # One group for each layer and role, the last one to be read first: its entry of an id is the valid one.
+    # Groups by layer and role, newest first: the newest entry of an id is the valid one.
     groups = [list(files) for _, files in itertools.groupby(sources, lambda file: (file.layer, file.role))]
     later_ids: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
     for number, group in enumerate(groups, 1):

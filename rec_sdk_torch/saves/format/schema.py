@@ -89,7 +89,7 @@ def decode(cls: type[_Dataclass], value: object, where: str) -> _Dataclass:
     Raises:
         ValueError: a field is missing, has another type, or violates a rule.
     """
-    hashable_class: Any = cls  # for mypy a type[_Record] is not hashable, as functools.cache requires
+    hashable_class: Any = cls  # mypy does not know that type[_Dataclass] is hashable, as functools.cache requires
     try:
         decoded: _Dataclass = _decoder(hashable_class)(value)
     except _DecodeError as error:

@@ -311,7 +311,9 @@ def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
 def _row_chunks(table: TableSnapshot) -> Iterator[Chunk]:
     """Yields the rows that the table holds, and then, `with_initial_rows`, the initial rows of all other ids."""
     config = table.owner.configs[table.view.config.name]
-    held = np.zeros((config.num_embeddings + 7) // 8 if table.with_initial_rows else 0, np.uint8)  # a bit for each id
+    held = np.zeros(
+        (config.num_embeddings + 7) // 8 if table.with_initial_rows else 0, np.uint8
+    )  # bitmap of the ids that the table holds
     for rows in table.row_snapshot.chunks():
         if table.with_initial_rows:
             np.bitwise_or.at(held, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
