@@ -148,11 +148,11 @@ class StepCase:
                 entrant.contender.backward(raw)
         for table in range(self.workload.tables.count):
             ids, ranks = self._touched(table)
-            mine = self.ours.weights(table, ids).to(device)
+            our_weights = self.ours.weights(table, ids).to(device)
             for entrant in self._entrants[1:]:
                 known = ids if isinstance(entrant.contender, TimedOurs) else ranks
                 weights = entrant.contender.weights(table, known).to(device)
-                near = torch.allclose(weights, mine, rtol=RTOL, atol=ATOL)
+                near = torch.allclose(weights, our_weights, rtol=RTOL, atol=ATOL)
                 entrant.correct["update"] = entrant.correct.get("update", True) and near
 
     # ---- times
@@ -222,16 +222,19 @@ class StepCase:
         return time_operators(self.workload, self.pool, self._grad.device)
 
     def _result(self, counters: dict[str, dict[str, int]]) -> Row:
-        mine = counters[self.ours.name]
-        unique = mine["unique_rows"] / mine["batches"]
+        swap_counts = counters[self.ours.name]
+        unique = swap_counts["unique_rows"] / swap_counts["batches"]
         correct = {entrant.name: entrant.correct for entrant in self._entrants[1:]}
         return {
             **{"distribution": self.pool.distribution.name, "optimizer": self.workload.optimizer, "ratio": self.ratio},
             **{"alpha": self.pool.distribution.alpha, "dim": self.workload.dim, "lookups": self.workload.lookups},
             **{"ours": self.ours.name, "slots": sum(self.ours.embedding.cache_sizes.values())},
             **{"record_bytes": self.workload.record_bytes, "unique_rows": unique},
-            "hit_rate": 1.0 - mine["unique_misses"] / mine["unique_rows"],
-            **{key: mine[key] / mine["batches"] for key in ("rows_in", "bytes_in", "rows_out", "bytes_out")},
+            "hit_rate": 1.0 - swap_counts["unique_misses"] / swap_counts["unique_rows"],
+            **{
+                key: swap_counts[key] / swap_counts["batches"]
+                for key in ("rows_in", "bytes_in", "rows_out", "bytes_out")
+            },
             **{"workload": self.workload.describe(), "bytes": operator_bytes(self.workload, unique)},
             **{"counters": counters, "correct": correct, "skipped": self.skipped},
             "times": {

@@ -70,10 +70,10 @@ def _whole(table: Callable[[], Any], source: Any, rows: int, rounds: int, path: 
     }
     for what, calls in pairs.items():
         samples = take_turns(calls, rounds, warm=0)
-        mine, numpy = samples["ours"].median, samples["numpy"].median
+        seconds, numpy = samples["ours"].median, samples["numpy"].median
         size = sum(array.nbytes for array in arrays.values())
-        shown = {"table": "whole tables", "what": what, "rows": rows, "bytes": size, "seconds": mine}
-        yield {**shown, "numpy_seconds": numpy, "speed_to_numpy": numpy / mine}
+        shown = {"table": "whole tables", "what": what, "rows": rows, "bytes": size, "seconds": seconds}
+        yield {**shown, "numpy_seconds": numpy, "speed_to_numpy": numpy / seconds}
 
 
 def _deltas(source: Any, rows: int, path: Path) -> Iterator[Row]:
@@ -184,15 +184,15 @@ def delay(training: Training, folder: Path, share: float | None, rounds: int) ->
     """Measures the time until a save returns; `share` of the rows change before a delta; None: a full save."""
     count = training.rows if share is None else max(1, int(training.rows * share))
     copy = training.copy(count)
-    asked, copied = [], []
+    begun, copied = [], []
     for _ in range(rounds):
         if share is not None:
             training.update(training.random.choice(training.rows, count, replace=False))
         seconds, writing = training.save(folder, share is not None)
-        asked.append(seconds)
+        begun.append(seconds)
         writing.result()
         copied.append(Seconds.of(copy))
-    asking, copying = summary(asked, "asking"), summary(copied, "copy")
+    asking, copying = summary(begun, "asking"), summary(copied, "copy")
     return {
         **{"table": "until a save returns", "save": "full" if share is None else f"delta of {share:g}", "rows": count},
         **asking,

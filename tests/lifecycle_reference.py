@@ -193,17 +193,17 @@ class LifecycleReference:
             beyond = self if scored else LifecycleReference(TableLifecycle(bound=self.rules.bound), by_count)
             rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
             candidates |= self._beyond(self.candidates, candidates, set(), False)
-        gone = sorted(rows - held)
-        self.reasons = {i: reasons.get(i, EvictReason.BOUND) for i in gone}
-        for i in gone:
+        evicted = sorted(rows - held)
+        self.reasons = {i: reasons.get(i, EvictReason.BOUND) for i in evicted}
+        for i in evicted:
             del self.rows[i]
         for i in candidates:
             del self.candidates[i]
-        self.evicted += len(gone)
+        self.evicted += len(evicted)
         halve_after = getattr(self.admission, "halve_after", 0)
         if self.sketch is not None and 0 < halve_after <= self.sketch.counted:
             self.sketch.halve()
-        return gone
+        return evicted
 
     def columns(self, of: dict[int, IdCounts], ids: Iterable[int], names: Iterable[str]) -> dict[str, list[float]]:
         return {name: [getattr(of[i], name) for i in ids] for name in names}

@@ -141,11 +141,11 @@ def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
     for kind, lines in section.blocks:
         comment = COMMENTS.get(kind)
         directive, _, path = kind.partition("} ")  # a path is relative to the page
-        told = f"{directive}}} {name(Path(os.path.normpath(page.parent / path)))}" if path else kind
+        label = f"{directive}}} {name(Path(os.path.normpath(page.parent / path)))}" if path else kind
         if not kind.startswith("{toctree}"):  # each language has its own table of contents
             bare = [re.sub(comment, "", line) if comment and not PROMISE.match(line) else line for line in lines]
             bare = [re.sub(r"^(:diff: )(?:\.\./)+", r"\1", line) for line in bare]
-            found.append((told, [line for line in bare if line.strip()]))
+            found.append((label, [line for line in bare if line.strip()]))
     return found
 
 
@@ -384,8 +384,8 @@ def test_words_of_two_characters_are_search_terms(site: ModuleType) -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_queries_are_split_into_search_terms(site: ModuleType) -> None:
     script = f"{site.SPLIT_QUERY}; console.log(JSON.stringify({json.dumps([*QUERIES])}.map(splitQuery)))"
-    said = subprocess.run(["node", "-e", script], check=True, capture_output=True, text=True).stdout
-    assert json.loads(said) == [*QUERIES.values()]
+    output = subprocess.run(["node", "-e", script], check=True, capture_output=True, text=True).stdout
+    assert json.loads(output) == [*QUERIES.values()]
 
 
 def test_side_bar_has_the_language_of_the_page(site: ModuleType) -> None:

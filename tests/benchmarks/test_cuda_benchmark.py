@@ -137,18 +137,18 @@ def test_too_little_memory_ends_the_run_early(
 ) -> None:
     monkeypatch.setattr(cuda, "free_memory", lambda device: Need(0, 0))
     assert cuda.cuda.main(TINY) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "device memory: needs" in said.err
-    assert "fewer --batches" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "device memory: needs" in printed.err
+    assert "fewer --batches" in printed.err
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cuda.cuda.main([]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.fullmatch("--device cuda: torch .*\n", said.err)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch("--device cuda: torch .*\n", printed.err)
 
 
 # ---- parts

@@ -58,9 +58,9 @@ def test_modes_and_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
             command.parse(wrong)
     with pytest.raises(SystemExit):
         prefetch.prefetch.parse(["--depths", "13"])
-    said = capsys.readouterr().err
-    assert "0 is not allowed; at least 1 is" in said
-    assert "13 is not allowed; 0 to 12 is" in said
+    printed = capsys.readouterr().err
+    assert "0 is not allowed; at least 1 is" in printed
+    assert "13 is not allowed; 0 to 12 is" in printed
 
 
 def test_a_table_shows_texts_and_numbers() -> None:

@@ -157,15 +157,15 @@ def test_signals_are_sent_with_their_ids(seed: int) -> None:
     owners = [(rank, table) for rank in (0, 1) for table in range(3) for _ in range(counts[rank, table])]
     for place, (rank, table) in enumerate(owners):
         sights = seen[table, int(ids[place])]
-        mine = [sight for sight in sights if sight[1] == rank]
+        own = [sight for sight in sights if sight[1] == rank]
         if kinds[table] & 1:
-            assert shows[place] == len(mine)
+            assert shows[place] == len(own)
         if kinds[table] & 2:
-            assert clicks[place] == sum(sight[3] for sight in mine)
+            assert clicks[place] == sum(sight[3] for sight in own)
         if wide[table]:
             assert stamps[place] == max(sights)[4], "the last of all ranks, by feature, then rank"
         elif kinds[table] & 4:
-            assert stamps[place] == max(mine)[4]
+            assert stamps[place] == max(own)[4]
     if ids.size:
         with pytest.raises(ValueError, match="the counts are those of"):
             host.received_signals(counts + 1, ids, numbers)

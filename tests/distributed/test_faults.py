@@ -175,23 +175,23 @@ def test_an_untrained_bad_batch_does_not_raise(rank: int, depth: int) -> None:
 
 def fork_a_rank(rank: int, world_size: int) -> list[str]:
     model = train(sharded(PLAIN), PLAIN, range(1))
-    loss, said = model(batch_of(PLAIN, 1))[0], []
+    loss, errors = model(batch_of(PLAIN, 1))[0], []
     if rank == 0:
         batch = batch_of(PLAIN, 2)
         work = functools.partial(model, batch), loss.backward, functools.partial(rst.Saver().save, model, "unused")
-        said = [fork(each).result() for each in work]
+        errors = [fork(each).result() for each in work]
     loss.backward()
     train(model, PLAIN, range(2, 3))
-    return said
+    return errors
 
 
 def test_a_process_forked_by_a_rank_is_no_rank(ranks_of: Start, device: torch.device) -> None:
     """The child has the rank's sockets, whose exchanges it could corrupt, and none of its threads."""
     if device.type != "cpu":
         pytest.skip("devices do not survive a fork")
-    said, _ = ranks_of(2).run(fork_a_rank)
-    assert len(said) == 3
-    for each in said:
+    errors, _ = ranks_of(2).run(fork_a_rank)
+    assert len(errors) == 3
+    for each in errors:
         assert each.startswith("RuntimeError: process "), each
         assert "forked from a rank" in each
 
@@ -372,7 +372,7 @@ def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str, local_
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "world_size", "local_size"),
+    ("kind", "error", "world_size", "local_size"),
     [
         ("lacking", "lacks features", 2, None),
         ("wide", "CacheTooSmallError", 2, None),
@@ -380,7 +380,7 @@ def fail_in_the_middle(rank: int, world_size: int, depth: int, kind: str, local_
     ],
 )
 def test_a_batch_that_fails_in_a_pipeline(
-    ranks_of: Start, kind: str, said: str, world_size: int, local_size: int | None
+    ranks_of: Start, kind: str, error: str, world_size: int, local_size: int | None
 ) -> None:
     ranks = ranks_of(world_size)
     without = ranks.run(fail_in_the_middle, 0, "none", local_size)
@@ -389,9 +389,9 @@ def test_a_batch_that_fails_in_a_pipeline(
         assert all(other[:2] == first[:2] for other in others)
         (((step, message),), steps, _) = first
         assert (step, steps) == (2, 5)
-        assert said in message
-        for mine, its in zip(found, without, strict=True):
-            assert_rows(mine[2], its[2])
+        assert error in message
+        for actual, expected in zip(found, without, strict=True):
+            assert_rows(actual[2], expected[2])
 
 
 class TwoArgumentsError(Exception):

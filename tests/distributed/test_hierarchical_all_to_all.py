@@ -169,12 +169,12 @@ def test_every_rank_has_the_same_error(rank: int, options: list[Any], places: An
         for name, values in places.items():
             patch.setenv(name, values[rank])
         made: list[Any] = []
-        said = error_of(lambda: made.append(sharded(Scenario(local_size=options[rank]))))
+        outcome = error_of(lambda: made.append(sharded(Scenario(local_size=options[rank]))))
         for model in made:
             train(model, Scenario(), range(1))
-            said = f"messages {model.module.sparse.exchange_stats()['messages']}"
-    assert message in said
-    return said
+            outcome = f"messages {model.module.sparse.exchange_stats()['messages']}"
+    assert message in outcome
+    return outcome
 
 
 def test_machines_of_the_environment() -> None:

@@ -184,9 +184,9 @@ def test_a_rank_s_state_dict_of_other_homes_is_refused() -> None:
         tables(jagged({"f0": [list(range(20))]})).wait()
         states[home] = tables.state_dict()
         tables.load_state_dict(states[home])
-    said = error_of(lambda: tables.load_state_dict(states["modulo"]))
-    assert "does not own" in said
-    assert "the same home=" in said
+    message = error_of(lambda: tables.load_state_dict(states["modulo"]))
+    assert "does not own" in message
+    assert "the same home=" in message
 
 
 # ---- replicated rows
@@ -264,10 +264,10 @@ def test_a_batch_begun_in_evaluation_is_not_trained() -> None:
     tables = sharded(scenario).module.sparse
     before = rows(tables)
     ctx = tables.eval().create_context()
-    asked = tables.input_dist(ctx, batch_of(scenario, 0)).wait().wait()
+    inputs = tables.input_dist(ctx, batch_of(scenario, 0)).wait().wait()
     tables.train()
     with pytest.raises(RuntimeError, match="begun in evaluation mode is trained"):
-        tables.compute_and_output_dist(ctx, asked).wait()
+        tables.compute_and_output_dist(ctx, inputs).wait()
     assert_same(rows(tables), before)
 
 
@@ -280,9 +280,9 @@ def test_ids_are_sent_to_their_owners(rank: int) -> None:
     ids = np.array(
         [100 * home + 10 * table + i for home in range(3) for table in range(3) for i in range(counts[home, table])]
     )
-    told = ids[replicas.replication_indices(counts, range(3))].tolist()
+    replicated = ids[replicas.replication_indices(counts, range(3))].tolist()
     own = [100 * rank + 10, 100 * rank + 11, 100 * rank + 12]
-    assert told == [0, 1, *own, 100, *own, 120, *own]
+    assert replicated == [0, 1, *own, 100, *own, 120, *own]
     assert replicas.counts_for_all(counts).tolist() == [[2, 3, 0], [1, 3, 1], [0, 3, 0]]
     of = counts[:, [0, 1]].sum(axis=1).tolist()
     plain = Route([4, 4, 4], of, of, [4, 4, 4])

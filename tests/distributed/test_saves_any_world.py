@@ -190,8 +190,8 @@ def cached_after_load(
     rst.Saver().load(model, path)
     rst.Saver().load(cold, path, warm=False)
     assert not any(cached_ids(cold).values())
-    came = {name: cold.module.sparse.warm(name, torch.tensor(ids)) for name, ids in listed.items()}
-    return cached_ids(model), came, cached_ids(cold)
+    fetched = {name: cold.module.sparse.warm(name, torch.tensor(ids)) for name, ids in listed.items()}
+    return cached_ids(model), fetched, cached_ids(cold)
 
 
 def cached_ids(model: Any) -> dict[str, list[int]]:
@@ -208,9 +208,9 @@ def test_cached_rows_are_warmed_on_their_owner_ranks(ranks_of: Start, tmp_path: 
     model, _ = run_alone(scenario, tmp_path, scenario.steps)
     before = cached_ids(model)
     parts = ranks_of(2).run(cached_after_load, scenario, str(tmp_path), before)
-    for warmed, came, by_hand in parts:
+    for warmed, fetched, by_hand in parts:
         assert by_hand == warmed
-        assert came == {name: len(ids) for name, ids in warmed.items()}
+        assert fetched == {name: len(ids) for name, ids in warmed.items()}
     for name, ids in before.items():
         owns = [warmed[name] for warmed, _, _ in parts]
         assert set().union(*owns) == set(ids), "each has room for its part of them"
@@ -298,11 +298,11 @@ def fail(*_: Any) -> None:
 @on_ranks(2)
 def test_an_error_on_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> None:
     """A file cannot be written, read, or read a second time, on rank 1 only."""
-    scenario, said = SCENARIOS[0], "OSError: planted" if rank == 1 else "rank 1 of 2: OSError: planted"
+    scenario, message = SCENARIOS[0], "OSError: planted" if rank == 1 else "rank 1 of 2: OSError: planted"
     model, saver = train(sharded(scenario), scenario, range(2)), rst.Saver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "before_change", fail)
-        assert said in error_of(lambda: saver.save(model, tmp_path))
+        assert message in error_of(lambda: saver.save(model, tmp_path))
     saver.save(model, tmp_path)
     train(model, scenario, range(2, 3))
     state = owned_rows(model)
@@ -310,7 +310,7 @@ def test_an_error_on_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> Non
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(owner, name, fail)
-            assert said in error_of(lambda: saver.load(model, tmp_path))
+            assert message in error_of(lambda: saver.load(model, tmp_path))
         assert_same(owned_rows(model), state, "no rank has the rows of the save")
     train(model, scenario, range(3, 4))
     assert len(list(tmp_path.iterdir())) == 1

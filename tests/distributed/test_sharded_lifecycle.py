@@ -134,8 +134,8 @@ def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]
             of for feature in (0, 1) for each in range(world_size) for of in lookups_of(step, each, kind, feature)
         ]
         lifecycle.advance_clock([stamp for *_, stamp in lookups])
-        mine = np.array([of for of in lookups if of[0] % world_size == rank], np.int64).reshape(-1, 3)
-        lifecycle.batch(*mine.T, seen=True)
+        own = np.array([of for of in lookups if of[0] % world_size == rank], np.int64).reshape(-1, 3)
+        lifecycle.batch(*own.T, seen=True)
         lifecycle.end_step(set())
         rows, candidates = sorted(lifecycle.rows), sorted(lifecycle.candidates)
         clocks = {"batches": lifecycle.batches, "steps": lifecycle.steps}
@@ -182,16 +182,16 @@ def test_shards_admit_and_evict_by_the_lookups_of_all_ranks(rank: int, kind: str
         found = table_state(sparse.local_shard.embedding.view("t0"))
         assert sparse.clocks("t0") == found["clocks"]
         for name, value in right.items():
-            mine = {each: found[name][each] for each in value} if isinstance(value, dict) else found[name]
-            assert mine == value, f"step {step}: {name}"
+            actual = {each: found[name][each] for each in value} if isinstance(value, dict) else found[name]
+            assert actual == value, f"step {step}: {name}"
     assert sparse.evict("t0") == leave, "evict(table) is about the rank's own ids"
 
 
-def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
+def small_rows(rank: int, world_size: int, explicit: bool) -> tuple[int, int]:
     """Checks that the rank's small rows are evicted at a step or by `evict`; returns the numbers of small and large
     rows.
     """
-    model = sharded_model({"evict_norm": 0.4, "evict_step_interval": 0 if asked else 4})
+    model = sharded_model({"evict_norm": 0.4, "evict_step_interval": 0 if explicit else 4})
     sparse = model.module.sparse
     view = sparse.local_shard.embedding.view("t0")
     for step in range(3):
@@ -199,7 +199,7 @@ def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
     weights = view.read(view.ids())
     norms = dict(zip(weights.ids.tolist(), weights.parts["weight"].double().norm(dim=1).tolist(), strict=True))
     stays = {i for i, norm in norms.items() if norm >= 0.4}
-    if asked:
+    if explicit:
         assert sparse.evict("t0") == len(norms) - len(stays)
     else:
         none = KeyedJaggedTensor(["f0", "f1"], torch.tensor([], dtype=torch.int64), lengths=torch.zeros(2).int())
@@ -209,9 +209,9 @@ def small_rows(rank: int, world_size: int, asked: bool) -> tuple[int, int]:
     return len(norms) - len(stays), len(stays)
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_each_shard_evicts_its_rows_by_norm(ranks_of: Start, asked: bool) -> None:
-    assert all(sum(counts) for counts in zip(*ranks_of(2).run(small_rows, asked), strict=True))
+@pytest.mark.parametrize("explicit", [False, True])
+def test_each_shard_evicts_its_rows_by_norm(ranks_of: Start, explicit: bool) -> None:
+    assert all(sum(counts) for counts in zip(*ranks_of(2).run(small_rows, explicit), strict=True))
 
 
 SHOW, STAMP, FEATURE = 4, 8, 4
@@ -303,10 +303,10 @@ def test_a_bound_is_divided_among_ranks() -> None:
     ]
 
 
-def owns(known: dict[str, Any], mine: Callable[[int], bool]) -> dict[str, Any]:
+def owns(known: dict[str, Any], is_own: Callable[[int], bool]) -> dict[str, Any]:
     found = {"clocks": known["clocks"]}
     for ids, columns in (("ids", "columns"), ("candidates", "counted")):
-        here = [place for place, one in enumerate(known[ids]) if mine(one)]
+        here = [place for place, one in enumerate(known[ids]) if is_own(one)]
         found[ids] = [known[ids][place] for place in here]
         found[columns] = {name: [values[place] for place in here] for name, values in known[columns].items()}
     return found
@@ -417,8 +417,8 @@ def test_sketches_load_on_other_owners(ranks_of: Start, tmp_path: Path, size: in
         loaded = ranks_of(world_size).run(load, size, path, home, sharding)
         assert {i for each in loaded for i in each.rows} == with_rows
         for rank, each in enumerate(loaded):
-            mine = [i for i in each.home if i in waiting]
-            assert all(count >= counts[i] for i, count in estimates(each.sketch, mine).items())
+            own = [i for i in each.home if i in waiting]
+            assert all(count >= counts[i] for i, count in estimates(each.sketch, own).items())
             if (world_size, home, sharding) == (2, Home.MODULO, "row_wise"):
                 assert each.sketch == saved[rank].sketch, "a rank that goes on has its own sketch, as it was"
     alone = OneFeature(size)

@@ -192,10 +192,10 @@ def test_a_step_of_one_rank_is_refused(rank: int, kind: str) -> str:
         tables.fused_optimizer.step()
     elif rank == 1:
         getattr(tables.fused_optimizer, kind)()
-    said = error_of(lambda: tables(batch).values().sum().backward())
-    wrong = "ValueError" in said and "backward passes pending for step() is 1 on rank 0, None on rank 1" in said
-    assert wrong if kind != "all" else not said
-    return said
+    message = error_of(lambda: tables(batch).values().sum().backward())
+    wrong = "ValueError" in message and "backward passes pending for step() is 1 on rank 0, None on rank 1" in message
+    assert wrong if kind != "all" else not message
+    return message
 
 
 @on_ranks(2)

@@ -307,7 +307,7 @@ def test_a_differing_rank_raises_on_all(ranks_of: Start, seed: int, world_size: 
     scenarios = [draw(rng, world_size)] * world_size
     odd = int(rng.integers(world_size))
     scenarios[odd] = draw_changed_scenario(rng, scenarios[odd], world_size)
-    said = ranks_of(world_size).run(error_of_training, scenarios, int(rng.integers(4)))
-    assert len(set(said)) == 1, said
-    assert "not the same on all ranks" in said[0], (said, scenarios[odd])
-    assert f"on rank {odd}" in said[0]
+    errors = ranks_of(world_size).run(error_of_training, scenarios, int(rng.integers(4)))
+    assert len(set(errors)) == 1, errors
+    assert "not the same on all ranks" in errors[0], (errors, scenarios[odd])
+    assert f"on rank {odd}" in errors[0]

@@ -134,10 +134,10 @@ def idle_ids(rank: int, world_size: int) -> tuple[int, int, int]:
 
 
 def test_idle_ids_are_evicted_on_their_owner_ranks(ranks_of: Start) -> None:
-    early, third, asked = zip(*ranks_of(2).run(idle_ids), strict=True)
+    early, third, on_request = zip(*ranks_of(2).run(idle_ids), strict=True)
     assert early == (0, 0), "the interval is three steps"
     assert sum(third) == 2, "1 and 101, after the third"
-    assert sum(asked) == 2, "2 and 102, when asked for"
+    assert sum(on_request) == 2, "2 and 102, when asked for"
 
 
 # ---- devices

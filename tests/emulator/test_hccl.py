@@ -44,24 +44,24 @@ def equal(actual: Tensor, expected: Tensor) -> None:
 
 def all_reduce(me: int, device: torch.device) -> None:
     for dtype in DTYPES:
-        mine = values(me, dtype=dtype).to(device)
-        dist.all_reduce(mine)
-        equal(mine, values(0, dtype=dtype) + values(1, dtype=dtype))
+        data = values(me, dtype=dtype).to(device)
+        dist.all_reduce(data)
+        equal(data, values(0, dtype=dtype) + values(1, dtype=dtype))
     for op, expected in (
         (dist.ReduceOp.MAX, torch.maximum(values(0), values(1))),
         (dist.ReduceOp.AVG, (values(0) + values(1)) / 2),
     ):
-        mine = values(me).to(device)
-        dist.all_reduce(mine, op=op)
-        equal(mine, expected)
+        data = values(me).to(device)
+        dist.all_reduce(data, op=op)
+        equal(data, expected)
 
 
 def all_gather(me: int, device: torch.device) -> None:
-    mine = values(me).to(device)
-    parts = [torch.empty_like(mine) for _ in range(RANKS)]
-    dist.all_gather(parts, mine)
+    data = values(me).to(device)
+    parts = [torch.empty_like(data) for _ in range(RANKS)]
+    dist.all_gather(parts, data)
     whole = torch.empty(6 * RANKS, device=device)
-    dist.all_gather_into_tensor(whole, mine)
+    dist.all_gather_into_tensor(whole, data)
     for rank in range(RANKS):
         equal(parts[rank], values(rank))
     equal(whole, torch.cat([values(0), values(1)]))
@@ -102,12 +102,12 @@ def uneven_all_to_all(me: int, device: torch.device) -> None:
 
 
 def from_one_or_to_one(me: int, device: torch.device) -> None:
-    mine = values(me).to(device)
-    dist.broadcast(mine, 1)
-    equal(mine, values(1))
-    mine = values(me).to(device)
-    dist.reduce(mine, 0)
-    equal(mine, values(0) + values(1) if me == 0 else values(1))
+    data = values(me).to(device)
+    dist.broadcast(data, 1)
+    equal(data, values(1))
+    data = values(me).to(device)
+    dist.reduce(data, 0)
+    equal(data, values(0) + values(1) if me == 0 else values(1))
     out = torch.empty(6, device=device)
     dist.scatter(out, [values(7).to(device), values(8).to(device)] if me == 0 else None, 0)
     equal(out, values(7 + me))
@@ -118,26 +118,26 @@ def from_one_or_to_one(me: int, device: torch.device) -> None:
 
 
 def send_and_receive(me: int, device: torch.device) -> None:
-    mine, out = values(me).to(device), torch.empty(6, device=device)
+    data, out = values(me).to(device), torch.empty(6, device=device)
     if me == 0:
-        dist.send(mine, 1)
+        dist.send(data, 1)
         dist.recv(out, 1)
     else:
         dist.recv(out, 0)
-        dist.send(mine, 0)
+        dist.send(data, 0)
     equal(out, values(1 - me))
     out.zero_()
-    exchange = [dist.P2POp(dist.isend, mine, 1 - me), dist.P2POp(dist.irecv, out, 1 - me)]
+    exchange = [dist.P2POp(dist.isend, data, 1 - me), dist.P2POp(dist.irecv, out, 1 - me)]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
     equal(out, values(1 - me))
 
 
 def asynchronous(me: int, device: torch.device) -> None:
-    mine = [values(me + 10 * i).to(device) for i in range(5)]
-    for work in [dist.all_reduce(tensor, async_op=True) for tensor in mine]:
+    data = [values(me + 10 * i).to(device) for i in range(5)]
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in data]:
         work.wait()
-    for i, tensor in enumerate(mine):
+    for i, tensor in enumerate(data):
         equal(tensor, values(10 * i) + values(1 + 10 * i))
 
 
@@ -159,11 +159,11 @@ def barriers_and_objects(me: int, device: torch.device) -> None:
 def groups(me: int, device: torch.device) -> None:
     alone = [dist.new_group([rank]) for rank in range(RANKS)]
     both = dist.new_group([0, 1])
-    mine = values(me).to(device)
-    dist.all_reduce(mine, group=alone[me])
-    equal(mine, values(me))
-    dist.all_reduce(mine, group=both)
-    equal(mine, values(0) + values(1))
+    data = values(me).to(device)
+    dist.all_reduce(data, group=alone[me])
+    equal(data, values(me))
+    dist.all_reduce(data, group=both)
+    equal(data, values(0) + values(1))
 
 
 def data_parallel(me: int, device: torch.device) -> None:

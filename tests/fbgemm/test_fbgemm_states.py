@@ -393,8 +393,8 @@ def test_fbgemms_state_dict_is_loaded(optimizer: str, location: str, device: tor
     for module in (theirs, ours):
         module(*batch).sum().backward()
     torch.testing.assert_close(weights_of(ours), weights_of(theirs))
-    for mine, its in zip(states_of(ours), states_of(theirs), strict=True):
-        torch.testing.assert_close(mine[0], its[0])
+    for actual, expected in zip(states_of(ours), states_of(theirs), strict=True):
+        torch.testing.assert_close(actual[0], expected[0])
     other = make_ours(random_case(2), device, optimizer=optimizer)
     with pytest.raises(RuntimeError, match="FBGEMM's weights"):
         other.load_state_dict(theirs.state_dict())

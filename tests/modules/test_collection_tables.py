@@ -270,8 +270,8 @@ def test_index_tables_take_the_rows_that_fit(device: torch.device, rows: int) ->
     ours = bags_collection(device, plain(9))
     before = ours.state_dict()[KEY]
     given = torch.arange(rows * 4.0).reshape(rows, 4)
-    told = f"'t0' has num_embeddings 9, what is loaded {rows}: {min(9, rows)} rows are loaded, the others "
-    with pytest.warns(UserWarning, match=told + ("stay as they are" if rows < 9 else "are left out")):
+    message = f"'t0' has num_embeddings 9, what is loaded {rows}: {min(9, rows)} rows are loaded, the others "
+    with pytest.warns(UserWarning, match=message + ("stay as they are" if rows < 9 else "are left out")):
         ours.load_state_dict({KEY: given})
     found = ours.state_dict()[KEY]
     both = min(9, rows)

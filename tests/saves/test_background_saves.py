@@ -275,8 +275,8 @@ def test_saving_in_a_child_forked_during_a_save_is_refused(tmp_path: Path, monke
         future.result(timeout=60)
         delta(source, tmp_path / "a")
     for name, child in children.items():
-        said = child.result()
-        assert said.startswith("RuntimeError: process "), (name, said)
-        assert "or saved them: locks and threads do not survive a fork" in said
+        message = child.result()
+        assert message.startswith("RuntimeError: process "), (name, message)
+        assert "or saved them: locks and threads do not survive a fork" in message
     child = fork(lambda: save(source, tmp_path / "b").parent.name)
     assert child.result() == "b", "no save goes on: the child has a copy of the tables"

@@ -214,9 +214,9 @@ def test_an_unusable_folder_for_the_temporary_index_is_an_error(tmp_path: Path, 
     index_path(only_save(tmp_path), "a").unlink()
     (tmp_path / "file").touch()
     for absent in (tmp_path / "absent", tmp_path / "file"):
-        said = refused(program, "a", tmp_path, TMPDIR=str(absent))
-        assert "no folder for the index of a save that has none (TMPDIR): " in said
-        assert "filesystem error" not in said
+        message = refused(program, "a", tmp_path, TMPDIR=str(absent))
+        assert "no folder for the index of a save that has none (TMPDIR): " in message
+        assert "filesystem error" not in message
 
 
 def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) -> None:
@@ -247,9 +247,9 @@ def test_an_installed_reader_can_be_linked(tmp_path: Path) -> None:
     shutil.rmtree(server.folder, ignore_errors=True)  # it is configured for another folder each time
     server.build()
     saved(tmp_path / "saves")
-    asked = Server(server.folder / "cpp_server", "b", tmp_path / "saves")
-    check(asked, TableReader(tmp_path / "saves", "b"))
-    asked.close()
+    started = Server(server.folder / "cpp_server", "b", tmp_path / "saves")
+    check(started, TableReader(tmp_path / "saves", "b"))
+    started.close()
 
 
 # ---- invalid contents with right checksums

@@ -197,11 +197,11 @@ def test_lookups_see_one_save_while_a_thread_follows(tmp_path: Path) -> None:
 
 def test_a_disk_error_does_not_end_the_following_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(make(), tmp_path)
-    asked: list[tuple[Path, ...]] = []
+    calls: list[tuple[Path, ...]] = []
 
     def away_once(paths: tuple[Path, ...]) -> Path:
-        asked.append(paths)
-        if len(asked) == 1:
+        calls.append(paths)
+        if len(calls) == 1:
             raise OSError("the disk is away")
         reader._ended.set()
         return reader.save
@@ -210,7 +210,7 @@ def test_a_disk_error_does_not_end_the_following_thread(tmp_path: Path, monkeypa
     monkeypatch.setattr(table_reader, "latest_save", away_once)
     with pytest.warns(UserWarning, match="'a' stays at .*the disk is away"):
         table_reader._follow(weakref.ref(reader), reader._ended, 0.001)
-    assert asked == [(tmp_path,)] * 2
+    assert calls == [(tmp_path,)] * 2
 
 
 def test_a_dropped_reader_stops_following(tmp_path: Path) -> None:

@@ -145,10 +145,10 @@ def test_a_fork_during_another_threads_call_is_reported() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     working.wait()
-    said = errors_of_calls(embedding)
+    errors = errors_of_calls(embedding)
     go_on.set()
     thread.join()
-    for each in said:
+    for each in errors:
         assert each.startswith("RuntimeError: process ")
         assert "while another thread worked on these tables" in each
     with embedding.exclusive():
@@ -168,10 +168,10 @@ def test_a_fork_during_planning_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(embedding.groups[0], "read_ahead", read_ahead)
     embedding.prefetch(torch.arange(100, 108), torch.arange(9))
     reading.wait()
-    said = fork(lambda: read(embedding)).result()
+    result = fork(lambda: read(embedding)).result()
     go_on.set()
     embedding.queue.wait()
-    assert "while another thread worked on these tables" in said
+    assert "while another thread worked on these tables" in result
     embedding.forget()
     assert fork(lambda: train(embedding)).result() == "None"
 
@@ -219,5 +219,5 @@ def test_a_child_that_outlives_its_parent_keeps_no_folder_locked(tmp_path: Path)
 def test_the_error_in_a_grandchild_names_the_owning_process(tmp_path: Path) -> None:
     embedding = make(tmp_path)
     train(embedding)
-    said = fork(lambda: fork(lambda: read(embedding)).result()).result()
-    assert f"forked from process {os.getpid()}" in said
+    result = fork(lambda: fork(lambda: read(embedding)).result()).result()
+    assert f"forked from process {os.getpid()}" in result

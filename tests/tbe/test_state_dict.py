@@ -132,9 +132,9 @@ def test_missing_and_unexpected_keys(device: torch.device, pooled: bool) -> None
     train(source, range(3))
     state = dict(source.state_dict())
     before = read(target)
-    for gone in ("a.weight", "b.weight"):
-        less = {name: value for name, value in state.items() if name != gone}
-        with pytest.raises(RuntimeError, match=f'Missing key.*"{gone}"'):
+    for missing in ("a.weight", "b.weight"):
+        less = {name: value for name, value in state.items() if name != missing}
+        with pytest.raises(RuntimeError, match=f'Missing key.*"{missing}"'):
             target.load_state_dict(less)
         assert torch.equal(read(target), before), "nothing is loaded"
     more = {**state, "b.ids": torch.arange(IDS), "e.weight": torch.zeros(1)}
