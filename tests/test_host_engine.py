@@ -344,7 +344,7 @@ def test_pending_gradients_follow_their_rows() -> None:
     p = plan(e, [[3]])
     assert p.window_out_slots.tolist() == p.swap_out_slots.tolist() == [0]
     assert p.window_in == p.window_in_slots.size == 0
-    with pytest.raises(ValueError, match="sums that leave"):
+    with pytest.raises(ValueError, match="writes back sums"):
         e.complete_write_back(p.host, records(e, 1))
     sums = np.arange(2 * DIM, dtype=np.float32)[None]
     swap(e, cache, p, sums)
@@ -402,10 +402,10 @@ def test_candidates_that_come_in_the_order_of_a_map() -> None:
     assert e.lifecycle.candidates(0)[0].tolist() == sorted(order[1::2].tolist())
 
 
-def test_an_unknown_rule_or_number_is_an_error_that_names_it() -> None:
-    with pytest.raises(ValueError, match=r"'no_such' is not known; there is .*'count'.*'rows'"):
+def test_an_unknown_rule_or_parameter_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"'no_such' is not known; use one of .*'count'.*'rows'"):
         _engine.Rules(rules=[("age", {"seconds": 3}), ("no_such", {})])
-    with pytest.raises(ValueError, match="rule 'idle': the number 'no_such' is not known; there is 'batches'"):
+    with pytest.raises(ValueError, match="rule 'idle': parameter 'no_such' is not known; use 'batches'"):
         _engine.Rules(rules=[("idle", {"batches": 3, "no_such": 3})])
     with pytest.raises(ValueError, match="rule 'idle': 'batches' must be a whole number, 1 or more"):
         _engine.Rules(rules=[("idle", {"batches": 2.5})])

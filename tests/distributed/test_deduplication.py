@@ -180,7 +180,7 @@ def dedup(**change: Any) -> Deduplicator:
 def test_invalid_signals_are_refused() -> None:
     host = dedup(world_size=1, signals=[6])
     batch = np.zeros(2, np.int64), np.array([0, 2]), np.zeros(1, np.int64), 1
-    with pytest.raises(ValueError, match="a table's ids take clicks along, the batch has none"):
+    with pytest.raises(ValueError, match="a table requires clicks, and the batch has none"):
         host.run(*batch, signals=True)
     with pytest.raises(ValueError, match="timestamps must have one entry per id, 2, got 3"):
         host.run(*batch, signals=True, clicks=np.zeros(2, np.int32), timestamps=np.zeros(3, np.int64))

@@ -414,9 +414,9 @@ TEST(buffers_of_every_size_are_zero_and_zero_again) {
     CHECK(buffer.size() >= bytes && buffer.size() % rec_sdk::small_page() == 0);
     CHECK(all_are(0, buffer.size(), 0));
     std::fill_n(buffer.data(), buffer.size(), char{7});
-    buffer.give_back(1, buffer.size() - 1);  // the first page is not whole, and stays
+    buffer.release(1, buffer.size() - 1);  // the first page is not whole, and stays
     CHECK(all_are(0, rec_sdk::small_page(), 7) && all_are(rec_sdk::small_page(), buffer.size(), 0));
-    buffer.give_back(0, buffer.size());
+    buffer.release(0, buffer.size());
     CHECK(all_are(0, buffer.size(), 0));
     rec_sdk::HugeBuffer moved(std::move(buffer));
     CHECK(buffer.data() == nullptr && moved.size() >= bytes);

@@ -15,7 +15,7 @@ constexpr int64_t kRows = 200;
 std::set<int64_t> still(const Snapshot& snapshot) {
   std::set<int64_t> rows;
   for (int64_t row = 0; row < kRows + 10; ++row) {
-    if (snapshot.has_still(row)) rows.insert(row);
+    if (snapshot.is_takable(row)) rows.insert(row);
   }
   return rows;
 }

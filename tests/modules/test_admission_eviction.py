@@ -198,7 +198,7 @@ def test_views_refuse_invalid_values(device: torch.device) -> None:
     view, one = collection.embedding.view("t0"), torch.tensor([1])
     wrong: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: view.row_columns(torch.tensor([1, 2])), KeyError, "1 ids have no row"),
-        (lambda: view.write_row_columns(one, {"clicks": one}), KeyError, "keeps no clicks"),
+        (lambda: view.write_row_columns(one, {"clicks": one}), KeyError, "does not keep the column clicks"),
         (lambda: view.write_row_columns(one, {"count": -one}), ValueError, "count"),
         (lambda: view.set_candidates(torch.tensor([5]), {}), ValueError, "count of 0"),
         (lambda: view.set_clocks({"hours": 1}), KeyError, "no clocks"),

@@ -147,8 +147,8 @@ CONTENTS: list[Case] = [
         ("grad_row", int32([0, -1, 1]), r"grad_row must be in \[0, 3\) for grads\[1\], got -1 at index 1"),
     )),
     *(("update_rows", HOT | {"hot_segments": hot}, f"hot_segments must .*{message}") for hot, message in (
-        (int32([]).view(0, 4), "have every segment of more than 128 lookups, or be None; that of row 0 is missing"),
-        (int32([[0, 0, 3, 0]]), "have every segment of more than 128 lookups, or be None; that of row 2 is missing"),
+        (int32([]).view(0, 4), "every segment of more than 128 lookups, or be None; the segment of row 0 is missing"),
+        (int32([[0, 0, 3, 0]]), "every segment of more than 128 lookups, or be None; the segment of row 2 is missing"),
         (int32([[0, 0, 3, 0], [2, 428, 2, 3]]),
          r"\(row, first lookup, chunks, chunks before\): 2, 428, 1, 3 at index 1, got 2, 428, 2, 3"),
         (int32([[0, 0, 3, 0], [2, 428, 1, 2]]), "2, 428, 1, 3 at index 1, got 2, 428, 1, 2"),

@@ -193,7 +193,7 @@ def test_invalid_sketch_states_are_refused(device: torch.device) -> None:
     assert torch.equal(embedding.view("t").sketch(), state)
     with pytest.raises(MemoryError, match=r"table 't': its sketch needs .* bytes and .* are free"):
         look_up(table(device, **sketched(2**60)), np.array([1]))
-    with pytest.raises(ValueError, match="table 't' counts in no sketch"):
+    with pytest.raises(ValueError, match="table 't' has no sketch"):
         exact.view("t").set_sketch([state])
     assert len(exact.view("t").sketch()) == 0
 

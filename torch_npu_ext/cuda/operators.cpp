@@ -1,4 +1,4 @@
-// The operators on CUDA: launches on torch's current stream.
+// The operators on CUDA, launched on torch's current stream.
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -13,7 +13,7 @@
 namespace rec_sdk {
 namespace {
 
-// Calls launch(stream) with the current stream of the device of `on`, where that is the current device too.
+// Calls launch(stream) with the current stream of `on`'s device, with that device as the current one.
 template <class Launch>
 void on_current_stream(const char* op, const Tensor& on, const Launch& launch) {
   const int32_t device = on.get_device_index();
@@ -22,7 +22,7 @@ void on_current_stream(const char* op, const Tensor& on, const Launch& launch) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   const cudaError_t error = launch(static_cast<cudaStream_t>(stream));
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // or torch would report it once more, of its own next kernel
+  cudaGetLastError();  // clears the error; otherwise torch would report it again for its own next kernel
   throw std::runtime_error(std::string("rec_sdk::") + op + ": CUDA kernel: " + cudaGetErrorString(error));
 }
 
@@ -43,13 +43,13 @@ struct OnCuda : SeparateLaunches<OnCuda> {
   }
   static int64_t segments_workspace(const Segments& segments) { return cuda::segments_workspace(segments); }
 
-  // Pinned memory is reached.
+  // Pinned host memory can be accessed by kernels.
   static void* host_rows(const Tensor& cache, const Tensor& rows) {
     if (rows.is_cuda() || !cache.is_cuda()) return nullptr;
     const torch::stable::accelerator::DeviceGuard guard(cache.get_device_index());
     cudaPointerAttributes found{};
     const cudaError_t error = cudaPointerGetAttributes(&found, rows.data_ptr());
-    if (error != cudaSuccess) cudaGetLastError();  // not for torch to report
+    if (error != cudaSuccess) cudaGetLastError();  // clears the error, so that torch does not report it
     return error == cudaSuccess && found.type == cudaMemoryTypeHost ? found.devicePointer : nullptr;
   }
 

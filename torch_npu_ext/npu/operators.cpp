@@ -1,4 +1,4 @@
-// The operators on an NPU: launches on torch_npu's current stream.
+// The operators on an NPU, launched on torch_npu's current stream.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace rec_sdk {
 namespace {
 
-// Each launch copies its arguments into the task queue.
+// Each launch function copies its arguments into the task queue.
 struct OnNpu {
 #define REC_SDK_ON_NPU(name, Arguments)                     \
   static void name(const Tensor& on, const Arguments& a) {  \
@@ -41,7 +41,7 @@ struct OnNpu {
     return rec_sdk_segments_workspace(&segments);
   }
 
-  // Host memory is not reached.
+  // Kernels cannot access host memory.
   static void* host_rows(const Tensor&, const Tensor&) { return nullptr; }
 
  private:
@@ -56,7 +56,8 @@ struct OnNpu {
   }
 };
 
-// For npu_check: its failure must reach the caller as that of an operator does.
+// Launches a kernel on no cores, which fails. npu_check tests with it that a failed launch is reported like
+// the failure of an operator.
 void launch_on_no_cores(const Tensor& on) {
   on_current_stream("rec_sdk_launch_on_no_cores", on.get_device_index(), rec_sdk_launch_on_no_cores);
 }

@@ -1,6 +1,6 @@
-// From an operator's tensors to its kernel's arguments: the checks that hold on every backend (types, shapes,
-// strides, devices). A backend's kernel calls the operator's function below, checks contents as it can, and
-// launches. Exported: a backend that needs libraries of its own is a library of its own.
+// The conversion of an operator's tensors to its kernel's arguments, with the checks that hold on every
+// backend (dtypes, shapes, strides, devices). A backend's kernel calls the function of its operator, checks
+// contents if it can, and launches. The functions are exported, because backends are separate libraries.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -21,12 +21,12 @@ using Tensors = std::vector<Tensor>;
 using DTypes = std::vector<int64_t>;
 using Gradients = std::vector<Gradient>;
 
-// An operator's result, uninitialised.
+// Allocates an operator's result, uninitialized.
 Tensor lookup_sequence_output(const Tensor& weights, const Tensor& slots);      // (n, dim) fp32
 Tensor pooled_weights_grad_output(const Tensor& weights, const Tensor& slots);  // (n) fp32
 Tensor gather_rows_output(const Tensor& cache, const Tensor& slots);            // (n, bytes) uint8
 
-// weights [slots, dim] fp32 | fp16 | bf16, stride(1) = 1, slots [n] int32; out (n, dim) fp32 contiguous.
+// weights [slots, dim] fp32 | fp16 | bf16, stride(1) = 1; slots [n] int32; out (n, dim) fp32 contiguous.
 LookupSequence lookup_sequence_arguments(const Tensor& weights, const Tensor& slots, const Tensor& out);
 
 LookupPooled lookup_pooled_arguments(const Tensor& weights, const Tensor& slots, const Tensor& offsets,
@@ -37,10 +37,11 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
                                                 const Tensor& offsets, const Tensor& grad,
                                                 const Tensor& columns, const Tensor& mean, const Tensor& out);
 
-// grads: at least one [rows, columns] fp32 each, stride(1) = 1. `cache` fixes the device.
+// grads: at least one tensor, each [rows, columns] fp32, stride(1) = 1. `cache` determines the device.
 Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads);
 
-// Without the CPU's own `hot_rows`. `grads`, of gradients_of, must outlive the result.
+// Does not set `hot_rows`, which the CPU computes itself. `grads`, from gradients_of, must outlive the
+// result.
 UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, const Tensor& unique_slots,
                                  const Tensor& table_offsets, const Tensor& segment_offsets,
                                  const Tensor& grad_row, const OptionalTensor& grad_source,
@@ -57,16 +58,16 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients&
                                          const OptionalTensor& hot_segments);
 
 // `op` and `name` name the operator and its argument `rows` in errors: the result of a gather, or the source
-// of a scatter. host_rows: where the device reaches rows that are on the host; null if it does not.
+// of a scatter. host_rows: the address at which the device accesses rows in host memory; null if it cannot.
 CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const char* name,
                              const Tensor& rows, void* host_rows = nullptr);
 
-// As copy_rows_arguments, for rows that come and rows that leave.
+// Like copy_rows_arguments, for rows in (`rows`) and victims (`leaving`).
 SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
                              const Tensor& rows, const Tensor& leaving, void* host_rows = nullptr,
                              void* host_leaving = nullptr);
 
-// The arguments that swap_lookup_sequence and swap_lookup_pooled share.
+// The arguments that swap_lookup_sequence and swap_lookup_pooled have in common.
 struct SwapAndLookups {
   const char* op;
   const Tensor& cache;
@@ -82,7 +83,7 @@ struct SwapAndLookups {
 
 // (n, dim) fp32
 Tensor swap_lookup_sequence_output(const SwapAndLookups& all);
-// places and leaving: both, or neither where no row leaves.
+// Both `places` and `leaving` are set, or neither if there are no victims.
 SwapLookupSequence swap_lookup_sequence_arguments(const SwapAndLookups& all, const Tensor& out);
 SwapLookupPooled swap_lookup_pooled_arguments(const SwapAndLookups& all, const Tensor& offsets,
                                               const OptionalTensor& per_sample_weights, const Tensor& columns,
@@ -95,7 +96,7 @@ namespace rec_sdk {
 
 class Checker;
 
-// As those of swap_rows and lookup_pooled, of other operators too.
+// The arguments of swap_rows and of lookup_pooled, also for operators that contain them.
 SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots, const Tensor& places,
                         const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving);
 LookupPooled pooled_arguments(const Checker& check, const Weights& weights, const char* slots_name,
@@ -103,7 +104,7 @@ LookupPooled pooled_arguments(const Checker& check, const Weights& weights, cons
                               const OptionalTensor& per_sample_weights, const Tensor& columns,
                               const Tensor& mean, int64_t first_bag, const Tensor& out);
 
-// The operator's string argument. TORCH_BOX's own conversion to std::string leaks one string per call.
+// A string argument of an operator. The conversion to std::string in TORCH_BOX leaks one string per call.
 struct OwnedString {
   std::string value;
 };

@@ -1,4 +1,4 @@
-// Argument checks. An error names the operator and the argument, what was given and what is allowed.
+// Checks of operators' arguments. Errors name the operator, the argument, its value and what is allowed.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +16,7 @@ namespace rec_sdk {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The checks of one call. `reference` fixes the device.
+// The checks of one call of an operator. `reference` determines the device.
 class Checker {
  public:
   Checker(const char* op, const Tensor& reference) : op_(op), reference_(reference) {}
@@ -30,23 +30,24 @@ class Checker {
     throw std::runtime_error(message.str());
   }
 
-  // Type, rank and device.
+  // Checks dtype, number of dimensions and device.
   void tensor(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const;
   void type_and_rank(const char* name, const Tensor& tensor, ScalarType dtype, int64_t rank) const;
-  // A contiguous vector; size < 0: any.
+  // Checks for a contiguous vector and returns its data; size < 0 allows any size.
   template <class T>
   T* vector(const char* name, const Tensor& tensor, ScalarType dtype, int64_t size = -1) const {
     vector_checks(name, tensor, dtype, size);
     return static_cast<T*>(tensor.data_ptr());
   }
-  // A float32 matrix whose rows are contiguous; returns its data. One without elements may have any strides.
+  // Checks for a float32 matrix with contiguous rows and returns its data. A matrix without elements may have
+  // any strides.
   float* matrix(const char* name, const Tensor& tensor) const;
-  // The same for name[index].
+  // Checks name[index] in the same way.
   float* matrix(const char* name, size_t index, const Tensor& tensor) const;
   void contiguous(const char* name, const Tensor& tensor) const;
 
   Weights weights(const Tensor& weights) const;
-  // `columns` is the width of the matrix that the bags write to or read from.
+  // `columns` is the width of the matrix that the bags are written to or read from.
   Bags bags(const Tensor& offsets, const Tensor& columns, const Tensor& mean, int64_t first_bag,
             int64_t batch_size) const;
 
@@ -57,7 +58,7 @@ class Checker {
   const Tensor& reference_;
 };
 
-// From one row to the next; that of a single row may be anything in torch, and is its width here.
+// Returns the distance between rows. For a single row torch allows any stride; the width is returned then.
 int64_t row_stride(const Tensor& matrix);
 
 DType storage_dtype(const Checker& check, const char* name, ScalarType dtype);

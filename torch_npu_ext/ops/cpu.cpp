@@ -18,7 +18,8 @@ void check_offsets_of(const Checker& check, const char* name, const T* offsets, 
   check.require(offsets[count] == end, name, " must end at ", end, ", got ", offsets[count]);
 }
 
-// values[j] in [0, limit_of(the gradient of lookup j)) for all lookups; grad_source is already checked.
+// Checks that values[j] is in [0, limit_of(the gradient of lookup j)) for all lookups. grad_source must be
+// checked before.
 template <class LimitOf>
 void check_places(const Checker& check, const char* name, const int32_t* values, const Lookups& lookups,
                   const LimitOf& limit_of) {
@@ -41,14 +42,14 @@ void check_places(const Checker& check, const char* name, const int32_t* values,
   }
 }
 
-// They must be those that the offsets say, although the CPU has its own.
+// Checks that hot segments match the offsets, although the CPU kernels compute their own.
 void check_hot_segments(const Checker& check, const Segments& segments) {
   int64_t i = 0, chunks = 0;
   for (int64_t u = 0; u < segments.rows; ++u) {
     const int64_t first = segments.offsets[u], lookups = segments.offsets[u + 1] - first;
     if (lookups <= kHotLookups) continue;
     check.require(i < segments.hot_segment_count, "hot_segments must have every segment of more than ",
-                  kHotLookups, " lookups, or be None; that of row ", u, " is missing");
+                  kHotLookups, " lookups, or be None; the segment of row ", u, " is missing");
     const HotSegment& got = segments.hot_segments[i++];
     check.require(got.row == u && got.first_lookup == first && got.chunks == lookups / kHotLookups &&
                       got.chunks_before == chunks,
@@ -66,7 +67,7 @@ void check_hot_segments(const Checker& check, const Segments& segments) {
 void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
                    int64_t limit) {
   const CpuKernels& kernels = cpu_kernels();
-  const int64_t bound = std::min(limit, int64_t{1} << 31);  // from which on numbers are negative ones
+  const int64_t bound = std::min(limit, int64_t{1} << 31);  // larger numbers would be negative as int32
   std::atomic<bool> good{true};
   parallel_pieces(count, 1 << 17, [&](int64_t begin, int64_t end) {
     if (kernels.largest(values, begin, end) >= bound) good = false;

@@ -1,5 +1,5 @@
-// The CPU kernels of all operators share these: threads, and checks of contents, which only host memory
-// allows for free.
+// Shared by the CPU kernels of all operators: threads, and checks of contents, which only host memory allows
+// without a copy.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,8 +13,8 @@
 
 namespace rec_sdk {
 
-// Calls work(begin, end) for pieces of [0, count) on torch's threads, each thread taking the next piece when
-// it is free: pieces of very different cost, or a busy core, do not hold the others up.
+// Calls work(begin, end) for pieces of [0, count) on torch's threads. A thread takes the next piece when it
+// is free, so that pieces of different cost, or a busy core, do not delay the others.
 template <class Work>
 void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
   const int64_t threads = torch::stable::get_num_threads();
@@ -31,39 +31,40 @@ void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
   torch::stable::parallel_for(0, threads, 1, worker);
 }
 
-// Items of `bytes` bytes that make a piece worth handing to a thread.
+// Returns the number of items of `bytes` bytes that make a piece worth a thread.
 inline int64_t piece_of(int64_t bytes) {
   constexpr int64_t kPieceBytes = 256 * 1024;
   return bytes < kPieceBytes ? kPieceBytes / (bytes > 0 ? bytes : 1) : 1;
 }
 
-// values[i] in [0, limit) for all i.
+// Checks that values[i] is in [0, limit) for all i.
 void check_indices(const Checker& check, const char* name, const int32_t* values, int64_t count,
                    int64_t limit);
 
-// offsets [count + 1] start at 0, never decrease, and end at `end`.
+// Checks that offsets [count + 1] start at 0, never decrease, and end at `end`.
 void check_offsets(const Checker& check, const char* name, const int32_t* offsets, int64_t count,
                    int64_t end);
 void check_offsets(const Checker& check, const char* name, const int64_t* offsets, int64_t count,
                    int64_t end);
 
-// The slices [column, column + dim) of the bags' features lie in a matrix of that width; offsets as above.
+// Checks that the columns [column, column + dim) of the bags' features are inside a matrix of width `width`,
+// and the offsets as above.
 void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
                 int64_t width);
 
-// The rows that leave are numbered in the order of the rows that come.
+// Checks that victims are numbered in the order of the rows in.
 void check_places(const Checker& check, const int32_t* places, int64_t count, int64_t leaving);
 
-// The kernels on torch's threads.
+// Run the kernels on torch's threads.
 void scatter_on_cpu(const CopyRows& a);
 void swap_on_cpu(const SwapRows& a);
 void lookup_sequence_on_cpu(const LookupSequence& a);
 void lookup_pooled_on_cpu(const LookupPooled& a);
 
-// lists_hot: hot segments were given, and must be those of the offsets.
+// Checks the segments. lists_hot: hot segments were passed, and must match the offsets.
 void check_segments(const Checker& check, const Segments& segments, int64_t slots, bool lists_hot);
 
-// The hot rows of the segments, summed. Keeps what the segments then point to.
+// The summed hot rows of segments. Owns the memory that the segments then point to.
 class HotRows {
  public:
   explicit HotRows(Segments& segments);
@@ -74,11 +75,11 @@ class HotRows {
   std::vector<float> sums_;
 };
 
-// Calls work(begin, end, scratch [dim]) for ranges of unique rows with about the same number of bytes to
-// touch.
+// Calls work(begin, end, scratch [dim]) for ranges of unique rows that access about the same number of bytes.
 template <class Work>
 void parallel_rows(const Segments& segments, int64_t record_bytes, const Work& work) {
-  // Cost of the rows before u, in gradient rows; monotone in u, so a piece of it is a range of rows.
+  // The cost of the rows before u, in gradient rows. It is monotone in u, so that a piece of the cost is a
+  // range of rows.
   const int64_t row_cost = 1 + record_bytes / (segments.dim * 4);
   const auto cost_before = [&](int64_t u) { return segments.offsets[u] + u * row_cost; };
   const auto first_row = [&](int64_t cost) {

@@ -1,5 +1,5 @@
-// A C interface beside the operators, for tests: which instruction set the CPU kernels use. Not an operator,
-// because it takes no tensors and says nothing on other backends.
+// A C function for tests that returns the instruction set of the CPU kernels. It is not an operator, because
+// it has no tensors and no meaning on other backends.
 #include "op_kernels/common/cpu_kernels.h"
 
 extern "C" __attribute__((visibility("default"))) const char* rec_sdk_cpu_isa() {

@@ -1,9 +1,9 @@
-// The operators on a device: arguments as on every backend, and a launch where there is work. Contents of
-// index tensors are not checked: reading them back would wait for the device.
+// The operators on a device: checked arguments as on every backend, and a launch if there is work. Contents
+// of index tensors are not checked, because reading them back would wait for the device.
 //
 // A backend is a class with static functions that launch on the current stream of the device of `on`:
 //   name(on, arguments)                for each of REC_SDK_OPERATORS (op_kernels/common/operators.h) and of
-//                                      REC_SDK_JOINED_OPERATORS, for which SeparateLaunches makes one
+//                                      REC_SDK_JOINED_OPERATORS, which SeparateLaunches can provide
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
 // with a workspace of
 //   segments_workspace(segments)       bytes of device memory
@@ -21,20 +21,20 @@
 
 namespace rec_sdk {
 
-// For a backend without kernels of the joined operators: those of the two, one after the other.
+// For backends without kernels for the joined operators: launches the two kernels one after the other.
 template <class Backend>
 struct SeparateLaunches {
   static void swap_lookup_sequence(const Tensor& on, const SwapLookupSequence& a) {
-    bring_in(on, a.swap);
+    write_staged_rows(on, a.swap);
     if (a.lookup.count > 0) Backend::lookup_sequence(on, a.lookup);
   }
   static void swap_lookup_pooled(const Tensor& on, const SwapLookupPooled& a) {
-    bring_in(on, a.swap);
+    write_staged_rows(on, a.swap);
     if (a.lookup.bags.count > 0) Backend::lookup_pooled(on, a.lookup);
   }
 
  private:
-  static void bring_in(const Tensor& on, const SwapRows& a) {
+  static void write_staged_rows(const Tensor& on, const SwapRows& a) {
     if (a.count == 0) return;
     if (a.places != nullptr) {
       Backend::swap_rows(on, a);
@@ -158,7 +158,7 @@ struct DeviceOperators {
     Backend::accumulate_rows(pending, arguments, workspace.data_ptr());
   }
 
-  // In STABLE_TORCH_LIBRARY_IMPL of the backend's dispatch key.
+  // Call this in STABLE_TORCH_LIBRARY_IMPL of the backend's dispatch key.
   static void register_in(torch::stable::detail::StableLibrary& library) {
     library.impl("lookup_sequence", TORCH_BOX(&DeviceOperators::lookup_sequence));
     library.impl("lookup_pooled", TORCH_BOX(&DeviceOperators::lookup_pooled));
@@ -174,8 +174,8 @@ struct DeviceOperators {
   }
 
  private:
-  // Freed when the operator returns; the allocator hands it out again only behind the launch on the same
-  // stream.
+  // The workspace is freed when the operator returns; the allocator reuses it only after the launch on the
+  // same stream.
   static Tensor workspace_of(const Tensor& on, const Segments& segments) {
     const int64_t bytes = Backend::segments_workspace(segments);
     return torch::stable::new_empty(on, {bytes}, ScalarType::Byte);

@@ -13,10 +13,11 @@ namespace rec_sdk {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kLargeOutput = size_t{4} << 20;  // malloc keeps most of the smaller ones itself
-constexpr int64_t kMostElements = std::numeric_limits<int64_t>::max() / 8;  // so that no size overflows
+constexpr size_t kLargeOutput = size_t{4} << 20;  // malloc reuses most smaller blocks itself
+constexpr int64_t kMostElements =
+    std::numeric_limits<int64_t>::max() / 8;  // so that sizes in bytes cannot overflow
 
-// Batches that differ a little in size share blocks: sizes are at most an eighth apart.
+// Rounds sizes up by at most an eighth, so that batches of slightly different size share blocks.
 size_t block_bytes(size_t bytes) {
   size_t step = kHugePage;
   while (step * 8 < bytes) step *= 2;
@@ -34,7 +35,7 @@ OutputMemory::Block allocate(size_t bytes) {
 
 }  // namespace
 
-// Never destroyed: tensors may be, after it would have been.
+// The object is never destroyed, because tensors may be destroyed after static objects.
 OutputMemory& OutputMemory::instance() {
   static OutputMemory* const memory = new OutputMemory;
   return *memory;
@@ -44,7 +45,7 @@ OutputMemory::Block OutputMemory::take(size_t bytes) {
   bytes = block_bytes(bytes);
   if (const auto guard = try_lock()) {
     ++taken_;
-    // The newest: it is more likely to be in the processor's caches.
+    // Takes the newest fitting block, which is most likely still in the processor's caches.
     const auto fits = [bytes](const Free& free) { return free.block.bytes == bytes; };
     const auto found = std::find_if(free_.rbegin(), free_.rend(), fits);
     if (found != free_.rend()) {

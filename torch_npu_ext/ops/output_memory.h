@@ -1,7 +1,7 @@
-// Memory of large outputs on the CPU, which later outputs take over.
+// A cache of memory for large outputs on the CPU.
 //
-// malloc returns large blocks to the system, which has to clear and map the pages of the next one: that takes
-// longer than the lookup that fills them.
+// malloc returns large blocks to the system, and the pages of the next block must be cleared and mapped
+// again, which takes longer than the lookup that fills them.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace rec_sdk {
 
-// Blocks that no tensor uses any more. Called from any thread.
+// Blocks of destroyed outputs. May be called from any thread.
 class OutputMemory {
  public:
   struct Block {
@@ -22,21 +22,21 @@ class OutputMemory {
   };
 
   static OutputMemory& instance();
-  Block take(size_t bytes);  // at least so many, in huge pages; without data where memory is short
+  Block take(size_t bytes);  // at least `bytes` on huge pages; without data if memory is short
   void give(const Block& block) noexcept;
   size_t kept_bytes();
 
  private:
   struct Free {
     Block block;
-    uint64_t since;  // blocks that were taken before it came
+    uint64_t since;  // number of blocks taken before it was returned
   };
-  // A batch has an output for each group of tables, and training a few batches at a time.
+  // A batch has one output per group of tables, and training keeps outputs of a few batches.
   static constexpr size_t kMost = 8;
-  // A block that so many others were taken instead of goes back to the system.
+  // A block is returned to the system after so many other blocks were taken since its return.
   static constexpr uint64_t kPatience = 64;
 
-  // A process that forked while another thread held the mutex must not wait for it.
+  // Does not wait for the mutex: in a forked child, a thread of the parent may hold it forever.
   std::unique_lock<std::mutex> try_lock() { return std::unique_lock<std::mutex>(mutex_, std::try_to_lock); }
   void drop_old() noexcept;
   void drop_all() noexcept;
@@ -46,7 +46,7 @@ class OutputMemory {
   uint64_t taken_ = 0;
 };
 
-// Uninitialized float32 [rows, columns] on the device of `like`.
+// Allocates float32 [rows, columns], uninitialized, on the device of `like`.
 Tensor empty_output(const Tensor& like, int64_t rows, int64_t columns);
 
 }  // namespace rec_sdk

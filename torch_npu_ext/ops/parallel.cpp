@@ -1,4 +1,4 @@
-// torch's threads for the host engine, which knows no torch (engine/base/parallel.h).
+// Provides torch's threads to the host engine, which does not depend on torch (engine/base/parallel.h).
 #include "torch_npu_ext/ops/cpu.h"
 
 extern "C" __attribute__((visibility("default"))) void rec_sdk_run_pieces(

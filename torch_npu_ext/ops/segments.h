@@ -1,4 +1,4 @@
-// The arguments that update_rows and accumulate_rows share.
+// The arguments that update_rows and accumulate_rows have in common.
 #pragma once
 
 #include <vector>

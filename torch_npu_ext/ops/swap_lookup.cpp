@@ -1,4 +1,5 @@
-// swap_lookup_sequence and swap_lookup_pooled, which on the CPU are two kernels, one after the other.
+// The operators swap_lookup_sequence and swap_lookup_pooled; on the CPU each runs two kernels, one after the
+// other.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
@@ -36,7 +37,7 @@ const int32_t* origins_of(const Checker& check, const SwapAndLookups& all) {
   return check.vector<const int32_t>("origins", all.origins, ScalarType::Int, all.lookup_slots.numel());
 }
 
-// Each row is where its origin says, and the slots of rows that come have no other origin.
+// Checks that each lookup's origin is its slot, or the index of the row in that the slot receives.
 void check_origins(const Checker& check, const SwapRows& a, const int32_t* slots, const int32_t* origins,
                    int64_t lookups) {
   check_indices(check, "origins", origins, lookups, a.cache_slots + a.count);
@@ -50,7 +51,7 @@ void check_origins(const Checker& check, const SwapRows& a, const int32_t* slots
   }
 }
 
-// All that can be wrong is found before anything changes.
+// Checks everything before any memory is written.
 void check_contents(const Checker& check, const SwapRows& a, const int32_t* slots, const int32_t* origins,
                     int64_t lookups) {
   check_indices(check, "slots", a.slots, a.count, a.cache_slots);
@@ -59,7 +60,7 @@ void check_contents(const Checker& check, const SwapRows& a, const int32_t* slot
   check_origins(check, a, slots, origins, lookups);
 }
 
-void bring_in_on_cpu(const SwapRows& a) {
+void write_staged_rows_on_cpu(const SwapRows& a) {
   if (a.places != nullptr) {
     swap_on_cpu(a);
   } else {
@@ -73,7 +74,7 @@ Tensor swap_lookup_sequence_output(const SwapAndLookups& all) {
   const Checker check(all.op, all.cache);
   check.tensor("cache", all.cache, ScalarType::Byte, 2);
   check.tensor("lookup_slots", all.lookup_slots, ScalarType::Int, 1);
-  weights_of(check, all);  // so that dim is no nonsense
+  weights_of(check, all);  // checks dim before it is used
   return empty_output(all.cache, all.lookup_slots.size(0), all.dim);
 }
 
@@ -108,7 +109,7 @@ Tensor swap_lookup_sequence_cpu(const Tensor& cache, const Tensor& slots, const 
   Tensor out = swap_lookup_sequence_output(all);
   const SwapLookupSequence a = swap_lookup_sequence_arguments(all, out);
   check_contents(check, a.swap, a.lookup.slots, a.origins, a.lookup.count);
-  bring_in_on_cpu(a.swap);
+  write_staged_rows_on_cpu(a.swap);
   lookup_sequence_on_cpu(a.lookup);
   return out;
 }
@@ -125,7 +126,7 @@ void swap_lookup_pooled_cpu(const Tensor& cache, const Tensor& slots, const Opti
       swap_lookup_pooled_arguments(all, offsets, per_sample_weights, columns, mean, first_bag, out);
   check_bags(check, a.lookup.bags, columns.size(0), a.lookup.lookups, dim, out.size(1));
   check_contents(check, a.swap, a.lookup.slots, a.origins, a.lookup.lookups);
-  bring_in_on_cpu(a.swap);
+  write_staged_rows_on_cpu(a.swap);
   lookup_pooled_on_cpu(a.lookup);
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether a folder is named as saves are: a date and time of 14 digits, perhaps with microseconds.
+// Returns whether a folder is named like a save: a date and time of 14 digits, optionally with microseconds.
 bool is_name(const std::string& name) {
   const auto digits = [&](size_t begin, size_t count) {
     return name.find_first_not_of("0123456789", begin) >= begin + count;
@@ -142,7 +142,7 @@ SaveArchive::SavesById SaveArchive::read_all(const Path& root, std::map<Path, Kn
     try {
       std::shared_ptr<const Save> save = read(folder, read_now);
       found.emplace(save->id, std::move(save));
-    } catch (const SaveError&) {  // damaged: it is not the one, as far as can be told
+    } catch (const SaveError&) {  // damaged: treated as not being the wanted save
     }
   }
   return found;

@@ -1,4 +1,4 @@
-// Folders of saves: the latest save, and those that it follows.
+// Folders of saves: finding the latest save and the saves that it is based on.
 #pragma once
 
 #include <sys/types.h>
@@ -16,20 +16,20 @@ namespace rec_sdk {
 
 using Chain = std::vector<std::shared_ptr<const Save>>;
 
-// Saves in some folders. Each manifest is read once, and again only after its file has changed. All functions
-// throw SaveError.
+// The saves in some folders. Each manifest is read once, and again only if its file has changed. All
+// functions throw SaveError.
 class SaveArchive {
  public:
-  // `folders`: of saves, or saves. `table`: as `read_save` has it.
+  // `folders`: folders of saves, or saves. `table`: as in read_save().
   SaveArchive(std::vector<std::string> folders, std::string table)
       : folders_(std::move(folders)), table_(std::move(table)) {}
 
   Path latest() const;
-  // The save and those that it follows, the newest first.
+  // Returns the save and the saves that it is based on, newest first.
   Chain chain(const Path& save);
 
  private:
-  using Stamp = std::tuple<dev_t, ino_t, off_t, int64_t, int64_t>;  // of the file of a manifest
+  using Stamp = std::tuple<dev_t, ino_t, off_t, int64_t, int64_t>;  // identifies a version of a manifest file
   struct Known {
     Stamp stamp;
     std::shared_ptr<const Save> save;
@@ -42,7 +42,7 @@ class SaveArchive {
 
   std::vector<std::string> folders_;
   std::string table_;
-  std::map<Path, Known> known_;  // by the folders of saves
+  std::map<Path, Known> known_;  // by folder of the save
 };
 
 }  // namespace rec_sdk

@@ -93,7 +93,7 @@ class JsonParser {
     }
   }
 
-  std::string string() {  // behind its first quotation mark
+  std::string string() {  // called behind the opening quotation mark
     std::string found;
     for (char c = next(); c != '"'; c = next()) {
       if (c == '\\') {
@@ -109,7 +109,7 @@ class JsonParser {
     const char c = next();
     if (c == 'u') {
       uint32_t code = hex();
-      if (code >= 0xD800 && code < 0xDC00) {  // the first half of a pair
+      if (code >= 0xD800 && code < 0xDC00) {  // the first half of a surrogate pair
         if (next() != '\\' || next() != 'u') fail("half a character");
         const uint32_t low = hex();
         if (low < 0xDC00 || low >= 0xE000) fail("half a character");

@@ -1,4 +1,4 @@
-// JSON, as far as manifests and headers of files of tensors need it.
+// A JSON parser with the features that manifests and headers of tensor files need.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Json {
 
   bool is_null() const { return kind_ == Kind::kNull; }
   bool has(const std::string& key) const { return find(key) != nullptr; }
-  // These throw std::invalid_argument where the value is of another kind, or has no such key.
+  // These accessors throw std::invalid_argument if the value has another type, or no such key.
   const Json& operator[](const std::string& key) const;
   const std::string& string() const;
   int64_t integer() const;
@@ -28,8 +28,8 @@ class Json {
   const Json* find(const std::string& key) const;
 
   Kind kind_ = Kind::kNull;
-  std::string text_;         // of a string; of a number as it is written; "true" or "false"
-  std::vector<Json> items_;  // of a list, and the values of an object
+  std::string text_;         // text of a string; a number as it is written; "true" or "false"
+  std::vector<Json> items_;  // items of a list, or values of an object
   std::vector<std::string> keys_;
 };
 

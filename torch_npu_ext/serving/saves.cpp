@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kLastVersion = 5;
 constexpr int64_t kMostHeader = 1 << 20;
 
-// CRC-32 of IEEE 802.3, as zlib has it.
+// Returns the CRC-32 of IEEE 802.3, as in zlib.
 uint32_t crc32(const char* data, size_t count, uint32_t before = 0) {
   static const std::array<uint32_t, 256> kTable = [] {
     std::array<uint32_t, 256> table{};
@@ -36,7 +36,7 @@ uint32_t crc32(const char* data, size_t count, uint32_t before = 0) {
   return ~sum;
 }
 
-// A plain file below the folder of a save, on the way to which there is no link.
+// Throws unless the path is a regular file inside the folder of a save, reached without links.
 void check_plain(const Path& folder, const std::string& inner) {
   Path at = folder;
   for (const Path& part : Path(inner)) {
@@ -57,8 +57,8 @@ std::string read_all(const Path& path) {
   return text;
 }
 
-// Whether the checksum of a manifest is that of its text without it.
-bool is_right(const std::string& text) {
+// Returns whether the checksum in a manifest matches its text without the checksum line.
+bool checksum_matches(const std::string& text) {
   const std::string before = "\n \"checksum\": ", behind = "\n \"created\": ";
   const size_t begin = text.find(before);
   if (begin == std::string::npos) return false;
@@ -84,7 +84,8 @@ std::string checked_id(const std::string& id) {
   return id;
 }
 
-// The name of a table, with a number behind a dot where several have the name.
+// Returns whether `key` is a key of table `name`: the name, with a dot and a number if several tables share
+// it.
 bool is_key(const std::string& key, const std::string& name) {
   if (name.empty() || !consists_of(name, kLetters)) return false;
   if (key == name) return true;
@@ -93,7 +94,8 @@ bool is_key(const std::string& key, const std::string& name) {
          consists_of(key.substr(number), kDigits);
 }
 
-// Parts of printable ASCII with slashes between, none of which is empty or leads out of the folder.
+// Returns whether a path consists of parts of printable ASCII separated by slashes, none of them empty or
+// leading out of the folder.
 bool is_inner_path(const std::string& path) {
   if (!std::all_of(path.begin(), path.end(), [](char c) { return c >= ' ' && c <= '~'; })) return false;
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
@@ -135,11 +137,12 @@ SavedFile parse_file(const Json& f) {
   return file;
 }
 
-// Whether it decides which ids have rows.
+// Returns whether the file determines which ids have rows.
 bool has_ids(const SavedFile& file) { return file.role == "removed" || file.role == "rows"; }
 
-// Every byte is in one file at most: what is read is then bounded by the size of the save.
-void check_places(const std::vector<SavedFile>& files) {
+// Checks that no byte belongs to two files, so that the amount of data read is bounded by the size of the
+// save.
+void check_no_overlap(const std::vector<SavedFile>& files) {
   std::vector<const SavedFile*> ordered;
   for (const SavedFile& file : files) ordered.push_back(&file);
   std::sort(ordered.begin(), ordered.end(), [](const SavedFile* a, const SavedFile* b) {
@@ -153,7 +156,7 @@ void check_places(const std::vector<SavedFile>& files) {
   }
 }
 
-// The files of removed ids and of rows of the tables.
+// Selects the files of rows and of removed ids of the tables.
 std::vector<SavedFile> relevant(std::vector<SavedFile> files, const std::vector<SavedTable>& tables) {
   const auto is_relevant = [&](const SavedFile& file) {
     return has_ids(file) && std::any_of(tables.begin(), tables.end(),
@@ -163,9 +166,10 @@ std::vector<SavedFile> relevant(std::vector<SavedFile> files, const std::vector<
   return files;
 }
 
-// Where a tensor begins behind the header of its file, which has `end` bytes behind it.
-int64_t place_of(const Json& header, const std::string& name, const std::string& dtype,
-                 const std::vector<int64_t>& shape, int64_t row_bytes, int64_t end) {
+// Returns the offset of a tensor in its file, behind the header. `end` is the number of bytes behind the
+// header.
+int64_t tensor_offset(const Json& header, const std::string& name, const std::string& dtype,
+                      const std::vector<int64_t>& shape, int64_t row_bytes, int64_t end) {
   const Json& tensor = header[name];
   std::vector<int64_t> numbers[2];
   for (const Json& each : tensor["shape"].list()) numbers[0].push_back(each.integer());
@@ -227,7 +231,7 @@ Save parse_save(const Path& folder, const Json& body, const std::string& wanted)
       throw std::invalid_argument(file.path + " is of a table " + file.table);
     }
   }
-  check_places(save.files);
+  check_no_overlap(save.files);
   save.files = relevant(std::move(save.files), save.tables);
   check_rows(save);
   return save;
@@ -263,7 +267,7 @@ Save read_save(const Path& folder, const std::string& table) {
       fail(path, "of format version " + std::to_string(version) + ", this one reads up to " +
                      std::to_string(kLastVersion));
     }
-    if (!is_right(text)) fail(path, "damaged, its checksum is wrong");
+    if (!checksum_matches(text)) fail(path, "damaged, its checksum is wrong");
     return parse_save(folder, body, table);
   } catch (const std::invalid_argument& error) {
     fail(path, std::string("damaged: ") + error.what());
@@ -300,14 +304,14 @@ Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& 
     }
     const int64_t begin = file.offset + static_cast<int64_t>(header.size());
     const int64_t end = file.bytes - static_cast<int64_t>(header.size());
-    const auto ids = begin + place_of(fields, "ids", "I64", {file.rows}, 8, end);
+    const auto ids = begin + tensor_offset(fields, "ids", "I64", {file.rows}, 8, end);
     if (file.role == "removed") return {path, ids, -1};
     const RowFormat format = row_format(table.weight_type);
     const int64_t bytes = row_bytes(format, table.dim);
     const bool quantized = format == RowFormat::kInt8 || format == RowFormat::kInt4;
     return {path, ids,
-            begin + place_of(fields, "weight", quantized ? "U8" : table.weight_type,
-                             {file.rows, quantized ? bytes : table.dim}, bytes, end)};
+            begin + tensor_offset(fields, "weight", quantized ? "U8" : table.weight_type,
+                                  {file.rows, quantized ? bytes : table.dim}, bytes, end)};
   } catch (const std::invalid_argument& error) {
     fail(path, std::string("damaged: ") + error.what());
   }

@@ -1,4 +1,4 @@
-// Saves: what the manifest of one says of a table, and where the tensors of its files lie.
+// Saves: the contents of a manifest about a table, and the positions of tensors in its files.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ using Path = std::filesystem::path;
 
 struct SavedFile {
   std::string path, role, table;
-  int64_t rank, layer, rows, bytes, offset;  // offset: in a pack, 0 for a file by itself
+  int64_t rank, layer, rows, bytes, offset;  // offset within a pack file; 0 for a separate file
   int64_t header_checksum;
   bool packed;
 };
@@ -23,28 +23,28 @@ struct SavedTable {
   bool hashed;
 };
 
-// A save, and of its tables those of one name. All functions here throw SaveError.
+// A save, restricted to the tables of one name. All functions here throw SaveError.
 struct Save {
   Path folder;
-  std::string id, base, previous;  // previous: empty for a full save
-  int64_t sequence;                // from 1 on for a delta, 0 for a full save
+  std::string id, base, previous;  // previous is empty for a full save
+  int64_t sequence;                // from 1 for deltas; 0 for a full save
   std::vector<std::string> folders;
   std::vector<SavedTable> tables;
-  std::vector<SavedFile> files;  // of removed ids and of rows of these tables
+  std::vector<SavedFile> files;  // files of rows and of removed ids of these tables
 
-  // The files of a table, in the order in which they are to be read.
+  // Returns the files of a table, in the order in which they must be read.
   std::vector<SavedFile> files_of(const std::string& key) const;
 };
 
 constexpr char kManifest[] = "manifest.json";
 
-// `table`: the name of tables, or the key of one.
+// `table`: the name of tables, or the key of one table.
 Save read_save(const Path& folder, const std::string& table);
 
-// Where the tensors of a file of a save lie in it.
+// The positions of the tensors in a file of a save.
 struct Tensors {
   Path path;
-  int64_t ids, weight;  // weight: -1 where there is none
+  int64_t ids, weight;  // weight is -1 if there is none
 };
 Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& table);
 

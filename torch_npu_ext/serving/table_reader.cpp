@@ -18,13 +18,13 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;  // ids in memory at once, while an index is made
+constexpr int64_t kPiece = 1 << 16;  // ids in memory at a time while an index is built
 
 namespace fs = std::filesystem;
 
-// Errors of the engine and of the file system as those of a save.
+// Runs f, and translates errors of the engine and the file system to SaveError.
 template <class F>
-auto named(const F& f) {
+auto with_save_errors(const F& f) {
   try {
     return f();
   } catch (const DiskError& error) {
@@ -36,7 +36,7 @@ auto named(const F& f) {
   }
 }
 
-// A new folder under a random name. Its destructor removes it.
+// A new folder with a random name, removed by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -71,7 +71,7 @@ const SavedTable& table_of(const Save& save, const std::string& name) {
   return *found[0];
 }
 
-// The table of another save of the chain.
+// Returns the table in another save of the chain.
 const SavedTable& same_table(const Save& save, const SavedTable& wanted) {
   const SavedTable* by_name = nullptr;
   int count = 0;
@@ -110,7 +110,7 @@ void add_ids(IndexWriter& writer, const Tensors& from, const SavedFile& file, ui
   }
 }
 
-// Writes the index of a table into a new file.
+// Writes the index of a table to a new file.
 void write_index(const Path& path, const Save& save,
                  const std::vector<std::pair<SavedFile, Tensors>>& files) {
   int64_t most = 0;
@@ -124,11 +124,11 @@ void write_index(const Path& path, const Save& save,
     }
     writer.end_round();
   }
-  writer.finish(false);  // it is gone with the reader: nothing waits for the disk
+  writer.finish(false);  // not synced: the file is removed with the reader
 }
 
-// The table in one save. Its index is made in a temporary folder, which `temporary` keeps, if the save has
-// none.
+// Returns the table in one save. If the save has no index, one is built in a temporary folder, which
+// `temporary` owns.
 ServedSave served_save(const Save& save, const SavedTable& table,
                        std::vector<std::unique_ptr<TemporaryFolder>>& temporary) {
   std::vector<std::pair<SavedFile, Tensors>> files;
@@ -195,7 +195,8 @@ TableReader::TableReader(std::vector<std::string> folders, std::string table, fl
   if (folders.empty())
     throw std::invalid_argument("folders is empty, expected a folder of saves, or several");
   state_ = std::make_unique<State>(std::move(folders), std::move(table), missing);
-  named([&] { state_->now = open_moment(state_->archive.latest(), state_->archive, state_->name); });
+  with_save_errors(
+      [&] { state_->now = open_moment(state_->archive.latest(), state_->archive, state_->name); });
 }
 
 TableReader::TableReader(const std::string& folder, std::string table, float missing)
@@ -207,7 +208,7 @@ TableReader& TableReader::operator=(TableReader&&) noexcept = default;
 
 bool TableReader::refresh() {
   const std::lock_guard<std::mutex> one(state_->refreshing);
-  return named([&] {
+  return with_save_errors([&] {
     const Path latest = state_->archive.latest();
     if (latest == state_->moment()->save) return false;
     std::shared_ptr<const Moment> next = open_moment(latest, state_->archive, state_->name);
@@ -224,7 +225,7 @@ std::string TableReader::weight_type() const { return state_->moment()->about.we
 
 void TableReader::lookup(const int64_t* ids, int64_t count, float* out, bool* found) const {
   const std::shared_ptr<const Moment> moment = state_->moment();
-  named([&] { moment->table->lookup_floats(ids, count, state_->missing, out, found); });
+  with_save_errors([&] { moment->table->lookup_floats(ids, count, state_->missing, out, found); });
 }
 
 void TableReader::lookup_pooled(const int64_t* ids, const int64_t* offsets, int64_t bags,
@@ -234,7 +235,7 @@ void TableReader::lookup_pooled(const int64_t* ids, const int64_t* offsets, int6
   }
   const std::shared_ptr<const Moment> moment = state_->moment();
   const BagLookups lookups{ids, offsets, bags, weights, pooling == Pooling::kMean};
-  named([&] { moment->table->lookup_pooled(lookups, state_->missing, out); });
+  with_save_errors([&] { moment->table->lookup_pooled(lookups, state_->missing, out); });
 }
 
 }  // namespace rec_sdk

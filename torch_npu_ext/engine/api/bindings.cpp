@@ -1,5 +1,5 @@
-// rec_sdk_torch._engine: the engine with numpy arrays. cmake/write_stub.py writes rec_sdk_torch/_engine.pyi
-// from the signatures and texts here.
+// Python module rec_sdk_torch._engine: the host engine with NumPy arrays. cmake/write_stub.py generates
+// rec_sdk_torch/_engine.pyi from the signatures and docstrings below.
 #include "torch_npu_ext/engine/api/bindings.h"
 
 #include <map>
@@ -10,7 +10,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kMaxDim = int64_t{1} << 24;  // far from any overflow of a record's bytes
+constexpr int64_t kMaxDim = int64_t{1} << 24;  // keeps the byte size of a record far from integer overflow
 
 BoundsCheck parse_bounds_check(const std::string& mode) {
   if (mode == "fatal") return BoundsCheck::kFatal;
@@ -84,21 +84,23 @@ std::unique_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
 
 void bind_specs(py::module_& m) {
   py::class_<Initializer>(m, "Initializer",
-                          R"(The way in which new weights are made; ValueError when the values make no sense.
+                          R"(The distribution that new weights are drawn from.
 
           kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum)),
-          "truncated_normal" (mean, stddev; cut at two sigma) or "bounded_normal" (the same, cut at minimum
-          and maximum). The values that the kind does not use are ignored.)")
+          "truncated_normal" (mean and stddev, cut off at two sigma) or "bounded_normal" (the same, cut off
+          at minimum and maximum). Values that the kind does not use are ignored.
+          Raises ValueError if the values do not define a distribution.)")
       .def(py::init<const std::string&, double, double, double, double>(), py::arg("kind"),
            py::arg("minimum"), py::arg("maximum"), py::arg("mean"), py::arg("stddev"));
   py::class_<TableSpec>(m, "TableSpec",
-                        "One table. A hash table takes any int64 as id; in an index table the id is the row.")
+                        R"(The configuration of one table. A hash table accepts any int64 id; in an index
+          table the id is the row.)")
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
                        const std::optional<Rules>& rules, std::string store_path,
                        std::optional<int> stored_dtype) {
-             // Any Python int is a seed; torch's may be negative or use all 64 bits.
+             // Any Python int is a valid seed: torch seeds may be negative or use all 64 bits.
              const uint64_t bits = (seed.attr("__and__")(py::int_(UINT64_MAX))).cast<uint64_t>();
              return TableSpec{
                  std::move(name),
@@ -116,21 +118,22 @@ void bind_specs(py::module_& m) {
                  std::move(store_path),
                  stored_dtype ? std::optional(weight_type("stored_dtype", *stored_dtype)) : std::nullopt};
            }),
-           R"(slots: rows in the device cache. capacity: most ids of a hash table, 0 = unlimited.
+           R"(Creates the configuration; every argument is passed by keyword.
 
-          columns: what is kept of each row beside its record: "count", "last_use", "version", "score",
-          "clicks", "timestamp".
-
-          lifecycle: a table that admits ids has one more slot, behind those for rows: lookups of ids without a row
-          read it.
-
-          store_path: a file for the host store, which must not be there; it is removed with the engine.
-          OSError from the engine where it cannot be made or has no room on the disk, before rows change.
-          Empty: in memory.
-
-          state_init: the initial value of each state block. bounds_check, for index tables: "fatal"
-          (IndexError), or "warning", "ignore", "none" (such ids become 0; under "warning" they are reported
-          by take_bounds_warnings).)",
+          slots: rows of the table in the device cache.
+          capacity: the maximum number of ids of a hash table; 0 means unlimited.
+          columns: the values kept per row in addition to its record: "count", "last_use", "version",
+          "score", "clicks", "timestamp".
+          lifecycle: the rules of admission and eviction. A table with an admission rule gets one additional
+          slot, the default slot, which lookups of ids without a row read.
+          store_path: the file of the host store. It must not exist yet and is removed with the engine;
+          empty means in memory. The engine raises OSError if the file cannot be created or the disk is
+          full, before any row changes.
+          state_init: the initial value of each state block.
+          bounds_check (index tables): "fatal" raises IndexError for an id out of range. With "warning",
+          "ignore" and "none" such an id reads row 0; "warning" also reports it in take_bounds_warnings.
+          stored_dtype: the weight dtype in the host store, 0 (fp32), 1 (fp16) or 2 (bf16); None means
+          weight_dtype.)",
            py::kw_only(), py::arg("name"), py::arg("hashed"), py::arg("num_embeddings"), py::arg("slots"),
            py::arg("capacity"), py::arg("initializer"), py::arg("seed"), py::arg("state_init"),
            py::arg("bounds_check"), py::arg("columns") = std::vector<std::string>(),
@@ -155,7 +158,8 @@ std::vector<Feature> make_features(const std::vector<int32_t>& tables, const std
   return features;
 }
 
-// OSError(errno, message, path), which is FileExistsError and the like by its errno.
+// Translates DiskError to OSError(errno, message, path); Python picks the subclass, such as FileExistsError,
+// by errno.
 void translate_disk_error(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
@@ -166,47 +170,52 @@ void translate_disk_error(std::exception_ptr thrown) {
 }
 
 PYBIND11_MODULE(_engine, m) {
-  m.doc() = R"(The host engine: id maps, host stores, the device cache's contents, swap plans.
+  m.doc() = R"(The host engine: id maps, host stores, device cache bookkeeping and swap plans.
 
-          Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out, I rows in, P
-          and Q those of them that have gradients in the open window. Slot numbers are the group's: table t
-          owns a contiguous range of them, tables in order.
+          Letters in shapes: K keys of the batch, F features, B samples, T tables, O rows out (victims), I
+          rows in (misses). P and Q are the rows out and rows in that have pending sums in the accumulation
+          window. Slots are numbered per group: table t owns a contiguous range of slots, in the order of
+          the tables.
 
-          After any exception the engine is as it was before the call. Methods are safe to call from several
+          After an exception the engine is in its state before the call. Methods may be called from several
           threads.)";
   py::register_exception<CacheTooSmallError>(m, "CacheTooSmallError", PyExc_RuntimeError).doc() =
-      R"(A batch needs more distinct rows than the table's device cache has slots that are not pinned.
+      R"(Raised when a batch needs more distinct rows than its table has unpinned slots in the device cache.
 
-          The message names the table, the rows that are needed, the slots, and how many of them batches in
-          flight pin. No row has changed, and the model can be used on: enlarge `cache=`, or use a smaller
-          batch.)";
+          The message names the table, the number of rows needed, the slots, and how many of them are pinned
+          by batches in flight. No row has changed and the model remains usable: enlarge `cache=` or use a
+          smaller batch.)";
   py::register_exception<CapacityError>(m, "CapacityError", PyExc_RuntimeError).doc() =
-      R"(A hash table would hold more ids than its capacity.
+      R"(Raised when a hash table would hold more ids than its capacity.
 
-          The message names the table, its capacity and the id. No row has changed: raise `num_embeddings`, or
-          let rules evict ids.)";
+          The message names the table, its capacity and the id. No row has changed: raise `num_embeddings`,
+          or let rules evict ids.)";
   py::register_exception_translator(&translate_disk_error);
   m.def("available_memory", &available_memory,
-        R"(Bytes of host memory that can still be taken: MemAvailable, or less where a cgroup (v1 or v2) says
-          so.)");
+        R"(Returns the available host memory in bytes: MemAvailable, or less if a cgroup (v1 or v2) limits
+          it.)");
   m.def("cache_policies", &cache_policy_names,
-        "Names of the policies that say which rows leave the cache, the default first.");
+        R"(Returns the names of the cache replacement policies, the default first.)");
   m.def(
       "policy_looks_ahead",
       [](const std::string& name) { return make_cache_policy(name, 0, 0)->looks_ahead(); }, py::arg("name"),
-      "Whether the policy asks which announced batches need a row. ValueError: there is no such policy.");
-  // Addresses of functions of another library.
+      R"(Returns whether the policy uses announced batches to choose victims. Raises ValueError for an
+          unknown name.)");
+  // The arguments are addresses of functions in another shared library.
   m.def(
       "set_parallel_runner",
       [](uintptr_t runner, uintptr_t threads, int64_t from_lookups) {
         set_parallel_runner(reinterpret_cast<ParallelRunner>(runner),
                             reinterpret_cast<int64_t (*)()>(threads), from_lookups);
       },
-      R"(Lets all engines work on several threads: `runner` is the address of a C function `void (int64_t
-          count, void (*piece)(void* context, int64_t i), void* context)` that calls `piece(context, i)` for
-          every i in [0, count), or 0: on one thread; `threads` is that of an `int64_t (void)` that says how
-          many there are at the moment. Batches of less than `from_lookups` are planned on one thread anyway.
-          Results do not depend on any of this. Not while an engine is at work.)",
+      R"(Sets the thread pool of all engines.
+
+          runner: address of a C function `void (int64_t count, void (*piece)(void* context, int64_t i),
+          void* context)` that calls `piece(context, i)` for every i in [0, count); 0 means one thread.
+          threads: address of a function `int64_t (void)` that returns the current number of threads.
+          from_lookups: batches with fewer lookups are planned on one thread.
+
+          Results do not depend on the thread pool. Must not be called while an engine is in use.)",
       py::arg("runner"), py::arg("threads"), py::arg("from_lookups") = kParallelLookups);
   bind_rules(m);
   bind_specs(m);
@@ -216,46 +225,53 @@ PYBIND11_MODULE(_engine, m) {
   bind_lifecycle(m);
   EngineClass engine(
       m, "Engine",
-      R"(The tables of one record layout, which share a device cache and a plan: the calls of a batch.
+      R"(The host engine of one group: tables of one record layout that share a device cache and swap plans.
 
-          A batch: plan; read_sums and read_in, for which the rows of the plan's sources must have landed;
-          begin; the cache is written to; applied; land, when the copy of the rows that left has arrived.
-          Plans are applied in their order.
+          The calls for a batch, in order: plan; read_sums and read_in, once the write-backs of the plan's
+          sources are complete; start_plans; the caller writes the cache; applied; complete_write_back, once
+          the victims' records have been copied to the host. Plans are applied in the order in which they
+          were made.
 
-          `records` arguments are C-contiguous uint8 [rows, record_bytes], `sums` float32 [rows, 2 * dim]
-          (sum, compensation); a wrong shape or dtype is a ValueError, and so is a plan of another engine. A
-          table that is not there is an IndexError.
+          `records` arguments are C-contiguous uint8 [rows, record_bytes], `sums` arguments float32 [rows, 2
+          * dim] (sum, compensation). A wrong shape or dtype, or a plan of another engine, raises
+          ValueError; an unknown table raises IndexError.
 
-          `window_rows`, the calls on its rows, and those of `tables` and `saves` need all plans applied and
-          all rows landed, else RuntimeError, unless they say otherwise.)");
+          Unless stated otherwise, `window_rows`, read_spilled, write_spilled, close_window and the methods
+          of `tables` and `saves` raise RuntimeError while a plan is not applied or a write-back is pending.)");
   engine.def(py::init(&make_engine),
-             R"(weight_dtype: 0 fp32, 1 fp16, 2 bf16. state_elements: dim or 1 for each state block.
+             R"(Creates the engine of one group.
 
-          feature_tables: the table of each feature, ascending. feature_columns: the first output column of
-          each feature, or [] for a sequence. feature_means: whether it is MEAN-pooled. serial: plans and
-          versions are numbered behind it. row_ids: plans have the ids of their rows for the device.
-          state_dtypes: of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty: all fp32. origins: plans
-          that bring rows in have the origins of their lookups for the device.)",
+          dim, weight_dtype: the elements of a row and their dtype: 0 (fp32), 1 (fp16), 2 (bf16).
+          state_elements: elements of each state block, dim or 1.
+          feature_tables: the table of each feature, ascending.
+          feature_columns: the first output column of each feature; [] for sequences.
+          feature_means: whether each feature is MEAN-pooled.
+          policy: the cache replacement policy.
+          serial: plans and versions are numbered from serial + 1 on.
+          row_ids: plans provide the ids of their rows for the device.
+          state_dtypes: the dtype of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty means all fp32.
+          origins: plans with rows in provide `origins`, the location of each lookup's row before the swap,
+          for the device.)",
              py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"), py::arg("state_elements"),
              py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
              py::arg("policy") = "lru", py::arg("serial") = 0, py::arg("row_ids") = false,
              py::arg("state_dtypes") = std::vector<int>{}, py::arg("origins") = false);
-  engine.def_readonly("tables", &Engine::tables, "Rows of whole tables.")
-      .def_readonly("saves", &Engine::saves, "Versions, snapshots and loads of rows.")
-      .def_readonly("lifecycle", &Engine::lifecycle, "Admission and eviction of ids.")
+  engine.def_readonly("tables", &Engine::tables, R"(Whole-table access to rows.)")
+      .def_readonly("saves", &Engine::saves, R"(Versions, snapshots and loading of rows.)")
+      .def_readonly("lifecycle", &Engine::lifecycle, R"(Admission and eviction of ids.)")
       .def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; });
   bind_batches(engine);
   m.def("start_plans", &Engine::start_plans,
-        R"(The caches will be written to: the plans, of several engines, can only be completed from now on.
-          All or none.
+        R"(Starts plans of several engines, all or none: the caller writes the caches next.
 
-          RuntimeError unless each is the oldest of its engine that is not applied.)",
+          A started plan can only be completed, not cancelled. Raises RuntimeError unless each plan is the
+          oldest unapplied plan of its engine.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
   m.def("apply_without_swap", &Engine::apply_without_swap,
-        R"(Begins the plans and says that they are applied, as far as they bring no row in and each is the
-          oldest of its engine.
+        R"(Starts and applies plans of several engines if none of them has rows in; returns whether it did.
 
-          All or none; false for none.)",
+          All or none: returns False unless each plan has no rows in, is not started and is the oldest
+          unapplied plan of its engine.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
   bind_checksums(m);
   bind_unique(m);

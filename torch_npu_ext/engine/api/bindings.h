@@ -1,4 +1,4 @@
-// The engine's bindings share this: arrays of the caller's, checked, and arrays for Python.
+// Shared by the engine's bindings: checked argument arrays, and conversions of results to NumPy arrays.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -26,8 +26,8 @@ using Slots = py::array_t<int32_t, py::array::c_style>;
 using Heats = py::array_t<float, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
-// Arrays that matrix() and IntArgument check, with an error that names what is allowed. The stub has their
-// types.
+// Array types whose dtype and shape are checked by matrix() and IntArgument, with errors that name the
+// allowed ones. They exist for the types in the stub.
 struct Ints : py::array {
   using py::array::array;
 };
@@ -55,7 +55,8 @@ struct handle_type_name<rec_sdk::Sums> {
   static constexpr auto name = const_name("numpy.typing.NDArray[numpy.float32]");
 };
 
-// A contiguous array; int64 is made of other integers and of lists.
+// Converts a NumPy array to a Span. The array must be contiguous; other integer dtypes and lists are
+// converted to int64.
 template <class T>
 class type_caster<rec_sdk::Span<T>> {
   static constexpr int kConverted = std::is_same_v<T, int64_t> ? array::forcecast : 0;
@@ -80,7 +81,7 @@ class type_caster<rec_sdk::Span<T>> {
 namespace rec_sdk {
 
 using Columns = py::typing::Dict<py::str, py::array>;
-// For each array of an arena: its first word and how many it has, or None.
+// The location of each array in an arena: (first word, number of words), or None if the array is absent.
 using Places = py::typing::Tuple<py::typing::Optional<py::typing::Tuple<py::int_, py::int_>>, py::ellipsis>;
 template <class Field>
 Places to_places(const std::vector<Field>& fields) {
@@ -92,7 +93,8 @@ Places to_places(const std::vector<Field>& fields) {
   return Places(places);
 }
 
-// A C-contiguous [rows, columns] array of T; written to when kWritable.
+// Checks for a C-contiguous [rows, columns] array of T and returns its data; the data is writable if
+// kWritable.
 template <class T, bool kWritable>
 auto matrix(py::array& array, const char* name, int64_t rows, int64_t columns) {
   const bool layout =
@@ -108,7 +110,7 @@ auto matrix(py::array& array, const char* name, int64_t rows, int64_t columns) {
                           std::string(py::str(array.dtype())) + " [" + shape + "]");
   }
   if constexpr (kWritable) {
-    return static_cast<T*>(array.mutable_data());  // raises ValueError when it is read-only
+    return static_cast<T*>(array.mutable_data());  // raises ValueError if the array is read-only
   } else {
     return static_cast<const T*>(array.data());
   }
@@ -125,7 +127,7 @@ auto sums_of(py::array& array, const GroupAccess& group, int64_t rows) {
   return matrix<float, kWritable>(array, "sums", rows, 2 * group.layout().dim);
 }
 
-// Converts a result for Python: vectors of numbers become arrays.
+// Converts a result for Python; vectors of numbers become NumPy arrays without a copy.
 template <class T>
 T to_python(T value) {
   return value;
@@ -145,15 +147,15 @@ auto to_python(std::tuple<T...> values) {
   return std::apply([](T&... each) { return std::make_tuple(to_python(std::move(each))...); }, values);
 }
 
-// Runs `call` without the interpreter's lock. A thread that waited for the engine's mutex with it could stand
-// still: the thread that holds the mutex takes the lock when it frees the memory of a plan.
+// Runs `call` without the GIL. A thread that waited for the engine's mutex while holding the GIL could
+// deadlock: the thread that holds the mutex takes the GIL when it frees the memory of a plan.
 template <class Call>
 auto call_unlocked(const Call& call) {
   const WithoutLock nogil;
   return call();
 }
 
-// The same, with the result as Python has it.
+// Runs `call` without the GIL and converts its result for Python.
 template <class Call>
 auto run_unlocked(const Call& call) {
   if constexpr (std::is_void_v<decltype(call())>) {
@@ -163,24 +165,24 @@ auto run_unlocked(const Call& call) {
   }
 }
 
-// A method that runs without the interpreter's lock.
+// Returns a binding of a method that runs without the GIL.
 template <class Api, class Result, class... Args>
 auto unlocked(Result (Api::*method)(Args...)) {
   return [method](Api& self, Args... args) { return run_unlocked([&] { return (self.*method)(args...); }); };
 }
 
-// A caller's int32 or int64 array. Only a strided one is copied.
+// An int32 or int64 array argument. It is copied only if it is strided.
 struct IntArgument {
-  IntArgument(const py::array& given, const char* name)
-      : array(py::array::ensure(given, py::array::c_style)) {
-    const py::dtype dtype = given.dtype();
+  IntArgument(const py::array& argument, const char* name)
+      : array(py::array::ensure(argument, py::array::c_style)) {
+    const py::dtype dtype = argument.dtype();
     const bool native = dtype.kind() == 'i' && dtype.byteorder() != '>';
     if (!native || (dtype.itemsize() != 4 && dtype.itemsize() != 8)) {
       throw py::type_error(std::string(name) + " must be int32 or int64, got " + std::string(py::str(dtype)));
     }
-    if (given.ndim() != 1) {
+    if (argument.ndim() != 1) {
       throw py::value_error(std::string(name) + " must have one dimension, got " +
-                            std::to_string(given.ndim()));
+                            std::to_string(argument.ndim()));
     }
     view = {array.data(), dtype.itemsize() == 8, array.size()};
   }
@@ -198,9 +200,9 @@ struct BatchArguments {
   BatchInput input;
 };
 
-// One number of each lookup, or null.
+// Returns the values of an optional array with one entry per lookup, or null.
 template <class Array>
-auto of_lookups(const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
+auto per_lookup(const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
   if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {
     throw py::value_error(std::string(name) + " must have one entry per id, " +
                           std::to_string(batch.input.values.size) + ", got " + std::to_string(array->size()));
@@ -208,7 +210,7 @@ auto of_lookups(const std::optional<Array>& array, const char* name, const Batch
   return array ? array->data() : nullptr;
 }
 
-// The features of a group; `columns` and `means` are empty unless it is pooled.
+// Builds the features of a group; `columns` and `means` are empty unless the group is pooled.
 std::vector<Feature> make_features(const std::vector<int32_t>& tables, const std::vector<int64_t>& columns,
                                    const std::vector<bool>& means);
 

@@ -1,4 +1,4 @@
-// Columns of rows and of candidates, as arrays for Python.
+// Conversion of per-row and per-candidate columns to NumPy arrays.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +16,7 @@ struct Field {
   T Values::* member;
 };
 
-// visit(field) of what is kept of rows and of candidates; both have the same names.
+// Calls visit(field) for each column that rows and candidates have; the score exists for rows only.
 template <class Values, class Visit>
 void for_each_field(const Visit& visit) {
   visit(Field<Values, uint32_t>{"count", Column::kCount, &Values::count});
@@ -28,7 +28,7 @@ void for_each_field(const Visit& visit) {
   }
 }
 
-// Integers are int64 for Python: torch has few operators of uint32.
+// Integer columns become int64 in Python, because torch supports few operators on uint32.
 template <class T>
 using Item = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
 

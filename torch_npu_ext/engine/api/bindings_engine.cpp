@@ -1,22 +1,22 @@
-// rec_sdk_torch._engine.Engine: batches, and the window of their sums.
+// rec_sdk_torch._engine.Engine: batches and the accumulation window.
 #include "torch_npu_ext/engine/api/bindings.h"
 
 namespace rec_sdk {
 
-// (places, tables) of records with initial values.
+// Converts InitialRows to (places, tables).
 static auto to_python(InitialRows initial) {
   return std::make_pair(to_python(std::move(initial.places)), to_python(std::move(initial.tables)));
 }
 
-static auto to_python(Engine::WindowRows found) {
-  return std::make_tuple(to_python(std::move(found.slots)), to_python(std::move(found.slot_offsets)),
-                         to_python(std::move(found.rows)), to_python(std::move(found.row_offsets)));
+static auto to_python(Engine::WindowRows window) {
+  return std::make_tuple(to_python(std::move(window.slots)), to_python(std::move(window.slot_offsets)),
+                         to_python(std::move(window.rows)), to_python(std::move(window.row_offsets)));
 }
 
 namespace {
 
-// One number of each key, or null.
-const int64_t* of_keys(const std::optional<Dense>& array, const BatchArguments& batch) {
+// Returns the values of an optional array with one entry per key, or null.
+const int64_t* per_key(const std::optional<Dense>& array, const BatchArguments& batch) {
   const int64_t size = batch.input.batch_size;
   const int64_t keys = size > 0 ? (batch.input.offsets.size - 1) / size : 0;
   if (array && size > 0 && (array->ndim() != 1 || array->size() != keys)) {
@@ -26,7 +26,8 @@ const int64_t* of_keys(const std::optional<Dense>& array, const BatchArguments& 
   return array ? array->data() : nullptr;
 }
 
-// Keeps the array until the last use of the plan's arrays, which may end on any thread.
+// Wraps caller-provided memory. The array is kept alive until the plan's last use of it, which may end on any
+// thread; its release therefore takes the GIL.
 ExternalArena external_arena(Bytes& array) {
   auto* owner = new py::object(array);
   const auto drop = [](void* data) {
@@ -52,10 +53,10 @@ void bind_batches(EngineClass& engine) {
             BatchArguments batch(values, offsets, feature_keys, batch_size);
             batch.input.weighted = weighted;
             batch.input.joined = joined;
-            batch.input.shows = of_lookups(shows, "shows", batch);
-            batch.input.clicks = of_lookups(clicks, "clicks", batch);
-            batch.input.timestamps = of_lookups(timestamps, "timestamps", batch);
-            batch.input.latest = of_keys(latest, batch);
+            batch.input.shows = per_lookup(shows, "shows", batch);
+            batch.input.clicks = per_lookup(clicks, "clicks", batch);
+            batch.input.timestamps = per_lookup(timestamps, "timestamps", batch);
+            batch.input.latest = per_key(latest, batch);
             ExternalArena memory = arena ? external_arena(*arena) : ExternalArena();
             const WithoutLock nogil;
             return e.plan(batch.input, std::move(memory), announced);
@@ -64,16 +65,24 @@ void bind_batches(EngineClass& engine) {
           py::arg("arena").noconvert() = py::none(), py::arg("announced").none(true) = py::none(),
           py::arg("shows").noconvert() = py::none(), py::arg("clicks").noconvert() = py::none(),
           py::arg("timestamps").noconvert() = py::none(), py::arg("latest").noconvert() = py::none(),
-          R"(Plans a batch and pins its slots. Waits for no copy.
+          R"(Plans a batch and pins its slots. Does not wait for any copy.
 
-          values: [*] ids of all keys. offsets: [K*B + 1]. feature_keys: [F] which key each feature reads.
-          weighted: the lookups of bags have weights. joined: the features of a sequence have one gradient,
-          one after another. arena: memory for the plan's arrays, of arena_bytes() at least, which it keeps;
-          None for memory of its own. announced: what announce() gave for the batch, which then no longer
-          counts; after an exception it still does. shows, clicks, timestamps: of each of `values`, for tables
-          that admit or evict ids; shows is 1 each if None. latest: [K] the latest timestamp of each key,
-          where others than those of `values` count too. Raises CacheTooSmallError, CapacityError, IndexError
-          (ids out of range), MemoryError, TypeError, ValueError.)")
+          values: [*] ids of all keys.
+          offsets: [K*B + 1].
+          feature_keys: [F] the key that each feature reads.
+          weighted: whether the lookups of the bags have weights.
+          joined: whether the features of a sequence share one gradient tensor, one feature after another.
+          arena: memory for the plan's arrays, at least arena_bytes(); the plan keeps it alive. None means
+          memory of the plan's own.
+          announced: the result of announce() for this batch. Planning consumes it, unless an exception is
+          raised.
+          shows, clicks, timestamps: one entry per entry of `values`, for tables that admit or evict ids;
+          None means 1 show each.
+          latest: [K] the latest timestamp of each key, for batches where it comes from more ids than
+          `values`, such as other ranks' ids.
+
+          Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError,
+          ValueError.)")
       .def(
           "announce",
           [](Engine& e, const Ints& values, const Ints& offsets, const Ints& feature_keys,
@@ -83,12 +92,12 @@ void bind_batches(EngineClass& engine) {
             return e.announce(batch.input);
           },
           values, offsets, feature_keys, batch_size,
-          R"(Says that the batch will be planned, after those announced before: a policy that looks ahead
-          keeps its rows.
+          R"(Announces that a batch will be planned after the batches announced before it.
 
-          It counts until it is planned or forgotten. Changes no row; other policies ignore it. RuntimeError
-          when 16 were announced from the oldest on that still counts; TypeError, ValueError as from
-          plan().)")
+          A look-ahead policy keeps the rows of announced batches in the cache; other policies ignore it.
+          The announcement is valid until the batch is planned or the announcement is forgotten. No row
+          changes. Raises RuntimeError if 16 batches are announced already, counted from the oldest valid
+          one; TypeError and ValueError like plan().)")
       .def(
           "arena_bytes",
           [](Engine& e, const Ints& values, const Ints& offsets, const Ints& feature_keys, int64_t batch_size,
@@ -100,22 +109,22 @@ void bind_batches(EngineClass& engine) {
             return e.arena_bytes(batch.input);
           },
           values, offsets, feature_keys, batch_size, py::arg("weighted") = false, py::arg("joined") = false,
-          "Bytes that the arrays of the batch's plan take at the most.")
+          R"(Returns an upper bound of the bytes that the arrays of the batch's plan need.)")
       .def("unapplied", &Engine::unapplied, py::arg("upto").none(true) = py::none(),
            py::call_guard<WithoutLock>(),
-           R"(The plans to be applied before and with `upto`, or all, oldest first. Holding these does not
-          pin.
+           R"(Returns the unapplied plans up to and including `upto`, or all of them, oldest first.
 
-          RuntimeError when `upto` was cancelled.)")
+          The returned handles do not pin slots. Raises RuntimeError if `upto` was cancelled.)")
       .def("applied", unlocked(&Engine::applied), plan,
-           R"(The cache holds what the plan brings in. RuntimeError unless it is the oldest, and has begun.)")
-      .def("in_flight", unlocked(&Engine::in_flight), "Plans whose pins have not ended.")
+           R"(Marks a plan as applied: the cache holds its rows. Raises RuntimeError unless the plan is
+          started and the oldest.)")
+      .def("in_flight", unlocked(&Engine::in_flight), R"(Returns the number of plans whose slots are still
+          pinned.)")
       .def("cancel", unlocked(&Engine::cancel), plan,
-           R"(Undoes the newest plan and ends its pins, before it begins; so any suffix of the plans, newest
-          first.
+           R"(Cancels the newest plan before it is started, and unpins its slots.
 
-          Only the order in which rows will be evicted may differ from before. RuntimeError for any other
-          plan.)")
+          Plans can be cancelled one by one, newest first. Only the order of future evictions may differ
+          from before the plan. Raises RuntimeError for any other plan.)")
       .def(
           "find",
           [](Engine& e, const Ints& values, const Ints& offsets, const Ints& feature_keys, int64_t batch_size,
@@ -125,10 +134,10 @@ void bind_batches(EngineClass& engine) {
             return e.find(batch.input, bag_begin, bag_end);
           },
           values, offsets, feature_keys, batch_size, py::arg("bag_begin"), py::arg("bag_end"),
-          R"(Finds the rows of the group's bags [bag_begin, bag_end). Changes nothing, apart from bounds
-          warnings.
+          R"(Finds the rows of the group's bags [bag_begin, bag_end) for reading. Changes nothing except
+          bounds warnings.
 
-          RuntimeError before all plans are applied.)")
+          Raises RuntimeError while a plan is not applied.)")
       .def(
           "bag_ranges",
           [](Engine& e, const Ints& offsets, const Ints& feature_keys, int64_t batch_size,
@@ -137,8 +146,8 @@ void bind_batches(EngineClass& engine) {
             return to_python(e.bag_ranges(batch.input, max_lookups));
           },
           offsets, feature_keys, batch_size, py::arg("max_lookups"),
-          R"(Boundaries 0 = b0 < b1 < ... = F*B of runs of bags with at most max_lookups lookups each, or one
-          bag.)")
+          R"(Returns boundaries 0 = b0 < b1 < ... = F*B that split the bags into runs. Each run has at most
+          max_lookups lookups or is a single bag.)")
       .def(
           "read",
           [](Engine& e, const ReadPlan& plan, Records records) {
@@ -146,25 +155,26 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read(plan, out); });
           },
           py::arg("read_plan"), records,
-          R"(Fills the [host_count] host rows. Returns (places [m], their tables [m]) of those with initial
-          values.
+          R"(Fills the records [host_count] of the plan's host rows. Returns (places [m], tables [m]) of the
+          rows that have initial values.
 
-          RuntimeError before its sources have landed.)")
+          Raises RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
           "complete_write_back",
           [](Engine& e, const Plan& plan, Records records, std::optional<Sums> sums) {
             const char* in = records_in(records, e, plan->rows_out);
             if (plan->window_out > 0 && !sums)
-              throw py::value_error("the plan has sums that leave: pass them");
+              throw py::value_error("the plan writes back sums: pass `sums`");
             const float* in_sums = sums ? sums_of<false>(*sums, e, plan->window_out) : nullptr;
             const WithoutLock nogil;
             e.complete_write_back(plan, in, in_sums);
           },
           plan, records, py::arg("sums") = py::none(),
-          R"(Stores the [O] records of the rows that the plan took out, and their [P] sums, needed when P > 0.
+          R"(Stores the records [O] of the plan's victims in the host store, and their sums [P], which are
+          required if P > 0.
 
-          The plan may be released already; landing twice does nothing. RuntimeError before the plan has
-          begun.)")
+          The plan may be released already. A second call does nothing. Raises RuntimeError before the plan
+          is started.)")
       .def(
           "read_sums",
           [](Engine& e, const Plan& plan, Sums sums) {
@@ -173,7 +183,8 @@ void bind_batches(EngineClass& engine) {
             e.read_sums(plan, out);
           },
           plan, sums,
-          R"(Fills the [Q] sums of rows that come back. RuntimeError once the plan is applied or cancelled.)")
+          R"(Fills the sums [Q] of the rows in that have spilled sums. Raises RuntimeError once the plan is
+          applied or cancelled.)")
       .def(
           "read_in",
           [](Engine& e, const Plan& plan, Records records, bool initial) {
@@ -181,10 +192,11 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read_in(plan, out, initial); });
           },
           plan, records, py::arg("initial") = false,
-          R"(Fills the [I] records for the slots that the plan fills.
+          R"(Fills the records [I] of the rows in, from the host store or with initial values.
 
-          Returns (places [m], their tables [m]) of those with initial values, if `initial`. RuntimeError
-          before the plan's sources have landed.)")
+          initial: also returns (places [m], tables [m]) of the rows that have initial values; otherwise
+          both are empty.
+          Raises RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
           "read_ahead",
           [](Engine& e, const Plan& plan, Records records) {
@@ -192,10 +204,11 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read_ahead(plan, out); });
           },
           plan, records,
-          R"(Fills the records before the plan's sources have landed, but for the rows that they take out.
+          R"(Fills the records of the rows in, except rows whose write-back is pending, without waiting for
+          the write-backs.
 
-          Returns the places [m] of those, ascending. RuntimeError once the plan has begun or was
-          cancelled.)")
+          Returns the places [m] of the skipped rows, ascending, for read_late. Raises RuntimeError once the
+          plan is started or cancelled.)")
       .def(
           "read_late",
           [](Engine& e, const Plan& plan, Span<int32_t> places, Records records) {
@@ -204,8 +217,8 @@ void bind_batches(EngineClass& engine) {
             e.read_late(plan, places, out);
           },
           plan, py::arg("places"), records,
-          R"(Fills the [m] records of the rows at `places`, ascending. RuntimeError before the sources have
-          landed.)")
+          R"(Fills the records [m] of the rows in at `places`, ascending, that read_ahead skipped. Raises
+          RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
           "mark",
           [](Engine& e, const Plan& plan, std::optional<Slots> slots) {
@@ -213,13 +226,15 @@ void bind_batches(EngineClass& engine) {
             slots ? e.mark(plan, {slots->data(), slots->size()}) : e.mark(plan);
           },
           plan, py::arg("slots").noconvert() = py::none(),
-          R"(The plan's rows, or those in `slots`, which are some of them, have sums from now on.
+          R"(Marks the plan's rows, or the subset in `slots`, as having sums in the accumulation window.
 
-          RuntimeError after the plan's release.)")
-      .def("window_open", unlocked(&Engine::window_open), "Whether any row has a sum.")
+          Raises RuntimeError after the plan was released.)")
+      .def("window_open", unlocked(&Engine::window_open), R"(Returns whether any row has a sum in the
+          accumulation window.)")
       .def("window_rows", unlocked(&Engine::window_rows),
-           R"(Rows with sums, by ascending table: slots [n] of resident ones, ascending, and slot_offsets [T +
-          1]; rows [m] of those that left the cache, ascending within a table, and row_offsets [T + 1].)")
+           R"(Returns the rows with sums, by ascending table: slots [n] of cached rows, ascending,
+          slot_offsets [T + 1], rows [m] outside the cache, ascending within a table, and row_offsets [T +
+          1].)")
       .def(
           "read_spilled",
           [](Engine& e, int64_t begin, int64_t end, Records records, Sums sums) {
@@ -231,8 +246,8 @@ void bind_batches(EngineClass& engine) {
             e.read_spilled(begin, end, out, out_sums);
           },
           py::arg("begin"), py::arg("end"), records, sums,
-          R"(Fills records and sums of the begin-th to end-th of `rows` of window_rows. IndexError beyond
-          them.)")
+          R"(Fills the records and sums of entries [begin, end) of `rows` of window_rows. Raises IndexError
+          outside the range.)")
       .def(
           "write_spilled",
           [](Engine& e, int64_t begin, int64_t end, Records records) {
@@ -243,8 +258,10 @@ void bind_batches(EngineClass& engine) {
             e.write_spilled(begin, end, in);
           },
           py::arg("begin"), py::arg("end"), records,
-          R"(Stores the records of the begin-th to end-th of `rows` of window_rows. IndexError beyond them.)")
-      .def("close_window", unlocked(&Engine::close_window), "Ends the window: no row has a sum.");
+          R"(Stores the records of entries [begin, end) of `rows` of window_rows. Raises IndexError outside
+          the range.)")
+      .def("close_window", unlocked(&Engine::close_window), R"(Closes the accumulation window: no row has a
+          sum afterwards.)");
 }
 
 }  // namespace rec_sdk

@@ -5,23 +5,24 @@
 
 namespace rec_sdk {
 
-static auto to_python(EvictableIds leaving) {
-  return std::make_pair(to_python(std::move(leaving.ids)), to_python(std::move(leaving.reasons)));
+static auto to_python(EvictableIds evictable) {
+  return std::make_pair(to_python(std::move(evictable.ids)), to_python(std::move(evictable.reasons)));
 }
 
 namespace {
 
-// Sets those of `given`; columns that are not kept are refused.
+// Copies the columns in `arrays` into `values`. Raises KeyError for columns that the table does not keep.
 template <class Values>
-void from_arrays(const Columns& given, ColumnSet kept, std::vector<Values>* values) {
+void from_arrays(const Columns& arrays, ColumnSet kept, std::vector<Values>* values) {
   size_t known = 0;
   for_each_field<Values>([&](auto field) {
-    if (!given.contains(field.name)) return;
-    if (!kept.has(field.column)) throw py::key_error(std::string("the table keeps no ") + field.name);
+    if (!arrays.contains(field.name)) return;
+    if (!kept.has(field.column))
+      throw py::key_error(std::string("the table does not keep the column ") + field.name);
     ++known;
     using T = std::decay_t<decltype((*values)[0].*(field.member))>;
     const auto array =
-        py::array_t<Item<T>, py::array::c_style | py::array::forcecast>::ensure(given[field.name]);
+        py::array_t<Item<T>, py::array::c_style | py::array::forcecast>::ensure(arrays[field.name]);
     if (!array || array.ndim() != 1 || static_cast<size_t>(array.size()) != values->size()) {
       throw py::value_error(std::string(field.name) + " must be [" + std::to_string(values->size()) + "]");
     }
@@ -36,10 +37,10 @@ void from_arrays(const Columns& given, ColumnSet kept, std::vector<Values>* valu
       (*values)[i].*(field.member) = static_cast<T>(value);
     }
   });
-  if (known < given.size()) throw py::key_error("columns: a name that is none of a table's");
+  if (known < arrays.size()) throw py::key_error("columns: unknown column name");
 }
 
-ColumnSet of_candidates(const Rules& rules) {
+ColumnSet candidate_columns(const Rules& rules) {
   ColumnSet kept = {Column::kCount, Column::kLastUse};
   if (rules.needs_clicks()) kept.add(Column::kClicks);
   if (rules.needs_timestamps()) kept.add(Column::kTimestamp);
@@ -52,11 +53,11 @@ void bind_rules(py::module_& m) {
   using Number = py::typing::Union<py::int_, py::float_>;
   py::class_<Rules>(
       m, "Rules",
-      "The rules by which an id of a hash table gets a row and loses it; docs/admission_eviction.md.")
+      R"(The rules of admission and eviction of a hash table's ids; see docs/admission_eviction.md.)")
       .def(py::init([](const std::vector<std::pair<std::string, std::map<std::string, Number>>>& rules) {
-             std::vector<std::pair<std::string, RuleNumbers::Values>> given;
+             std::vector<std::pair<std::string, RuleNumbers::Values>> parsed;
              for (const auto& [rule, numbers] : rules) {
-               RuleNumbers::Values& values = given.emplace_back(rule, RuleNumbers::Values()).second;
+               RuleNumbers::Values& values = parsed.emplace_back(rule, RuleNumbers::Values()).second;
                for (const auto& [name, number] : numbers) {
                  if (PyIndex_Check(number.ptr()) != 0) {
                    values[name] = number.cast<int64_t>();
@@ -65,32 +66,40 @@ void bind_rules(py::module_& m) {
                  }
                }
              }
-             return Rules(given);
+             return Rules(parsed);
            }),
-           R"(rules: of each rule its name and its numbers, by name: torch_npu_ext/engine/rules has a file of
-          each. ValueError names a rule or a number that is not known, or that cannot be.)",
+           R"(Creates the rules from (name, parameters) pairs; torch_npu_ext/engine/rules has one file per
+          rule.
+
+          Raises ValueError that names an unknown rule or an invalid parameter.)",
            py::kw_only(), py::arg("rules"));
-  m.def("rules", &rule_names, "Names of the rules of a table.");
+  m.def("rules", &rule_names, R"(Returns the names of all rules.)");
 }
 
 void bind_lifecycle(py::module_& m) {
   const py::arg table("table"), ids("ids"), rows("rows"), columns("columns"), intervals("intervals");
-  py::class_<Lifecycle>(
-      m, "Lifecycle",
-      R"(Admission and eviction of ids, and what a table counts of them. `evictable_ids`, `evict`, `candidates`,
-          sketches and calls that write need all plans applied and all rows landed, else RuntimeError.)")
+  py::class_<Lifecycle>(m, "Lifecycle",
+                        R"(Admission and eviction of ids, and the statistics that a table keeps for them.
+
+          `evictable_ids`, `evict`, `candidates`, the sketch methods and methods that write raise
+          RuntimeError while a plan is not applied or a write-back is pending.)")
       .def("freeze", unlocked(&Lifecycle::freeze), py::arg("frozen"),
-           R"(Says of each table whether it is frozen: the batches that are planned from now on do not train
-          it, its clock stands still, and end_step takes none of its ids out. RuntimeError if not all plans
-          are applied and all rows landed.)")
+           R"(Sets for each table whether it is frozen.
+
+          Batches planned afterwards do not train a frozen table, its clock stands still, and end_step
+          evicts none of its ids. Raises RuntimeError while a plan is not applied or a write-back is
+          pending.)")
       .def("evicts", unlocked(&Lifecycle::evicts), intervals,
-           R"(Whether end_step would look for ids that leave. Plans that have not begun do not count.)")
+           R"(Returns whether end_step may evict ids or halve a sketch now. Plans that are not started are
+          ignored.)")
       .def("end_step", unlocked(&Lifecycle::end_step), intervals,
-           R"(A training step has ended; how many ids left: every intervals[t] steps (0: never) by the table's
-          rules, and those beyond its bound. RuntimeError if evicts() and not all plans are applied and all
-          rows landed.)")
+           R"(Ends a training step and returns the number of evicted ids.
+
+          Table t evicts by its rules every intervals[t] steps (0: never), and whenever it exceeds its
+          bound. Raises RuntimeError if evicts() and a plan is not applied or a write-back is pending.)")
       .def("evict", unlocked(&Lifecycle::evict), table,
-           "Takes out ids by the table's rules now. Rows in flight or in the window stay.")
+           R"(Evicts ids by the table's rules now and returns their number. Rows in flight or with sums in
+          the window stay.)")
       .def(
           "evictable_ids",
           [](Lifecycle& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
@@ -99,17 +108,23 @@ void bind_lifecycle(py::module_& m) {
             });
           },
           table, py::arg("intervals") = py::none(),
-          R"(Ids [n] that evict would take out now, or end_step with these intervals, ascending, and by which
-          rule: uint8 [n], 1 age, 2 idleness, 3 score, 4 bound, 6 norm. All must be settled.)")
+          R"(Returns the ids [n], ascending, that evict would evict now, and the rules that chose them.
+
+          intervals: returns the ids that end_step would evict with these intervals instead.
+          The rules are uint8 [n]: 1 age, 2 idleness, 3 score, 4 bound, 6 norm. Raises RuntimeError while a
+          plan is not applied or a write-back is pending.)")
       .def("measured_tables", &Lifecycle::measured_tables, intervals, py::call_guard<WithoutLock>(),
-           R"(Tables of which end_step takes out the rows that mark_small has named, by the norms of their
-          weights.)")
+           R"(Returns the tables whose next end_step evicts rows by their norm: mark_small must be called
+          for them first.)")
       .def("mark_small", unlocked(&Lifecycle::mark_small), table, rows,
-           R"(Rows [n] leave with the next eviction of the table at an interval, or when asked, and no others
-          by their weights. All must be settled.)")
+           R"(Marks the rows [n] whose weights have a small norm; the norm rule evicts exactly these at the
+          next eviction. Raises RuntimeError while a plan is not applied or a write-back is pending.)")
       .def("take_large_evictions", &Lifecycle::take_large_evictions, py::call_guard<WithoutLock>(),
-           R"((table name, rows that left, of so many, latest timestamp) of the latest eviction of each table
-          since the last call that took more than half of it, and more than its share.)")
+           R"(Returns and clears the latest large eviction of each table: (table name, evicted rows, rows
+          before, latest timestamp).
+
+          An eviction is large if rules that may evict any number of ids, such as age, took more than half
+          of the table. Only the rows that these rules evicted are counted.)")
       .def(
           "read_columns",
           [](Lifecycle& e, int32_t table, Span<int64_t> rows) {
@@ -117,8 +132,8 @@ void bind_lifecycle(py::module_& m) {
             return to_arrays(call_unlocked([&] { return e.read_columns(table, rows); }), kept);
           },
           table, rows,
-          R"(Columns of rows [n], those that the table keeps: count, last_use, clicks, timestamp (int64 [n]),
-          score (float64 [n]).)")
+          R"(Returns the columns that the table keeps for rows [n]: count, last_use, clicks, timestamp
+          (int64 [n]), score (float64 [n]).)")
       .def(
           "write_columns",
           [](Lifecycle& e, int32_t table, Span<int64_t> rows, const Columns& columns) {
@@ -128,7 +143,8 @@ void bind_lifecycle(py::module_& m) {
             call_unlocked([&] { e.write_columns(table, rows, values); });
           },
           table, rows, columns,
-          R"(Sets these. KeyError for a column that is not kept, ValueError for a wrong length or range.)")
+          R"(Writes columns of rows [n]. Raises KeyError for a column that the table does not keep,
+          ValueError for a wrong length or range.)")
       .def(
           "candidates",
           [](Lifecycle& e, int32_t table) {
@@ -140,26 +156,28 @@ void bind_lifecycle(py::module_& m) {
             }
             return std::make_pair(
                 to_python(std::move(ids)),
-                to_arrays(values, call_unlocked([&] { return of_candidates(e.rules(table)); })));
+                to_arrays(values, call_unlocked([&] { return candidate_columns(e.rules(table)); })));
           },
-          table, "Ids [n], ascending, that were seen and have no row, and columns [n] as of rows.")
+          table, R"(Returns the candidates, ids [n] that were looked up but have no row, ascending, and
+          their columns [n].)")
       .def(
           "set_candidates",
           [](Lifecycle& e, int32_t table, Span<int64_t> ids, const Columns& columns) {
             const TableClock now = call_unlocked([&] { return e.clock(table); });
             const Candidates::Values first = {0, static_cast<uint32_t>(now.batches), 0, now.timestamp};
             std::vector<Candidates::Values> values(static_cast<size_t>(ids.size()), first);
-            from_arrays(columns, call_unlocked([&] { return of_candidates(e.rules(table)); }), &values);
+            from_arrays(columns, call_unlocked([&] { return candidate_columns(e.rules(table)); }), &values);
             std::vector<Lifecycle::Candidate> candidates;
             for (size_t i = 0; i < values.size(); ++i) candidates.push_back({ids[i], values[i]});
             call_unlocked([&] { e.set_candidates(table, candidates); });
           },
           table, ids, columns,
-          R"(These and no others; a sketch begins anew with their counts. A last_use or a timestamp that is
-          not given is that of the clock now. KeyError and ValueError as write_columns; ValueError for a table
-          without admission.)")
+          R"(Replaces all candidates of a table; a sketch is rebuilt from their counts.
+
+          A missing last_use or timestamp column is set to the present clock. Raises KeyError and ValueError
+          like write_columns, and ValueError for a table without an admission rule that counts.)")
       .def("sketch", unlocked(&Lifecycle::sketch), table,
-           "The state of the sketch of a table, uint8 [n]; n is 0 without one.")
+           R"(Returns the state of the table's sketch, uint8 [n]; n is 0 for a table without a sketch.)")
       .def(
           "set_sketch",
           [](Lifecycle& e, int32_t table, const std::vector<Bytes>& states) {
@@ -169,22 +187,24 @@ void bind_lifecycle(py::module_& m) {
             e.set_sketch(table, copies);
           },
           table, py::arg("states"),
-          R"(The sketch counts at least what each of the sketches did that these are the states of, which may
-          have had other shapes, and which counted each id in one of them. ValueError for what is no state, or
-          a table without a sketch.)")
+          R"(Restores the sketch from one or several saved states, of sketches that each counted other ids.
+
+          The shapes of the saved sketches may differ. The restored counts are at least the saved ones.
+          Raises ValueError for an invalid state or a table without a sketch.)")
       .def(
           "clock",
           [](Lifecycle& e, int32_t table) {
             const TableClock clock = call_unlocked([&] { return e.clock(table); });
             return std::make_tuple(clock.batches, clock.steps, clock.timestamp);
           },
-          table, "(batches planned, steps ended, latest timestamp).")
+          table, R"(Returns the clock of a table: (batches planned, steps ended, latest timestamp).)")
       .def(
           "set_clock",
           [](Lifecycle& e, int32_t table, uint64_t batches, uint64_t steps, int64_t timestamp) {
             call_unlocked([&] { e.set_clock(table, {batches, steps, timestamp}); });
           },
-          table, py::arg("batches"), py::arg("steps"), py::arg("timestamp"));
+          table, py::arg("batches"), py::arg("steps"), py::arg("timestamp"),
+          "Sets the clock of a table: batches planned, steps ended, latest timestamp.");
 }
 
 }  // namespace rec_sdk

@@ -1,16 +1,16 @@
-// rec_sdk_torch._engine: batches and their plans.
+// rec_sdk_torch._engine.Plan, Announcement and ReadPlan.
 #include "torch_npu_ext/engine/api/bindings.h"
 
 namespace rec_sdk {
 namespace {
 
-// Keeps the plan's buffers alive, for views into them.
+// Returns a capsule that keeps the plan's buffers alive, for views into them.
 py::capsule owner_of(const Plan& plan) {
   auto* owner = new std::shared_ptr<PlanBuffers>(plan.buffers());
   return py::capsule(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
 }
 
-// The binary interface of DLPack before versions, https://dmlc.github.io/dlpack/latest/c_api.html.
+// The unversioned binary interface of DLPack, https://dmlc.github.io/dlpack/latest/c_api.html.
 struct DLDevice {
   static constexpr int32_t kCpu = 1;
   int32_t type, id;
@@ -26,7 +26,7 @@ struct DLTensor {
   int32_t ndim;
   DLDataType dtype;
   int64_t* shape;
-  int64_t* strides;  // null: without gaps
+  int64_t* strides;  // null: contiguous
   uint64_t byte_offset;
 };
 struct DLManagedTensor {
@@ -46,7 +46,7 @@ using View = py::typing::Optional<py::array>;
 using Views = py::typing::Tuple<View, py::ellipsis>;
 using Capsules = py::typing::Tuple<py::typing::Optional<py::object>, py::ellipsis>;
 
-// An array of the plan as its type is; None if the batch does not need it.
+// Returns an array of the plan with its dtype, or None if the batch does not need the array.
 py::object view_of(const PlanBuffers::Field& field, const char* arena, const py::capsule& owner) {
   using Field = PlanBuffers::Field;
   if (field.begin < 0) return py::none();
@@ -65,11 +65,11 @@ py::object view_of(const PlanBuffers::Field& field, const char* arena, const py:
   return py::array_t<int32_t>(words, reinterpret_cast<const int32_t*>(data), owner);
 }
 
-// A part of the plan for torch.from_dlpack, or None. Such a tensor costs less than one of a NumPy array,
-// above all at its end, which takes no lock.
+// Returns an array of the plan for torch.from_dlpack, or None. Such a tensor is cheaper to create and destroy
+// than one made from a NumPy array; its deleter does not take the GIL.
 py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
   using Field = PlanBuffers::Field;
-  // Kernels on the host find hot rows themselves.
+  // Host kernels compute hot segments themselves.
   if (field.begin < 0 || field.type == Field::kHotSegment) return py::none();
   auto exported = std::make_unique<ExportedField>();
   const uint8_t bits = field.type == Field::kInt64 ? 64 : 32;
@@ -86,7 +86,7 @@ py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
     delete static_cast<ExportedField*>(managed->manager_ctx);
   };
   PyObject* const capsule = PyCapsule_New(&exported->managed, kDlpackName, [](PyObject* unused) {
-    if (!PyCapsule_IsValid(unused, kDlpackName)) return;  // a tensor has it, and has renamed the capsule
+    if (!PyCapsule_IsValid(unused, kDlpackName)) return;  // a tensor took ownership and renamed the capsule
     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, kDlpackName));
     managed->deleter(managed);
   });
@@ -96,7 +96,7 @@ py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
 }
 
 template <class Convert>
-py::tuple of_fields(const Plan& plan, const Convert& convert) {
+py::tuple map_fields(const Plan& plan, const Convert& convert) {
   const std::vector<PlanBuffers::Field> fields = plan->device_fields();
   py::tuple result(fields.size());
   for (size_t i = 0; i < fields.size(); ++i) result[i] = convert(fields[i]);
@@ -108,69 +108,72 @@ py::tuple of_fields(const Plan& plan, const Convert& convert) {
 void bind_plan(py::module_& m) {
   const auto field = [](auto member) { return [member](const Plan& p) { return (*p).*member; }; };
   py::class_<Plan>(m, "Plan",
-                   R"(The plan of one batch: what it needs of the cache. Its slots are pinned until it is
+                   R"(The plan of one batch: the rows to swap in and out. Its slots are pinned until it is
           released or deleted.
 
-          It is planned, then applying (from `begin` on the cache may have been written to, and the plan can
-          only be completed), then applied; or it is cancelled. One that has ended before it began, with no
-          later plan, is cancelled.)")
+          A plan is planned, then started (the cache may have been written from then on, and the plan can
+          only be completed), then applied; or it is cancelled. A plan that is released before it is started
+          is cancelled, once no later plan exists.)")
       .def_property_readonly(
           "arena",
           [](const Plan& p) {
             const auto* bytes = reinterpret_cast<const uint8_t*>(p->arena());
             return py::array_t<uint8_t>(static_cast<py::ssize_t>(p->device_bytes()), bytes, owner_of(p));
           },
-          R"(The arrays that go to the device, a view that keeps their memory alive, also after release().)")
+          R"(The device arrays of the plan as one view, which keeps their memory alive even after release().)")
       .def_property_readonly(
           "fields", [](const Plan& p) { return to_places(p->device_fields()); },
-          R"((begin, words) of each array in `arena`, in units of 4 bytes, in the order of
+          R"(The location of each array in `arena`: (first word, words) in units of 4 bytes, in the order of
           tbe.cache.plan.PlanArrays; None for an array that the batch does not need.)")
       .def_property_readonly(
           "views",
           [](const Plan& p) {
             const py::capsule owner = owner_of(p);
-            return Views(of_fields(p, [&](const auto& field) { return view_of(field, p->arena(), owner); }));
+            return Views(map_fields(p, [&](const auto& field) { return view_of(field, p->arena(), owner); }));
           },
-          "The fields as arrays of their types, `hot_segments` [H, 4], that keep the arena.")
+          R"(The arrays of `fields` with their dtypes; `hot_segments` is [H, 4]. They keep the arena alive.)")
       .def_property_readonly(
           "capsules",
           [](const Plan& p) {
-            return Capsules(of_fields(p, [&](const auto& field) { return capsule_of(field, p); }));
+            return Capsules(map_fields(p, [&](const auto& field) { return capsule_of(field, p); }));
           },
-          "The same for torch.from_dlpack, without `hot_segments`: kernels on the host find hot rows "
+          "The arrays of `fields` for torch.from_dlpack, without `hot_segments`, which host kernels compute "
           "themselves.")
       .def_property_readonly("serial", field(&PlanBuffers::serial),
-                             "The number of the plan; later plans have larger ones.")
+                             R"(The number of the plan; later plans have larger numbers.)")
       .def_property_readonly(
           "sources", field(&PlanBuffers::sources),
-          R"(Serials of the plans that took out rows which this one brings in: they land before
-          Engine.read_in.)")
-      .def_property_readonly("rows_out", field(&PlanBuffers::rows_out), "O.")
-      .def_property_readonly("rows_in", field(&PlanBuffers::rows_in), "I.")
+          R"(Serials of the plans whose pending write-backs contain rows that this plan swaps in. They must
+          be completed before Engine.read_in.)")
+      .def_property_readonly("rows_out", field(&PlanBuffers::rows_out), R"(The number of rows out (victims),
+          O.)")
+      .def_property_readonly("rows_in", field(&PlanBuffers::rows_in), R"(The number of rows in (misses), I.)")
       .def_property_readonly(
           "segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; },
-          "Lookups that read a row; the others are behind these in segment order.")
-      .def_property_readonly("window_out", field(&PlanBuffers::window_out), "P.")
-      .def_property_readonly("window_in", field(&PlanBuffers::window_in), "Q.")
+          R"(The number of lookups that read a row; lookups of the default row follow them in segment order.)")
+      .def_property_readonly("window_out", field(&PlanBuffers::window_out), R"(The number of rows out with
+          sums, P.)")
+      .def_property_readonly("window_in", field(&PlanBuffers::window_in), R"(The number of rows in with
+          sums, Q.)")
       .def_property_readonly(
           "started",
           [](const Plan& p) {
             const PlanState state = p->state;
             return state == PlanState::kApplying || state == PlanState::kApplied;
           },
-          "Whether the cache may have been written to: such a plan can only be completed.")
+          R"(Whether the cache may have been written: a started plan can only be completed.)")
       .def_property_readonly(
           "applied", [](const Plan& p) { return p->state == PlanState::kApplied; },
-          "Whether the cache has the plan's rows.")
+          R"(Whether the cache holds the plan's rows.)")
       .def_property_readonly(
           "bounds_warnings", &Plan::bounds_warnings,
-          R"((table name, count, an example) of ids that were out of range, under "warning".)")
+          R"((table name, count, an example) of ids out of range, for tables with bounds_check "warning".)")
       .def_property_readonly("rejected_timestamps", &Plan::rejected_timestamps,
-                             R"((table name, count, an id, its timestamp, the table's latest) of lookups with
-          timestamps too far ahead.)")
+                             R"((table name, count, an example id, its timestamp, the table's latest
+          timestamp) of lookups whose timestamps were rejected as too far in the future.)")
       .def_property_readonly("written_back",
                              py::cpp_function(&Plan::written_back, py::call_guard<WithoutLock>()),
-                             "Whether no row that the plan took out is on its way to the store.")
+                             R"(Whether no write-back of the plan is pending.)")
       .def_property_readonly("released", &Plan::released)
       .def_property_readonly(
           "next",
@@ -180,13 +183,14 @@ void bind_plan(py::module_& m) {
                 return next ? std::optional(std::move(next)) : std::nullopt;
               },
               py::call_guard<WithoutLock>()),
-          R"(A handle that does not pin, as Engine.unapplied gives them, if the plan is the oldest that is not
-          applied; else None.)")
+          R"(A handle that does not pin slots, as returned by Engine.unapplied, if the plan is the oldest
+          unapplied one; otherwise None.)")
       .def("release", &Plan::release,
-           "Ends the pins of the plan's slots. Idempotent; deleting the plan releases it too.");
-  py::class_<Announcement>(m, "Announcement", "A batch that will be planned later. Deleting it forgets it.")
+           R"(Unpins the plan's slots. Idempotent; deleting the plan releases it too.)");
+  py::class_<Announcement>(m, "Announcement", R"(A batch that will be planned later. Deleting it calls
+          forget().)")
       .def("forget", &Announcement::forget,
-           "The batch will not come. Idempotent, and nothing after the batch was planned.");
+           R"(Withdraws the announcement. Idempotent; has no effect after the batch was planned.)");
   const auto view = [](auto member) {
     return [member](const py::object& self) {
       const auto& values = self.cast<const ReadPlan&>().*member;
@@ -195,16 +199,19 @@ void bind_plan(py::module_& m) {
     };
   };
   py::class_<ReadPlan>(m, "ReadPlan",
-                       R"(The places of the rows of some bags. When all_resident, `index` holds cache slots.
-          Otherwise it points into [the rows of resident_slots ; the host_count rows that Engine.read
-          fills].)")
-      .def_property_readonly("offsets", view(&ReadPlan::offsets), "[bags + 1] from 0.")
-      .def_property_readonly("index", view(&ReadPlan::index), "[lookups].")
+                       R"(The locations of the rows of some bags, for reading without a swap.
+
+          If all_resident, `index` holds cache slots. Otherwise it indexes the concatenation of the rows in
+          resident_slots and the host_count rows that Engine.read fills.)")
+      .def_property_readonly("offsets", view(&ReadPlan::offsets), R"(Offsets of the bags into `index`, [bags
+          + 1], from 0.)")
+      .def_property_readonly("index", view(&ReadPlan::index), R"(The location of each lookup's row,
+          [lookups].)")
       .def_property_readonly("resident_slots", view(&ReadPlan::resident_slots),
-                             "[R] distinct; empty when all_resident.")
+                             R"(Distinct cache slots, [R]; empty if all_resident.)")
       .def_property_readonly("host_count", [](const ReadPlan& p) { return p.host_rows.size(); })
       .def_readonly("sources", &ReadPlan::sources,
-                    "Serials of the plans whose rows must land before Engine.read.")
+                    R"(Serials of the plans whose write-backs must be complete before Engine.read.)")
       .def_readonly("all_resident", &ReadPlan::all_resident);
 }
 

@@ -1,11 +1,11 @@
-// rec_sdk_torch._engine: saves.
+// rec_sdk_torch._engine.Saves: the engine's methods for saves.
 #include "torch_npu_ext/engine/api/bindings.h"
 #include "torch_npu_ext/engine/api/bindings_columns.h"
 #include "torch_npu_ext/engine/base/crc32.h"
 
 namespace rec_sdk {
 
-// Ids, slots, records and columns.
+// The ids, slots, records and columns of rows that were taken from a snapshot.
 using Taken = std::tuple<py::array_t<int64_t>, py::array_t<int32_t>, py::array_t<uint8_t>, Columns>;
 
 static Taken to_python(TakenRows taken) {
@@ -20,7 +20,7 @@ static Taken to_python(TakenRows taken) {
 
 namespace {
 
-uint32_t checksum(const py::object& data, uint32_t before) {
+uint32_t buffer_crc32(const py::object& data, uint32_t before) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(data.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw py::error_already_set();
   const auto release = [](Py_buffer* held) { PyBuffer_Release(held); };
@@ -33,50 +33,53 @@ uint32_t checksum(const py::object& data, uint32_t before) {
 
 void bind_checksums(py::module_& m) {
   m.def("has_carryless_multiplication", &has_carryless_multiplication,
-        "Whether this machine has the instructions with which crc32 is fast; it is slow without.");
-  m.def("crc32", &checksum, py::arg("data"), py::arg("before") = 0,
-        R"(As zlib.crc32: the CRC-32 of contiguous bytes that follow those whose CRC-32 is `before`.
+        R"(Returns whether this CPU has carry-less multiplication, which makes crc32 fast.)");
+  m.def("crc32", &buffer_crc32, py::arg("data"), py::arg("before") = 0,
+        R"(Returns the CRC-32 of contiguous bytes, like zlib.crc32. `before` is the CRC-32 of the preceding
+          bytes.
 
-          BufferError, TypeError for what has no such bytes.)");
+          Raises BufferError or TypeError if `data` does not provide such bytes.)");
 }
 
 void bind_saves(py::module_& m) {
   const py::arg table("table"), ids("ids"), rows("rows"), since("since"), begin("begin"), least("least");
-  py::class_<Saves>(
-      m, "Saves",
-      R"(Versions and changes of rows, loads, and snapshots. All plans must be applied and all rows landed,
-          else RuntimeError, unless a call says otherwise.)")
+  py::class_<Saves>(m, "Saves",
+                    R"(Versions and changes of rows, loading, and snapshots.
+
+          Unless stated otherwise, methods raise RuntimeError while a plan is not applied or a write-back is
+          pending.)")
       .def("ids_with_records", unlocked(&Saves::ids_with_records), table,
-           R"(Ids [n], by ascending row, of rows with more than their initial record: in the cache, or in the
-          store.)")
+           R"(Returns the ids [n], by ascending row, of the rows that are in the cache or the host store.
+          Other rows have their initial record.)")
       .def("unlisted_ids", unlocked(&Saves::unlisted_ids), table, ids,
-           "Ids [n] that the table has beside these, by ascending row.")
+           R"(Returns the ids [n] of the table that are not in `ids`, by ascending row.)")
       .def("version", unlocked(&Saves::version),
-           R"(The present version: changes from now on are of a later one. Needs nothing applied or landed.)")
+           R"(Returns the present version: later changes have a higher one. May be called at any time.)")
       .def("changed_ids", unlocked(&Saves::changed_ids), table, since,
-           R"(Ids [n], by ascending row, of rows that changed after version `since`; how many rows were looked
-          at for it.
+           R"(Returns the ids [n], by ascending row, of rows that changed after version `since`, and the
+          number of rows examined.
 
-          Rows are looked at that changed since the `next_version` before `since`, or all where those are
-          many. ValueError for a table without the column "version".)")
+          Only rows in the change log after `since` are examined, or all rows if the log does not reach back
+          that far. Raises ValueError for a table without the column "version".)")
       .def("scan_ids", unlocked(&Saves::scan_ids), table, begin, least,
-           R"(Ids of a hash table from bucket `begin` on, `least` or somewhat more, in no order; where to go
-          on, -1 at the end. ValueError for an index table.)")
+           R"(Returns at least `least` ids of a hash table from bucket `begin` on, in no order, and the next
+          bucket, -1 at the end. Raises ValueError for an index table.)")
       .def("reserve_ids", unlocked(&Saves::reserve_ids), table, py::arg("extra"),
-           R"(Room for so many more ids of a hash table, which may then come in the order of scan_ids.
-          MemoryError.)")
+           R"(Reserves space for `extra` more ids of a hash table, so that ids may be inserted in the order
+          of scan_ids. Raises MemoryError.)")
       .def("removed_ids", unlocked(&Saves::removed_ids), table, since,
-           R"(Ids [n], ascending, that were removed after version `since`, with those that came back; whether
-          that is all.
+           R"(Returns the ids [n], ascending, that were removed after version `since`, including ids that
+          were added again, and whether the list is complete.
 
-          ValueError for a table without the column "version".)")
+          Raises ValueError for a table without the column "version".)")
       .def("forget_changes", unlocked(&Saves::forget_changes), table, py::arg("upto"),
-           "Forgets what was removed before this version. Needs nothing applied or landed.")
+           R"(Drops the logs of changes and removals up to this version. May be called at any time.)")
       .def("next_version", unlocked(&Saves::next_version),
-           "As version(); where no batch is in flight, no row is of a later version yet.")
+           R"(Advances the version past all changes made so far and returns version(). While no batch is in
+          flight, no row has a later version.)")
       .def("window_ids", unlocked(&Saves::window_ids), table,
-           R"(Ids [n] of the table's rows with sums: those of window_rows, resident ones first, in their
-          order.)")
+           R"(Returns the ids [n] of the table's rows with sums: cached rows by slot, then the others by
+          row, as in window_rows.)")
       .def(
           "put_spilled",
           [](Saves& e, int32_t table, Span<int64_t> rows, Sums sums) {
@@ -85,27 +88,28 @@ void bind_saves(py::module_& m) {
             e.put_spilled(table, rows, in);
           },
           table, rows, py::arg("sums"),
-          R"(Gives rows [n] that are not in the cache sums [n, 2 * dim]. IndexError for others, or those with
-          sums.)")
+          R"(Adds sums [n, 2 * dim] for rows [n] that are outside the cache. Raises IndexError for rows
+          without a record in the host store and for rows that have sums already.)")
       .def(
           "load_rows",
           [](Saves& e, int32_t table, Span<int64_t> ids, const std::vector<std::pair<Bytes, int64_t>>& parts,
              bool whole) {
-            std::vector<Saves::RecordPart> of_records;
+            std::vector<Saves::RecordPart> record_parts;
             for (const auto& [values, begin] : parts) {
               const bool fits = values.ndim() == 2 && values.shape(0) == ids.size() && begin >= 0 &&
                                 begin + values.shape(1) <= e.layout().bytes;
-              if (!fits) throw py::value_error("load_rows needs parts of records, [n, bytes]");
-              of_records.push_back({reinterpret_cast<const char*>(values.data()), begin, values.shape(1)});
+              if (!fits) throw py::value_error("load_rows: parts must be [n, bytes] and lie within a record");
+              record_parts.push_back({reinterpret_cast<const char*>(values.data()), begin, values.shape(1)});
             }
-            return run_unlocked([&] { return e.load_rows(table, ids, of_records, whole); });
+            return run_unlocked([&] { return e.load_rows(table, ids, record_parts, whole); });
           },
           table, ids, py::arg("parts"), py::arg("whole"),
-          R"(Rows [n] of the ids, as insert() gives them, none of which is in the cache. Stores parts of their
-          records: uint8 [n, bytes], and where they begin in a record. whole: other bytes are zero; else they
-          stay.
+          R"(Inserts ids and stores parts of their records; returns the rows [n], as insert() does.
 
-          Errors as of insert() and write_rows().)")
+          None of the rows may be in the cache.
+          parts: pairs of uint8 [n, bytes] and the offset of these bytes in a record.
+          whole: sets the other bytes of the records to zero; otherwise they keep their values.
+          Raises the errors of insert() and write_rows().)")
       .def(
           "open_snapshot",
           [](Saves& e, int32_t table, const std::optional<Dense>& ids) {
@@ -113,32 +117,38 @@ void bind_saves(py::module_& m) {
             return ids ? e.open_snapshot(table, {ids->data(), ids->size()}) : e.open_snapshot(table);
           },
           table, py::arg("ids") = py::none(),
-          R"(Rows of `ids` [n], or all, are pending as they are now; how many. All must be settled.
+          R"(Opens a snapshot of the rows of `ids` [n], or of all rows, and returns their number; the rows
+          are pending.
 
-          A pending row is taken before it is changed; where plans count it, the engine keeps its old columns.
-          RuntimeError for a table that has one.)")
+          A pending row must be taken before it changes. If plans update its columns, the engine keeps the
+          old columns. Raises RuntimeError while a plan is not applied or a write-back is pending, and for a
+          table with an open snapshot.)")
       .def("open_snapshot_since", unlocked(&Saves::open_snapshot_since), table, since,
-           R"(The same of the rows that changed after version `since`: those of changed_ids, which take_next
-          takes, by ascending row.
+           R"(Opens a snapshot of the rows that changed after version `since`; see changed_ids and
+          open_snapshot. take_next returns them by ascending row.
 
-          ValueError for a table without the column "version".)")
+          Raises ValueError for a table without the column "version".)")
       .def("close_snapshot", unlocked(&Saves::close_snapshot), table,
-           "Nothing is pending; also where there is no snapshot.")
+           R"(Closes the table's snapshot, if there is one: no row is pending afterwards. May be called at
+          any time.)")
       .def("snapshot_pending", unlocked(&Saves::snapshot_pending), table,
-           R"(Rows not taken yet. RuntimeError without a snapshot, here and in the calls that take.)")
+           R"(Returns the number of pending rows. Raises RuntimeError without a snapshot, like the take
+          methods.)")
       .def("take_ids", unlocked(&Saves::take_ids), table, ids,
-           R"(Takes those of `ids` [n] that are pending, and that no plan moves: ids, slots or -1, records,
-          columns.
+           R"(Takes the pending rows of `ids` [n], except rows that a plan or write-back moves: returns ids,
+          slots or -1, records, columns.
 
-          Records are uint8 [m, record_bytes], unset for rows with a slot, and [0, record_bytes] where all
-          have one: the caller reads the cache before others do anything with it.)")
+          Records are uint8 [m, record_bytes], uninitialized for rows with a slot, or [0, record_bytes] if
+          all rows have a slot. The caller must read those rows from the cache before the cache changes. May
+          be called while batches are in flight.)")
       .def("take_slots", unlocked(&Saves::take_slots), table, py::arg("slots"),
-           R"(The same of rows in these slots [n] of the group, which plans in flight hold; those of other
-          tables stay.)")
+           R"(Takes the pending rows in `slots` [n], which plans in flight pin; slots of other tables are
+          skipped. Returns the same as take_ids.)")
       .def("take_next", unlocked(&Saves::take_next), table, begin, least,
-           R"(The same from a place on, 0 at first, at least so many rows; and the place to go on from, or -1.
+           R"(Takes at least `least` pending rows from position `begin` on (0 at first). Returns the rows
+          like take_ids, and the next position, or -1 at the end.
 
-          To be called from 0 on again until no row is pending: those that moved meanwhile may be left.)");
+          Must be repeated from 0 until no row is pending, since rows that were being moved are skipped.)");
 }
 
 }  // namespace rec_sdk

@@ -1,4 +1,4 @@
-// rec_sdk_torch._engine: indexes of saves, and lookups in them.
+// rec_sdk_torch._engine: indexes of saves, and lookups in saved tables.
 #include <algorithm>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -19,14 +19,20 @@ void check_offsets(const Dense& offsets, int64_t count) {
 }  // namespace
 
 void bind_serving(py::module_& m) {
-  py::class_<IndexWriter>(
-      m, "IndexWriter",
-      R"(Writes the index of a table in a save, id -> file and row. Each of its `rounds` is given all entries,
-          in the same order. A later entry of a round replaces an earlier one of the same id.)")
+  py::class_<IndexWriter>(m, "IndexWriter",
+                          R"(Writer of a table's index in a save, which maps ids to files and rows.
+
+          All entries must be added once per round, in the same order, for `rounds` rounds. A later entry of
+          an id replaces an earlier one.)")
       .def(py::init<const std::string&, int64_t, const std::string&, uint64_t>(), py::arg("path"),
            py::arg("most_ids"), py::arg("save"), py::arg("window"),
-           R"(path: of a new file. save: the save's id, 32 characters. window: entries that are in memory at a
-          time, 16 bytes each, a power of two. OSError where the disk has no room.)")
+           R"(Creates the index file.
+
+          path: a file that does not exist yet.
+          most_ids: an upper bound of the number of ids.
+          save: the save's id, 32 characters.
+          window: the entries kept in memory at a time, 16 bytes each; a power of two.
+          Raises OSError if the disk is full.)")
       .def_property_readonly("rounds", &IndexWriter::rounds)
       .def(
           "add",
@@ -35,19 +41,19 @@ void bind_serving(py::module_& m) {
             w.add(ids.data(), ids.size(), file, first_row);
           },
           py::arg("ids"), py::arg("file"), py::arg("first_row"),
-          R"(Ids [n] of rows first_row and following of the file of this number. ValueError beyond
-          most_ids.)")
+          R"(Adds ids [n] whose rows are first_row and following in the file with this number. Raises
+          ValueError beyond most_ids.)")
       .def(
           "remove",
           [](IndexWriter& w, const Dense& ids) {
             const WithoutLock nogil;
             w.remove(ids.data(), ids.size());
           },
-          py::arg("ids"), "Takes out ids [n], which have no row any more.")
-      .def("end_round", unlocked(&IndexWriter::end_round))
+          py::arg("ids"), R"(Removes ids [n], which have no row any more.)")
+      .def("end_round", unlocked(&IndexWriter::end_round), "Ends a round; all entries must have been added.")
       .def(
           "finish", [](IndexWriter& w) { w.finish(true); }, py::call_guard<WithoutLock>(),
-          "Returns when the index is on the disk, after the last round.");
+          R"(Completes the index after the last round; returns once it is on the disk.)");
   m.def(
       "same_index",
       [](const std::string& path, const std::string& other, const std::string& save) {
@@ -55,14 +61,16 @@ void bind_serving(py::module_& m) {
         return IndexFile(path, save).same(IndexFile(other, save));
       },
       py::arg("path"), py::arg("other"), py::arg("save"),
-      R"(Whether two indexes of a save find the same for every id. ValueError for a file that is none.)");
+      R"(Returns whether two indexes of a save map every id to the same row. Raises ValueError for a file
+          that is not an index of the save.)");
   using Files = std::vector<std::tuple<std::string, int64_t, int64_t>>;
-  py::class_<ServedTable>(
-      m, "ServedTable", "Weights of a table in saves, mapped read-only. Lookups may run on several threads.")
-      .def(py::init([](const std::vector<std::tuple<std::string, std::string, Files>>& given,
+  py::class_<ServedTable>(m, "ServedTable",
+                          R"(Weights of one table in saves, mapped read-only. Lookups may run on several
+          threads.)")
+      .def(py::init([](const std::vector<std::tuple<std::string, std::string, Files>>& save_files,
                        const std::string& format, int64_t dim) {
              std::vector<ServedSave> saves;
-             for (const auto& [index, id, files] : given) {
+             for (const auto& [index, id, files] : save_files) {
                saves.push_back({index, id, {}});
                for (const auto& [path, begin, rows] : files)
                  saves.back().files.push_back({path, begin, rows});
@@ -71,18 +79,20 @@ void bind_serving(py::module_& m) {
              return std::make_unique<ServedTable>(saves, row_format(format), dim);
            }),
            py::arg("saves"), py::arg("format"), py::arg("dim"),
-           R"(saves: the newest first: index file, id of the save, and of each file of rows its path, the
-          first byte of its weights and their number. format: of the rows, F32, F16, BF16, Q8 or Q4; dim:
-          their elements.
+           R"(Opens a table from a save and the saves it is based on.
 
-          OSError, or ValueError for files that are damaged or of another save.)")
-      .def_property_readonly("row_bytes", &ServedTable::row_bytes, "Bytes of a stored row.")
+          saves: newest first: the index file, the save's id, and (path, first byte of the weights, number
+          of rows) of each file of rows.
+          format: the format of the rows, F32, F16, BF16, Q8 or Q4.
+          dim: the elements of a row.
+          Raises OSError, or ValueError for files that are damaged or belong to another save.)")
+      .def_property_readonly("row_bytes", &ServedTable::row_bytes, R"(The bytes of a stored row.)")
       .def(
           "lookup",
           [](const ServedTable& t, const Dense& ids, const Bytes& missing, Records out) {
             char* const rows =
                 reinterpret_cast<char*>(matrix<uint8_t, true>(out, "out", ids.size(), t.row_bytes()));
-            if (missing.size() != t.row_bytes()) throw py::value_error("missing has not the bytes of a row");
+            if (missing.size() != t.row_bytes()) throw py::value_error("missing must have row_bytes bytes");
             std::unique_ptr<bool[]> found(new bool[static_cast<size_t>(ids.size()) + 1]);
             {
               const WithoutLock nogil;
@@ -92,10 +102,10 @@ void bind_serving(py::module_& m) {
             return py::array_t<bool>(ids.size(), found.get());
           },
           py::arg("ids"), py::arg("missing"), py::arg("out"),
-          R"(Fills out [n, row_bytes] with the weights of ids [n], or `missing` [row_bytes]; gives which were
-          there.
+          R"(Fills out [n, row_bytes] with the weights of ids [n], or with `missing` [row_bytes]; returns
+          which ids were found.
 
-          ValueError for a damaged index.)")
+          Raises ValueError for a damaged index.)")
       .def(
           "lookup_floats",
           [](const ServedTable& t, const Dense& ids, float missing, Sums out) {
@@ -108,9 +118,10 @@ void bind_serving(py::module_& m) {
             return py::array_t<bool>(ids.size(), found.get());
           },
           py::arg("ids"), py::arg("missing"), py::arg("out"),
-          R"(Fills out [n, dim] with the weights of ids [n] as float32, or `missing`; gives which were there.
+          R"(Fills out [n, dim] with the weights of ids [n] as float32, or with `missing`; returns which ids
+          were found.
 
-          ValueError for a damaged index.)")
+          Raises ValueError for a damaged index.)")
       .def(
           "lookup_pooled",
           [](const ServedTable& t, const Dense& ids, const Dense& offsets,
@@ -130,11 +141,11 @@ void bind_serving(py::module_& m) {
           },
           py::arg("ids"), py::arg("offsets"), py::arg("weights"), py::arg("mean"), py::arg("missing"),
           py::arg("out"),
-          R"(Fills out [bags, dim] with the sums, or means, of the rows of each bag of ids [n], which has
-          those from its offset to the next one of offsets [bags + 1]; each row times its weight, of weights
-          [n], if there are any.
+          R"(Fills out [bags, dim] with the sum, or the mean, of the rows of each bag.
 
-          ValueError for a damaged index, and for offsets that do not ascend from 0 to n.)");
+          Bag b has the ids [offsets[b], offsets[b + 1]) of ids [n], with offsets [bags + 1]. Each row is
+          multiplied by its entry of weights [n], unless weights is None. Raises ValueError for a damaged
+          index, and for offsets that do not ascend from 0 to n.)");
 }
 
 }  // namespace rec_sdk

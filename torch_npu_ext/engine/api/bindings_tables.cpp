@@ -1,4 +1,4 @@
-// rec_sdk_torch._engine.Tables: whole tables, and reports.
+// rec_sdk_torch._engine.Tables: whole-table access and statistics.
 #include <map>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -7,16 +7,17 @@ namespace rec_sdk {
 
 void bind_tables(py::module_& m) {
   const py::arg table("table"), ids("ids"), rows("rows"), records("records");
-  py::class_<Tables>(
-      m, "Tables",
-      R"(Rows of whole tables. All plans must be applied and all rows landed, else RuntimeError, unless a call
-          says otherwise.)")
+  py::class_<Tables>(m, "Tables",
+                     R"(Whole-table access to rows.
+
+          Unless stated otherwise, methods raise RuntimeError while a plan is not applied or a write-back is
+          pending.)")
       .def("row_count", unlocked(&Tables::row_count), table,
-           R"(Ids known (hash table) or num_embeddings (index table). Needs nothing applied or landed.)")
-      .def(
-          "rows", unlocked(&Tables::rows), table,
-          R"(Ids [n] by ascending row, slots [n], -1 = not resident, and the rows [n], which have gaps once ids
-          were removed.)")
+           R"(Returns the number of ids in a hash table, or num_embeddings of an index table. May be called
+          at any time.)")
+      .def("rows", unlocked(&Tables::rows), table,
+           R"(Returns the ids [n] by ascending row, their slots [n] (-1 if not cached) and their rows [n].
+          Rows have gaps once ids were removed.)")
       .def(
           "read_rows",
           [](Tables& e, int32_t table, Span<int64_t> ids, Span<int64_t> rows, Records records) {
@@ -25,23 +26,26 @@ void bind_tables(py::module_& m) {
             e.read_rows(table, ids, rows, out);
           },
           table, ids, rows, records,
-          R"(Fills host records of rows [n] and their ids. Resident rows are stale: overlay those of the
-          cache.)")
+          R"(Fills the host records of rows [n] and their ids. The records of cached rows are stale: the
+          caller must overlay the cache's records.)")
       .def("insert", unlocked(&Tables::insert), table, ids,
-           R"(Rows [n] and slots [n] (-1 = not resident) of the ids; a hash table adds those it does not know.
+           R"(Inserts the ids that a hash table does not have; returns rows [n] and slots [n] (-1 if not
+          cached) of all ids.
 
-          CapacityError, MemoryError; IndexError for ids that an index table lacks.)")
+          Raises CapacityError, MemoryError, or IndexError for ids that an index table lacks.)")
       .def("find_rows", unlocked(&Tables::find_rows), table, ids,
-           R"(Rows [n], -1 = not known, and slots [n], -1 = not resident. IndexError for ids that an index
-          table lacks.)")
+           R"(Returns rows [n] (-1 if unknown) and slots [n] (-1 if not cached) of ids. Raises IndexError
+          for ids that an index table lacks.)")
       .def("remove", unlocked(&Tables::remove), table, ids, py::arg("candidates") = true,
-           R"(Takes ids out of a hash table, or makes rows of an index table initial; how many it knew.
+           R"(Removes ids from a hash table, or resets rows of an index table to initial values; returns the
+          number of removed ids.
 
-          candidates: what was counted of them before they had a row is forgotten as well. RuntimeError, with
-          nothing removed, while batches in flight use one of the rows, or one has a sum of the window;
-          IndexError for ids that an index table lacks.)")
+          candidates: also drops the counts of ids that have no row.
+          Raises RuntimeError, with nothing removed, if a batch in flight uses one of the rows or one of
+          them has a sum in the window; IndexError for ids that an index table lacks.)")
       .def("reserve_rows", unlocked(&Tables::reserve_rows), table, rows,
-           R"(Takes the memory of rows [n], so that write_rows cannot fail. MemoryError, IndexError.)")
+           R"(Allocates the memory of rows [n] in the host store, so that write_rows cannot fail. Raises
+          MemoryError, IndexError.)")
       .def(
           "write_rows",
           [](Tables& e, int32_t table, Span<int64_t> ids, Span<int64_t> rows, Records records) {
@@ -50,10 +54,10 @@ void bind_tables(py::module_& m) {
             e.write_rows(table, ids, rows, in);
           },
           table, ids, rows, records,
-          R"(Stores host records of rows [n] and their ids. Resident rows must be written to the cache as
+          R"(Stores the host records of rows [n] and their ids. Cached rows must be written to the cache as
           well.)")
       .def("clear", unlocked(&Tables::clear), table,
-           "Forgets all rows, with their sums. RuntimeError while a batch in flight uses one.")
+           R"(Removes all rows and their sums. Raises RuntimeError while a batch in flight uses a row.)")
       .def(
           "initial_records",
           [](Tables& e, int32_t table, Span<int64_t> ids, Records records) {
@@ -61,20 +65,20 @@ void bind_tables(py::module_& m) {
             const WithoutLock nogil;
             e.initial_records(table, ids, out);
           },
-          table, ids, records,
-          "Fills the [n] records that the ids start from. Needs nothing applied or landed.")
+          table, ids, records, R"(Fills the initial records [n] of ids. May be called at any time.)")
       .def("cached_rows", unlocked(&Tables::cached_rows), table,
-           R"(Rows in the cache, by slot: ids [n], float32 [n] in how many batches they were used, of which
-          those of long ago count less (0 where the policy counts none), uint32 [n] numbers of the batches
-          that used them last.)")
-      .def("choose_warm", unlocked(&Tables::choose_warm), table, ids,
-           R"(Free slots for the first of these ids that have rows outside the cache, hottest first: their
-          places among the ids [n], rows [n] and slots [n].
+           R"(Returns the rows in the cache, by slot: ids [n], heats float32 [n], last uses uint32 [n].
 
-          RuntimeError while batches are in flight; IndexError for ids that an index table lacks.)")
+          The heat is the number of batches that used the row, with older ones counting less; 0 if the
+          policy does not count. The last use is the number of the batch that used the row last.)")
+      .def("choose_warm", unlocked(&Tables::choose_warm), table, ids,
+           R"(Chooses free slots for ids, hottest first, whose rows are outside the cache: returns their
+          places among ids [n], rows [n] and slots [n].
+
+          Raises RuntimeError while batches are in flight; IndexError for ids that an index table lacks.)")
       .def("warm", unlocked(&Tables::warm), table, ids, py::arg("slots"), py::arg("heats"),
-           R"(The rows of these ids [n] are in these slots [n] from now on, with heats [n] as cached_rows has
-          them: what choose_warm gave, whose records are there.)")
+           R"(Assigns ids [n] to the slots [n] that choose_warm chose, with heats [n] as in cached_rows. The
+          caller must have copied their records to the cache.)")
       .def(
           "stats",
           [](Tables& e, std::optional<int32_t> table) {
@@ -86,18 +90,19 @@ void bind_tables(py::module_& m) {
             return named;
           },
           py::arg("table") = py::none(),
-          R"(Counts of a table, or of all: batches, lookups, unique_rows, unique_misses, new_rows, rows_in,
-          rows_out, bytes_in, bytes_out, bounds_errors, largest_batch (the most unique rows that a batch had
-          of one table), warmed_rows (which came to the cache for no batch), admitted (ids that got a row
-          where not all do), not_admitted_lookups, and evicted (ids).)")
+          R"(Returns the counters of a table, or of all tables: batches, lookups, unique_rows,
+          unique_misses, new_rows, rows_in, rows_out, bytes_in, bytes_out, bounds_errors, largest_batch (the
+          most unique rows of one batch in one table), warmed_rows (rows brought into the cache by warm),
+          admitted (ids that got a row, if the table has an admission rule), not_admitted_lookups, and
+          evicted (ids).)")
       .def(
           "pinned",
           [](Tables& e, std::optional<int32_t> table) {
             const WithoutLock nogil;
             return e.pinned(table.value_or(Tables::kAllTables));
           },
-          py::arg("table") = py::none(), "Slots that batches in flight hold.")
-      .def("reset_stats", unlocked(&Tables::reset_stats))
+          py::arg("table") = py::none(), R"(Returns the number of slots that batches in flight pin.)")
+      .def("reset_stats", unlocked(&Tables::reset_stats), "Sets all counters to 0.")
       .def(
           "memory",
           [](Tables& e, std::optional<int32_t> table) {
@@ -112,14 +117,15 @@ void bind_tables(py::module_& m) {
                                                   {"candidate_bytes", memory.candidate_bytes}};
           },
           py::arg("table") = py::none(),
-          R"(Sizes of a table, or of all: id_map_bytes, store_bytes (of memory), disk_bytes, column_bytes (of
-          what options keep per row, with the logs of what changed and left), rows, candidates,
+          R"(Returns sizes of a table, or of all tables: id_map_bytes, store_bytes (in memory), disk_bytes,
+          column_bytes (per-row columns and the logs of changes and removals), rows, candidates,
           candidate_bytes.)")
       .def("set_memory_limit", unlocked(&Tables::set_memory_limit), py::arg("bytes"),
-           R"(Caps what the host stores may commit, below what the machine and its cgroup have free.)")
+           R"(Limits the memory that the host stores may commit, in addition to the free memory of the
+          machine and its cgroup.)")
       .def("take_bounds_warnings", &Tables::take_bounds_warnings, py::call_guard<WithoutLock>(),
-           R"((table name, count, an example) of ids that reads found out of range since the last call, under
-          "warning".)");
+           R"(Returns and clears (table name, count, an example) of ids out of range in reads since the last
+          call, for tables with bounds_check "warning".)");
 }
 
 }  // namespace rec_sdk

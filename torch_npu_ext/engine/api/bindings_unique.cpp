@@ -1,4 +1,4 @@
-// rec_sdk_torch._engine: batches of sharded collections.
+// rec_sdk_torch._engine: deduplication of the batches of sharded collections.
 #include <algorithm>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace {
 
-// A view into what `owner` has.
+// Returns an array that views memory of `owner` and keeps it alive.
 template <class T>
 py::array_t<T> view_of(const T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
   return py::array_t<T>(std::move(shape), data, owner);
@@ -48,17 +48,19 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
       !feature_columns.empty()));
 }
 
-// One number of each lookup that some table wants, or null.
+// Returns the values of an optional array with one entry per lookup. Throws if a table requires the array and
+// it is missing.
 template <class Array>
-auto wanted(bool wants, const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
-  if (wants && !array)
-    throw py::value_error(std::string("a table's ids take ") + name + " along, the batch has none");
-  return of_lookups(array, name, batch);
+auto required_values(bool required, const std::optional<Array>& array, const char* name,
+                     const BatchArguments& batch) {
+  if (required && !array)
+    throw py::value_error(std::string("a table requires ") + name + ", and the batch has none");
+  return per_lookup(array, name, batch);
 }
 
 template <class T>
-std::optional<py::array_t<T>> array_or_none(const std::vector<T>& values, bool there) {
-  if (!there) return std::nullopt;
+std::optional<py::array_t<T>> array_or_none(const std::vector<T>& values, bool present) {
+  if (!present) return std::nullopt;
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
@@ -86,14 +88,14 @@ const UniqueGroup& group_of(const UniqueBatch& batch, int64_t group) {
 py::array_t<int64_t> owner_ranks_of_ids(const Dense& ids, const std::pair<int32_t, int64_t>& home,
                                         int64_t world_size) {
   const OwnerRule rule{home.first, home.second};
-  const std::string wrong = owner_rule_error(rule, world_size);
-  if (!wrong.empty()) throw py::value_error(wrong);
+  const std::string error = owner_rule_error(rule, world_size);
+  if (!error.empty()) throw py::value_error(error);
   if (ids.ndim() != 1) throw py::value_error("ids must have one dimension");
   py::array_t<int64_t> result(ids.size());
-  const int64_t* const given = ids.data();
-  int64_t* const found = result.mutable_data();
+  const int64_t* const input = ids.data();
+  int64_t* const output = result.mutable_data();
   const WithoutLock nogil;
-  owner_ranks(rule, world_size, given, ids.size(), found);
+  owner_ranks(rule, world_size, input, ids.size(), output);
   return result;
 }
 
@@ -101,9 +103,11 @@ py::array_t<int64_t> owner_ranks_of_ids(const Dense& ids, const std::pair<int32_
 
 void bind_unique(py::module_& m) {
   m.def("owner_ranks", &owner_ranks_of_ids, py::arg("ids"), py::arg("home"), py::arg("world_size"),
-        R"(The rank of world_size that is home to each of ids [n], of a table whose home is (rank of all ids,
-          0), or (-1, 0): id mod world_size, by floor; (-2, 0): a hash of the id; (-3, block): id / block, and
-          id mod world_size beyond the blocks. ValueError: no such home.)");
+        R"(Returns the owner rank, of world_size ranks, of each of ids [n].
+
+          home: the ownership rule of the table: (rank, 0) if one rank owns all ids; (-1, 0) for id mod
+          world_size, by floor; (-2, 0) for a hash of the id; (-3, block) for id / block, and id mod
+          world_size beyond the blocks. Raises ValueError for an invalid rule.)");
   const auto table = [](auto member) {
     return [member](const py::object& self) {
       const auto& batch = self.cast<const UniqueBatch&>();
@@ -121,22 +125,25 @@ void bind_unique(py::module_& m) {
   };
   py::class_<UniqueBatch>(
       m, "UniqueBatch",
-      R"(A rank's batch as the ranks of a sharded collection see it, of W ranks and T tables: each id of a
-          table once.
+      R"(A rank's batch, deduplicated per table and grouped by owner rank; W ranks, T tables.
 
-          Rows come back in the order of `ids`, those of the tables of a group in one tensor.)")
+          Rows are received in the order of `ids`; the tables of a group share one tensor.)")
       .def_property_readonly("ids", list(&UniqueBatch::ids),
-                             "[U] of each rank, and there of each table, in the order in which they came.")
-      .def_property_readonly("repeats", list(&UniqueBatch::repeats), "[U] lookups of each of `ids`.")
+                             R"(Distinct ids [U], by owner rank, then table, then first occurrence.)")
+      .def_property_readonly("repeats", list(&UniqueBatch::repeats), R"(The number of lookups of each of
+          `ids`, [U].)")
       .def_property_readonly(
           "signals", list(&UniqueBatch::signals),
-          R"(Words that each of `ids` takes along, in their order, as its table asked for. For `received_signals`.)")
+          R"(The signals that are sent with `ids`, as int32 words in the order of `ids`; the input of
+          `received_signals`.)")
       .def_property_readonly(
           "latest", list(&UniqueBatch::latest),
-          R"([T] the latest timestamp of each table in the batch, -2**63 where there is none, or with
-          `signals` off.)")
-      .def_property_readonly("counts", table(&UniqueBatch::counts), "[W, T] ids.")
-      .def_property_readonly("lookups", table(&UniqueBatch::lookups), "[W, T] lookups of them.")
+          R"(The latest timestamp of each table in the batch, [T]; -2**63 if there is none or if `run` was
+          called without `signals`.)")
+      .def_property_readonly("counts", table(&UniqueBatch::counts), R"(The number of ids per owner rank and
+          table, [W, T].)")
+      .def_property_readonly("lookups", table(&UniqueBatch::lookups), R"(The number of lookups of these ids,
+          [W, T].)")
       .def_property_readonly(
           "out_of_range",
           [](const UniqueBatch& batch) {
@@ -146,10 +153,11 @@ void bind_unique(py::module_& m) {
             }
             return result;
           },
-          R"(Index tables that have no such ids, which read row 0: (table, how many, one of them).)")
+          R"((table, count, an example) of ids out of range of index tables; they read row 0.)")
       .def(
           "rows", [](const UniqueBatch& batch, int64_t group) { return group_of(batch, group).rows; },
-          py::arg("group"), "Rows that the tables of a group receive. IndexError: there is no such group.")
+          py::arg("group"), R"(Returns the number of rows that the tables of a group receive. Raises
+          IndexError for an unknown group.)")
       .def(
           "feature_lookups",
           [](const UniqueBatch& batch, int64_t group) {
@@ -158,7 +166,7 @@ void bind_unique(py::module_& m) {
             for (size_t f = 0; f + 1 < first.size(); ++f) result.push_back(first[f + 1] - first[f]);
             return result;
           },
-          py::arg("group"), "Lookups of each feature of a group.")
+          py::arg("group"), R"(Returns the number of lookups of each feature of a group.)")
       .def(
           "slots",
           [](const py::object& self, int64_t group) {
@@ -166,9 +174,13 @@ void bind_unique(py::module_& m) {
             return arena_with_fields(own.lookups, {own.slots, own.offsets, own.source}, self);
           },
           py::arg("group"),
-          R"(An arena of int32 words and, for each array in it, None or (first word, words), N lookups feature
-          by feature: slots int32 [N], the received row; offsets int64 [F * B + 1] of the bags, pooled; source
-          int64 [N], where a lookup is in the batch's values, None when they are all of them in order.)")
+          R"(Returns an arena of int32 words and the location (first word, words) of each array in it, or
+          None. The arrays describe N lookups, feature by feature:
+
+          slots: int32 [N], the received row.
+          offsets: int64 [F * B + 1] of the bags; pooled groups only.
+          source: int64 [N], the position of the lookup in the batch's values; None if all values are used
+          in order.)")
       .def(
           "segments",
           [](const py::object& self, int64_t group) {
@@ -184,24 +196,31 @@ void bind_unique(py::module_& m) {
                                      self);
           },
           py::arg("group"),
-          R"(The same of lookups sorted by received row, U rows: segment_offsets int32 [U + 1]; grad_row int32
-          [N], the lookup, or the sample when pooled; grad_column int32 [N], pooled; scale float32 [N], with a
-          MEAN feature; positions int32 [N], the lookup, weighted bags; hot_segments int32 [H, 4], None if H
-          is 0. Not from two threads at a time.)");
+          R"(Returns an arena, and locations of arrays in it like `slots`, of the lookups sorted by received
+          row, U rows:
+
+          segment_offsets: int32 [U + 1].
+          grad_row: int32 [N], the lookup, or the sample of pooled groups.
+          grad_column: int32 [N], pooled groups only.
+          scale: float32 [N], with a MEAN feature.
+          positions: int32 [N], the lookup, for weighted bags.
+          hot_segments: int32 [H, 4], None if H is 0.
+          Must not be called from two threads at a time.)");
   py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(
-      m, "Deduplicator", R"(Removes duplicates from batches of a sharded collection. Safe to call from several
-          threads.)")
+      m, "Deduplicator",
+      R"(Deduplicates the batches of a sharded collection. May be used from several threads.)")
       .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
            py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
            py::arg("world_size"), py::arg("signals") = py::none(),
-           R"(num_embeddings, homes, groups: of each table: rows of an index table, 0 for a hash table; the
-          home of ids, as in `owner_ranks`; whose rows are received in one tensor.
+           R"(Creates the deduplicator of a collection.
 
-          feature_tables, feature_columns, feature_means: of each feature, ordered by table. The last two are
-          empty for sequences.
-
-          signals: what a table's ids take along, a sum: 1 for how often the rank saw it, 2 for its clicks, 4
-          for its last timestamp. None: nothing.)")
+          num_embeddings: the rows of each index table, 0 for a hash table.
+          homes: the ownership rule of each table; see `owner_ranks`.
+          groups: the group of each table; the rows of a group's tables are received in one tensor.
+          feature_tables, feature_columns, feature_means: the table, the first output column and MEAN
+          pooling of each feature, ordered by table. The last two are empty for sequences.
+          signals: what is sent with each table's ids, a sum of 1 (shows on this rank), 2 (clicks) and 4
+          (last timestamp). None: nothing.)")
       .def_property_readonly(
           "signal_words",
           [](const Deduplicator& self) {
@@ -211,14 +230,18 @@ void bind_unique(py::module_& m) {
             }
             return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
-          "[T] int32 words of `UniqueBatch.signals` that each id of a table takes.")
+          R"(The int32 words that `UniqueBatch.signals` has for each id of a table, [T].)")
       .def("received_signals", &received_signals, py::arg("counts"), py::arg("ids"),
            py::arg("signals").noconvert(),
-           R"(shows, clicks and timestamps [n] of the ids [n] of all ranks, rank by rank and there table by
-          table, from the `signals` that they took along; None for what no table asks for. counts: [W, T] ids.
+           R"(Decodes the signals of the ids [n] that all ranks sent: returns shows, clicks and timestamps
+          [n], or None for a signal that no table uses.
 
-          An id that several ranks have has the same timestamp everywhere: that of its last lookup in the
-          batch of all ranks, by feature, then rank. ValueError: sizes that do not fit.)")
+          counts: [W, T] ids by sending rank and table.
+          ids: [n] by rank, then table.
+          signals: the received words.
+
+          An id that several ranks sent gets the same timestamp everywhere, from its last lookup in the
+          batch of all ranks, by feature, then rank. Raises ValueError for sizes that do not match.)")
       .def(
           "run",
           [](Deduplicator& self, const Ints& values, const Ints& offsets, const Ints& feature_keys,
@@ -228,8 +251,8 @@ void bind_unique(py::module_& m) {
             batch.input.weighted = weighted;
             if (with_signals) {
               const SignalKinds any = self.shared().any_signals();
-              batch.input.clicks = wanted(any.clicks, clicks, "clicks", batch);
-              batch.input.timestamps = wanted(any.timestamp, timestamps, "timestamps", batch);
+              batch.input.clicks = required_values(any.clicks, clicks, "clicks", batch);
+              batch.input.timestamps = required_values(any.timestamp, timestamps, "timestamps", batch);
             }
             const WithoutLock nogil;
             return self.run(batch.input, segments, with_signals);
@@ -237,9 +260,11 @@ void bind_unique(py::module_& m) {
           py::arg("values"), py::arg("offsets"), py::arg("feature_keys"), py::arg("batch_size"),
           py::arg("weighted") = false, py::arg("segments") = true, py::arg("signals") = false,
           py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none(),
-          R"(As for `Engine.plan`. Without `segments`, those are made when they are asked for. signals: the
-          ids take along what their tables ask for. ValueError: a table wants clicks or timestamps, and there
-          are none.)");
+          R"(Deduplicates a batch; see Engine.plan for the batch's arguments.
+
+          segments: computes `UniqueBatch.segments` now instead of on the first call.
+          signals: collects the signals that the tables use.
+          Raises ValueError if a table uses clicks or timestamps and the batch has none.)");
 }
 
 }  // namespace rec_sdk

@@ -4,8 +4,8 @@
 
 namespace rec_sdk {
 
-// A plan may be dropped by Python's garbage collector while another thread plans. It must not wait for that,
-// so it ends in the next call that takes the lock.
+// Queues the unpinning for the next engine call. Python's garbage collector may drop a plan while another
+// thread holds the engine's lock for planning; release() must not wait for that lock.
 void Plan::release() noexcept {
   if (!released_.exchange(true)) shared_->order.end_later(buffers_);
 }
@@ -101,7 +101,8 @@ std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
   }
   if (upto != nullptr && upto->buffers()->state == PlanState::kApplied) return plans;
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& buffers) {
-    // By numbers: `upto` itself may be applied by now, and is not there any more.
+    // Plans are compared by serial: `upto` may have been applied meanwhile, and is then no longer in the
+    // order.
     if (upto != nullptr && buffers->serial > (*upto)->serial) return;
     plans.push_back(std::make_unique<Plan>(shared_, buffers, false));
     plans.back()->keep();

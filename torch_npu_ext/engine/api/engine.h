@@ -1,4 +1,4 @@
-// The host engine of one group: the calls of a batch, and the tables, saves and lifecycle beside them.
+// The host engine of one group: the calls of a batch, whole-table access, saves and the id lifecycle.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ namespace rec_sdk {
 
 struct RowRange;
 
-// A caller's hold on what one batch needs. Its slots are pinned until release(), which the destructor calls.
-// A plan that was not applied undoes itself when it is released.
+// A handle of a batch's plan. The plan's slots are pinned until release(), which the destructor calls. A plan
+// that is released before it is started is cancelled.
 class Plan {
  public:
   Plan(std::shared_ptr<LockedGroup> shared, std::shared_ptr<PlanBuffers> buffers, bool pins)
@@ -38,13 +38,13 @@ class Plan {
 
   void release() noexcept;
   void hold() { released_ = false; }
-  void keep() {  // while this is there the plan does not undo itself
+  void keep() {  // the plan is not cancelled while this handle exists
     keeps_ = true;
     ++buffers_->kept;
   }
   bool released() const { return released_; }
   bool written_back() const;
-  std::unique_ptr<Plan> next() const;  // null unless the plan is the oldest
+  std::unique_ptr<Plan> next() const;  // null unless the plan is the oldest unapplied one
   Tables::BoundsWarnings bounds_warnings() const;
   std::vector<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>> rejected_timestamps() const;
   const std::shared_ptr<LockedGroup>& shared() const { return shared_; }
@@ -59,7 +59,7 @@ class Plan {
   bool keeps_ = false;
 };
 
-// A batch that will be planned later. Dropping it is forgetting it.
+// A batch that was announced for later planning. The destructor withdraws the announcement.
 class Announcement {
  public:
   Announcement(std::shared_ptr<LockedGroup> shared, uint64_t ticket)
@@ -74,12 +74,13 @@ class Announcement {
 
  private:
   std::shared_ptr<LockedGroup> shared_;
-  uint64_t ticket_;  // 0 where the policy does not look ahead
+  uint64_t ticket_;  // 0 if the policy does not look ahead
   std::atomic<bool> forgotten_{false};
 };
 
-// `records` are [rows, record_bytes], `sums` [rows, 2 * dim]; [begin, end) are ranges of rows. A call throws
-// std::invalid_argument for a plan of another engine.
+// The engine of one group. `records` arguments are [rows, record_bytes], `sums` [rows, 2 * dim]; [begin, end)
+// are ranges of rows. Calls throw std::invalid_argument for a plan of another engine. The bindings'
+// docstrings describe each call.
 class Engine : public GroupAccess {
  public:
   explicit Engine(GroupSpec spec) : Engine(std::make_shared<LockedGroup>(std::move(spec))) {}
@@ -91,7 +92,8 @@ class Engine : public GroupAccess {
   std::unique_ptr<Plan> plan(const BatchInput& input, ExternalArena arena = {},
                              const Announcement* announced = nullptr);
   std::unique_ptr<Announcement> announce(const BatchInput& input);
-  size_t arena_bytes(const BatchInput& input);  // whatever other threads do before its plan
+  size_t arena_bytes(
+      const BatchInput& input);  // an upper bound that holds whatever other threads plan before
   std::unique_ptr<ReadPlan> find(const BatchInput& input, int64_t bag_begin, int64_t bag_end);
   std::vector<int64_t> bag_ranges(const BatchInput& input, int64_t max_lookups) const;
   InitialRows read(const ReadPlan& plan, char* records);
@@ -103,7 +105,7 @@ class Engine : public GroupAccess {
   static bool apply_without_swap(const std::vector<const Plan*>& plans);
   int64_t in_flight();
 
-  // Copies, outside the lock.
+  // Copies of records and sums; the records are copied without the engine's lock.
   InitialRows read_in(const Plan& plan, char* records, bool initial = false);
   std::vector<int32_t> read_ahead(const Plan& plan, char* records);
   void read_late(const Plan& plan, Span<int32_t> places, char* records);
@@ -114,8 +116,8 @@ class Engine : public GroupAccess {
   void mark(const Plan& plan, Span<int32_t> slots);
   bool window_open();
   struct WindowRows {
-    std::vector<int32_t> slots, slot_offsets;  // [n] resident, ascending; [T + 1]
-    std::vector<int64_t> rows;                 // [m] that left the cache, ascending within a table
+    std::vector<int32_t> slots, slot_offsets;  // [n] cached, ascending; [T + 1]
+    std::vector<int64_t> rows;                 // [m] outside the cache, ascending within a table
     std::vector<int32_t> row_offsets;          // [T + 1]
   };
   WindowRows window_rows();

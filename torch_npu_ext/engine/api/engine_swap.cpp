@@ -1,4 +1,4 @@
-// The engine's part in a swap: records between the host store and staging.
+// The engine's calls for a swap: copies of records between the host store and staging buffers.
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
@@ -9,18 +9,20 @@
 
 namespace rec_sdk {
 
-// Rows of a table among those that a plan moves, and where in a buffer the first of them goes.
+// A range of a table's rows within a plan's rows in or out; `to` is the buffer position of its first row.
 struct RowRange {
   int32_t table, begin, end, to;
 };
 
 namespace {
 
+// A piece of work of one thread. Each record is prefetched kRowsAhead rows before its copy.
 constexpr int32_t kRowsPerPiece = 1024;
 constexpr int32_t kRowsAhead = 8;
+// A record copy is counted as so many lookups when the number of threads is chosen.
 constexpr int64_t kLookupsPerRecord = 4;
 
-// The rows [offsets[t], offsets[t + 1]) of every table, in pieces for threads.
+// Splits the rows [offsets[t], offsets[t + 1]) of every table into pieces for threads.
 std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
   std::vector<RowRange> pieces;
   for (size_t t = 0; t + 1 < offsets.size(); ++t) {
@@ -32,7 +34,7 @@ std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
   return pieces;
 }
 
-// The pieces without the rows at `places`, ascending.
+// Returns the pieces without the rows at `places`, which ascend.
 std::vector<RowRange> without(const std::vector<RowRange>& pieces, const std::vector<int32_t>& places) {
   std::vector<RowRange> kept;
   auto next = places.begin();
@@ -47,14 +49,15 @@ std::vector<RowRange> without(const std::vector<RowRange>& pieces, const std::ve
   return kept;
 }
 
-// copy(piece) for all; a record costs more than a lookup does.
+// Runs copy(piece) for all pieces on several threads.
 template <class Copy>
 void for_each_piece(const std::vector<RowRange>& pieces, int64_t rows, const Copy& copy) {
   const auto at = [&](int64_t p) noexcept { copy(pieces[static_cast<size_t>(p)]); };
   for_each_part(static_cast<int64_t>(pieces.size()), rows * kLookupsPerRecord, at);
 }
 
-// Asks for all pieces before the first is copied: a disk wants many requests at once.
+// Requests all pieces from the store before the first copy, because a disk is faster with many requests at
+// once.
 void will_need(const Group& group, const std::vector<RowRange>& pieces, const uint32_t* rows) {
   for (const RowRange& piece : pieces) {
     group.tables[piece.table].store.will_need(rows + piece.begin, piece.end - piece.begin);
@@ -72,7 +75,7 @@ void Engine::check_written_back(const std::vector<uint64_t>& sources) const {
   }
 }
 
-// Under a shared hold of records_mutex_.
+// The caller holds records_mutex_ shared.
 void Engine::copy_in(const Plan& plan, const std::vector<RowRange>& pieces, char* records) const {
   const size_t bytes = static_cast<size_t>(group_.layout.bytes);
   const uint32_t* const rows = plan->swap_in_rows;
@@ -145,11 +148,11 @@ void Engine::read_sums(const Plan& plan, float* sums) {
   group_.window.read(*plan, sums);
 }
 
-// The rows are in transit until their records are whole, so nothing reads them meanwhile.
+// Until the records are written completely the write-back stays pending, so that no other call reads them.
 void Engine::complete_write_back(const Plan& plan, const char* records, const float* sums) {
   check_own(plan);
   auto guard = lock();
-  if (group_.write_backs.find(plan->serial) != plan.buffers()) return;  // landed before, or nothing left
+  if (group_.write_backs.find(plan->serial) != plan.buffers()) return;  // completed before, or no rows out
   if (plan->state != PlanState::kApplied && plan->state != PlanState::kApplying) {
     throw std::runtime_error("a write-back must be completed after its plan was started");
   }

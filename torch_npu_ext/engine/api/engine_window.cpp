@@ -1,4 +1,4 @@
-// The accumulation window of an engine.
+// The engine's calls on the accumulation window.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -36,9 +36,9 @@ Engine::WindowRows Engine::window_rows() {
     const auto end = std::lower_bound(slots.begin(), slots.end(), table.end_slot());
     found.slot_offsets.push_back(static_cast<int32_t>(end - slots.begin()));
   }
-  for (const SpilledSums::Spilled& away : group_.window.spilled()) {
-    found.rows.push_back(away.row());
-    ++found.row_offsets[away.table() + 1];
+  for (const SpilledSums::Spilled& spilled : group_.window.spilled()) {
+    found.rows.push_back(spilled.row());
+    ++found.row_offsets[spilled.table() + 1];
   }
   std::partial_sum(found.row_offsets.begin(), found.row_offsets.end(), found.row_offsets.begin());
   return found;
@@ -46,8 +46,8 @@ Engine::WindowRows Engine::window_rows() {
 
 namespace {
 
-void check_away(int64_t begin, int64_t end, const std::vector<SpilledSums::Spilled>& away) {
-  const int64_t size = static_cast<int64_t>(away.size());
+void check_spilled(int64_t begin, int64_t end, const std::vector<SpilledSums::Spilled>& spilled) {
+  const int64_t size = static_cast<int64_t>(spilled.size());
   if (begin >= 0 && begin <= end && end <= size) return;
   throw std::out_of_range("rows [" + std::to_string(begin) + ", " + std::to_string(end) +
                           ") are not within the window's " + std::to_string(size));
@@ -57,21 +57,21 @@ void check_away(int64_t begin, int64_t end, const std::vector<SpilledSums::Spill
 
 void Engine::read_spilled(int64_t begin, int64_t end, char* records, float* sums) {
   const auto guard = lock_settled("reading the window's rows");
-  const std::vector<SpilledSums::Spilled>& away = group_.window.spilled();
-  check_away(begin, end, away);
+  const std::vector<SpilledSums::Spilled>& spilled = group_.window.spilled();
+  check_spilled(begin, end, spilled);
   const int64_t width = 2 * group_.layout.dim;
   for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes, sums += width) {
-    group_.tables[away[i].table()].store.read(away[i].row(), records);
-    std::memcpy(sums, group_.window.sums(away[i].place), static_cast<size_t>(width) * sizeof(float));
+    group_.tables[spilled[i].table()].store.read(spilled[i].row(), records);
+    std::memcpy(sums, group_.window.sums(spilled[i].place), static_cast<size_t>(width) * sizeof(float));
   }
 }
 
 void Engine::write_spilled(int64_t begin, int64_t end, const char* records) {
   const auto guard = lock_settled("writing the window's rows");
-  const std::vector<SpilledSums::Spilled>& away = group_.window.spilled();
-  check_away(begin, end, away);
+  const std::vector<SpilledSums::Spilled>& spilled = group_.window.spilled();
+  check_spilled(begin, end, spilled);
   for (int64_t i = begin; i < end; ++i, records += group_.layout.bytes) {
-    group_.tables[away[i].table()].store.write(away[i].row(), records);
+    group_.tables[spilled[i].table()].store.write(spilled[i].row(), records);
   }
 }
 
@@ -89,11 +89,11 @@ void Engine::close_window() {
       table.changes.add(id, table.columns.exchange_version(row, newest));
     }
   }
-  for (const SpilledSums::Spilled& away : group_.window.spilled()) {
-    Table& table = group_.tables[away.table()];
+  for (const SpilledSums::Spilled& spilled : group_.window.spilled()) {
+    Table& table = group_.tables[spilled.table()];
     if (!table.columns.has(Column::kVersion)) continue;
-    const uint64_t before = table.columns.exchange_version(away.row(), newest);
-    table.changes.add_unknown(before, newest);  // only after a version was asked for within the window
+    const uint64_t before = table.columns.exchange_version(spilled.row(), newest);
+    table.changes.add_unknown(before, newest);  // only matters if a version was read within the window
   }
   group_.window.close();
 }

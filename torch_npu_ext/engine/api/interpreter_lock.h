@@ -1,4 +1,4 @@
-// The interpreter's lock, for threads that may outlive the interpreter.
+// Acquiring and releasing the GIL in threads that may outlive the interpreter.
 #pragma once
 
 #include <cxxabi.h>
@@ -7,9 +7,9 @@
 
 namespace rec_sdk {
 
-// Runs `take`, which takes the interpreter's lock. Python before 3.14 unwinds the stack of a thread that asks
-// for the lock while the interpreter ends; in a destructor that would end the process. Here the thread stays,
-// as from 3.14 on.
+// Runs `take`, which acquires the GIL. Before 3.14, Python unwinds the stack of a thread that acquires the
+// GIL while the interpreter exits; in a destructor this would terminate the process. Here such a thread
+// sleeps forever instead, as Python does from 3.14 on.
 template <class Take>
 auto take_lock(const Take& take) {
   try {
@@ -21,7 +21,7 @@ auto take_lock(const Take& take) {
   }
 }
 
-// Other threads may run Python meanwhile.
+// Releases the GIL for its lifetime.
 class WithoutLock {
  public:
   WithoutLock() : state_(PyEval_SaveThread()) {}

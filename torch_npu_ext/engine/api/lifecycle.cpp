@@ -1,4 +1,4 @@
-// The engine's calls on what a table keeps of its ids beside their rows, and on the ids that leave it.
+// The engine's calls on the id lifecycle: eviction, columns, candidates, sketches and clocks.
 #include "torch_npu_ext/engine/api/lifecycle.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ bool Lifecycle::has_evictable(int32_t t, int64_t interval) const {
   return !group_.tables[t].frozen && (interval_ends(group_.tables[t], interval) || beyond_bound(t));
 }
 
-// Without what plans that have not begun added: they may be dropped and made again.
+// Ignores the effects of plans that are not started, because they may be cancelled and planned again.
 bool Lifecycle::beyond_bound(int32_t t) const {
   const Table& table = group_.tables[t];
   const Rules& rules = table.spec().rules;
@@ -42,7 +42,7 @@ bool Lifecycle::beyond_bound(int32_t t) const {
   return std::any_of(rules.evictions().begin(), rules.evictions().end(), due);
 }
 
-// As above.
+// Ignores the counts of plans that are not started, like beyond_bound().
 bool Lifecycle::halves(int32_t t) const {
   const Table& table = group_.tables[t];
   if (table.frozen || !table.admission->halves(0)) return false;
@@ -87,7 +87,7 @@ int64_t Lifecycle::end_step(const std::vector<int64_t>& intervals) {
 int64_t Lifecycle::evict(int32_t t) {
   const auto guard = lock_settled("the eviction of ids");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
-  table(t);  // checked
+  table(t);  // throws std::out_of_range
   return evict_ids(&group_, t, true);
 }
 
@@ -104,7 +104,7 @@ std::vector<int32_t> Lifecycle::measured_tables(const std::vector<int64_t>& inte
 }
 
 void Lifecycle::mark_small(int32_t t, Span<int64_t> rows) {
-  const auto guard = lock_settled("marking rows that leave");
+  const auto guard = lock_settled("marking small rows");
   Table& target = table(t);
   check_rows(target, rows);
   target.small.assign(static_cast<size_t>(target.row_bound()), false);
@@ -125,7 +125,7 @@ Lifecycle::LargeEvictions Lifecycle::take_large_evictions() {
 
 EvictableIds Lifecycle::evictable_ids(int32_t t, bool at_interval) {
   const auto guard = lock_settled("choosing ids to evict");
-  table(t);  // checked
+  table(t);  // throws std::out_of_range
   return rec_sdk::evictable_ids(&group_, t, at_interval);
 }
 
@@ -190,7 +190,7 @@ void Lifecycle::set_candidates(int32_t t, const std::vector<Candidate>& candidat
   }
   if (target.admission->set_candidates(candidates) || candidates.empty()) return;
   throw std::invalid_argument("table '" + target.spec().name +
-                              "' counts nothing of ids without a row: it has no candidates");
+                              "' does not count ids without a row, so it has no candidates");
 }
 
 std::vector<uint8_t> Lifecycle::sketch(int32_t t) {
@@ -202,7 +202,7 @@ void Lifecycle::set_sketch(int32_t t, const std::vector<std::vector<uint8_t>>& s
   const auto guard = lock_settled("setting a sketch");
   Table& target = table(t);
   if (target.admission->set_states(states) || states.empty()) return;
-  throw std::invalid_argument("table '" + target.spec().name + "' counts in no sketch");
+  throw std::invalid_argument("table '" + target.spec().name + "' has no sketch");
 }
 
 TableClock Lifecycle::clock(int32_t t) {

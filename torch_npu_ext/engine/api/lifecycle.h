@@ -1,4 +1,4 @@
-// The engine's calls on the admission and eviction of ids, and on what a table counts of them.
+// The engine's calls on admission and eviction of ids, and on the statistics that they use.
 #pragma once
 
 #include <cstdint>

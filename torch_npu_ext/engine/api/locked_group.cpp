@@ -23,7 +23,7 @@ std::unique_lock<std::mutex> LockedGroup::lock_settled(const char* what) {
   return guard;
 }
 
-// The group learns what threads did to plans since the last call.
+// Applies to the group what threads did to plans without its lock since the last call.
 void LockedGroup::catch_up() noexcept {
   for (const uint64_t ticket : order.take_forgotten()) group.future.forget(ticket);
   while (const std::shared_ptr<PlanBuffers> plan = order.take_applied()) finish(plan.get());
@@ -38,7 +38,7 @@ void LockedGroup::finish(PlanBuffers* plan) noexcept {
   if (plan->ended) group.uses.release(*plan);
 }
 
-// A plan that was not applied, and is not the newest, stays until it is applied on the way to a later one.
+// A plan that is neither applied nor the newest stays in the order; it is applied on the way to a later plan.
 void LockedGroup::end(PlanBuffers* plan) noexcept {
   plan->ended = true;
   if (plan->finished) group.uses.release(*plan);

@@ -1,5 +1,5 @@
-// A group and its locks, which the classes of the API share: their calls are safe from several threads, and
-// after an exception the group is as it was before. The docstrings of the bindings say what each call does.
+// A group with its locks, shared by the classes of the API. Their calls may be made from several threads, and
+// leave the group unchanged after an exception. The bindings' docstrings describe each call.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,13 @@ class LockedGroup {
   explicit LockedGroup(GroupSpec spec) : group(std::move(spec)) {}
 
   std::unique_lock<std::mutex> lock();
-  // Throws std::runtime_error unless all plans are applied and all rows landed.
+  // Throws std::runtime_error while a plan is not applied or a write-back is pending.
   std::unique_lock<std::mutex> lock_settled(const char* what);
 
   Group group;
   PlanOrder order;
-  // Shared by copies of records; alone by what frees or moves them. Taken after lock().
+  // Held shared by copies of records, and exclusively by calls that free or move records. It is taken after
+  // lock(), to keep one order of locks.
   std::shared_mutex records_mutex;
 
  private:
@@ -50,7 +51,7 @@ class GroupAccess {
   std::unique_lock<std::mutex> lock_settled(const char* what) { return shared_->lock_settled(what); }
   int32_t table_count() const { return static_cast<int32_t>(group_.tables.size()); }
   Table& table(int32_t t);            // throws std::out_of_range
-  Table& versioned_table(int32_t t);  // throws std::invalid_argument where rows have no versions
+  Table& versioned_table(int32_t t);  // throws std::invalid_argument if the table keeps no versions
   static void check_rows(const Table& table, Span<int64_t> rows);  // throws std::out_of_range
 
   std::shared_ptr<LockedGroup> shared_;

@@ -1,4 +1,4 @@
-// The plans that are not applied yet, in their order, and what was let go since the engine's last call.
+// The plans that are not applied yet, in order, and the releases that the group has not processed yet.
 #pragma once
 
 #include <cstddef>
@@ -13,55 +13,55 @@
 
 namespace rec_sdk {
 
-// Its mutex is its own, and held for moments: a thread that applies a plan or drops one does not wait for
-// another that makes one. The next call that locks the engine tells the group of it.
+// A queue of unapplied plans with a mutex of its own, held briefly, so that threads that apply or drop a plan
+// do not wait for a thread that plans. LockedGroup::catch_up() transfers the changes to the group.
 class PlanOrder {
  public:
   using Buffers = std::shared_ptr<PlanBuffers>;
   using Guard = std::lock_guard<std::mutex>;
 
-  // By any thread. The exception, where one is thrown, is std::runtime_error.
-  template <class Keep>  // calls keep() if the plan is the oldest; whether it is
+  // Callable by any thread. Errors are std::runtime_error.
+  template <class Keep>  // calls keep() if the plan is the oldest, and returns whether it is
   bool keep_next(const PlanBuffers& plan, const Keep& keep) {
     const Guard guard(mutex_);
     if (!is_next(plan)) return false;
     keep();
     return true;
   }
-  bool is_next_planned(const PlanBuffers& plan) const {  // the oldest, and it has not begun
+  bool is_next_planned(const PlanBuffers& plan) const {  // the oldest, and not started
     const Guard guard(mutex_);
     return is_next(plan) && plan.state == PlanState::kPlanned;
   }
-  void check_next(const PlanBuffers& plan);  // throws unless it is the oldest, or applied
+  void check_next(const PlanBuffers& plan);  // throws unless the plan is the oldest or applied
   void begin(PlanBuffers* plan) noexcept {   // kPlanned -> kApplying
     const Guard guard(mutex_);
     if (plan->state == PlanState::kPlanned) plan->state = PlanState::kApplying;
   }
-  void applied(PlanBuffers* plan);  // kApplying -> kApplied; throws unless it is the oldest
-  void end_later(Buffers plan) {    // nothing holds it any more
+  void applied(PlanBuffers* plan);  // kApplying -> kApplied; throws unless the plan is the oldest
+  void end_later(Buffers plan) {    // its handle was released
     const Guard guard(mutex_);
     ended_.push_back(std::move(plan));
   }
-  void forget_later(uint64_t ticket) {  // of an announcement
+  void forget_later(uint64_t ticket) {  // ticket of an announcement
     const Guard guard(mutex_);
     forgotten_.push_back(ticket);
   }
 
-  // Under the engine's mutex.
-  void add(const Buffers& plan) {  // the newest; throws std::bad_alloc
+  // Callers hold the engine's mutex.
+  void add(const Buffers& plan) {  // as the newest; throws std::bad_alloc
     const Guard guard(mutex_);
     plans_.push_back(plan);
   }
-  void take_back() noexcept {  // the newest, which could not be made
+  void take_back() noexcept {  // removes the newest plan, whose planning failed
     const Guard guard(mutex_);
     plans_.pop_back();
   }
-  Buffers cancel_newest() noexcept {  // kPlanned -> kCancelled; null if that is not its state
+  Buffers cancel_newest() noexcept {  // kPlanned -> kCancelled; null if it is in another state
     const Guard guard(mutex_);
     return cancel();
   }
-  Buffers cancel_released() noexcept;  // the same, of one that has ended and that nothing keeps
-  Buffers take_applied() noexcept;     // the oldest that was not taken yet, or null
+  Buffers cancel_released() noexcept;  // cancels the newest if it was released and no handle keeps it
+  Buffers take_applied() noexcept;     // removes and returns the oldest applied plan, or null
   std::vector<Buffers> take_ended() noexcept {
     const Guard guard(mutex_);
     return std::exchange(ended_, {});
@@ -74,12 +74,12 @@ class PlanOrder {
     const Guard guard(mutex_);
     return !plans_.empty() && plans_.back().get() == &plan;
   }
-  size_t size() const {  // with those applied that were not taken yet
+  size_t size() const {  // including applied plans that take_applied() has not returned
     const Guard guard(mutex_);
     return plans_.size();
   }
   bool empty() const { return size() == 0; }
-  template <class Visit>  // visit(plan) of each, oldest first
+  template <class Visit>  // calls visit(plan) for each unapplied plan, oldest first
   void for_each(const Visit& visit) const {
     const Guard guard(mutex_);
     for (size_t i = applied_; i < plans_.size(); ++i) visit(plans_[i]);
@@ -93,7 +93,8 @@ class PlanOrder {
 
   mutable std::mutex mutex_;
   std::deque<Buffers> plans_;  // oldest first
-  size_t applied_ = 0;         // so many of them, the first, are applied: the group has yet to learn it
+  size_t applied_ =
+      0;  // the number of plans at the front that are applied, but not yet returned by take_applied()
   std::vector<Buffers> ended_;
   std::vector<uint64_t> forgotten_;
 };

@@ -1,4 +1,4 @@
-// Saves need these calls beside whole tables: ids piece by piece, removed ids, open windows.
+// The engine's calls for saves: listing ids, versions, loading rows and the accumulation window.
 #include "torch_npu_ext/engine/api/saves.h"
 
 #include <algorithm>
@@ -19,9 +19,9 @@ std::vector<int64_t> sorted_by_row(std::vector<std::pair<uint32_t, int64_t>> fou
   return ids;
 }
 
-// Ids of the rows that `wanted(id, row, slot)` wants, by ascending row.
-template <class Wanted>
-std::vector<int64_t> ids_by_row(const Table& table, const Wanted& wanted) {
+// Returns the ids of the rows for which selects(id, row, slot) is true, by ascending row.
+template <class Selects>
+std::vector<int64_t> ids_by_row(const Table& table, const Selects& wanted) {
   std::vector<std::pair<uint32_t, int64_t>> found;
   table.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     if (wanted(id, row, slot)) found.emplace_back(row, id);
@@ -29,15 +29,15 @@ std::vector<int64_t> ids_by_row(const Table& table, const Wanted& wanted) {
   return sorted_by_row(std::move(found));
 }
 
-// These ids alone, as far as the table knows them.
-template <class Wanted>
-std::vector<int64_t> ids_by_row(const Table& table, const std::vector<int64_t>& ids, const Wanted& wanted) {
+// Examines only `ids`; unknown ids are skipped.
+template <class Selects>
+std::vector<int64_t> ids_by_row(const Table& table, const std::vector<int64_t>& ids, const Selects& selects) {
   constexpr size_t kAhead = 16;
   std::vector<std::pair<uint32_t, int64_t>> found;
   uint32_t row = 0, slot = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (i + kAhead < ids.size()) table.prefetch_slot(ids[i + kAhead]);
-    if (table.locate(ids[i], &row, &slot) && wanted(ids[i], row, slot)) found.emplace_back(row, ids[i]);
+    if (table.locate(ids[i], &row, &slot) && selects(ids[i], row, slot)) found.emplace_back(row, ids[i]);
   }
   return sorted_by_row(std::move(found));
 }
@@ -54,30 +54,32 @@ std::vector<int64_t> Saves::ids_with_records(int32_t t) {
 std::vector<int64_t> Saves::unlisted_ids(int32_t t, Span<int64_t> ids) {
   const auto guard = lock_settled("listing a table");
   const Table& source = table(t);
-  IdMap given(ids.size());
+  IdMap listed(ids.size());
   for (const int64_t id : ids) {
     bool added = false;
-    given.reserve(1);
-    given.find_or_add(id, IdMap::hash(id), 0, &added);
+    listed.reserve(1);
+    listed.find_or_add(id, IdMap::hash(id), 0, &added);
   }
-  return ids_by_row(source, [&](int64_t id, uint32_t, uint32_t) { return !given.find(id, IdMap::hash(id)); });
+  return ids_by_row(source,
+                    [&](int64_t id, uint32_t, uint32_t) { return !listed.find(id, IdMap::hash(id)); });
 }
 
 std::pair<std::vector<int64_t>, int64_t> Saves::changed_ids(int32_t t, uint64_t since) {
   const auto guard = lock_settled("listing a table");
   const Table& source = versioned_table(t);
-  int64_t looked_at = 0;
-  const auto wanted = [&](int64_t, uint32_t row, uint32_t) {
-    ++looked_at;
+  int64_t examined = 0;
+  const auto changed = [&](int64_t, uint32_t row, uint32_t) {
+    ++examined;
     return source.columns.version(row) > since;
   };
   std::vector<int64_t> ids = source.changes.knows(since)
-                                 ? ids_by_row(source, source.changes.ids_after(since), wanted)
-                                 : ids_by_row(source, wanted);
-  return {std::move(ids), looked_at};
+                                 ? ids_by_row(source, source.changes.ids_after(since), changed)
+                                 : ids_by_row(source, changed);
+  return {std::move(ids), examined};
 }
 
-// Rows of a batch in flight have the batch's version, and their update is yet to come.
+// Rows of a batch in flight already have the batch's version although their update is not done; the version
+// before the oldest such batch is therefore the present one.
 uint64_t Saves::version() {
   const auto guard = lock();
   const auto& in_flight = group_.uses.in_flight();
@@ -109,10 +111,10 @@ std::pair<std::vector<int64_t>, bool> Saves::removed_ids(int32_t t, uint64_t sin
   const Table& source = versioned_table(t);
   std::vector<int64_t> ids;
   const auto& log = source.removals.removed;
-  const auto later = std::upper_bound(log.begin(), log.end(), since, [](uint64_t version, const auto& entry) {
+  const auto first = std::upper_bound(log.begin(), log.end(), since, [](uint64_t version, const auto& entry) {
     return version < entry.first;
   });
-  for (auto entry = later; entry != log.end(); ++entry) ids.push_back(entry->second);
+  for (auto entry = first; entry != log.end(); ++entry) ids.push_back(entry->second);
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return {std::move(ids), since >= source.removals.complete_after};
@@ -122,10 +124,10 @@ void Saves::forget_changes(int32_t t, uint64_t upto) {
   const auto guard = lock();
   table(t).changes.forget(upto);
   RemovalLog& log = table(t).removals;
-  const auto later =
+  const auto first =
       std::upper_bound(log.removed.begin(), log.removed.end(), upto,
                        [](uint64_t version, const auto& entry) { return version < entry.first; });
-  log.removed.erase(log.removed.begin(), later);
+  log.removed.erase(log.removed.begin(), first);
   shrink_removals(&log.removed);
   log.complete_after = std::max(log.complete_after, upto);
 }
@@ -142,7 +144,7 @@ uint64_t Saves::next_version() {
 
 std::vector<int64_t> Saves::load_rows(int32_t t, Span<int64_t> ids, const std::vector<RecordPart>& parts,
                                       bool whole) {
-  constexpr int64_t kPieceBytes = int64_t{256} << 10;  // which stay in a core's cache
+  constexpr int64_t kPieceBytes = int64_t{256} << 10;  // fits into a core's cache
   std::vector<int64_t> rows = tables_.insert(t, ids).first;
   const int64_t count = ids.size(), bytes = group_.layout.bytes;
   if (whole && parts.size() == 1 && parts[0].bytes == bytes) {
@@ -174,12 +176,12 @@ std::vector<int64_t> Saves::window_ids(int32_t t) {
   for (const int32_t slot : group_.window.resident_slots()) {
     if (slot >= source.first_slot() && slot < source.end_slot()) ids.push_back(group_.slot_ids[slot]);
   }
-  std::vector<std::pair<uint32_t, int64_t>> away;
+  std::vector<std::pair<uint32_t, int64_t>> spilled;
   source.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
-    if (slot == kNoSlot && group_.window.has(t, row, -1)) away.emplace_back(row, id);
+    if (slot == kNoSlot && group_.window.has(t, row, -1)) spilled.emplace_back(row, id);
   });
-  std::sort(away.begin(), away.end());
-  for (const auto& row_and_id : away) ids.push_back(row_and_id.second);
+  std::sort(spilled.begin(), spilled.end());
+  for (const auto& row_and_id : spilled) ids.push_back(row_and_id.second);
   return ids;
 }
 

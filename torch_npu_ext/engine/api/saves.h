@@ -1,4 +1,4 @@
-// The engine's calls for saves: versions and changes of rows, loads, and snapshots, whose rows are taken
+// The engine's calls for saves: versions and changes of rows, loading, and snapshots, whose rows are taken
 // while batches are planned and applied.
 #pragma once
 
@@ -10,13 +10,14 @@
 
 namespace rec_sdk {
 
+// Rows taken from a snapshot.
 struct TakenRows {
   std::vector<int64_t> ids;
-  std::vector<int32_t> slots;  // or kNoSlot: the record is here
+  std::vector<int32_t> slots;  // or kNoSlot if the record is in `records`
   std::vector<uint32_t> rows;
-  UnsetBytes records;                    // [rows, record_bytes]; none where all have a slot
-  std::vector<RowColumnValues> columns;  // none where saves have none
-  ColumnSet kept;                        // of these
+  UnsetBytes records;                    // [rows, record_bytes]; empty if all rows have a slot
+  std::vector<RowColumnValues> columns;  // empty if the table saves no columns
+  ColumnSet kept;                        // the columns that are valid in `columns`
   int64_t record_bytes = 0;
 
   void reserve(size_t count, bool with_columns) {
@@ -40,11 +41,12 @@ class Saves : public GroupAccess {
   void forget_changes(int32_t table, uint64_t upto);
   std::pair<std::vector<int64_t>, int64_t> scan_ids(int32_t table, int64_t begin, int64_t least);
 
-  // Rows in the order of scan_ids() would crowd one end of a map that grows.
+  // Reserve before inserting in the order of scan_ids(): that order is the map's own, so a growing map would
+  // be filled at one end, with long searches.
   void reserve_ids(int32_t table, int64_t extra);
   struct RecordPart {
     const char* values;    // [count, bytes]
-    int64_t begin, bytes;  // in a record
+    int64_t begin, bytes;  // position in a record
   };
   std::vector<int64_t> load_rows(int32_t table, Span<int64_t> ids, const std::vector<RecordPart>& parts,
                                  bool whole);
@@ -53,7 +55,8 @@ class Saves : public GroupAccess {
 
   int64_t open_snapshot(int32_t table);
   int64_t open_snapshot(int32_t table, Span<int64_t> ids);
-  int64_t open_snapshot_since(int32_t table, uint64_t since);  // nothing is sorted: training waits
+  int64_t open_snapshot_since(
+      int32_t table, uint64_t since);  // does not sort the rows, because training waits for this call
   void close_snapshot(int32_t table);
   int64_t snapshot_pending(int32_t table);
   TakenRows take_ids(int32_t table, Span<int64_t> ids);
@@ -62,7 +65,7 @@ class Saves : public GroupAccess {
 
  private:
   template <class Fill>
-  int64_t open(int32_t table, const Fill& fill);  // fill(table, snapshot)
+  int64_t open(int32_t table, const Fill& fill);  // calls fill(table, snapshot)
   template <class Visit>
   void for_each_moving_row(int32_t table, const Visit& visit) const;
   void mark_moving(int32_t table, Snapshot* snapshot) const;

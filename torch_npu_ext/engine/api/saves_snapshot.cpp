@@ -1,4 +1,4 @@
-// The engine's calls on snapshots: rows of one moment are taken while batches are planned and applied.
+// The engine's calls on snapshots: the rows of one moment are taken while batches are planned and applied.
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
@@ -10,25 +10,26 @@
 namespace rec_sdk {
 namespace {
 
-Snapshot& open_one(Table& table) {
+Snapshot& open_snapshot_of(Table& table) {
   if (table.snapshot == nullptr) {
     throw std::runtime_error("table '" + table.spec().name + "' has no snapshot");
   }
   if (table.snapshot->failed()) {
-    throw std::runtime_error("table '" + table.spec().name + "': memory was short for what a snapshot keeps");
+    throw std::runtime_error("table '" + table.spec().name +
+                             "': out of memory for the columns that a snapshot keeps");
   }
   return *table.snapshot;
 }
 
-TakenRows nothing_of(const Table& source, int64_t record_bytes) {
+TakenRows empty_result(const Table& source, int64_t record_bytes) {
   TakenRows taken;
   taken.kept = source.spec().columns;
   taken.record_bytes = record_bytes;
   return taken;
 }
 
-// visit(id, row, slot) of those ids that the table has; before, soon(row), for prefetches. Each
-// look at memory is asked for by all ids of a piece before the first of them needs it.
+// Calls visit(id, row, slot) for the ids that the table has, and before it soon(row), for prefetches. Each
+// dependent memory access is prefetched for all ids of a piece before the first of them needs it.
 template <class Soon, class Visit>
 void for_each_located(const Table& table, Span<int64_t> all, const Soon& soon, const Visit& visit) {
   constexpr int64_t kPiece = 64;
@@ -80,7 +81,7 @@ int64_t Saves::open_snapshot(int32_t t) {
   return open(t, [](Table* target, Snapshot* snapshot) {
     snapshot->add_all();
     if (!target->spec().hashed) return;
-    target->directory().for_each_free([&](uint32_t row) { snapshot->leave_out(row); });
+    target->directory().for_each_free([&](uint32_t row) { snapshot->exclude(row); });
   });
 }
 
@@ -93,7 +94,7 @@ int64_t Saves::open_snapshot(int32_t t, Span<int64_t> ids) {
 
 int64_t Saves::open_snapshot_since(int32_t t, uint64_t since) {
   return open(t, [&](Table* target, Snapshot* snapshot) {
-    versioned_table(t);  // checked
+    versioned_table(t);  // throws unless the table keeps versions
     snapshot->has_list = true;
     const auto add = [&](int64_t id, uint32_t row, uint32_t) {
       if (target->columns.version(row) <= since || snapshot->has(row)) return;
@@ -114,10 +115,10 @@ void Saves::close_snapshot(int32_t t) {
 
 int64_t Saves::snapshot_pending(int32_t t) {
   const auto guard = lock();
-  return open_one(table(t)).pending();
+  return open_snapshot_of(table(t)).pending();
 }
 
-// The rows that come or go with a plan that is not applied, or that are on their way to the store.
+// Visits the rows that an unapplied plan swaps in or out, and the rows of pending write-backs.
 template <class Visit>
 void Saves::for_each_moving_row(int32_t t, const Visit& visit) const {
   const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
@@ -131,7 +132,8 @@ void Saves::for_each_moving_row(int32_t t, const Visit& visit) const {
 }
 
 void Saves::mark_moving(int32_t t, Snapshot* snapshot) const {
-  std::vector<uint64_t> plans;  // a plan has the same rows as long as it is in one of these
+  std::vector<uint64_t>
+      plans;  // identifies the moving rows: a plan has the same rows as long as it is in one of these states
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) { plans.push_back(plan->serial << 1); });
   group_.write_backs.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
   snapshot->set_moving(std::move(plans), [&](const auto& mark) { for_each_moving_row(t, mark); });
@@ -148,7 +150,8 @@ void Saves::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRo
   }
 }
 
-// All at once: rows lie anywhere in the store.
+// Copies the records of all taken rows after they are known, with prefetches, because the rows are scattered
+// in the store.
 void Saves::copy_records(const Table& source, TakenRows* taken) const {
   constexpr size_t kAhead = 8;
   const size_t bytes = static_cast<size_t>(group_.layout.bytes), count = taken->ids.size();
@@ -166,12 +169,12 @@ void Saves::copy_records(const Table& source, TakenRows* taken) const {
 TakenRows Saves::take_ids(int32_t t, Span<int64_t> ids) {
   const auto guard = lock();
   Table& source = table(t);
-  TakenRows taken = nothing_of(source, group_.layout.bytes);
-  Snapshot& snapshot = open_one(source);
+  TakenRows taken = empty_result(source, group_.layout.bytes);
+  Snapshot& snapshot = open_snapshot_of(source);
   mark_moving(t, &snapshot);
   const auto soon = [&](uint32_t row) { snapshot.prefetch(row); };
   for_each_located(source, ids, soon, [&](int64_t id, uint32_t row, uint32_t slot) {
-    if (snapshot.has_still(row)) take(&source, id, row, slot, &taken);
+    if (snapshot.is_takable(row)) take(&source, id, row, slot, &taken);
   });
   copy_records(source, &taken);
   return taken;
@@ -181,11 +184,11 @@ TakenRows Saves::take_slots(int32_t t, Span<int32_t> slots) {
   constexpr int64_t kAhead = 16;
   const auto guard = lock();
   Table& source = table(t);
-  const Snapshot& snapshot = open_one(source);
+  const Snapshot& snapshot = open_snapshot_of(source);
   const auto own = [&](int32_t slot) {
     return slot >= source.first_slot() && slot < source.first_slot() + source.spec().slots;
   };
-  TakenRows taken = nothing_of(source, group_.layout.bytes);
+  TakenRows taken = empty_result(source, group_.layout.bytes);
   taken.reserve(static_cast<size_t>(std::min(slots.size(), snapshot.pending())), source.columns.saved());
   for (int64_t i = 0; i < slots.size(); ++i) {
     if (i + kAhead < slots.size() && own(slots[i + kAhead])) {
@@ -202,7 +205,7 @@ TakenRows Saves::take_slots(int32_t t, Span<int32_t> slots) {
   return taken;
 }
 
-// Listed rows from a place on; one that moves is left for later.
+// Takes listed rows from position *at on. Rows that are being moved are skipped.
 void Saves::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken) {
   constexpr int64_t kAhead = 16;
   Snapshot& snapshot = *source->snapshot;
@@ -216,25 +219,25 @@ void Saves::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* ta
   for (; *at < end && static_cast<int64_t>(taken->ids.size()) < least; ++*at) {
     if (*at + kAhead < end) source->prefetch_slot(listed[static_cast<size_t>(*at + kAhead)].second);
     const auto& [of_moment, id] = listed[static_cast<size_t>(*at)];
-    if (!snapshot.has_still(of_moment) || !source->locate(id, &row, &slot)) continue;
+    if (!snapshot.is_takable(of_moment) || !source->locate(id, &row, &slot)) continue;
     if (row == of_moment) take(source, id, row, slot, taken);
   }
 }
 
 std::pair<TakenRows, int64_t> Saves::take_next(int32_t t, int64_t begin, int64_t least) {
-  constexpr int64_t kStep = 256;  // buckets, or rows
+  constexpr int64_t kStep = 256;  // buckets of a hash table, or rows of an index table
   const auto guard = lock();
   Table& source = table(t);
-  Snapshot& snapshot = open_one(source);
+  Snapshot& snapshot = open_snapshot_of(source);
   mark_moving(t, &snapshot);
   const bool hashed = source.spec().hashed;
   const int64_t end = snapshot.has_list ? static_cast<int64_t>(snapshot.listed.size())
                       : hashed          ? static_cast<int64_t>(source.map().bucket_count())
                                         : source.spec().num_embeddings;
-  TakenRows taken = nothing_of(source, group_.layout.bytes);
+  TakenRows taken = empty_result(source, group_.layout.bytes);
   taken.reserve(static_cast<size_t>(std::min(least, snapshot.pending())), source.columns.saved());
   const auto visit = [&](int64_t id, uint32_t row, uint32_t slot) {
-    if (snapshot.has_still(row)) take(&source, id, row, slot, &taken);
+    if (snapshot.is_takable(row)) take(&source, id, row, slot, &taken);
   };
   int64_t at = std::max<int64_t>(begin, 0);
   if (snapshot.has_list) take_listed(&source, &at, least, &taken);

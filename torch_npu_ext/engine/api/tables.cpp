@@ -1,4 +1,4 @@
-// The engine's calls on whole tables: rare, and never on the path of a batch.
+// Whole-table access: calls that are rare and never part of a batch.
 #include "torch_npu_ext/engine/api/tables.h"
 
 #include <algorithm>
@@ -11,15 +11,16 @@
 namespace rec_sdk {
 namespace {
 
-Tables::RowsAndSlots room_for(Span<int64_t> ids) {
+Tables::RowsAndSlots sized_for(Span<int64_t> ids) {
   const auto count = static_cast<size_t>(ids.size());
   return {std::vector<int64_t>(count), std::vector<int32_t>(count)};
 }
 
-// -1 for the row of an id that a hash table does not know, and for the slot of a row without one.
-Tables::RowsAndSlots located(const Table& source, Span<int64_t> ids) {
+// Returns the rows and slots of ids; -1 for the row of an unknown id and for the slot of a row outside the
+// cache.
+Tables::RowsAndSlots locate_ids(const Table& source, Span<int64_t> ids) {
   check_index_ids(source, ids);
-  auto [rows, slots] = room_for(ids);
+  auto [rows, slots] = sized_for(ids);
   for (int64_t i = 0; i < ids.size(); ++i) {
     uint32_t row = 0, slot = 0;
     const bool known = source.locate(ids[i], &row, &slot);
@@ -44,19 +45,19 @@ int64_t Tables::row_count(int32_t t) {
 }
 
 Tables::Rows Tables::rows(int32_t t) {
-  constexpr int32_t kNobody = -2;  // the slot of a row that has no id
+  constexpr int32_t kNoId = -2;  // marks a row that has no id
   const auto guard = lock_settled("listing a table");
   const Table& source = table(t);
   const size_t bound = static_cast<size_t>(source.row_bound());
   std::vector<int64_t> ids(bound), rows;
-  std::vector<int32_t> slots(bound, kNobody);
+  std::vector<int32_t> slots(bound, kNoId);
   source.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     ids[row] = id;
     slots[row] = static_cast<int32_t>(slot);  // kNoSlot is -1
   });
   rows.reserve(static_cast<size_t>(source.rows()));
   for (size_t row = 0; row < bound; ++row) {
-    if (slots[row] == kNobody) continue;
+    if (slots[row] == kNoId) continue;
     ids[rows.size()] = ids[row];
     slots[rows.size()] = slots[row];
     rows.push_back(static_cast<int64_t>(row));
@@ -79,14 +80,14 @@ void Tables::read_rows(int32_t t, Span<int64_t> ids, Span<int64_t> rows, char* r
 
 Tables::RowsAndSlots Tables::find_rows(int32_t t, Span<int64_t> ids) {
   const auto guard = lock_settled("finding rows");
-  return located(table(t), ids);
+  return locate_ids(table(t), ids);
 }
 
 Tables::RowsAndSlots Tables::insert(int32_t t, Span<int64_t> ids) {
   const auto guard = lock_settled("adding rows");
   Table& target = table(t);
-  if (!target.spec().hashed) return located(target, ids);
-  auto [rows, slots] = room_for(ids);
+  if (!target.spec().hashed) return locate_ids(target, ids);
+  auto [rows, slots] = sized_for(ids);
   const int64_t bound_before = target.row_bound();
   std::vector<std::pair<int64_t, uint32_t>> added_ids;
   try {
@@ -116,10 +117,10 @@ void Tables::reserve_rows(int32_t t, Span<int64_t> rows) {
   const auto guard = lock_settled("reserving rows");
   Table& target = table(t);
   check_rows(target, rows);
-  int64_t fresh = 0;
-  for (const int64_t row : rows) fresh += !target.store.has(row);
+  int64_t unwritten = 0;
+  for (const int64_t row : rows) unwritten += !target.store.has(row);
   if (!target.store.on_disk()) {
-    group_.memory.require(saturated_product(fresh, group_.layout.bytes), target.spec().name);
+    group_.memory.require(saturated_product(unwritten, group_.layout.bytes), target.spec().name);
   }
   for (const int64_t row : rows) target.store.map(row);
 }
@@ -132,15 +133,15 @@ void Tables::write_rows(int32_t t, Span<int64_t> ids, Span<int64_t> rows, const 
   Table& target = table(t);
   const int64_t count = rows.size();
   target.store.will_need(rows.data(), count);
-  for (int64_t i = 0, end = 0; i < count; i = end) {  // rows of a load follow each other
+  for (int64_t i = 0, end = 0; i < count; i = end) {  // rows of a load are consecutive
     for (end = i + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) continue;
     target.store.write_run(rows[i], end - i, records + i * group_.layout.bytes, group_.layout.bytes);
   }
   if (Candidates& candidates = target.admission->candidates; candidates.size() > 0) {
-    for (const int64_t id : ids) candidates.erase(id);  // an id with a row waits for none
+    for (const int64_t id : ids) candidates.erase(id);  // an id with a row is no candidate
   }
   if (!target.columns.has(Column::kVersion)) return;
-  // A save of all that changed since the latest batch has to find these rows as well.
+  // A save of the changes since the latest batch has to include these rows.
   const uint64_t newest = group_.uses.newest_version();
   target.changes.reserve(count, target.row_bound(), newest);
   for (int64_t i = 0; i < count; ++i) {
@@ -151,7 +152,7 @@ void Tables::write_rows(int32_t t, Span<int64_t> ids, Span<int64_t> rows, const 
 int64_t Tables::remove(int32_t t, Span<int64_t> ids, bool candidates) {
   const auto guard = lock_settled("removing rows");
   const std::unique_lock<std::shared_mutex> alone(records_mutex_);
-  table(t);  // checked
+  table(t);  // throws std::out_of_range
   return remove_ids(&group_, t, ids.data(), ids.size(), candidates);
 }
 

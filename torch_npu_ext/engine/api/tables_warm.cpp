@@ -1,4 +1,4 @@
-// Rows that are in the cache for no batch: which are hot, and where others go that were hot before a load.
+// Warming the cache: listing the hot rows, and bringing rows into the cache that were hot before a load.
 #include <algorithm>
 #include <functional>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace {
 
-// A slot that the latest batch used may be held; beside batches in flight nothing says that it is not.
+// While batches are in flight, a slot that the latest batch used may be pinned, and the uses cannot tell.
 void check_idle(const Group& group, const Table& table) {
   if (group.uses.in_flight().empty()) return;
   throw std::runtime_error(
@@ -18,7 +18,7 @@ void check_idle(const Group& group, const Table& table) {
       "with update=\"step\" step() or zero_grad() as well, or drop the outputs of their forward");
 }
 
-// The slots that the next `count` rows take, ascending. Precondition: so many are free.
+// Returns the slots that the next `count` rows take, ascending. Precondition: `count` slots are free.
 std::vector<int32_t> next_slots(const Table& table, size_t count) {
   std::vector<int32_t> slots(count);
   for (size_t k = 0; k < count; ++k)
@@ -53,25 +53,26 @@ Tables::WarmRows Tables::choose_warm(int32_t t, Span<int64_t> ids) {
   const Table& target = table(t);
   check_index_ids(target, ids);
   check_idle(group_, target);
-  const size_t room = static_cast<size_t>(target.free_slots());
+  const size_t free = static_cast<size_t>(target.free_slots());
   const int64_t count = ids.size();
   WarmRows chosen;
   auto& [places, rows, slots] = chosen;
-  std::vector<bool> met(static_cast<size_t>(target.row_bound()));
-  places.reserve(std::min(room, static_cast<size_t>(count)));
+  std::vector<bool> chosen_rows(static_cast<size_t>(target.row_bound()));
+  places.reserve(std::min(free, static_cast<size_t>(count)));
   rows.reserve(places.capacity());
   constexpr int64_t kAhead = 16;
-  for (int64_t i = 0; i < count && places.size() < room; ++i) {
+  for (int64_t i = 0; i < count && places.size() < free; ++i) {
     if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
     uint32_t row = 0, slot = 0;
     if (!target.locate(ids[i], &row, &slot) || slot != kNoSlot) continue;
     if ((target.spec().hashed && !target.store.has(row)) || group_.window.has(t, row, -1)) continue;
-    if (met[row]) continue;
-    met[row] = true;
+    if (chosen_rows[row]) continue;
+    chosen_rows[row] = true;
     places.push_back(i);
     rows.push_back(row);
   }
-  // Where rows are as hot, the lower slots leave first: the hottest get the highest.
+  // Among equally hot rows, policies evict the lower slots first; the hottest rows therefore get the highest
+  // slots.
   slots = next_slots(target, places.size());
   std::reverse(slots.begin(), slots.end());
   return chosen;
@@ -85,23 +86,24 @@ void Tables::warm(int32_t t, Span<int64_t> ids, Span<int32_t> slots, Span<float>
   const auto guard = lock_settled("warming the cache");
   Table& target = table(t);
   check_idle(group_, target);
-  bool right = count <= target.free_slots();
-  if (right) {
+  bool valid = count <= target.free_slots();
+  if (valid) {
     std::vector<int32_t> expected = next_slots(target, static_cast<size_t>(count));
-    right = std::equal(expected.rbegin(), expected.rend(), slots.begin());
+    valid = std::equal(expected.rbegin(), expected.rend(), slots.begin());
   }
   std::vector<uint32_t> rows(static_cast<size_t>(count)), taken(slots.begin(), slots.end());
   constexpr int64_t kAhead = 16;
-  for (int64_t i = 0; right && i < count; ++i) {
+  for (int64_t i = 0; valid && i < count; ++i) {
     if (i + kAhead < count) target.prefetch_slot(ids[i + kAhead]);
     uint32_t slot = 0;
-    right = target.locate(ids[i], &rows[static_cast<size_t>(i)], &slot) && slot == kNoSlot;
+    valid = target.locate(ids[i], &rows[static_cast<size_t>(i)], &slot) && slot == kNoSlot;
   }
-  if (!right) {
+  if (!valid) {
     throw std::invalid_argument("table '" + target.spec().name +
-                                "': these rows and slots are not those that choose_warm() would give now");
+                                "': ids and slots do not match the present result of choose_warm()");
   }
-  if (group_.uses.epoch() == 0) group_.uses.begin_batch(0);  // a slot with a row has the number of a batch
+  if (group_.uses.epoch() == 0)
+    group_.uses.begin_batch(0);  // the slot of a row must have the number of a batch, not 0
   for (int64_t i = 0; i < count; ++i) {
     const int64_t slot = slots[i];
     target.take_slot();

@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kPolynomial = 0xedb88320;  // its bits reflected, the highest power first
+constexpr uint32_t kPolynomial = 0xedb88320;  // reflected bits, the highest power first
 
 constexpr std::array<uint32_t, 256> make_table() {
   std::array<uint32_t, 256> table{};
@@ -21,7 +21,7 @@ constexpr std::array<uint32_t, 256> make_table() {
   return table;
 }
 
-// `state`: a checksum, its bits inverted.
+// Computes the checksum byte by byte; `state` is a checksum with inverted bits.
 uint32_t by_bytes(const uint8_t* data, size_t size, uint32_t state) {
   static constexpr std::array<uint32_t, 256> kTable = make_table();
   for (size_t i = 0; i < size; ++i) state = state >> 8 ^ kTable[(state ^ data[i]) & 0xff];
@@ -30,15 +30,15 @@ uint32_t by_bytes(const uint8_t* data, size_t size, uint32_t state) {
 
 #if defined(__x86_64__)
 
-// x^power modulo the polynomial, its bits reflected, for a carry-less multiplication.
+// Returns x^power modulo the polynomial, with reflected bits, as a factor of a carry-less multiplication.
 constexpr int64_t remainder_of(int power) {
   uint32_t rest = uint32_t{1} << 31;  // x^0
   for (int i = 0; i < power; ++i) rest = rest >> 1 ^ ((rest & 1) != 0 ? kPolynomial : 0);
   return static_cast<int64_t>(uint64_t{rest} << 1);
 }
 
-// Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel 2009: 16
-// bytes are folded onto those that are `distance` bits behind them, which leaves the remainder as it is.
+// Folds 16 bytes onto the bytes `distance` bits behind them, which preserves the remainder: Gopal et al.,
+// Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel 2009.
 __attribute__((target("pclmul,sse4.1"))) __m128i folded(__m128i bytes, __m128i by, __m128i onto) {
   const __m128i low = _mm_clmulepi64_si128(bytes, by, 0x00), high = _mm_clmulepi64_si128(bytes, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), onto);
@@ -50,7 +50,7 @@ __m128i factors() {
   return _mm_set_epi64x(high, low);
 }
 
-// Precondition: size >= 64.
+// Computes the checksum by folding. Precondition: size >= 64.
 __attribute__((target("pclmul,sse4.1"))) uint32_t by_folding(const uint8_t* data, size_t size,
                                                              uint32_t state) {
   const auto load = [&data] {

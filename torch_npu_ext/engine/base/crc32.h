@@ -1,4 +1,4 @@
-// CRC-32 as zlib has it, of the checksums of saves: with carry-less multiplication several times as fast.
+// CRC-32 compatible with zlib, several times as fast where the CPU has carry-less multiplication.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace rec_sdk {
 
-// Whether this machine has the instructions; without them crc32() is slow.
+// Returns whether this CPU has carry-less multiplication; crc32() is slow without it.
 bool has_carryless_multiplication();
 
-// The checksum of `size` bytes that follow those whose checksum is `before`, 0 at first.
+// Returns the checksum of `size` bytes that follow bytes with checksum `before`, 0 at first.
 uint32_t crc32(const void* data, size_t size, uint32_t before = 0);
 
 }  // namespace rec_sdk

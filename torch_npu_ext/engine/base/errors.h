@@ -1,5 +1,5 @@
-// The errors of the engine. std::invalid_argument becomes ValueError, std::out_of_range IndexError,
-// std::bad_alloc MemoryError and DiskError OSError in Python; the other two have Python classes of their own.
+// Errors of the engine. In Python, std::invalid_argument becomes ValueError, std::out_of_range IndexError,
+// std::bad_alloc MemoryError and DiskError OSError; CacheTooSmallError and CapacityError have Python classes.
 #pragma once
 
 #include <new>
@@ -17,7 +17,7 @@ struct CapacityError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A file that cannot be made, or a disk that is full.
+// A file that cannot be created, or a full disk.
 class DiskError : public std::runtime_error {
  public:
   DiskError(int error, std::string path, const std::string& message)

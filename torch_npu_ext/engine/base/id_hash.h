@@ -1,4 +1,4 @@
-// Where ids go in a map of open addressing, and when a map has to place them in another way.
+// The hash of ids in maps with open addressing, and the detection of clustered ids.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace rec_sdk {
 
-// A hash is two folded multiplications: its high bits, which choose the place, depend on every bit of the id.
-// The first is the same for all maps, the second multiplies with the seed of a map. Ids that come in the
-// order of another map with the same seed, such as those of a save or of a part of it, would all have their
-// homes side by side; so a map counts what its searches for new ids cost, and takes another seed when that
-// is more than it can be for ids in no such order. Until then all maps have the first seed, and list the same
-// ids in the same order.
+// A hash consists of two folded multiplications; its high bits, which choose the position, depend on every
+// bit of the id. The first multiplication is the same for all maps, the second one uses the seed of a map.
+// Ids in the order of another map with the same seed, for example from a save or a part of it, would all have
+// neighbouring home positions. A map therefore counts the steps of its searches for new ids, and takes
+// another seed if they exceed what ids in random order cost. Until then all maps have the first seed, and
+// list the same ids in the same order.
 class IdSeed {
  public:
-  // `usual`: steps beyond its home that a new id may take on the average.
+  // `usual`: the expected steps beyond its home position that a new id may take on average.
   explicit IdSeed(int64_t usual) : IdSeed(usual, kFirst) {}
 
   static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) {
@@ -25,14 +25,15 @@ class IdSeed {
     const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
-  // Lemire's fastrange: any count of places will do, so growth need not double. `order` is fold(hash, seed).
+  // Lemire's fastrange: maps an order to a position. The number of positions need not be a power of two, so
+  // growth need not double. `order` is fold(hash, seed).
   static REC_SDK_ALWAYS_INLINE uint64_t place(uint64_t order, uint64_t places) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(order) * places) >> 64);
   }
   static REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t hash, uint64_t seed, uint64_t places) {
     return place(fold(hash, seed), places);
   }
-  // The least order whose place is this one. Precondition: it is below `places`.
+  // Returns the smallest order that maps to this position. Precondition: place < places.
   static uint64_t least(uint64_t place, uint64_t places) {
     const unsigned __int128 scaled = static_cast<unsigned __int128>(place) << 64;
     return static_cast<uint64_t>((scaled + places - 1) / places);
@@ -40,19 +41,20 @@ class IdSeed {
   REC_SDK_ALWAYS_INLINE uint64_t order(uint64_t hash) const { return fold(hash, value_); }
 
   uint64_t value() const { return value_; }
-  // One of `added` new ids was put `steps` places behind its home. True when these are too many by now.
+  // Records that one of `added` new ids was put `steps` positions behind its home. Returns true once the
+  // steps are too many.
   bool crowds(int64_t id, uint64_t steps, int64_t added) {
     steps_ += static_cast<int64_t>(steps);
     if (steps_ <= usual_ * added + kSlack) return false;
     next_ = fold(value_ ^ static_cast<uint64_t>(id), 0xD6E8FEB86659FD93ull) | 1;
     return true;
   }
-  // For the same ids in new places: this seed or, once they were crowded, another.
+  // Returns the seed for rehashing the ids: this seed, or another one if the ids were clustered.
   IdSeed fresh() const { return IdSeed(usual_, next_); }
 
  private:
   static constexpr uint64_t kFirst = 0x9E3779B97F4A7C15ull;
-  static constexpr int64_t kSlack = 64;  // few ids say nothing
+  static constexpr int64_t kSlack = 64;  // avoids a decision from a few ids
 
   IdSeed(int64_t usual, uint64_t value) : value_(value), next_(value), usual_(usual) {}
 

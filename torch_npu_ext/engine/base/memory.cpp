@@ -17,10 +17,13 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+// Each check of /proc covers so many bytes of growth.
 constexpr int64_t kGrantAhead = int64_t{256} << 20;
-constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1; before, a thread of the system does it later
+constexpr int kCollapse =
+    25;  // MADV_COLLAPSE of Linux 6.1; on older systems khugepaged merges the pages later
 
-// The number after `key` in a file of "key value" lines; `missing` when file or key is not there.
+// Returns the number after `key` in a file of "key value" lines, or `missing` if there is no such file or
+// key.
 int64_t read_field(const std::string& path, const std::string& key, int64_t missing) {
   std::ifstream file(path);
   std::string line;
@@ -36,11 +39,12 @@ int64_t read_field(const std::string& path, const std::string& key, int64_t miss
 int64_t read_number(const std::string& path, int64_t missing) {
   std::ifstream file(path);
   int64_t value = 0;
-  return file >> value ? value : missing;  // "max" is no number
+  return file >> value ? value : missing;  // "max" is not a number
 }
 
-// Page cache that a cgroup counts as used can be dropped, so it is added back: also that of a store on disk.
-int64_t cgroup_room(const std::string& directory, const char* limit_name, const char* usage_name) {
+// Returns the free memory of a cgroup. The page cache counts as used but can be dropped, including the pages
+// of stores on disk; it is added back.
+int64_t cgroup_free(const std::string& directory, const char* limit_name, const char* usage_name) {
   const int64_t limit = read_number(directory + limit_name, kUnlimited);
   const int64_t used = read_number(directory + usage_name, 0);
   if (limit >= kUnlimited / 2) return kUnlimited;
@@ -49,37 +53,38 @@ int64_t cgroup_room(const std::string& directory, const char* limit_name, const 
   return std::max<int64_t>(0, limit - used + cache);
 }
 
-// The limits of a cgroup and its ancestors. In a container its path may not be there, but its root is.
-int64_t cgroup_room(const std::string& root, std::string path, const char* limit, const char* usage) {
-  int64_t room = kUnlimited;
+// Returns the minimum over a cgroup and its ancestors. In a container the cgroup's path may not exist, but
+// its root does.
+int64_t cgroup_free(const std::string& root, std::string path, const char* limit, const char* usage) {
+  int64_t free = kUnlimited;
   while (true) {
     if (path == "/") path.clear();
-    room = std::min(room, cgroup_room(root + path, limit, usage));
-    if (path.empty()) return room;
+    free = std::min(free, cgroup_free(root + path, limit, usage));
+    if (path.empty()) return free;
     path.resize(path.rfind('/'));
   }
 }
 
 int64_t cgroup_memory() {
-  int64_t room = kUnlimited;
+  int64_t free = kUnlimited;
   std::ifstream file("/proc/self/cgroup");
   std::string line;
-  while (std::getline(file, line)) {  // "number:controllers:/path", of v2 "0::/path"
+  while (std::getline(file, line)) {  // "number:controllers:/path"; cgroup v2: "0::/path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos || line[second + 1] != '/') continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const std::string path = line.substr(second + 1);
     if (controllers == ",,") {
-      room = std::min(room, cgroup_room("/sys/fs/cgroup", path, "/memory.max", "/memory.current"));
+      free = std::min(free, cgroup_free("/sys/fs/cgroup", path, "/memory.max", "/memory.current"));
     } else if (controllers.find(",memory,") != std::string::npos) {
       const char* const limit = "/memory.limit_in_bytes";
-      room = std::min(room, cgroup_room("/sys/fs/cgroup/memory", path, limit, "/memory.usage_in_bytes"));
+      free = std::min(free, cgroup_free("/sys/fs/cgroup/memory", path, limit, "/memory.usage_in_bytes"));
     }
   }
-  return room;
+  return free;
 }
 
-// kCollapse alone does not ask.
+// MADV_COLLAPSE ignores the system's setting, so it is checked here.
 bool huge_pages_allowed() noexcept {
   static const bool allowed = [] {
     char line[64] = "[never]";
@@ -122,7 +127,8 @@ HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
   if (slack > skip) munmap(start + skip + size_, slack - skip);
   data_ = start + skip;
 #ifdef MADV_HUGEPAGE
-  // Systems that give huge pages to all processes which do not refuse them use them for small memory too.
+  // With transparent huge pages set to "always", the system uses them for this memory unless it is told not
+  // to.
   if (large) madvise(data_, size_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }
@@ -149,13 +155,14 @@ void HugeBuffer::merge_pages(size_t begin, size_t bytes) noexcept {
 }
 
 void HugeBuffer::populate(size_t begin, size_t bytes) noexcept {
-  constexpr size_t kLeast = size_t{1} << 16;  // below it a call costs as much as the faults
-  constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; before, pages come one by one
+  constexpr size_t kLeast = size_t{1} << 16;  // below it the call costs as much as the page faults
+  constexpr int kPopulate =
+      23;  // MADV_POPULATE_WRITE of Linux 5.14; on older systems the pages are committed at their first touch
   const size_t unit = small_page(), first = begin / unit * unit, end = std::min(begin + bytes, size_);
   if (mapped() && bytes >= kLeast && first < end) madvise(data_ + first, end - first, kPopulate);
 }
 
-void HugeBuffer::give_back(size_t begin, size_t bytes) noexcept {
+void HugeBuffer::release(size_t begin, size_t bytes) noexcept {
   const size_t unit = small_page();
   const size_t first = (begin + unit - 1) / unit * unit;
   const size_t end = std::min(begin + bytes, size_) / unit * unit;

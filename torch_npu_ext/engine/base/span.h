@@ -1,4 +1,4 @@
-// Values in a caller's memory, one after another.
+// A view of consecutive values in a caller's memory.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Span {
  public:
   Span(const T* values, int64_t count) : values_(values), count_(count) {}
   Span(const std::vector<T>& values)
-      : Span(values.data(), static_cast<int64_t>(values.size())) {}  // implicit
+      : Span(values.data(), static_cast<int64_t>(values.size())) {}  // implicit conversion
   const T* data() const { return values_; }
   int64_t size() const { return count_; }
   const T* begin() const { return values_; }

@@ -1,4 +1,4 @@
-// One batch as the engine sees it: checked, and reduced to the features of the group.
+// A batch after validation, restricted to the features of the group.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace rec_sdk {
 
-// An int32 or int64 array of the caller.
+// A caller's int32 or int64 array.
 struct IntArray {
   const void* data = nullptr;
   bool wide = true;  // int64
@@ -18,23 +18,24 @@ struct IntArray {
   }
 };
 
-// A KeyedJaggedTensor's arrays: bag (key k, sample b) is values[offsets[k*B + b] : offsets[k*B + b + 1]].
+// The arrays of a KeyedJaggedTensor: bag (key k, sample b) is values[offsets[k*B + b] : offsets[k*B + b +
+// 1]].
 struct BatchInput {
   IntArray values;         // [lookups of all keys]
   IntArray offsets;        // [K*B + 1]
   IntArray feature_keys;   // [F] key of each feature of the group
   int64_t batch_size = 0;  // B
-  bool weighted = false;   // the lookups of bags have weights
-  bool joined = false;     // the features of a sequence have one gradient, one after another
-  // [lookups of all keys], or null: what is known of each lookup, for tables that admit or evict ids.
-  const int32_t* shows = nullptr;  // how often the id was seen; null: once
+  bool weighted = false;   // whether the lookups of bags have weights
+  bool joined = false;     // whether the features of a sequence share one gradient, one feature after another
+  // [lookups of all keys], or null: signals of each lookup, for tables that admit or evict ids.
+  const int32_t* shows = nullptr;  // how often the id was shown; null: once
   const int32_t* clicks = nullptr;
   const int64_t* timestamps = nullptr;
-  const int64_t* latest = nullptr;  // [K] the latest timestamp of each key; null: of its `timestamps`
+  const int64_t* latest = nullptr;  // [K] the latest timestamp of each key; null: of `timestamps`
 };
 
-// Throws std::invalid_argument unless the offsets start at 0, never decrease and, with `values_size` >= 0,
-// end there; and unless the keys and the batch size fit them.
+// Throws std::invalid_argument unless the offsets start at 0, never decrease and, if `check_values`, end at
+// the number of values; and unless keys and batch size match the offsets.
 void check_batch(const BatchInput& input, int64_t features, bool check_values);
 
 // The lookups of bags [begin, end) of the group, feature-major.
@@ -49,14 +50,14 @@ struct Batch {
   };
   IntArray values;
   bool weighted = false, joined = false;
-  const int32_t* shows = nullptr;  // these as the values: by `source`
+  const int32_t* shows = nullptr;  // the signals are indexed like the values, by `source`
   const int32_t* clicks = nullptr;
   const int64_t* timestamps = nullptr;
   const int64_t* latest = nullptr;  // by key
   IntArray feature_keys;
-  // At least 1 and 0: a label may be negative for 'unknown'.
-  static uint32_t shows_in(int32_t given) { return given < 1 ? 1 : static_cast<uint32_t>(given); }
-  static uint32_t clicks_in(int32_t given) { return given < 0 ? 0 : static_cast<uint32_t>(given); }
+  // Labels are clamped: a label may be negative for "unknown".
+  static uint32_t shows_in(int32_t label) { return label < 1 ? 1 : static_cast<uint32_t>(label); }
+  static uint32_t clicks_in(int32_t label) { return label < 0 ? 0 : static_cast<uint32_t>(label); }
   uint32_t shows_of(int64_t source) const { return shows == nullptr ? 1 : shows_in(shows[source]); }
   uint32_t clicks_of(int64_t source) const { return clicks == nullptr ? 0 : clicks_in(clicks[source]); }
   int64_t bags = 0;
@@ -64,13 +65,14 @@ struct Batch {
   std::vector<Piece> pieces;
 };
 
-// Fills `batch`, reusing its memory. Throws std::invalid_argument when there are 2^31 lookups or more.
+// Fills `batch`, reusing its memory. Throws std::invalid_argument for 2^31 lookups or more.
 void slice_batch(const BatchInput& input, int64_t features, int64_t bag_begin, int64_t bag_end, Batch* batch);
 
-// offsets [batch.bags + 1] of the slice, from 0.
+// Writes the offsets [batch.bags + 1] of the slice, from 0.
 void write_offsets(const BatchInput& input, const Batch& batch, int64_t* offsets);
 
-// Boundaries 0 = b0 < b1 < ... = F*B of runs of bags with at most `max_lookups` lookups each, or one bag.
+// Returns boundaries 0 = b0 < b1 < ... = F*B of runs of bags. Each run has at most `max_lookups` lookups or
+// is a single bag.
 std::vector<int64_t> bag_ranges(const BatchInput& input, int64_t features, int64_t max_lookups);
 
 }  // namespace rec_sdk

@@ -1,5 +1,6 @@
-// The hot segments of a batch, which devices sum in chunks. Threads note those of the rows that each writes;
-// a hot segment contains a multiple of kHotLookups, and the first is its place until all are noted.
+// The hot segments of a batch, which devices sum in chunks. Threads record the hot segments of their rows in
+// parallel. A hot segment contains at least one multiple of kHotLookups, and the first such multiple is its
+// index until all are recorded.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +19,14 @@ inline void clear_hot_segments(HotSegment* places, int64_t lookups) noexcept {
   std::fill_n(places, hot_segment_places(lookups), HotSegment{});
 }
 
-inline void note_hot_segment(HotSegment* places, int64_t row, uint32_t first, uint32_t lookups) noexcept {
+inline void record_hot_segment(HotSegment* places, int64_t row, uint32_t first, uint32_t lookups) noexcept {
   constexpr uint32_t kHot = kHotLookups;
   if (lookups <= kHot) return;
   places[(first + kHot - 1) / kHot] = {static_cast<int32_t>(row), static_cast<int32_t>(first),
                                        static_cast<int32_t>(lookups / kHot), 0};
 }
 
-// Moves those that were noted to the front, ascending as the rows are; returns how many these are.
+// Moves the recorded hot segments to the front, ascending by row, and returns their number.
 inline int64_t collect_hot_segments(HotSegment* places, int64_t lookups) noexcept {
   HotSegment* const end = std::remove_if(places, places + hot_segment_places(lookups),
                                          [](const HotSegment& place) { return place.chunks == 0; });
@@ -37,13 +38,13 @@ inline int64_t collect_hot_segments(HotSegment* places, int64_t lookups) noexcep
   return end - places;
 }
 
-// Finds them among segments whose borders are known.
+// Returns the hot segments of segments with known offsets.
 inline std::vector<HotSegment> hot_segments_of(const std::vector<int32_t>& offsets) {
   std::vector<HotSegment> places(static_cast<size_t>(hot_segment_places(offsets.back())));
   for (size_t u = 0; u + 1 < offsets.size(); ++u) {
     const uint32_t first = static_cast<uint32_t>(offsets[u]);
-    note_hot_segment(places.data(), static_cast<int64_t>(u), first,
-                     static_cast<uint32_t>(offsets[u + 1]) - first);
+    record_hot_segment(places.data(), static_cast<int64_t>(u), first,
+                       static_cast<uint32_t>(offsets[u + 1]) - first);
   }
   places.resize(static_cast<size_t>(collect_hot_segments(places.data(), offsets.back())));
   return places;

@@ -7,18 +7,18 @@
 namespace rec_sdk {
 namespace {
 
-constexpr size_t kMaxPooled = 8;  // plans in flight of a deep prefetch, and some to spare
+constexpr size_t kMaxPooled = 8;  // the plans in flight of a deep prefetch, and some to spare
 constexpr size_t kAlignment = 64;
 
-// Lays arrays out one after the other; with a null base it only measures.
+// Lays out arrays one after another; with a null base it only measures their size.
 class Arena {
  public:
   explicit Arena(char* base) : base_(base) {}
 
   template <class T>
-  void place(T*& array, int64_t count, bool wanted = true) {
-    array = wanted && base_ != nullptr ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    if (wanted) used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+  void place(T*& array, int64_t count, bool needed = true) {
+    array = needed && base_ != nullptr ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    if (needed) used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
   }
   size_t used() const { return used_; }
 
@@ -120,7 +120,7 @@ std::shared_ptr<PlanBuffers> PlanPool::take() {
   std::unique_ptr<PlanBuffers> buffers;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_.reserve(kMaxPooled);  // so that giving back cannot fail
+    free_.reserve(kMaxPooled);  // so that returning a buffer cannot fail
     if (!free_.empty()) {
       buffers = std::move(free_.back());
       free_.pop_back();

@@ -1,5 +1,4 @@
-// The arrays of one plan, in one arena: those that the device needs first, so that one copy brings them
-// there.
+// The arrays of one plan in one arena. The device arrays come first, so that one copy uploads them.
 #pragma once
 
 #include <atomic>
@@ -24,11 +23,11 @@ struct BoundsError {
   int64_t example;
 };
 
-// kPlanned -> kApplying -> kApplied, or kPlanned -> kCancelled. While it is kApplying the cache may have been
-// written to: such a plan can only be completed.
+// Transitions: kPlanned -> kApplying -> kApplied, or kPlanned -> kCancelled. In kApplying the cache may have
+// been written, so the plan can only be completed.
 enum class PlanState { kPlanned, kApplying, kApplied, kCancelled };
 
-// A plan's changes of the life of a table's ids, to be undone when it is cancelled.
+// A log of a plan's changes of a table's id lifecycle state, with which a cancelled plan undoes them.
 struct LifecycleLog {
   struct Counted {
     int64_t id;
@@ -37,20 +36,21 @@ struct LifecycleLog {
   struct Admitted {
     int64_t id;
     uint32_t row;
-    int64_t place;              // as its lookup has it
-    Candidates::Values values;  // what was counted of it
+    int64_t place;              // position of its lookup, as in UnknownLookup
+    Candidates::Values values;  // what was counted for it as a candidate
   };
-  std::vector<Counted> candidates;  // before the batch; a count of 0: it was none
-  std::vector<Admitted> admitted;   // with the batch, in the order of their rows
-  CountSketch::Log sketch;          // of lookups of ids without a row, in their order
-  int64_t sketched = 0;             // how many these are
-  HugeArray<char> columns;          // of the unique rows, before the batch
-  int64_t latest_before = 0;        // timestamp of the table
+  std::vector<Counted>
+      candidates;                  // values before the batch; a count of 0 means that the id was no candidate
+  std::vector<Admitted> admitted;  // ids admitted by the batch, in the order of their rows
+  CountSketch::Log sketch;         // counts of lookups of ids without a row, in the order of the lookups
+  int64_t sketched = 0;            // the number of these lookups
+  HugeArray<char> columns;         // columns of the unique rows before the batch
+  int64_t latest_before = 0;       // the table's timestamp before the batch
   int64_t default_lookups = 0;
-  int64_t candidates_added = 0;  // less those that were admitted
+  int64_t candidates_added = 0;  // minus those that were admitted
 
-  // Timestamps of lookups later than `most` are set aside. How many, an id with its own, and the table's
-  // then.
+  // Timestamps later than `most` are rejected: `rejected` is their number, `example` an id with its
+  // timestamp, and `latest` the table's latest timestamp at that time.
   int64_t most = std::numeric_limits<int64_t>::max(), rejected = 0, latest = 0;
   std::pair<int64_t, int64_t> example;
 
@@ -68,17 +68,18 @@ struct LifecycleLog {
   }
 };
 
-// These decide the size of an arena. N lookups, U unique rows, H hot segments, O rows out, I rows in,
-// T tables, P and Q rows out and in that have gradients in the open window. Slots are the group's.
+// The counts that determine the size of an arena: N lookups, U unique rows, H hot segments, O rows out, I
+// rows in, T tables; P and Q are the rows out and in that have sums in the accumulation window. Slots are
+// numbered per group.
 struct PlanShape {
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, out = 0, in = 0, window_out = 0, window_in = 0;
   bool pooled = false, scaled = false, weighted = false;
-  bool sources = false;  // a sequence of several features
-  bool ids = false;      // of the unique rows
-  bool origins = false;  // of the lookups
+  bool sources = false;  // gradients have a source: a sequence of several features
+  bool ids = false;      // the ids of the unique rows are needed
+  bool origins = false;  // the origins of the lookups are needed
 };
 
-// Memory of the caller's for a plan's arrays; `owner` is let go with the last use of them.
+// Caller-provided memory for a plan's arrays; `owner` is released after their last use.
 struct ExternalArena {
   char* data = nullptr;
   size_t bytes = 0;
@@ -86,79 +87,81 @@ struct ExternalArena {
 };
 
 struct PlanBuffers {
-  // A part of the arena that goes to the device, in units of 4 bytes from its begin.
+  // The location of a device array in the arena, in units of 4 bytes from its start.
   struct Field {
     int64_t begin, words;  // begin is -1 for an array that the batch does not need
     enum Type { kInt32, kInt64, kFloat32, kHotSegment } type;
   };
 
-  // A row in that one of the sources takes out.
+  // A row in whose write-back by a source plan is pending.
   struct Late {
-    int32_t place;  // among the rows in
-    uint64_t source;
+    int32_t place;    // index among the rows in
+    uint64_t source;  // serial of the plan that wrote it back
   };
 
   static size_t arena_bytes(const PlanShape& shape);
-  // Lays the arrays out in `arena` or, without one, in memory of its own. Throws std::invalid_argument for an
-  // arena that is too small, and std::bad_alloc.
+  // Lays the arrays out in `arena`, or in memory of its own if that is null. Throws std::invalid_argument if
+  // the arena is too small, and std::bad_alloc.
   void layout(const PlanShape& shape, ExternalArena arena);
 
-  // In the order of the arrays below. Valid until the next layout().
+  // Returns the device arrays in the order of their declaration below. Valid until the next layout().
   std::vector<Field> device_fields() const;
   const char* arena() const { return arena_; }
   size_t device_bytes() const { return device_bytes_; }
 
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, rows_out = 0, rows_in = 0;
   int64_t window_out = 0, window_in = 0, hot = 0;
-  // On the device.
+  // Device arrays.
   int64_t* offsets = nullptr;               // [bags + 1] pooled only
   int32_t* slots = nullptr;                 // [N]
-  int32_t* unique_slots = nullptr;          // [U] by table, but those of a table in no order
+  int32_t* unique_slots = nullptr;          // [U] by table, in no order within a table
   int32_t* device_table_offsets = nullptr;  // [T + 1] into the unique rows
-  int32_t* segment_offsets = nullptr;       // [U + 1] from 0 to M: N without the default lookups
-  int32_t* grad_row =
-      nullptr;  // [N] in segment order, default lookups last: the lookup of its feature; pooled: the sample
-  int32_t* grad_source = nullptr;       // [N] the feature; only a sequence of several
-  int32_t* grad_column = nullptr;       // [N] pooled only
-  float* scale = nullptr;               // [N] 1 / length; only when some feature is MEAN
-  int32_t* positions = nullptr;         // [N] segment order -> lookup; weighted bags only
-  int32_t* swap_in_slots = nullptr;     // [I]
-  int32_t* swap_out_places = nullptr;   // [I] for each: its row that leaves, or -1; only when rows leave
-  int64_t* window_out_slots = nullptr;  // [P] those of swap_out_slots
-  int64_t* window_in_slots = nullptr;   // [Q] those of swap_in_slots
-  int64_t* unique_ids = nullptr;        // [U] of unique_slots; only in groups with row_ids
-  HotSegment* hot_segments = nullptr;   // [H]; room for hot_segment_places(N)
-  // [N] of each lookup its slot; slots of the group + i, if its row is the i-th that comes. Only where rows
-  // come, and the device asks for it.
+  int32_t* segment_offsets = nullptr;       // [U + 1] from 0 to N minus the default lookups
+  // [N] in segment order, default lookups last: the lookup within its feature; pooled: the sample.
+  int32_t* grad_row = nullptr;
+  int32_t* grad_source = nullptr;  // [N] the feature of each lookup; only for a sequence of several features
+  int32_t* grad_column = nullptr;  // [N] pooled only
+  float* scale = nullptr;          // [N] 1 / length; only if some feature is MEAN
+  int32_t* positions = nullptr;    // [N] segment order -> lookup; weighted bags only
+  int32_t* swap_in_slots = nullptr;    // [I]
+  int32_t* swap_out_places = nullptr;  // [I] index of the victim that had the slot, or -1; only with rows out
+  int64_t* window_out_slots = nullptr;  // [P] slots of the rows out with sums
+  int64_t* window_in_slots = nullptr;   // [Q] slots of the rows in with sums
+  int64_t* unique_ids = nullptr;        // [U] ids of unique_slots; only in groups with row_ids
+  HotSegment* hot_segments = nullptr;   // [H]; hot_segment_places(N) are reserved
+  // [N] the slot of each lookup before the swap; group.slots + i if its row is the i-th row in, which is
+  // still in the staging buffer. Only in groups with origins, for plans with rows in.
   int32_t* origins = nullptr;
-  // On the host.
+  // Host arrays.
   int32_t* swap_out_slots = nullptr;             // [O], in the order of swap_in_slots
   uint32_t* swap_out_rows = nullptr;             // [O]
   int64_t* swap_out_ids = nullptr;               // [O]
   uint32_t* swap_in_rows = nullptr;              // [I]
   int64_t* swap_in_ids = nullptr;                // [I]
-  uint8_t* swap_in_added = nullptr;              // [I] the plan added the id to its table
+  uint8_t* swap_in_added = nullptr;              // [I] whether the plan added the id to its table
   std::vector<int32_t> table_offsets;            // [T + 1] into the unique rows
   std::vector<int32_t> out_offsets;              // [T + 1] into the rows out
   std::vector<int32_t> in_offsets;               // [T + 1] into the rows in
   std::vector<int64_t> rows_before;              // [T] Table::row_bound() before the plan
   std::vector<int64_t> slots_before;             // [T] Table::slot_bound()
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
-  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their places among the window's sums
-  std::vector<uint64_t> sources;  // serials of the plans whose rows out this one wants, not landed when made
-  std::vector<Late> late;         // ascending
-  std::vector<BoundsError> bounds_errors;              // counted when the plan is applied
+  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their positions among the window's spilled sums
+  // Serials of the plans with pending write-backs of rows in, as of planning.
+  std::vector<uint64_t> sources;
+  std::vector<Late> late;                              // ascending by place
+  std::vector<BoundsError> bounds_errors;              // counted once the plan is applied
   std::vector<int64_t> table_lookups, table_new_rows;  // [T]
   std::vector<LifecycleLog> lifecycle_logs;            // [T]
   uint64_t window_epoch = 0;
-  uint32_t epoch = 0;   // of the batch, in SlotUses
-  uint64_t serial = 0;  // the same, without batches that failed
+  uint32_t epoch = 0;   // number of the batch in SlotUses
+  uint64_t serial = 0;  // number of the plan; failed batches do not count
 
-  std::atomic<PlanState> state{PlanState::kPlanned};  // changes under the mutex of PlanOrder
-  std::atomic<int> kept{0};  // by threads about to apply it: it does not undo itself meanwhile
-  // Under the engine's mutex: pins end with the second of these.
-  bool finished = false;  // the group knows that it is applied
-  bool ended = false;     // nothing holds it any more
+  std::atomic<PlanState> state{PlanState::kPlanned};  // written under the mutex of PlanOrder
+  std::atomic<int> kept{
+      0};  // handles of threads about to apply the plan; it is not cancelled while there are any
+  // Written under the engine's mutex; the pins end when both are set.
+  bool finished = false;  // the group has processed its application
+  bool ended = false;     // its pinning handle was released
 
  private:
   friend class PlanPool;
@@ -172,7 +175,7 @@ struct PlanBuffers {
 
 class PlanPool : public std::enable_shared_from_this<PlanPool> {
  public:
-  // Buffers that come back to the pool when the last reference goes, wherever that is.
+  // Returns buffers that go back to the pool with their last reference, on any thread.
   std::shared_ptr<PlanBuffers> take();
 
  private:

@@ -5,7 +5,7 @@
 
 namespace rec_sdk {
 
-// At two thirds full a search looks at two places on the average, and at five for an id that is not there.
+// At a load of two thirds, a search visits two positions on average, and five for an id that is absent.
 Candidates::Candidates(bool wide, uint64_t places, const IdSeed& seed)
     : cells_of_place_(wide ? 2 : 1),
       places_(places),
@@ -32,7 +32,7 @@ void Candidates::shrink() noexcept {
   if (places_ / 4 < wanted) return;
   try {
     rehash(wanted);
-  } catch (const std::bad_alloc&) {  // then it stays as it is
+  } catch (const std::bad_alloc&) {  // the map keeps its size
   }
 }
 
@@ -51,7 +51,7 @@ void Candidates::rehash(uint64_t places) {
   }
 }
 
-// An entry may be moved to the hole when the hole is not before its home.
+// An entry may move to the hole if the hole is not before its home position.
 bool Candidates::erase(int64_t id) noexcept {
   const int64_t found = find(id);
   if (found < 0) return false;

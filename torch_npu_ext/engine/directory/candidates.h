@@ -1,5 +1,5 @@
-// Ids that a table has seen and not admitted: id -> what it counts of them. Open addressing with linear
-// probing, 16 bytes a place, or 32 where clicks or timestamps are kept.
+// The ids that a table counted but did not admit, with their counts. Open addressing with linear probing; 16
+// bytes per position, or 32 with clicks or timestamps.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace rec_sdk {
 
 class Candidates {
  public:
-  // count: lookups, at least 1. last_use: the low bits of TableClock::batches. The last two are 0 where they
-  // are not kept.
+  // count: lookups, at least 1. last_use: the low bits of TableClock::batches. clicks and timestamp are 0 if
+  // they are not kept.
   struct Values {
     uint32_t count = 0, last_use = 0, clicks = 0;
     int64_t timestamp = 0;
@@ -22,19 +22,19 @@ class Candidates {
 
   int64_t size() const { return size_; }
   int64_t places() const { return static_cast<int64_t>(places_); }
-  // Where the search for an id begins: 0 where there is no place yet.
+  // Returns the position where the search for an id begins; 0 if the map is empty.
   uint64_t home(int64_t id) const { return IdSeed::home(IdSeed::hash(id), seed_.value(), places_); }
   int64_t bytes() const { return static_cast<int64_t>(places_ * cells_of_place_ * sizeof(Cell)); }
-  // Bytes of the arrays that `extra` more ids need in place of these; 0 when there is room.
+  // Returns the bytes of the new arrays that `extra` more ids require; 0 if they fit into the present ones.
   int64_t growth(int64_t extra) const;
   void reserve(int64_t extra);              // throws std::bad_alloc
-  int64_t moves() const { return moves_; }  // how often all ids have got other places
-  void shrink() noexcept;                   // gives memory back when a fourth of it would do
+  int64_t moves() const { return moves_; }  // the number of rehashes; a rehash invalidates positions
+  void shrink() noexcept;                   // shrinks the map if a fourth of its memory suffices
 
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t place) const { rec_sdk::prefetch(cell(place)); }
   REC_SDK_ALWAYS_INLINE void prefetch_near(uint64_t place) const { rec_sdk::prefetch_near(cell(place)); }
   bool has_room() const { return size_ < room_; }  // growth(1) == 0
-  // The place of the id, or -1. Valid until the next call that changes the map.
+  // Returns the position of the id, or -1. Valid until the next call that changes the map.
   int64_t find(int64_t id) const {
     if (places_ == 0) return -1;
     for (uint64_t p = home(id);; p = next(p)) {
@@ -42,7 +42,8 @@ class Candidates {
       if (entry(p).id == id) return static_cast<int64_t>(p);
     }
   }
-  // Adds a new id, with a count of 0: set() has to follow. Precondition: growth(1) == 0.
+  // Returns the position of the id; a new id is added with a count of 0, and set() must follow. Precondition:
+  // growth(1) == 0.
   int64_t find_or_add(int64_t id) { return find_or_add(id, home(id)); }
   REC_SDK_ALWAYS_INLINE int64_t find_or_add(int64_t id, uint64_t home) {
     uint64_t p = home;
@@ -51,7 +52,7 @@ class Candidates {
       p = next(p);
     }
     entry(p) = {id, 0, 0};
-    if (wide()) extra(p) = {0, 0, 0};  // another id may have been here
+    if (wide()) extra(p) = {0, 0, 0};  // clears the values of a former id
     ++size_;
     if (p != home && seed_.crowds(id, distance(home, p), size_ + erased_)) room_ = kCrowded;
     return static_cast<int64_t>(p);
@@ -81,20 +82,21 @@ class Candidates {
  private:
   struct Entry {
     int64_t id;
-    uint32_t count;  // 0: the place is free
+    uint32_t count;  // 0: the position is free
     uint32_t last_use;
   };
   struct Extra {
     int64_t timestamp;
     uint32_t clicks, unused;
   };
-  // A place is an entry, and its extra behind it where there is one: one cache line in most cases.
+  // A position is an entry and, in a wide map, its extra right behind it; in most cases both are in one cache
+  // line.
   union Cell {
     Entry entry;
     Extra extra;
   };
 
-  static constexpr int64_t kUsualSteps = 8;  // 4 in a full map, 1 on the average
+  static constexpr int64_t kUsualSteps = 8;  // a full map takes 4 steps, 1 on average while it grows
   static constexpr int64_t kCrowded = -1;
 
   Candidates(bool wide, uint64_t places, const IdSeed& seed);
@@ -107,7 +109,7 @@ class Candidates {
   uint64_t next(uint64_t p) const { return p + 1 == places_ ? 0 : p + 1; }
   uint64_t distance(uint64_t from, uint64_t to) const { return to >= from ? to - from : to + places_ - from; }
   static uint64_t places_for(int64_t ids) { return static_cast<uint64_t>(ids + ids / 2 + 16); }
-  // The most ids of which places_for() is no more.
+  // Returns the maximum number of ids that fit into `places` positions; the inverse of places_for().
   static int64_t ids_in(uint64_t places) {
     return places < 16 ? 0 : (2 * (static_cast<int64_t>(places) - 16) + 1) / 3;
   }
@@ -117,7 +119,8 @@ class Candidates {
   uint64_t cells_of_place_, places_;
   IdSeed seed_;
   int64_t size_ = 0, erased_ = 0, moves_ = 0;
-  int64_t room_;  // for so many ids; kCrowded: they need other places
+  int64_t
+      room_;  // the capacity in ids; kCrowded: the ids are clustered and must be rehashed with another seed
   HugeArray<Cell> cells_;
 };
 

@@ -8,12 +8,12 @@
 namespace rec_sdk {
 namespace {
 
-// Before the cells of a state, of 8 bytes each, little-endian.
+// The header of a saved state, before the cells: four little-endian int64.
 struct StateHeader {
   int64_t width, depth, cell_bytes, counted;
 };
 
-// Copies of a size that the compiler knows: others are calls.
+// Copies with a size known at compile time; other sizes would become function calls.
 template <class Cell>
 uint32_t read_as(const uint8_t* bytes) {
   Cell value;
@@ -46,18 +46,18 @@ StateHeader header_of(const std::vector<uint8_t>& state) {
   if (state.size() >= sizeof(header)) std::memcpy(&header, state.data(), sizeof(header));
   const auto within = [](int64_t value, int64_t most) { return value >= 1 && value <= most; };
   const int64_t most = static_cast<int64_t>(state.size());
-  const bool right =
+  const bool valid =
       within(header.width, most) && within(header.depth, most / std::max<int64_t>(1, header.width)) &&
       (header.cell_bytes == 1 || header.cell_bytes == 2 || header.cell_bytes == 4) && header.counted >= 0;
   const SketchShape shape{header.width, header.depth, header.cell_bytes};
-  if (!right || shape.bytes() + static_cast<int64_t>(sizeof(header)) != most) {
+  if (!valid || shape.bytes() + static_cast<int64_t>(sizeof(header)) != most) {
     throw std::invalid_argument("not the state of a sketch: its " + std::to_string(state.size()) +
                                 " bytes do not fit its shape");
   }
   return header;
 }
 
-// value * to / from, rounded down, or up with `more` = from - 1.
+// Returns value * to / from, rounded down, or rounded up with more = from - 1.
 int64_t scaled(int64_t value, int64_t to, int64_t from, int64_t more = 0) {
   return static_cast<int64_t>((static_cast<__int128>(value) * to + more) / from);
 }
@@ -85,12 +85,13 @@ void CountSketch::set(uint64_t cell, uint32_t value) noexcept {
 
 size_t CountSketch::extend(int64_t ids, Log* log) const {
   const size_t first = log->cells.size(), size = first + static_cast<size_t>(ids) * seeds_.size();
-  log->before.resize(size);  // undo() goes by the cells: where these get no room, it ends before the new ones
+  log->before.resize(
+      size);  // undo() iterates over `cells`; if resizing `cells` throws, undo() ends before the new ones
   log->cells.resize(size);
   return first;
 }
 
-// Copies of members: what is written could be these, for all that the compiler knows.
+// Members are copied to locals, because for all the compiler can see the written bytes may alias them.
 template <class Cell>
 uint32_t CountSketch::least(const uint64_t* cells) const {
   const uint8_t* const bytes = bytes_.data();
@@ -149,7 +150,8 @@ void CountSketch::undo(const Log& log, int64_t shows) noexcept {
   counted_ -= shows;
 }
 
-// A full cell may have counted more than it says, but of no id without a row: it was admitted by then.
+// A saturated cell may have counted more than its value. That is harmless: its ids were admitted before it
+// saturated.
 void CountSketch::halve() noexcept {
   for (uint64_t c = 0; c < static_cast<uint64_t>(shape_.cells()); ++c) set(c, get(c) / 2);
   counted_ /= 2;
@@ -176,7 +178,8 @@ void CountSketch::set_states(const std::vector<std::vector<uint8_t>>& states) {
     const SketchShape other{header.width, header.depth, header.cell_bytes};
     const uint8_t* const cells = state.data() + sizeof(header);
     counted_ = std::max(counted_, scaled(header.counted, shape_.width, other.width));
-    // It is not known how much a full cell counted, nor what the cells of further rows did.
+    // The true count of a saturated cell is unknown, and so are the cells of additional rows; both are
+    // overestimated.
     const auto value_of = [&](int64_t place) {
       const uint32_t value = read_cell(cells + place * other.cell_bytes, other.cell_bytes);
       return value == other.full() ? shape_.full() : std::min(value, shape_.full());
@@ -189,7 +192,7 @@ void CountSketch::set_states(const std::vector<std::vector<uint8_t>>& states) {
         uint32_t value = get(place);
         if (r >= other.depth) {
           value = std::max(value, most);
-        } else {  // those whose hashes are partly the cell's
+        } else {  // the cells whose ids may fall into this cell
           const int64_t end = scaled(j + 1, other.width, shape_.width, shape_.width - 1);
           for (int64_t k = scaled(j, other.width, shape_.width); k < end; ++k) {
             value = std::max(value, value_of(r * other.width + k));

@@ -1,8 +1,8 @@
-// How often ids were seen, in memory that does not grow with them: a count-min sketch (Cormode and
-// Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005) with
+// A count-min sketch: approximate counts of ids in memory that does not grow with their number (Cormode and
+// Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005), with
 // conservative update (Estan and Varghese, "New directions in traffic measurement and accounting", 2002).
-// Each of `depth` rows has `width` cells, and an id has a cell in each. Every cell of an id is at least what
-// was counted of it, so their minimum never undercounts.
+// Each of `depth` rows has `width` cells, and an id has one cell in each row. Each cell of an id is at least
+// the id's count, so their minimum never underestimates it.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace rec_sdk {
 
-// Cells are as narrow as the counts that they have to tell apart, up to `enough`; a cell that is full stays
-// so.
+// The shape of a sketch. Cells are as narrow as counts up to `enough` require; a saturated cell stays at its
+// maximum.
 struct SketchShape {
   int64_t width = 0, depth = 0, cell_bytes = 0;
 
-  // That of at most `bytes`, but for one cell in each row. Precondition: depth > 0.
+  // Returns the shape of a sketch of at most `bytes`, apart from a minimum of one cell per row. Precondition:
+  // depth > 0.
   static SketchShape of(int64_t bytes, int64_t depth, uint32_t enough);
   int64_t cells() const { return width * depth; }
   int64_t bytes() const { return cells() * cell_bytes; }
@@ -28,7 +29,7 @@ struct SketchShape {
 
 class CountSketch {
  public:
-  // The cells of ids that were counted, `depth` for each, and their values before.
+  // A log of counted ids: their cells, `depth` for each, and the values of these cells before.
   struct Log {
     std::vector<uint64_t, Unset<uint64_t>> cells;
     std::vector<uint32_t, Unset<uint32_t>> before;
@@ -38,17 +39,18 @@ class CountSketch {
     }
   };
 
-  CountSketch() = default;                         // none
+  CountSketch() = default;                         // no sketch
   explicit CountSketch(const SketchShape& shape);  // throws std::bad_alloc
 
   bool any() const { return shape_.width > 0; }
   const SketchShape& shape() const { return shape_; }
   int64_t bytes() const { return shape_.bytes(); }
-  // Lookups that its cells count, as far as halving has left them.
+  // Returns the sum of the counted shows, halved with the cells by halve().
   int64_t counted() const { return counted_; }
 
-  // A batch finds the cells of an id once, in the log, and goes by these. The place there of the first cell
-  // of `ids` more, of which each has to be found and added before undo(). Throws std::bad_alloc.
+  // A batch finds the cells of an id once, stores them in the log, and then passes them to the other calls.
+  // Extends the log by `ids` ids and returns the index of the first new cell. Each id must be found and added
+  // before undo(). Throws std::bad_alloc.
   size_t extend(int64_t ids, Log* log) const;
   REC_SDK_ALWAYS_INLINE void find(int64_t id, uint64_t* cells) const {
     const uint64_t hash = IdSeed::hash(id), width = static_cast<uint64_t>(shape_.width);
@@ -62,21 +64,21 @@ class CountSketch {
     for (size_t r = 0; r < depth; ++r) rec_sdk::prefetch(bytes + cells[r] * cell_bytes());
   }
   uint32_t estimate(const uint64_t* cells) const;
-  // Raises the cells of an id that are less than its estimate and `shows`; fills `before`.
+  // Raises the cells of an id to at least its estimate plus `shows`; stores their former values in `before`.
   void add(const uint64_t* cells, uint32_t shows, uint32_t* before) noexcept;
 
   uint32_t estimate(int64_t id) const;
   void add(int64_t id, uint32_t shows, Log* log);     // throws std::bad_alloc
-  void undo(const Log& log, int64_t shows) noexcept;  // of the latest calls of add()
+  void undo(const Log& log, int64_t shows) noexcept;  // undoes the latest calls of add()
   void halve() noexcept;
   void clear() noexcept;
 
-  // All that it is, for a save: the numbers of its shape and counted(), then the cells row by row.
+  // Returns the state for a save: the shape and counted(), then the cells row by row.
   std::vector<uint8_t> state() const;
-  // It counts at least what each of these does, which may have other shapes: a cell is the most of those
-  // cells of each that share an id with it. One that is counted in several has the most of its counts, so the
-  // states must be of sketches that count each id in one. Throws std::invalid_argument for what is no state,
-  // and is as before then.
+  // Sets the cells so that no count is underestimated compared with any of the states, whose shapes may
+  // differ: a cell becomes the maximum of the saved cells that may share an id with it. An id counted in
+  // several states gets the maximum, not the sum, of its counts; each id must therefore have been counted in
+  // one sketch only. Throws std::invalid_argument for an invalid state, and then changes nothing.
   void set_states(const std::vector<std::vector<uint8_t>>& states);
 
  private:

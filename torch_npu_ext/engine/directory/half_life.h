@@ -1,6 +1,6 @@
-// Counts that decay: half of them is left after so many batches. The factor is a product of square roots of
-// square roots of 1/2, which are rounded alike on every machine, where a power is not. A value is multiplied
-// by one after the other, so results have the same bits whether the factors are looked up or computed.
+// Exponential decay with a half-life in batches. The factor is a product of repeated square roots of 1/2,
+// which are rounded identically on every machine, unlike pow(). A value is multiplied by one factor after
+// another, so results have the same bits whether the factors are tabulated or computed.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,10 @@
 
 namespace rec_sdk {
 
+// Decay by half every `half_life` batches.
 class HalfLife {
  public:
-  explicit HalfLife(int64_t half_life) : half_life_(half_life) {  // 0: none
+  explicit HalfLife(int64_t half_life) : half_life_(half_life) {  // 0: no decay
     if (half_life == 0) return;
     known_.resize(kKnown);
     for (uint32_t batches = 0; batches < kKnown; ++batches) known_[batches] = steps(batches);
@@ -27,14 +28,14 @@ class HalfLife {
   }
 
  private:
-  static constexpr uint32_t kKnown = 1024;  // batches of which most rows have been idle for fewer
+  static constexpr uint32_t kKnown = 1024;  // batches that are tabulated; most rows have been idle for fewer
   static constexpr int kBits = 8, kDigits = 7;
   static constexpr uint64_t kMask = (uint64_t{1} << kBits * kDigits) - 1;
-  static constexpr int64_t kMostHalvings = 3000;  // which leave nothing of any double
-  static constexpr int kMostScaled = 1000;        // of which 2 ^ -halvings is no subnormal
-  struct Steps {                                  // a cache line
+  static constexpr int64_t kMostHalvings = 3000;  // after so many halvings every double is 0
+  static constexpr int kMostScaled = 1000;        // up to here 2 ^ -halvings is not subnormal
+  struct Steps {                                  // fits into a cache line
     double factors[kDigits];
-    double scale;  // 2 ^ -halvings; 0: of too many
+    double scale;  // 2 ^ -halvings; 0 if there are too many halvings
   };
   using Factors = std::array<std::array<double, 1 << kBits>, kDigits>;
 
@@ -51,19 +52,19 @@ class HalfLife {
     return static_cast<int>(std::min(batches / half_life_, kMostHalvings));
   }
 
-  // batches / half_life, below 1, in binary digits behind the point.
+  // Returns batches / half_life, which is below 1, as binary digits after the point.
   static uint64_t fraction(int64_t batches, int64_t half_life) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(batches) << kBits * kDigits) /
                                  static_cast<uint64_t>(half_life));
   }
 
-  // [digit][k]: 2 ^ -(k / 256 ^ (digit + 1)).
+  // Returns the table [digit][k] = 2 ^ -(k / 256 ^ (digit + 1)).
   static const Factors& factors() {
     static const Factors all = [] {
-      Factors made;
+      Factors table;
       double root = 0.5;
-      for (auto& of_digit : made) {
-        std::array<double, kBits> of_bit;  // the highest first
+      for (auto& of_digit : table) {
+        std::array<double, kBits> of_bit;  // the highest bit first
         for (double& factor : of_bit) factor = root = std::sqrt(root);
         for (size_t k = 0; k < of_digit.size(); ++k) {
           of_digit[k] = 1;
@@ -72,13 +73,13 @@ class HalfLife {
           }
         }
       }
-      return made;
+      return table;
     }();
     return all;
   }
 
   int64_t half_life_;
-  std::vector<Steps> known_;  // by batches
+  std::vector<Steps> known_;  // indexed by batches
 };
 
 }  // namespace rec_sdk

@@ -1,9 +1,10 @@
-// id -> its slot or, without one, its row. Open addressing over cache-line buckets of five entries, so a
-// lookup is one memory access almost always. Any int64 is a legal id: an entry is told free by a bit.
+// The map of an id to its slot or, without one, to its row. Open addressing over cache-line buckets of five
+// entries, so that a lookup is almost always one memory access. Any int64 is a valid id; a bit marks free
+// entries.
 //
-// A large map grows piece by piece, so that no batch waits for all of its ids to move: it has two arrays of
-// buckets then. Homes keep their order in an array of another size, so the ids whose hashes are below a bound
-// live in the new array, and the others still in the old one. Each reserve() raises the bound.
+// A large map grows incrementally, so that no batch waits until all ids have moved. It then has two arrays of
+// buckets. Homes have the same order in an array of another size, so the ids whose hashes are below a bound
+// are in the new array and the others in the old one. Each reserve() raises the bound.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +23,10 @@ namespace rec_sdk {
 constexpr uint32_t kNoSlot = 0xFFFFFFFFu;
 constexpr uint32_t kMaxRows = 0xFFFFFFFEu;
 
-// Into L2: fetching for L1, as every fetch for writing does on x86, waits for its few miss buffers. GCC
-// deletes calls of a function that does nothing but prefetch unless it must be inlined.
+// Prefetches into L2. A prefetch into L1, or for writing on x86, occupies one of the few L1 miss buffers. GCC
+// deletes calls of functions that only prefetch unless they must be inlined.
 REC_SDK_ALWAYS_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
-// Into L1, shortly before the use: processors seem to drop fetches into L2 at times.
+// Prefetches into L1, shortly before the use, because processors appear to drop prefetches into L2 at times.
 REC_SDK_ALWAYS_INLINE void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 class IdMap {
@@ -34,11 +35,11 @@ class IdMap {
   struct alignas(64) Bucket {
     int64_t id[kLanes];
     uint32_t value[kLanes];  // the slot, or else the row
-    uint8_t with_slot;       // bit l: lane l is used, and has a slot
-    uint8_t used;            // bit l: lane l is not free. Zeroed memory is an empty map
+    uint8_t with_slot;       // bit l: lane l is used and has a slot
+    uint8_t used;            // bit l: lane l is used. Zeroed memory is an empty map
   };
 
-  // The entry of an id that is there, or null. Valid until the next growth or erase.
+  // A reference to the entry of an id, or null. Valid until the next growth or erase.
   class Entry {
    public:
     Entry() : bucket_(nullptr), lane_(0) {}
@@ -52,7 +53,7 @@ class IdMap {
       bucket_->value[lane_] = slot;
       bucket_->with_slot |= bit(lane_);
     }
-    void set_row(uint32_t row) const {  // and no slot
+    void set_row(uint32_t row) const {  // clears the slot
       bucket_->value[lane_] = row;
       bucket_->with_slot &= ~bit(lane_);
     }
@@ -66,13 +67,13 @@ class IdMap {
 
   static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) { return IdSeed::hash(id); }
 
-  // Where the search for a hash begins; void once the map has grown, by a piece or as a whole.
+  // The home buckets of hashes, where searches begin. Invalid once the map has grown, in part or as a whole.
   struct Homes {
     const Bucket *buckets, *old_buckets;
     uint64_t count, old_count, bound, seed;
     REC_SDK_ALWAYS_INLINE const Bucket* of(uint64_t hash) const {
       const uint64_t order = IdSeed::fold(hash, seed);
-      const bool old = order >= bound;  // a choice without a branch
+      const bool old = order >= bound;  // compiles to a selection without a branch
       return (old ? old_buckets : buckets) + IdSeed::place(order, old ? old_count : count);
     }
   };
@@ -80,7 +81,7 @@ class IdMap {
     const Buckets& old = grows() ? old_ : buckets_;
     return {buckets_.data(), old.data(), buckets_.count, old.count, bound_, seed_.value()};
   }
-  // For a find(): the home, and where it goes on when the home is full.
+  // Prefetches for find(): the home bucket, and the next one in case the home is full.
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const {
     const Bucket* const home = homes().of(hash);
     rec_sdk::prefetch(home);
@@ -98,14 +99,15 @@ class IdMap {
     }
   }
 
-  // The slot of `id` if it has one and `bucket` has the id, or else kNoSlot.
+  // Returns the slot of `id` if `bucket` contains the id with a slot, or else kNoSlot.
   static REC_SDK_ALWAYS_INLINE uint32_t slot_at(const Bucket& bucket, int64_t id) {
     const uint32_t lanes = lanes_of(bucket, id) & bucket.with_slot;
-    const uint32_t none = 0u - ((lanes - 1) >> 31);  // kNoSlot for no lane; GCC makes a condition a branch
+    const uint32_t none =
+        0u - ((lanes - 1) >> 31);  // kNoSlot if lanes is 0; GCC compiles a condition to a branch here
     return bucket.value[__builtin_ctz(lanes | 1u << (kLanes - 1))] | none;
   }
 
-  // The entry of `id`; when it is new, it is added with `new_row` and no slot. Precondition: growth(1) == 0.
+  // Returns the entry of `id`; a new id is added with `new_row` and no slot. Precondition: growth(1) == 0.
   Entry find_or_add(int64_t id, uint64_t hash, uint32_t new_row, bool* added) {
     const uint64_t order = seed_.order(hash);
     Buckets& place = of(order);
@@ -137,14 +139,15 @@ class IdMap {
     }
   }
 
-  // Bytes of the bucket array that `extra` more ids need in place of this one; 0 when there is room.
+  // Returns the bytes of the new bucket array that `extra` more ids require; 0 if they fit into the present
+  // one.
   int64_t growth(int64_t extra) const {
     return size_ + extra <= room_ ? 0 : buckets_with(extra) * static_cast<int64_t>(sizeof(Bucket));
   }
-  // Some of the ids still have to move. Until they have, every reserve() moves some.
+  // Returns whether the map is growing incrementally: each reserve() moves some ids until all have moved.
   bool grows() const { return old_.count != 0; }
 
-  // Room for `extra` more ids. A map that grows moves some, in proportion.
+  // Reserves space for `extra` more ids. A growing map moves ids in proportion to `extra`.
   void reserve(int64_t extra) {
     if (size_ + extra > room_) {
       const bool at_once = grows() || room_ == kCrowded || buckets_.count < kAtOnce || extra > size_ / 32;
@@ -153,8 +156,8 @@ class IdMap {
       move_homes(kHomesPerId * static_cast<uint64_t>(extra));
     }
   }
-  // A map that was made with room for many ids takes huge pages when these and `extra` more are on most of
-  // the small ones: step by step, since a large map would take half a second.
+  // Switches a map that was created with space for many ids to huge pages once its ids occupy most small
+  // pages. The pages are merged step by step, because merging a large map takes half a second.
   void choose_pages(int64_t extra) noexcept {
     if (buckets_.pages == Pages::kSmall && pages_for(size_ + extra, buckets_.count) == Pages::kHuge) {
       buckets_.expect_huge_pages();
@@ -162,20 +165,21 @@ class IdMap {
     if (buckets_.small_bytes > 0) buckets_.merge_pages(extra);
   }
 
-  // Gives memory back when the map could do with a fourth of it, but keeps room for `expected` ids.
+  // Shrinks the map if a fourth of its memory suffices, but keeps space for `expected` ids.
   void shrink(int64_t expected) noexcept {
     const int64_t wanted = buckets_for(size_ + size_ / 4 > expected ? size_ + size_ / 4 : expected);
     if (static_cast<int64_t>(buckets_.count) / 4 < wanted) return;
     try {
       rehash(wanted);
-    } catch (const std::bad_alloc&) {  // then it stays as it is
+    } catch (const std::bad_alloc&) {  // the map keeps its size
     }
   }
 
   void clear() { *this = IdMap(); }
 
   int64_t size() const { return size_; }
-  // While it grows, those of the new array that have ids and those of the old one that still have.
+  // Returns the bytes in use. While the map grows these are the filled part of the new array and the
+  // remaining part of the old one.
   int64_t bytes() const {
     const double moved = grows() ? static_cast<double>(moved_) / static_cast<double>(old_.count) : 1;
     const double buckets =
@@ -188,8 +192,8 @@ class IdMap {
     for_each_from(0, bucket_count(), visit);
   }
 
-  // The entries of buckets [begin, end), those of the old array last; nothing beyond the last. The map must
-  // not change between its pieces.
+  // Visits the entries of buckets [begin, end), with the old array last; buckets beyond
+  // bucket_count() are ignored. The map must not change between the calls of one iteration.
   uint64_t bucket_count() const { return buckets_.count + old_.count; }
   template <class Visit>
   void for_each_from(uint64_t begin, uint64_t end, Visit visit) const {
@@ -198,21 +202,23 @@ class IdMap {
       Bucket& bucket = old ? old_[b - buckets_.count] : buckets_[b];
       for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
         const int lane = __builtin_ctz(lanes);
-        if (old && seed_.order(hash(bucket.id[lane])) < bound_) continue;  // it has moved
+        if (old && seed_.order(hash(bucket.id[lane])) < bound_) continue;  // the entry has moved
         visit(bucket.id[lane], Entry(&bucket, lane));
       }
     }
   }
 
  private:
-  static constexpr int64_t kUsualSteps = 2;  // 0.7 in a full map, 0.12 on the average
+  static constexpr int64_t kUsualSteps = 2;  // a full map takes 0.7 steps, 0.12 on average while it grows
   static constexpr int64_t kCrowded = -1;
-  static constexpr int64_t kIdsPerMerge = 16384;  // that reserve() is called for, for each huge page
-  static constexpr uint64_t kAtOnce = 1024;       // a map of fewer buckets grows as a whole, in a millisecond
-  // Ten ids move for each one that there may be more of: the old array is at most 0.75 full at the end.
+  static constexpr int64_t kIdsPerMerge =
+      16384;  // one huge page is merged each time reserve() was called for so many ids
+  static constexpr uint64_t kAtOnce = 1024;  // a map of fewer buckets grows at once, in about a millisecond
+  // Buckets that move per new id, about ten ids; so the old array is at most 75 % full at the end of the
+  // growth.
   static constexpr uint64_t kHomesPerId = 3;
-  // The first buckets of the old array stay: a run of full buckets goes on there from the end. Searches that
-  // crowd no map of 2^32 ids end within so many.
+  // The first buckets of the old array are kept until the end, because a run of full buckets at its end
+  // continues there. No run of a map of 2^32 ids that is not clustered is longer than this.
   static constexpr uint64_t kWrapped = uint64_t{1} << 16;
   static constexpr uint64_t kAll = ~uint64_t{0};  // a bound above all hashes but one
 
@@ -220,8 +226,8 @@ class IdMap {
     uint64_t count = 0;
     Pages pages = Pages::kSmall;
     HugeArray<Bucket> array;
-    size_t small_bytes = 0;  // at the front, in small pages that are to become huge ones
-    int64_t ids_since = 0;   // ids that reserve() was called for since the last page became huge
+    size_t small_bytes = 0;  // bytes at the front on small pages that are still to be merged
+    int64_t ids_since = 0;   // ids that reserve() was called for since the last merge
 
     Buckets() = default;
     Buckets(uint64_t buckets, Pages kind) : count(buckets), pages(kind), array(buckets, kind) {}
@@ -250,7 +256,7 @@ class IdMap {
         seed_(seed),
         room_(max_size()) {}
 
-  // The array of the ids with this hash of the seed.
+  // Returns the array that contains ids of this order.
   REC_SDK_ALWAYS_INLINE const Buckets& of(uint64_t order) const {
     return __builtin_expect(order >= bound_ && grows(), 0) ? old_ : buckets_;
   }
@@ -261,12 +267,12 @@ class IdMap {
   static constexpr uint8_t kFull = (1u << kLanes) - 1;
   static constexpr uint8_t bit(int lane) { return static_cast<uint8_t>(1u << lane); }
 
-  // Bit l: lane l has `id`, or had it and is free.
+  // Returns a mask: bit l is set if lane l has `id`, whether it is used or freed.
   static REC_SDK_ALWAYS_INLINE uint32_t lanes_of(const Bucket& bucket, int64_t id) {
 #if defined(__SSE2__)
     const __m128i key = _mm_set1_epi64x(id);
     const __m128i* ids = reinterpret_cast<const __m128i*>(bucket.id);
-    // SSE2 compares 32-bit halves: both of an id must be equal.
+    // SSE2 compares 32-bit halves; both halves of an id must be equal.
     const __m128 low = _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(ids), key));
     const __m128 high = _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(ids + 1), key));
     const __m128 even = _mm_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0));
@@ -280,7 +286,7 @@ class IdMap {
 #endif
   }
 
-  // A new entry without a slot. Precondition: the bucket is not full.
+  // Adds an entry without a slot. Precondition: the bucket is not full.
   static Entry put(Bucket* bucket, int64_t id, uint32_t row) {
     const int lane = __builtin_ctz(~static_cast<uint32_t>(bucket->used));
     bucket->id[lane] = id;
@@ -291,8 +297,8 @@ class IdMap {
   }
 
   // A search stops at the first bucket with a free lane, so every bucket between an entry's home and its
-  // place must be full. Freeing a lane of a full bucket therefore pulls a later entry back into it, and so
-  // on.
+  // position must be full. Freeing a lane of a full bucket therefore pulls a later entry back into it, which
+  // frees a lane there, and so on.
   void close_hole(const Buckets& place, uint64_t hole, int hole_lane) const {
     bool full = place[hole].used == kFull;
     free(&place[hole], hole_lane);
@@ -318,7 +324,8 @@ class IdMap {
         static_cast<uint8_t>((to->with_slot & ~bit(lane)) | (from.with_slot >> from_lane & 1) << lane);
   }
 
-  // A lane of bucket `b` whose entry would be found at `hole` as well: its home is not after the hole.
+  // Returns a lane of bucket `b` whose entry may move to bucket `hole` because its home is not after it, or
+  // -1.
   int lane_from_before(const Buckets& place, uint64_t b, uint64_t hole) const {
     const Bucket& bucket = place[b];
     for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
@@ -329,17 +336,19 @@ class IdMap {
     return -1;
   }
 
-  // Load 0.68: 8 in 100 ids are not in their home then. With growth by a quarter, at most 24 bytes per id.
+  // The maximum load is 0.68, at which 8 % of the ids are outside their home bucket. With growth by a
+  // quarter, the map takes at most 24 bytes per id.
   int64_t max_size() const { return static_cast<int64_t>(buckets_.count) * kLanes * 17 / 25; }
   static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
   int64_t buckets_with(int64_t extra) const {
-    if (size_ + extra <= max_size()) return static_cast<int64_t>(buckets_.count);  // crowded
+    if (size_ + extra <= max_size())
+      return static_cast<int64_t>(buckets_.count);  // clustered: rehash with another seed
     const int64_t larger = static_cast<int64_t>(buckets_.count + buckets_.count / 4);
     const int64_t needed = buckets_for(size_ + extra);
     return larger > needed ? larger : needed;
   }
 
-  // With one seed homes keep their order, so both arrays are walked from front to back.
+  // With one seed, homes keep their order, so both arrays are traversed from front to back.
   void rehash(int64_t bucket_count) {
     constexpr uint64_t kPiece = 64;
     for (IdSeed seed = seed_.fresh();;) {
@@ -366,12 +375,12 @@ class IdMap {
     moved_ = returned_ = bound_ = 0;
   }
 
-  // Moves the ids with the next homes of the old array. They stay there as well, where no search looks for
-  // them: those behind them may be found by way of their buckets.
+  // Moves the ids of the next homes of the old array. They also stay in the old buckets, where no search
+  // finds them, because searches for the ids behind them pass through these buckets.
   void move_homes(uint64_t homes) {
     const uint64_t end = moved_ + homes < old_.count ? moved_ + homes : old_.count;
     const uint64_t bound = end == old_.count ? kAll : IdSeed::least(end, old_.count);
-    bool full = false;  // the bucket before: ids with homes of these may be in the next one
+    bool full = false;  // whether the previous bucket was full: ids of these homes may be in the next one
     uint64_t b = moved_;
     for (uint64_t steps = 0; steps < old_.count && (steps < end - moved_ || full);
          ++steps, b = old_.next(b)) {
@@ -385,7 +394,7 @@ class IdMap {
     }
     moved_ = end;
     bound_ = bound;
-    end == old_.count ? end_growth() : give_back();
+    end == old_.count ? end_growth() : release_moved();
   }
   void move_entry(const Bucket& from, int lane, uint64_t order) {
     uint64_t b = buckets_.home(order);
@@ -393,11 +402,11 @@ class IdMap {
     const Entry entry = put(&buckets_[b], from.id[lane], from.value[lane]);
     if (from.with_slot >> lane & 1) entry.set_slot(from.value[lane]);
   }
-  void give_back() {
+  void release_moved() {
     constexpr uint64_t kPiece = kHugePage / sizeof(Bucket);
     const uint64_t begin = returned_ > kWrapped ? returned_ : kWrapped, end = moved_ / kPiece * kPiece;
     if (end <= begin) return;
-    old_.array.give_back(begin, end - begin);
+    old_.array.release(begin, end - begin);
     returned_ = end;
   }
   void end_growth() {
@@ -411,13 +420,14 @@ class IdMap {
   }
 
   Buckets buckets_;
-  Buckets old_;            // while the map grows
-  uint64_t bound_ = kAll;  // while it grows: ids with hashes of the seed below it are in buckets_
-  uint64_t moved_ = 0;     // while it grows: the first home of old_ whose ids have not moved
-  uint64_t returned_ = 0;  // buckets of old_ before it have no memory any more, but for the first kWrapped
+  Buckets old_;            // the former array while the map grows
+  uint64_t bound_ = kAll;  // while the map grows: ids whose order is below it are in buckets_
+  uint64_t moved_ = 0;     // while the map grows: the first home of old_ whose ids have not moved
+  uint64_t returned_ = 0;  // buckets of old_ before it have released their memory, except the first kWrapped
   IdSeed seed_;
   int64_t size_ = 0, erased_ = 0;
-  int64_t room_;  // for so many ids; kCrowded: they need other places
+  int64_t
+      room_;  // the capacity in ids; kCrowded: the ids are clustered and must be rehashed with another seed
 };
 
 }  // namespace rec_sdk

@@ -1,5 +1,5 @@
-// Hands out the numbers 0, 1, 2, ..., of rows or of slots. Freed numbers go first, the latest of them
-// first of all, so what a number is depends on the order of calls alone.
+// A pool of the numbers 0, 1, 2, ..., for rows or slots. Freed numbers are reused first, the latest one
+// first, so numbers depend only on the order of calls.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ class NumberPool {
  public:
   NumberPool() : free_(sizeof(uint32_t)) {}
 
-  int64_t bound() const { return bound_; }           // one past the largest number ever handed out
-  int64_t count() const { return bound_ - freed_; }  // numbers handed out and not freed
+  int64_t bound() const { return bound_; }           // one past the largest number taken so far
+  int64_t count() const { return bound_ - freed_; }  // numbers taken and not freed
 
-  // The number that the k-th call of take() from now on will give, from 0.
+  // Returns the number that the k-th next call of take() will return, from k = 0.
   uint32_t peek(int64_t k = 0) const {
     return k < freed_ ? *place(freed_ - 1 - k) : static_cast<uint32_t>(bound_ + k - freed_);
   }
@@ -24,8 +24,8 @@ class NumberPool {
     freed_ > 0 ? --freed_ : ++bound_;
     return number;
   }
-  // Undoes take(), the latest first; `bound_before` is the bound before the first of those to be undone. When
-  // nothing else happened since, the pool is as before. Otherwise numbers may come in another order.
+  // Undoes take(), latest call first; `bound_before` is the bound before the first call to undo. If nothing
+  // else happened in between, the pool is restored exactly; otherwise numbers may be reused in another order.
   void put_back(uint32_t number, int64_t bound_before) noexcept {
     if (number >= bound_before && number + 1 == bound_) {
       --bound_;
@@ -34,13 +34,13 @@ class NumberPool {
     }
   }
 
-  // Address space to free all numbers below `bound`: free() of them cannot fail. Throws std::bad_alloc
+  // Reserves space to free all numbers below `bound`, so that free() cannot fail. Throws std::bad_alloc.
   void reserve(int64_t bound) {
     if (static_cast<size_t>(bound) > free_.size()) free_.extend(static_cast<size_t>(bound));
   }
   void free(uint32_t number) noexcept { *place(freed_++) = number; }
 
-  template <class Visit>  // visit(number) of those that were handed out and freed
+  template <class Visit>  // calls visit(number) for every freed number
   void for_each_free(Visit visit) const {
     for (int64_t i = 0; i < freed_; ++i) visit(*place(i));
   }
@@ -53,7 +53,7 @@ class NumberPool {
  private:
   uint32_t* place(int64_t i) const { return static_cast<uint32_t*>(free_.at(static_cast<size_t>(i))); }
 
-  ChunkedMemory free_;  // [freed_] a stack
+  ChunkedMemory free_;  // [freed_] used as a stack
   int64_t freed_ = 0;
   int64_t bound_ = 0;
 };

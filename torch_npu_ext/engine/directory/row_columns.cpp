@@ -5,7 +5,7 @@
 namespace rec_sdk {
 namespace {
 
-// Whole huge pages, whatever multiple of 4 bytes a record has.
+// Chunks consist of whole huge pages, whatever multiple of 4 bytes a record has.
 size_t chunk_bytes(int32_t record_bytes) { return static_cast<size_t>(record_bytes) / 4 * kHugePage; }
 
 }  // namespace

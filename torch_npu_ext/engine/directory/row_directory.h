@@ -1,5 +1,5 @@
-// id -> row of a hash table. Rows of removed ids are given to new ones, so that rows stay dense: what is kept
-// per row needs bound() places.
+// The map of ids to rows of a hash table. Rows of removed ids are reused, so that rows stay dense and per-row
+// memory needs bound() entries.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +11,37 @@ namespace rec_sdk {
 
 class RowDirectory {
  public:
-  // Does not shrink below room for `expected` ids.
+  // The map does not shrink below space for `expected` ids.
   explicit RowDirectory(int64_t expected = 0) : expected_(expected), ids_(expected) {}
 
-  int64_t count() const { return ids_.size(); }    // known ids
-  int64_t bound() const { return rows_.bound(); }  // one past the largest row ever handed out
+  int64_t count() const { return ids_.size(); }    // number of ids
+  int64_t bound() const { return rows_.bound(); }  // one past the largest row assigned so far
   const IdMap& ids() const { return ids_; }
   int64_t growth(int64_t extra) const { return ids_.growth(extra); }
   void reserve(int64_t extra) { ids_.reserve(extra); }
   bool grows() const { return ids_.grows(); }
   void choose_pages(int64_t extra) noexcept { ids_.choose_pages(extra); }
 
-  // A new id gets the next row, and no slot. Precondition: growth(1) == 0.
+  // Returns the entry of the id; a new id gets the next row and no slot. Precondition: growth(1) == 0.
   IdMap::Entry find_or_add(int64_t id, uint64_t hash, bool* added) {
     const IdMap::Entry entry = ids_.find_or_add(id, hash, rows_.peek(), added);
     if (*added) rows_.take();
     return entry;
   }
-  // Undoes find_or_add(), the latest first; `bound_before` is bound() before the first of those. Before
-  // anything else happens to the directory, that cannot fail; later it needs reserve_removal().
+  // Undoes find_or_add(), latest call first; `bound_before` is bound() before the first of these calls. It
+  // cannot fail if nothing else happened to the directory; otherwise reserve_removal() must have been called
+  // before.
   void undo_add(int64_t id, uint32_t row, int64_t bound_before) noexcept {
     ids_.erase(id, IdMap::hash(id));
     rows_.put_back(row, bound_before);
   }
 
   void reserve_removal() { rows_.reserve(rows_.bound()); }  // throws std::bad_alloc
-  void remove(int64_t id, uint32_t row) noexcept {          // needs reserve_removal()
+  void remove(int64_t id, uint32_t row) noexcept {          // precondition: reserve_removal()
     ids_.erase(id, IdMap::hash(id));
     rows_.free(row);
   }
-  template <class Visit>  // visit(row) of rows below bound() that no id has
+  template <class Visit>  // calls visit(row) for rows below bound() without an id
   void for_each_free(Visit visit) const {
     rows_.for_each_free(visit);
   }

@@ -1,6 +1,6 @@
-// The rows of a table that a save has yet to take: one moment of the table, while training goes on. A row is
-// pending until it is taken; a pending row is taken before it is changed. So a pending row has the id, the
-// record and, unless they are kept here, the columns that it had at the moment.
+// The pending rows of a table's snapshot, with which a save captures one moment while training goes on. A row
+// is pending until it is taken, and a pending row must be taken before it changes. A pending row therefore
+// still has its id and record of that moment; its columns too, unless their former values are kept here.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Snapshot {
     if (rows_ % 64 != 0) bits_.back() = (uint64_t{1} << (rows_ % 64)) - 1;
     pending_ = rows_;
   }
-  void leave_out(int64_t row) {
+  void exclude(int64_t row) {
     uint64_t& word = bits_[static_cast<size_t>(row >> 6)];
     pending_ -= static_cast<int64_t>(word >> (row & 63) & 1);
     word &= ~(uint64_t{1} << (row & 63));
@@ -38,9 +38,9 @@ class Snapshot {
   }
   int64_t pending() const { return pending_; }
 
-  // Rows whose records may not be read now, though they are pending: those that for_each(visit) gives, a
-  // function of `plans`. Nothing is done where these are those of the call before: a piece of a save is
-  // small, and the rows that move are many.
+  // Sets the moving rows, whose records must not be read although they are pending: the rows that
+  // for_each(visit) visits, which depend only on `plans`. If `plans` are the same as in the previous call,
+  // nothing is done, because a piece of a save is small and the moving rows are many.
   template <class ForEach>
   void set_moving(std::vector<uint64_t> plans, const ForEach& for_each) {
     if (moving_known_ && plans == moving_plans_) return;
@@ -56,12 +56,12 @@ class Snapshot {
     moving_plans_ = std::move(plans);
     moving_known_ = true;
   }
-  int64_t marked() const { return marked_; }  // rows that set_moving() has marked, in all
-  bool has_still(int64_t row) const {
+  int64_t marked() const { return marked_; }  // the number of rows marked by all calls of set_moving()
+  bool is_takable(int64_t row) const {
     return has(row) && (moving_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) == 0;
   }
 
-  // The columns of a row are about to change, and the row is not taken yet.
+  // Keeps the columns of a pending row, which are about to change.
   void keep(int64_t row, const RowColumns& columns) noexcept {
     if (!has(row)) return;
     try {
@@ -70,10 +70,11 @@ class Snapshot {
       failed_ = true;
     }
   }
-  bool failed() const { return failed_; }  // memory was short: what is taken from now on is worth nothing
+  bool failed() const { return failed_; }  // out of memory: columns taken from now on are wrong
   int64_t kept() const { return static_cast<int64_t>(kept_.size()); }
 
-  // Preconditions of these: has(row). The second: keep() was called for no row.
+  // Takes a row. Precondition: has(row). The overload without columns also requires that keep() was called
+  // for no row.
   RowColumnValues take(int64_t row, const RowColumns& columns) {
     take(row);
     const auto found = kept_.find(row);
@@ -92,16 +93,16 @@ class Snapshot {
     if (row < rows_) rec_sdk::prefetch(&bits_[static_cast<size_t>(row >> 6)]);
   }
 
-  // A snapshot of rows that changed lists them with their ids, in any order until they are sorted. Without a
-  // list the snapshot is of all rows, or the caller has the ids.
+  // The rows of a snapshot of changed rows, with their ids, unordered until they are sorted. Without a list,
+  // the snapshot contains all rows, or the caller has the ids.
   std::vector<std::pair<uint32_t, int64_t>> listed;
   bool has_list = false, is_sorted = false;
 
  private:
   std::vector<uint64_t> bits_, moving_;
-  std::vector<uint32_t> moving_rows_;   // those of moving_
-  std::vector<uint64_t> moving_plans_;  // which have them
-  bool moving_known_ = false;           // whether both say what moving_ has
+  std::vector<uint32_t> moving_rows_;   // the rows marked in moving_
+  std::vector<uint64_t> moving_plans_;  // the plans that move these rows
+  bool moving_known_ = false;           // whether moving_rows_ and moving_plans_ match moving_
   int64_t marked_ = 0;
   int64_t rows_;
   int64_t pending_ = 0;

@@ -12,7 +12,7 @@ void add_source(std::vector<uint64_t>* sources, uint64_t serial) {
 
 namespace {
 
-// The row in at this place waits for a plan to land; 0: for none.
+// Records that the row in at `place` depends on the write-back of plan `serial`; 0 means none.
 void add_late(PlanBuffers* plan, int32_t place, uint64_t serial) {
   if (serial == 0) return;
   add_source(&plan->sources, serial);
@@ -81,7 +81,7 @@ void PendingWriteBacks::find_sources(PlanBuffers* plan) const noexcept {
   }
 }
 
-// The newest of the plans that took out a row lands last.
+// If several pending plans wrote back a row, the newest one completes last, and it is the recorded source.
 std::vector<int32_t> PendingWriteBacks::late_rows(const PlanBuffers& plan) const {
   std::vector<int32_t> late;
   for (const PlanBuffers::Late& row : plan.late) {

@@ -1,5 +1,5 @@
-// Rows on their way from the cache to the host store: a row is in transit from the plan that evicts it until
-// its record has landed. A caller that wants such a row learns here which plan's copy to wait for, and waits
+// The plans with pending write-backs: a victim's write-back is pending from planning until its record is in
+// the host store. A caller that needs such a row finds here which plan's copy it has to wait for, and waits
 // for no other.
 #pragma once
 
@@ -13,26 +13,27 @@
 
 namespace rec_sdk {
 
-// Called under the engine's mutex, but for find(), which waits for no plan in the making.
+// Calls require the engine's mutex, except find(), which must not wait for a plan in the making.
 class PendingWriteBacks {
  public:
   bool empty() const { return write_backs_.empty(); }
 
-  // All that can fail of the calls below, for a plan to come.
+  // Allocates what the calls below need for the next plan, so that they cannot fail. looks_up: serial_of() or
+  // find_sources() will be called.
   void prepare(bool looks_up);
   void add(const std::shared_ptr<PlanBuffers>& plan) noexcept;
-  // The rows have landed, or the plan was cancelled.
+  // Removes a plan whose write-back is complete, or that was cancelled.
   void remove(const PlanBuffers& plan) noexcept;
   std::shared_ptr<PlanBuffers> find(uint64_t serial) const noexcept;
 
-  // The newest write_back that has the row, or 0. Needs prepare(true).
+  // Returns the serial of the newest plan that writes back the row, or 0. Precondition: prepare(true).
   uint64_t serial_of(int32_t table, uint32_t row) const noexcept;
-  // plan->sources and plan->late: of the rows in. Needs prepare(true), and room in sources for each
-  // write_back and in late for each row.
+  // Fills plan->sources and plan->late for the rows in. Preconditions: prepare(true), and reserved space in
+  // `sources` for every pending plan and in `late` for every row.
   void find_sources(PlanBuffers* plan) const noexcept;
-  // Places [i] among the plan's rows in, ascending, of those that its sources have not landed yet.
+  // Returns the indices, ascending, of the plan's rows in whose write-back is still pending.
   std::vector<int32_t> late_rows(const PlanBuffers& plan) const;
-  template <class Visit>  // visit(plan) of every write_back
+  template <class Visit>  // calls visit(plan) for every pending plan
   void for_each(Visit visit) const {
     for (const WriteBack& write_back : write_backs_) visit(*write_back.plan);
   }
@@ -41,16 +42,17 @@ class PendingWriteBacks {
  private:
   struct WriteBack {
     std::shared_ptr<PlanBuffers> plan;
-    RowSet rows;  // from the first question on
+    RowSet rows;  // built at the first lookup
     bool indexed = false;
   };
   void index(WriteBack* write_back);
 
-  mutable std::mutex mutex_;            // of changes of write_backs_, and of find()
+  mutable std::mutex mutex_;            // guards changes of write_backs_, and find()
   std::vector<WriteBack> write_backs_;  // oldest first
-  std::vector<RowSet> spare_;           // of departures that are over: a plan asks the system for no memory
+  std::vector<RowSet>
+      spare_;  // sets of completed write-backs for reuse, so that planning allocates no memory
 };
 
-void add_source(std::vector<uint64_t>* sources, uint64_t serial);  // once each
+void add_source(std::vector<uint64_t>* sources, uint64_t serial);  // adds each serial once
 
 }  // namespace rec_sdk

@@ -1,5 +1,5 @@
-// A set of rows of several tables, for many questions that it mostly answers with no. It takes 8 to 16 bytes
-// a row, and its memory serves for other sets after it.
+// A set of rows of several tables, for frequent lookups that are mostly negative. It takes 8 to 16 bytes per
+// row and reuses its memory.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace rec_sdk {
 
 class RowSet {
  public:
-  // The rows [offsets[t], offsets[t + 1]) of table t, each once at most. Throws std::bad_alloc.
+  // Sets the rows [offsets[t], offsets[t + 1]) of table t, all distinct. Throws std::bad_alloc.
   void assign(const std::vector<int32_t>& offsets, const uint32_t* rows) {
     parts_.clear();
     size_t cells = 0;
@@ -25,27 +25,28 @@ class RowSet {
     cells_.assign(cells, 0);
     for (size_t t = 0; t < parts_.size(); ++t) {
       for (int32_t i = offsets[t]; i < offsets[t + 1]; ++i)
-        *place_of(parts_[t], rows[i], hash(rows[i])) = rows[i] + 1;
+        *cell_of(parts_[t], rows[i], hash(rows[i])) = rows[i] + 1;
     }
   }
 
   static REC_SDK_ALWAYS_INLINE uint64_t hash(uint32_t row) { return IdSeed::hash(row); }
-  // A set that was never assigned has no row.
+  // Returns whether the set contains the row; a set that was never assigned is empty.
   REC_SDK_ALWAYS_INLINE bool has(int32_t table, uint32_t row, uint64_t hash) const {
-    return !parts_.empty() && *place_of(parts_[table], row, hash) != 0;
+    return !parts_.empty() && *cell_of(parts_[table], row, hash) != 0;
   }
   bool has(int32_t table, uint32_t row) const { return has(table, row, hash(row)); }
 
  private:
-  // The cells of a table, of which half are free at least.
+  // The cells of one table, at least half of them free.
   struct Part {
     size_t first;
-    int bits;  // log2 of their number
+    int bits;  // log2 of the number of cells
   };
   static constexpr int kLeastBits = 2;
 
-  // That of the row, or the free one where a search for it ends. 0 is free: there is no row 2^32 - 1.
-  REC_SDK_ALWAYS_INLINE uint32_t* place_of(const Part& part, uint32_t row, uint64_t hash) const {
+  // Returns the cell of the row, or the free cell where a search for it ends. A cell contains row + 1; 0
+  // means free, since there is no row 2^32 - 1.
+  REC_SDK_ALWAYS_INLINE uint32_t* cell_of(const Part& part, uint32_t row, uint64_t hash) const {
     const uint64_t mask = (uint64_t{1} << part.bits) - 1;
     uint32_t* const cells = const_cast<uint32_t*>(cells_.data()) + part.first;
     uint64_t i = hash >> (64 - part.bits);

@@ -25,7 +25,7 @@ void check_spec(const TableSpec& spec, const RecordLayout& layout) {
   check(!spec.rules.any() || spec.hashed,
         "only a hash table admits or evicts ids, and this is an index table");
   check(spec.rules.admission() == nullptr || spec.default_row, "a table that admits ids needs a default row");
-  check(spec.columns.has(spec.rules.columns()), "its rules go by columns that it does not keep");
+  check(spec.columns.has(spec.rules.columns()), "its rules require columns that it does not keep");
   check(spec.rules.score() != nullptr || !spec.columns.has(Column::kScore),
         "the column 'score' needs the rule 'score'");
 }
@@ -36,7 +36,8 @@ std::unique_ptr<StoreFile> make_file(const TableSpec& spec) {
 
 }  // namespace
 
-// The map starts with room for the cache, so that filling it causes no growth, but with no more than 64 MiB.
+// The map starts with space for the cached rows, so that filling the cache causes no growth, but with at most
+// 64 MiB.
 Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& policy_name, int64_t first_slot,
              MemoryGuard* memory)
     : store(StoredRecords(layout, spec.stored_dtype), memory, make_file((check_spec(spec, layout), spec))),
@@ -128,7 +129,7 @@ void Table::clear() {
     row_slots_ = make_row_slots();
   }
   store.clear();
-  if (spec_.hashed) store.shrink();  // an index table has its rows again at once
+  if (spec_.hashed) store.shrink();  // an index table needs its rows again at once
   columns.clear();
   admission->clear();
   policy->clear();

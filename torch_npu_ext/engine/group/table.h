@@ -1,4 +1,4 @@
-// One table of a group: which ids it knows, where their rows are, and its share of the device cache.
+// One table of a group: its ids, the locations of their rows, and its share of the device cache.
 #pragma once
 
 #include <cstdint>
@@ -26,31 +26,31 @@ enum class BoundsCheck { kFatal, kWarning, kIgnore, kNone };
 
 struct TableSpec {
   std::string name;
-  bool hashed;  // any int64 is an id; otherwise 0 <= id < num_embeddings, and the id is the row
+  bool hashed;  // true: any int64 is an id; false: 0 <= id < num_embeddings, and the id is the row
   int64_t num_embeddings;
-  int64_t slots;     // in the device cache, for rows
-  int64_t capacity;  // of a hash table; 0 = unlimited
+  int64_t slots;     // in the device cache, without the default slot
+  int64_t capacity;  // maximum number of ids of a hash table; 0 means unlimited
   Initializer initializer;
   uint64_t seed;
   std::vector<float> state_init;  // one per state block
   BoundsCheck bounds_check;
   ColumnSet columns = {};
-  bool default_row = false;                // one more slot, behind those for rows: default_slot()
-  Rules rules = {};                        // of a hash table; one that admits ids has a default row
-  std::string store_path = {};             // of the host store's file, which is new; empty: in memory
-  std::optional<DType> stored_dtype = {};  // of weights in the host store, where it is not that of the cache
+  bool default_row = false;     // whether there is one more slot, default_slot(), behind the others
+  Rules rules = {};             // of a hash table; a table with an admission rule needs a default row
+  std::string store_path = {};  // path of the host store's file, which must not exist; empty: in memory
+  std::optional<DType> stored_dtype = {};  // dtype of weights in the host store, if it differs from the cache
 };
 
-// Ids that left a table that keeps versions, oldest first: a save of changes has to name them.
+// Removed ids of a table that keeps versions, oldest first; a delta save has to list them.
 struct RemovalLog {
-  std::vector<std::pair<uint64_t, int64_t>> removed;  // (version, id); an id may have come back since
-  uint64_t complete_after =
-      0;  // of an earlier version nothing is known: all ids left at once, or were forgotten
+  std::vector<std::pair<uint64_t, int64_t>> removed;  // (version, id); an id may have been added again
+  // The log is complete after this version; older removals were dropped, or all ids were removed at once.
+  uint64_t complete_after = 0;
 };
 
 class Table {
  public:
-  // Throws std::invalid_argument when the spec makes no sense.
+  // Throws std::invalid_argument if the spec is invalid.
   Table(TableSpec spec, const RecordLayout& layout, const std::string& policy, int64_t first_slot,
         MemoryGuard* memory);
 
@@ -59,23 +59,26 @@ class Table {
   int64_t row_bound() const { return spec_.hashed ? directory_.bound() : spec_.num_embeddings; }
   int64_t first_slot() const { return first_slot_; }
   int64_t end_slot() const { return first_slot_ + spec_.slots + (spec_.default_row ? 1 : 0); }
-  // The slot of the constant that default lookups read: no row ever has it. Precondition: spec().default_row.
+  // Returns the slot of the constant row that default lookups read. No row is assigned to it. Precondition:
+  // spec().default_row.
   uint32_t default_slot() const { return static_cast<uint32_t>(first_slot_ + spec_.slots); }
   bool never_evicts() const;
-  int64_t index_bytes() const;   // of the id map and its kin
-  int64_t column_bytes() const;  // of the columns of all rows and the logs of what changed and left
+  int64_t index_bytes() const;   // bytes of the id map, or of the slots of an index table
+  int64_t column_bytes() const;  // bytes of the columns of all rows and of the logs of changes and removals
 
-  // Hash tables. A failed batch undoes what it added to the directory.
+  // For hash tables only. A failed batch undoes its additions to the directory.
   RowDirectory& directory() { return directory_; }
   const IdMap& map() const { return directory_.ids(); }
-  bool reserve_ids(int64_t extra);  // room in the map; whether it grew. Throws MemoryLimitError
+  bool reserve_ids(int64_t extra);  // returns whether the map grew; throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
 
-  // All that is kept per row gets room for row_bound() rows. Throws std::bad_alloc, DiskError.
+  // Extends all per-row memory to row_bound() rows. Throws std::bad_alloc, DiskError.
   void extend_rows();
-  void begin_row(uint32_t row) noexcept;             // of an id that no batch brought: its time begins now
-  void forget_row(uint32_t row) noexcept;            // as if no id ever had it
-  void drop_id(int64_t id, uint32_t row) noexcept {  // a known id, whose slot, if any, is freed
+  void begin_row(
+      uint32_t row) noexcept;  // for an id that was not added by a batch: its last use and timestamp are now
+  void forget_row(uint32_t row) noexcept;  // as if the row never had an id
+  void drop_id(int64_t id,
+               uint32_t row) noexcept {  // precondition: the id is known, and its slot, if any, is freed
     if (spec_.hashed) {
       directory_.remove(id, row);
     } else {
@@ -83,24 +86,24 @@ class Table {
     }
   }
 
-  // Slots without a row, those that were freed first. free_slots() of them are there.
+  // Slots without a row; freed slots are reused first. Their number is free_slots().
   int64_t free_slots() const { return spec_.slots - used_slots_.count(); }
   int64_t slot_bound() const { return used_slots_.bound(); }
   uint32_t peek_slot(int64_t k) const { return static_cast<uint32_t>(first_slot_ + used_slots_.peek(k)); }
   uint32_t take_slot() { return static_cast<uint32_t>(first_slot_) + used_slots_.take(); }
-  void put_back_slot(uint32_t slot, int64_t bound_before) noexcept {  // undoes take_slot(), latest first
+  void put_back_slot(uint32_t slot, int64_t bound_before) noexcept {  // undoes take_slot(), latest call first
     used_slots_.put_back(slot - static_cast<uint32_t>(first_slot_), bound_before);
   }
   void free_slot(uint32_t slot) noexcept { used_slots_.free(slot - static_cast<uint32_t>(first_slot_)); }
 
-  // Index tables: the slot of each row, complemented, so that zeroed memory means kNoSlot.
+  // Index tables: the slot of each row, stored as its complement, so that zeroed memory means kNoSlot.
   uint32_t* row_slots() const { return row_slots_.data(); }
 
-  // An id that the table can have: of an index table, those that it cannot are row 0.
+  // Returns the id, or 0 if it is out of range of an index table.
   int64_t known_id(int64_t id) const {
     return spec_.hashed || static_cast<uint64_t>(id) < static_cast<uint64_t>(spec_.num_embeddings) ? id : 0;
   }
-  uint32_t slot_of(int64_t id) const {  // of a known id, or one that a hash table has not met; or kNoSlot
+  uint32_t slot_of(int64_t id) const {  // kNoSlot if the id is not cached, or unknown to a hash table
     if (!spec_.hashed) return ~row_slots_[id];
     const IdMap::Entry entry = map().find(id, IdMap::hash(id));
     return entry ? entry.slot() : kNoSlot;
@@ -108,7 +111,7 @@ class Table {
   REC_SDK_ALWAYS_INLINE void prefetch_slot(int64_t id) const {
     spec_.hashed ? map().prefetch(IdMap::hash(id)) : rec_sdk::prefetch(&row_slots_[id]);
   }
-  void set_slot(int64_t id, uint32_t slot) {  // of a known id
+  void set_slot(int64_t id, uint32_t slot) {  // precondition: the id is known
     if (spec_.hashed) {
       map().find(id, IdMap::hash(id)).set_slot(slot);
     } else {
@@ -116,7 +119,7 @@ class Table {
     }
   }
 
-  void clear_slot(int64_t id, uint32_t row) {  // a known id loses its slot
+  void clear_slot(int64_t id, uint32_t row) {  // precondition: the id is known
     if (spec_.hashed) {
       map().find(id, IdMap::hash(id)).set_row(row);
     } else {
@@ -124,24 +127,26 @@ class Table {
     }
   }
 
-  // The rows of resident ids: the map of a hash table has either the slot or the row.
+  // The row of each used slot. The map of a hash table has either the slot or the row of an id, so cached
+  // rows are stored here.
   void keep_row(uint32_t slot, uint32_t row) {
     if (spec_.hashed) slot_rows_[slot - first_slot_] = row;
   }
   REC_SDK_ALWAYS_INLINE void prefetch_row(uint32_t slot) const {
     if (spec_.hashed) rec_sdk::prefetch(&slot_rows_[slot - first_slot_]);
   }
-  // By the slot of the group. Precondition: spec().hashed.
+  // Returns an array indexed by slots of the group. Precondition: spec().hashed.
   const uint32_t* rows_of_slots() const { return slot_rows_.data() - first_slot_; }
   uint32_t row_in(uint32_t slot, int64_t id) const {
     return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
   }
-  // For hash tables, and not during a plan, when the keys of missing rows are no slots.
+  // For hash tables only, and not while planning, when the entries of missing rows have keys that are not
+  // slots.
   uint32_t row_of(int64_t id, const IdMap::Entry& entry) const {
     return entry.has_slot() ? row_in(entry.slot(), id) : entry.row();
   }
 
-  // Row and slot, or kNoSlot, of an id; false when it is none of the table's. Not during a plan.
+  // Finds the row and the slot, or kNoSlot, of an id; returns false for an unknown id. Not while planning.
   bool locate(int64_t id, uint32_t* row, uint32_t* slot) const {
     if (!spec_.hashed) {
       if (known_id(id) != id) return false;
@@ -156,7 +161,7 @@ class Table {
     return true;
   }
 
-  template <class Visit>  // visit(id, row, slot) of every row, in no order
+  template <class Visit>  // calls visit(id, row, slot) for every row, in no order
   void for_each(Visit visit) const {
     if (spec_.hashed) {
       map().for_each(
@@ -168,19 +173,19 @@ class Table {
     }
   }
 
-  void clear();  // precondition: no slot is held
+  void clear();  // precondition: no slot is pinned
 
   HostStore store;
   RecordInitializer initializer;
   std::unique_ptr<CachePolicy> policy;
   RowColumns columns;
   RemovalLog removals;
-  ChangeLog changes;  // of a table that keeps versions
+  ChangeLog changes;  // used by tables that keep versions
   std::unique_ptr<Admission> admission;
-  std::vector<bool> small;  // rows whose weights are so small that they leave with the next eviction
+  std::vector<bool> small;  // rows with weights of small norm, which the next eviction by norm evicts
   TableClock clock;
-  bool frozen = false;  // no batch trains it: the clock stands still, and no rule takes ids out by itself
-  std::unique_ptr<Snapshot> snapshot;  // while a save takes the rows of a moment
+  bool frozen = false;  // not trained: its clock stands still and end_step() evicts none of its ids
+  std::unique_ptr<Snapshot> snapshot;  // null unless a save has opened a snapshot
 
  private:
   void prepare();
@@ -190,8 +195,8 @@ class Table {
   int64_t first_slot_;
   MemoryGuard* memory_;
   RowDirectory directory_;
-  NumberPool used_slots_;          // counted from first_slot
-  HugeArray<uint32_t> slot_rows_;  // [slots] of a hash table: the row in each used slot
+  NumberPool used_slots_;          // numbered from first_slot
+  HugeArray<uint32_t> slot_rows_;  // [slots] of a hash table: the row of each used slot
   HugeArray<uint32_t> row_slots_;
 };
 

@@ -44,7 +44,7 @@ uint32_t SpilledSums::take(int32_t table, uint32_t row) {
 void SpilledSums::put_back(int32_t table, uint32_t row, uint32_t place) {
   bool added = false;
   const int64_t id = key(table, row);
-  places_.find_or_add(id, IdMap::hash(id), place, &added);  // into the room that take() left
+  places_.find_or_add(id, IdMap::hash(id), place, &added);  // into the space that take() left
   sorted_valid_ = false;
 }
 
@@ -53,17 +53,18 @@ const std::vector<SpilledSums::Spilled>& SpilledSums::sorted() {
     sorted_.clear();
     sorted_.reserve(static_cast<size_t>(places_.size()));
     places_.for_each([&](int64_t id, const IdMap::Entry& entry) { sorted_.push_back({id, entry.row()}); });
-    std::sort(sorted_.begin(), sorted_.end(), [](const Spilled& a, const Spilled& b) { return a.key < b.key; });
+    std::sort(sorted_.begin(), sorted_.end(),
+              [](const Spilled& a, const Spilled& b) { return a.key < b.key; });
     sorted_valid_ = true;
   }
   return sorted_;
 }
 
 void SpilledSums::drop_table(int32_t table) {
-  for (const Spilled& away : sorted()) {
-    if (away.table() != table) continue;
-    places_.erase(away.key, IdMap::hash(away.key));
-    free(away.place);
+  for (const Spilled& spilled : sorted()) {
+    if (spilled.table() != table) continue;
+    places_.erase(spilled.key, IdMap::hash(spilled.key));
+    free(spilled.place);
   }
   sorted_valid_ = false;
 }
@@ -90,7 +91,8 @@ void Window::reserve(const Bound& bound, PlanBuffers* plan) {
   plan->pending_out_sums.reserve(static_cast<size_t>(bound.out));
   plan->pending_in.reserve(static_cast<size_t>(bound.in));
   plan->pending_in_sums.reserve(static_cast<size_t>(bound.in));
-  const size_t slots = slots_.size() + static_cast<size_t>(bound.in + bound.out);  // the latter for undo()
+  const size_t slots =
+      slots_.size() + static_cast<size_t>(bound.in + bound.out);  // bound.out of them for undo()
   if (slots > slots_.capacity()) slots_.reserve(2 * slots);
   if (bound.out > 0) spilled_.reserve(bound.out);
   plan->window_epoch = spilled_.epoch();
@@ -140,7 +142,7 @@ void Window::finish(const PlanBuffers& plan) noexcept {
 }
 
 void Window::write(const PlanBuffers& plan, const float* sums) {
-  if (plan.window_epoch != spilled_.epoch()) return;  // closed since
+  if (plan.window_epoch != spilled_.epoch()) return;  // closed in the meantime
   const size_t bytes = static_cast<size_t>(2 * dim_) * sizeof(float);
   for (const uint32_t place : plan.pending_out_sums) {
     std::memcpy(spilled_.data(place), sums, bytes);

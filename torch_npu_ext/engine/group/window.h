@@ -1,5 +1,5 @@
-// The accumulation window of a group: which rows have gradients that wait for its end, and the sums of those
-// that left the cache. The sums of resident rows are on the device, one row for each slot.
+// The accumulation window of a group: the rows that have pending sums of gradients. Sums of cached rows are
+// on the device, one per slot; sums of other rows are spilled to host memory here.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace rec_sdk {
 
-// Sums of rows that are away: (table, row) -> sum and compensation.
+// Sums of rows outside the cache: a map of (table, row) to sum and compensation.
 class SpilledSums {
  public:
   static constexpr uint32_t kNone = 0xFFFFFFFFu;
   struct Spilled {
-    int64_t key;  // table << 32 | row: ordered by table, then row
+    int64_t key;  // table << 32 | row, so that keys are ordered by table, then row
     uint32_t place;
     int32_t table() const { return static_cast<int32_t>(key >> 32); }
     uint32_t row() const { return static_cast<uint32_t>(key); }
@@ -24,34 +24,38 @@ class SpilledSums {
 
   explicit SpilledSums(int64_t dim);
 
-  void reserve(int64_t extra);                 // room for `extra` more rows: put() cannot fail then
-  uint32_t put(int32_t table, uint32_t row);   // the row left; its sums go to data() of the returned place
-  uint32_t take(int32_t table, uint32_t row);  // the row came back: its place, which stays in use, or kNone
+  void reserve(int64_t extra);  // reserves space for `extra` more rows, so that put() cannot fail
+  uint32_t put(int32_t table,
+               uint32_t row);  // adds a row; its sums belong in data() of the returned position
+  uint32_t take(
+      int32_t table,
+      uint32_t row);  // removes a row; returns its position, which stays in use until free(), or kNone
   bool has(int32_t table, uint32_t row) const {
     return static_cast<bool>(places_.find(key(table, row), IdMap::hash(key(table, row))));
   }
-  void put_back(int32_t table, uint32_t row, uint32_t place);  // undoes take(), before anything else is put
+  void put_back(int32_t table, uint32_t row, uint32_t place);  // undoes take(); no put() may come in between
   void free(uint32_t place) { free_.push_back(place); }
   float* data(uint32_t place) const { return static_cast<float*>(sums_.at(place)); }  // [2 * dim]
 
-  const std::vector<Spilled>& sorted();  // all rows away
+  const std::vector<Spilled>& sorted();  // all rows, ordered by key
   void drop_table(int32_t table);
   void clear();
   int64_t size() const { return places_.size(); }
-  uint64_t epoch() const { return epoch_; }  // places are void when it has changed
+  uint64_t epoch() const { return epoch_; }  // changes with clear(), which invalidates positions
 
  private:
   static int64_t key(int32_t table, uint32_t row) { return (static_cast<int64_t>(table) << 32) | row; }
 
-  IdMap places_;  // key -> place (as the entry's row)
+  IdMap places_;  // key -> position, stored as the entry's row
   ChunkedMemory sums_;
   std::vector<uint32_t> free_;
-  uint32_t used_ = 0;  // places ever handed out
+  uint32_t used_ = 0;  // number of positions in use or free
   std::vector<Spilled> sorted_;
   bool sorted_valid_ = false;
   uint64_t epoch_ = 0;
 };
 
+// The rows of a group with sums, in the cache and outside of it.
 class Window {
  public:
   Window(int64_t dim, int64_t slots) : dim_(dim), flags_(static_cast<size_t>(slots)), spilled_(dim) {}
@@ -63,8 +67,9 @@ class Window {
     flags_[slot] = 1;
   }
 
-  // A plan's rows take their sums with them. reserve() takes all memory for `out` rows that leave and `in`
-  // that come, and says how many of them have sums at most.
+  // Moves the sums of a plan's rows: victims' sums are spilled, spilled sums of rows in return to the device.
+  // bound() returns upper bounds of the moving sums for `out` and `in` rows, and reserve() allocates the
+  // memory for them, so that move() cannot fail.
   struct Bound {
     int64_t out, in;
   };
@@ -72,20 +77,22 @@ class Window {
   void reserve(const Bound& bound, PlanBuffers* plan);
   void move(PlanBuffers* plan) noexcept;
   void undo(PlanBuffers* plan) noexcept;
-  void finish(const PlanBuffers& plan) noexcept;  // applied: the sums that came back are on the device
+  void finish(const PlanBuffers& plan) noexcept;  // the plan is applied: sums of the rows in are on the
+                                                  // device, and their positions become free
 
-  // [rows, 2 * dim] sums of the plan's rows. Sums that come back stay here until finish().
+  // Writes or reads the sums [rows, 2 * dim] of the plan's rows. Spilled sums of rows in stay here until
+  // finish().
   void write(const PlanBuffers& plan, const float* sums);
   void read(const PlanBuffers& plan, float* sums) const;
 
   std::vector<int32_t> resident_slots() const;  // ascending
   const std::vector<SpilledSums::Spilled>& spilled() { return spilled_.sorted(); }
   const float* sums(uint32_t place) const { return spilled_.data(place); }
-  // Rows that are away and have no sums get these, [count, 2 * dim]. Throws std::bad_alloc.
+  // Adds sums [count, 2 * dim] of rows outside the cache that have none. Throws std::bad_alloc.
   void put_spilled(int32_t table, const int64_t* rows, int64_t count, const float* sums);
   void drop_slots(int64_t begin, int64_t end) noexcept;
   void drop_table(int32_t table) { spilled_.drop_table(table); }
-  bool has(int32_t table, uint32_t row, int64_t slot) const {  // slot: -1 when it has none
+  bool has(int32_t table, uint32_t row, int64_t slot) const {  // slot: -1 if the row is not cached
     return slot >= 0 ? flags_[slot] != 0 : spilled_.has(table, row);
   }
   void close();
@@ -97,9 +104,10 @@ class Window {
   }
 
   int64_t dim_;
-  HugeArray<uint8_t> flags_;    // [slots] the row has sums
-  int64_t resident_ = 0;        // flags set
-  std::vector<int32_t> slots_;  // all of those; some twice, some whose flag was taken back
+  HugeArray<uint8_t> flags_;  // [slots] whether the row in the slot has a sum
+  int64_t resident_ = 0;      // number of set flags
+  std::vector<int32_t>
+      slots_;  // slots whose flag was set; may contain duplicates and slots whose flag was cleared
   SpilledSums spilled_;
 };
 

@@ -9,12 +9,12 @@ namespace rec_sdk {
 namespace {
 
 constexpr int32_t kPrefetchDistance = 48;
-constexpr uint32_t kRing = 64;  // no less; a power of two
+constexpr uint32_t kRing = 64;  // a power of two, greater than kPrefetchDistance
 constexpr int32_t kPartRows = 16384;
 constexpr int32_t kCacheLine = 64;
 
-// visit(record, u) of unique rows [begin, end) of a table. Rows come from one pass of prefetches, records
-// from the next. `kBytes` of a record, or 0: any.
+// Calls visit(record, u) for unique rows [begin, end) of a table. Two passes of prefetches run ahead: one for
+// the rows, one for their records. kBytes is the size of a record, or 0 if unknown at compile time.
 template <bool kHashed, int32_t kBytes, class Visit>
 REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& table, const int32_t* slots,
                                            int32_t begin, int32_t end, const Visit& visit) {
@@ -22,10 +22,10 @@ REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& tabl
   const uint32_t* const rows = kHashed ? table.rows_of_slots() : nullptr;
   const RowColumns& columns = table.columns;
   const int32_t last_byte = columns.places().bytes() - 1;
-  // A record of another size may lie on two lines.
+  // A record whose size does not divide the cache line may span two lines.
   constexpr bool kOnOneLine = kBytes > 0 && kCacheLine % (kBytes > 0 ? kBytes : 1) == 0;
   char* records[kRing] = {};
-  const auto ask = [&](int32_t u) __attribute__((always_inline)) {
+  const auto prefetch_row = [&](int32_t u) __attribute__((always_inline)) {
     kHashed ? prefetch(&rows[slots[u]]) : prefetch(&ids[slots[u]]);
   };
   const auto find = [&](int32_t u) __attribute__((always_inline)) {
@@ -34,10 +34,10 @@ REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& tabl
     prefetch(record);
     if (!kOnOneLine) prefetch(record + last_byte);
   };
-  for (int32_t u = begin; u < std::min(end, begin + 2 * kPrefetchDistance); ++u) ask(u);
+  for (int32_t u = begin; u < std::min(end, begin + 2 * kPrefetchDistance); ++u) prefetch_row(u);
   for (int32_t u = begin; u < std::min(end, begin + kPrefetchDistance); ++u) find(u);
   for (int32_t u = begin; u < end; ++u) {
-    if (end - u > 2 * kPrefetchDistance) ask(u + 2 * kPrefetchDistance);
+    if (end - u > 2 * kPrefetchDistance) prefetch_row(u + 2 * kPrefetchDistance);
     prefetch_near(records[static_cast<uint32_t>(u + 6) % kRing]);
     char* const record = records[static_cast<uint32_t>(u) % kRing];
     if (end - u > kPrefetchDistance) find(u + kPrefetchDistance);
@@ -45,8 +45,8 @@ REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& tabl
   }
 }
 
-// Calls use(std::integral_constant of the bits) of a set of columns, but for the version: a function of such
-// a set knows where each of them is.
+// Calls use(integral_constant) with the bits of a set of columns, without the version, so that the positions
+// of the columns are known at compile time.
 constexpr uint32_t kVersionBit = ColumnSet{Column::kVersion}.bits();
 template <uint32_t kBits = 0, class Use>
 void with_columns(ColumnSet columns, const Use& use) {
@@ -99,7 +99,7 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   constexpr int32_t kBytes = kPlaces.bytes();
   const Table& table = group.tables[part->table];
   LifecycleLog& log = plan->lifecycle_logs[part->table];
-  // Copies: what is written could be these, for all that the compiler knows.
+  // Members are copied to locals, because for all the compiler can see the written bytes may alias them.
   const TableClock clock = table.clock;
   const ScoreRule* const score = table.spec().rules.score();
   const ChangeLog* const changes = &table.changes;
@@ -114,7 +114,7 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   const int64_t most = log.most;
   char* const before = log.columns.data() - static_cast<int64_t>(plan->table_offsets[part->table]) * kBytes;
   int32_t* const changed = changed_.data() + part->begin;
-  int32_t changes_found = 0;
+  int32_t change_count = 0;
   const auto touch_row = [&](char* record, int32_t u) __attribute__((always_inline)) {
     if constexpr (kBytes > 0) std::memcpy(before + int64_t{u} * kBytes, record, kBytes);
     ScoreRule::Before old{0, 0, 0};
@@ -145,9 +145,9 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
     }
     if (has_version) {
       uint64_t version;
-      std::memcpy(&version, record + kBytes, sizeof(version));  // behind the others
-      changed[changes_found] = u;
-      changes_found += changes->wants(version);
+      std::memcpy(&version, record + kBytes, sizeof(version));  // the version is behind the other columns
+      changed[change_count] = u;
+      change_count += changes->wants(version);
       std::memcpy(record + kBytes, &serial, sizeof(serial));
     }
   };
@@ -160,14 +160,14 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   } else {
     for_each_record<true, kBytes>(group, table, slots, begin, end, touch_row);
   }
-  part->changed = changes_found;
+  part->changed = change_count;
 }
 
-// Rows that the batch admitted: it is in what they have.
+// Sets the columns of rows that the batch admitted. The counts of their candidates already include the batch.
 void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
   Table& table = group->tables[t];
   const ColumnPlaces& places = table.columns.places();
-  const bool whole = table.admission->counts_each();
+  const bool exact = table.admission->counts_each();
   const ScoreRule* const score = table.spec().rules.score();
   const std::vector<LifecycleLog::Admitted>& all = plan.lifecycle_logs[t].admitted;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -175,16 +175,17 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
     const Candidates::Values& values = all[i].values;
     char* const record = table.columns.record(all[i].row);
     Counts total;
-    // A sketch has no timestamps, and a cell that is full may say less than the batch; chance counts nothing.
+    // A sketch has no timestamps, and a saturated cell may be less than the batch's own count. Admission by
+    // probability counts nothing.
     if (places.has(Column::kCount)) {
-      total.shows = whole ? values.count : std::max(places.get<Column::kCount>(record), values.count);
+      total.shows = exact ? values.count : std::max(places.get<Column::kCount>(record), values.count);
       places.set<Column::kCount>(record, total.shows);
     }
     if (places.has(Column::kClicks)) {
-      total.clicks = whole ? values.clicks : places.get<Column::kClicks>(record);
+      total.clicks = exact ? values.clicks : places.get<Column::kClicks>(record);
       places.set<Column::kClicks>(record, total.clicks);
     }
-    if (places.has(Column::kTimestamp) && whole) places.set<Column::kTimestamp>(record, values.timestamp);
+    if (places.has(Column::kTimestamp) && exact) places.set<Column::kTimestamp>(record, values.timestamp);
     if (places.has(Column::kScore)) {
       places.set<Column::kScore>(record, score->after({0, 0, 0}, total, total, table.clock));
     }
@@ -213,7 +214,8 @@ void ColumnUpdates::touch(Group* group, PlanBuffers* plan) noexcept {
   for (const Part& part : parts_) {
     Table& table = group->tables[part.table];
     if (table.snapshot == nullptr || table.columns.places().undone_bytes() == 0) continue;
-    const int32_t* const slots = plan->unique_slots;  // saves have no versions
+    const int32_t* const slots =
+        plan->unique_slots;  // saves do not contain the version, so rows with a version only need no copy
     for (int32_t u = part.begin; u < part.end; ++u) {
       const uint32_t slot = static_cast<uint32_t>(slots[u]);
       table.snapshot->keep(table.row_in(slot, group->slot_ids[slot]), table.columns);

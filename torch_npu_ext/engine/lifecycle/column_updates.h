@@ -1,4 +1,5 @@
-// The columns of rows that a training batch looks up: read, put aside and written once for each row.
+// Updates the columns of the rows that a training batch looks up: each record is read, backed up and written
+// once.
 #pragma once
 
 #include <cstdint>
@@ -11,39 +12,40 @@
 
 namespace rec_sdk {
 
-// Unique rows [begin, end) of a plan, all of one table, which have the numbers [begin + shift, end + shift)
-// in the scan.
+// Unique rows [begin, end) of a plan, all of one table; their numbers in the scan are [begin + shift, end +
+// shift).
 struct RowRun {
   int32_t table, begin, end;
   int64_t shift;
 };
 
-// Sums over the lookups of each unique row of a batch, by its number in the scan. An array that the batch
-// does not have, or no table asks for, is not written.
+// Sums of signals over the lookups of each unique row of a batch, indexed by the row's number in the scan. An
+// array that the batch does not have, or that no table uses, is not written.
 struct RowSignals {
   bool has_shows = false, has_clicks = false, has_timestamps = false;
-  HugeArray<uint32_t> shows;      // the sum; where there are none, the lookups of the row
-  HugeArray<uint32_t> clicks;     // the sum
-  HugeArray<int64_t> timestamps;  // of the last lookup
+  HugeArray<uint32_t> shows;      // the sum of shows; without the array, a row's shows are its lookups
+  HugeArray<uint32_t> clicks;     // the sum of clicks
+  HugeArray<int64_t> timestamps;  // timestamp of the last lookup
   bool any() const { return has_shows || has_clicks || has_timestamps; }
 };
 
 class ColumnUpdates {
  public:
-  // Room for the other calls, of a plan whose unique rows are counted: `runs` are those of tables with
-  // columns. Throws std::bad_alloc
+  // Allocates the memory for the other calls. The unique rows of the plan are known; `runs` are the runs of
+  // tables with columns. Throws std::bad_alloc.
   void reserve(Group* group, const Batch& batch, const std::vector<RowRun>& runs, PlanBuffers* plan);
-  // To be filled before touch(), if it asks for any.
+  // Must be filled before touch(), if signals()->any().
   RowSignals* signals() { return &signals_; }
-  // Updates the rows of a training batch, after its plan was held: its serial is known. Without columns it
-  // does nothing.
+  // Updates the columns of a training batch's rows, once the plan has a serial. Does nothing for tables
+  // without columns.
   void touch(Group* group, PlanBuffers* plan) noexcept;
-  // The batch was cancelled: all is as before but the version, which errs on the safe side.
+  // Restores the columns of a cancelled batch, except the version: a version that is too high only makes
+  // delta saves larger.
   static void undo(Group* group, const PlanBuffers& plan) noexcept;
 
  private:
-  struct Part : RowRun {  // a run, or a part of a long one
-    int32_t changed = 0;  // the first so many of its places in changed_
+  struct Part : RowRun {  // a run, or a piece of a long one
+    int32_t changed = 0;  // number of its entries in changed_, which start at begin
   };
   template <class Columns>
   void touch_rows(const Group& group, Part* part, PlanBuffers* plan, Columns columns) noexcept;
@@ -52,7 +54,7 @@ class ColumnUpdates {
 
   RowSignals signals_;
   std::vector<Part> parts_;
-  HugeArray<int32_t> changed_;  // unique rows whose change the table's log wants
+  HugeArray<int32_t> changed_;  // unique rows that the change logs of their tables record
 };
 
 }  // namespace rec_sdk

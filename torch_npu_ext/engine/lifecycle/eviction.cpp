@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace {
 
-// It was loaded without one, or the clock was set back.
+// Returns whether a row's time begins now: it was loaded without a timestamp, or the clock was set back.
 bool begins_now(int64_t timestamp, const TableClock& clock) {
   return timestamp == TableClock::kNever || timestamp > clock.timestamp;
 }
@@ -21,14 +21,14 @@ EvictableIds choose(const Table& table, bool at_interval, bool candidates, std::
     if (candidates && !rule->evicts_candidates()) continue;
     rule->choose(table.clock, known);
     if (!rule->takes_any_number()) continue;
-    const auto by_rule = [&](const Evictable& one) { return one.leaves() && one.reason == rule->reason(); };
+    const auto by_rule = [&](const Evictable& one) { return one.chosen() && one.reason == rule->reason(); };
     result.any_number += std::count_if(known->begin(), known->end(), by_rule);
   }
   std::vector<std::pair<int64_t, EvictReason>> found;
   for (const Evictable& one : *known) {
-    if (one.leaves()) found.emplace_back(one.id, one.reason);
+    if (one.chosen()) found.emplace_back(one.id, one.reason);
   }
-  std::sort(found.begin(), found.end());  // rows that are free are given to others in this order
+  std::sort(found.begin(), found.end());  // freed rows are reused in this order
   for (const auto& [id, reason] : found) {
     result.ids.push_back(id);
     result.reasons.push_back(static_cast<uint8_t>(reason));
@@ -36,8 +36,8 @@ EvictableIds choose(const Table& table, bool at_interval, bool candidates, std::
   return result;
 }
 
-// Rows without a timestamp of the past have that of the clock from now on, which is a change for the next
-// delta.
+// Sets the timestamp of rows without a past timestamp to the clock, so that they age from now on. The next
+// delta save contains this change.
 void begin_now(Group* group, int32_t t, const std::vector<std::pair<int64_t, uint32_t>>& rows) {
   Table& table = group->tables[t];
   const bool versioned = table.columns.has(Column::kVersion);
@@ -58,7 +58,7 @@ EvictableIds choose_rows(Group* group, int32_t t, bool at_interval) {
   group->uses.mark_held();
   std::vector<Evictable> known;
   known.reserve(static_cast<size_t>(table.rows()));
-  std::vector<std::pair<int64_t, uint32_t>> begun;  // ids and rows
+  std::vector<std::pair<int64_t, uint32_t>> undated;  // ids and rows without a past timestamp
   table.for_each([&](int64_t id, uint32_t row, uint32_t slot) {
     const RowColumnValues values = table.columns.read(row);
     const bool resident = slot != kNoSlot;
@@ -69,12 +69,12 @@ EvictableIds choose_rows(Group* group, int32_t t, bool at_interval) {
                group->window.has(t, row, resident ? static_cast<int64_t>(slot) : -1);
     one.small = row < table.small.size() && table.small[row];
     if (times && begins_now(values.timestamp, clock)) {
-      begun.emplace_back(id, row);
+      undated.emplace_back(id, row);
       one.timestamp = clock.timestamp;
     }
     known.push_back(one);
   });
-  begin_now(group, t, begun);
+  begin_now(group, t, undated);
   return choose(table, at_interval, false, &known);
 }
 

@@ -1,4 +1,4 @@
-// Which ids leave a table by its rules.
+// The eviction of ids by a table's rules.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +8,25 @@
 
 namespace rec_sdk {
 
-// By ascending id.
+// Ids that rules evict, ascending.
 struct EvictableIds {
   std::vector<int64_t> ids;
-  std::vector<uint8_t> reasons;  // EvictReason
-  int64_t any_number = 0;        // of those, by rules that may evict every id
+  std::vector<uint8_t> reasons;  // an EvictReason for each id
+  int64_t any_number = 0;        // how many of them rules evict that may evict any number of ids
 };
 
-// Whether the step that ends now is one of every `interval` (0: none is).
+// Returns whether the present step is the last one of an interval of `interval` steps; never if that is 0.
 inline bool interval_ends(const Table& table, int64_t interval) {
   return interval > 0 && table.spec().rules.evicts_at_intervals() &&
          (table.clock.steps + 1) % static_cast<uint64_t>(interval) == 0;
 }
 
-// Takes out the ids that the rules choose, those that go by intervals only if `at_interval`; how many rows.
-// Rows that batches in flight use or whose gradients wait for the end of a window stay for the next time. All
-// plans must be applied and all rows landed. Throws std::bad_alloc, and then took out none.
+// Evicts the ids that the rules choose, and returns the number of evicted rows. Rules that run at intervals
+// are applied only if `at_interval`. Rows of batches in flight and rows with sums in the accumulation window
+// are skipped. All plans must be applied and all write-backs complete. Throws std::bad_alloc, and then evicts
+// nothing.
 int64_t evict_ids(Group* group, int32_t table, bool at_interval);
-// The ids with rows that it would take out.
+// Returns the ids of rows that evict_ids() would evict.
 EvictableIds evictable_ids(Group* group, int32_t table, bool at_interval);
 
 }  // namespace rec_sdk

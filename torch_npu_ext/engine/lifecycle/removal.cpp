@@ -11,7 +11,7 @@ namespace rec_sdk {
 namespace {
 
 struct Found {
-  bool known;  // otherwise there is nothing to remove
+  bool known;  // false: there is nothing to remove
   uint32_t row, slot;
 };
 
@@ -28,21 +28,21 @@ Found find(const Table& table, int64_t id) {
 void check_removable(Group* group, int32_t t, const int64_t* ids, int64_t count) {
   const Table& table = group->tables[t];
   group->uses.mark_held();
-  int64_t in_flight = 0, waiting = 0;
+  int64_t in_flight = 0, with_sums = 0;
   for (int64_t i = 0; i < count; ++i) {
     const Found found = find(table, ids[i]);
     if (!found.known) continue;
     const int64_t slot = found.slot == kNoSlot ? -1 : static_cast<int64_t>(found.slot);
     in_flight += slot >= 0 && group->uses.marked(slot);
-    waiting += group->window.has(t, found.row, slot);
+    with_sums += group->window.has(t, found.row, slot);
   }
   if (in_flight > 0) {
     throw std::runtime_error("table '" + table.spec().name + "': " + std::to_string(in_flight) +
                              " of the ids to remove are used by batches in flight; finish those before, or "
                              "remove other ids");
   }
-  if (waiting > 0) {
-    throw std::runtime_error("table '" + table.spec().name + "': " + std::to_string(waiting) +
+  if (with_sums > 0) {
+    throw std::runtime_error("table '" + table.spec().name + "': " + std::to_string(with_sums) +
                              " of the ids to remove have gradients of an open accumulation window; remove "
                              "them at its end");
   }
@@ -62,7 +62,7 @@ bool remove_id(Group* group, Table* table, int64_t id) noexcept {
 
 using Removals = std::vector<std::pair<uint64_t, int64_t>>;
 
-// Leaves the latest removal of each id, which says all that a save of changes has to know.
+// Keeps only the latest removal of each id, which is all that a delta save needs.
 void keep_latest(Removals* log) noexcept {
   const auto by_id = [](const auto& a, const auto& b) {
     return std::make_pair(a.second, ~a.first) < std::make_pair(b.second, ~b.first);
@@ -70,11 +70,11 @@ void keep_latest(Removals* log) noexcept {
   std::sort(log->begin(), log->end(), by_id);
   const auto same_id = [](const auto& a, const auto& b) { return a.second == b.second; };
   log->erase(std::unique(log->begin(), log->end(), same_id), log->end());
-  std::sort(log->begin(), log->end());  // the oldest first
+  std::sort(log->begin(), log->end());  // oldest first
 }
 
-// Room for `count` more entries: of a log that is full, ids that were removed again have one. At least half
-// of it is free then, so the work is of few removals.
+// Reserves space for `count` more entries. A full log is first reduced to one entry per id. Afterwards at
+// least half of it is free, so the amortized cost per removal is small.
 void reserve_removals(Removals* log, int64_t count) {
   if (log->size() + count <= log->capacity()) return;
   keep_latest(log);
@@ -87,7 +87,7 @@ void shrink_removals(Removals* log) noexcept {
   if (4 * log->size() >= log->capacity()) return;
   try {
     Removals(*log).swap(*log);
-  } catch (const std::bad_alloc&) {  // it stays as large as it is
+  } catch (const std::bad_alloc&) {  // the log keeps its capacity
   }
 }
 

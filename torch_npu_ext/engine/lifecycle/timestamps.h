@@ -1,4 +1,5 @@
-// Which timestamps are accepted. One in milliseconds among seconds would make all ids of a table old.
+// The check of timestamps. A single timestamp in milliseconds among others in seconds would advance the clock
+// so far that all ids look old.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ inline int64_t most_ahead_of(int64_t timestamp) {
   return timestamp > kMax - kMostAhead ? kMax : timestamp + kMostAhead;
 }
 
-// The latest that is accepted without a clock, of timestamps that for_each(visit) visits: no more than ten
-// years after the earliest of them for which that is at least half of them.
+// Returns the latest timestamp that is accepted while a table has no clock: ten years after the earliest
+// visited timestamp for which at least half of them are not later than that.
 template <class ForEach>
 int64_t most_at_first(const ForEach& for_each) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -43,7 +44,7 @@ int64_t most_at_first(const ForEach& for_each) {
   }
 }
 
-// The latest of those up to `most`, or kNever.
+// Returns the latest timestamp that is at most `most`, or kNever.
 template <class ForEach>
 int64_t latest_up_to(int64_t most, const ForEach& for_each) {
   int64_t latest = TableClock::kNever;
@@ -53,8 +54,8 @@ int64_t latest_up_to(int64_t most, const ForEach& for_each) {
   return latest;
 }
 
-// A batch that is planned moves the clocks of tables that have one: each believes what is at most ten years
-// ahead of it. The log says what is not accepted: LifecycleLog::accepted().
+// Advances the timestamps of tables' clocks for a batch. Timestamps more than ten years ahead of the clock
+// are rejected; the log records them, and LifecycleLog::accepted() replaces them by the clock.
 void advance_timestamps(Group* group, const Batch& batch, PlanBuffers* plan) noexcept;
 
 }  // namespace rec_sdk

@@ -12,7 +12,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();  // they travel, and are planned, as int32
+constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();  // signals are sent and planned as int32
 
 int64_t read_one(const SignalKinds& kinds, const int32_t* words, IdSignals* signals) {
   const int32_t* const begin = words;
@@ -26,14 +26,14 @@ int64_t read_one(const SignalKinds& kinds, const int32_t* words, IdSignals* sign
   return words - begin;
 }
 
-struct Sight {
+struct Occurrence {
   int64_t id;
   int32_t feature;
-  int64_t place;  // rank by rank
+  int64_t place;  // index among the ids by rank
 };
 
-void keep_last(std::vector<Sight>* sights, std::vector<int64_t>* timestamps) {
-  std::sort(sights->begin(), sights->end(), [](const Sight& a, const Sight& b) {
+void keep_last(std::vector<Occurrence>* sights, std::vector<int64_t>* timestamps) {
+  std::sort(sights->begin(), sights->end(), [](const Occurrence& a, const Occurrence& b) {
     return std::tie(a.id, a.feature, a.place) < std::tie(b.id, b.feature, b.place);
   });
   for (size_t begin = 0, end = 0; begin < sights->size(); begin = end) {
@@ -66,7 +66,7 @@ ReceivedSignals read_signals(const SharedTables& shared, const int64_t* counts, 
     expected_words += counts[i] * shared.tables[i % tables].signals.words();
   }
   if (expected_ids != id_count || expected_words != word_count) {
-    throw std::invalid_argument("the counts are those of " + std::to_string(expected_ids) + " ids and " +
+    throw std::invalid_argument("the counts require " + std::to_string(expected_ids) + " ids and " +
                                 std::to_string(expected_words) + " words, got " + std::to_string(id_count) +
                                 " and " + std::to_string(word_count));
   }
@@ -76,7 +76,7 @@ ReceivedSignals read_signals(const SharedTables& shared, const int64_t* counts, 
   if (any.shows) result.shows.assign(size, 1);
   if (any.clicks) result.clicks.assign(size, 0);
   if (any.timestamp) result.timestamps.assign(size, 0);
-  std::vector<std::vector<Sight>> sights(tables);
+  std::vector<std::vector<Occurrence>> sights(tables);
   int64_t place = 0;
   for (size_t i = 0; i < static_cast<size_t>(shared.ranks) * tables; ++i) {
     const SignalKinds& kinds = shared.tables[i % tables].signals;
@@ -90,7 +90,7 @@ ReceivedSignals read_signals(const SharedTables& shared, const int64_t* counts, 
       if (kinds.feature) sights[i % tables].push_back({ids[place], one.feature, place});
     }
   }
-  for (std::vector<Sight>& own : sights) keep_last(&own, &result.timestamps);
+  for (std::vector<Occurrence>& own : sights) keep_last(&own, &result.timestamps);
   return result;
 }
 

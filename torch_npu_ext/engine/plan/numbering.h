@@ -1,11 +1,12 @@
-// Rows of a batch get numbers, in the order in which they are looked up first.
+// The numbering of a batch's distinct rows, in the order of their first lookups.
 #pragma once
 
 #include "torch_npu_ext/engine/plan/scan.h"
 
 namespace rec_sdk {
 
-// Numbers the rows of a share as they come, and writes their number back also when an exception ends that.
+// Numbers the rows of a share in order of appearance. The destructor stores their count in the share, also
+// after an exception.
 class Numbering {
  public:
   Numbering(uint64_t* stamps, uint32_t epoch, UniqueRow* unique, uint32_t* last_batch, Share* share)
@@ -17,17 +18,17 @@ class Numbering {
         next_(static_cast<uint32_t>(share->end())) {}
   ~Numbering() { share_->uniques = next_ - share_->first; }
 
-  // No branch on first or repeated: on uniform batches it would be mispredicted half of the time.
+  // Avoids a branch on first or repeated: on uniform batches it would be mispredicted half of the time.
   REC_SDK_ALWAYS_INLINE uint32_t number(RowKey key) {
     const uint64_t stamp = stamps_[key];
-    const bool seen = (stamp ^ epoch_) >> 32 == 0;
-    const uint32_t row = seen ? static_cast<uint32_t>(stamp) : next_;
+    const bool repeated = (stamp ^ epoch_) >> 32 == 0;
+    const uint32_t row = repeated ? static_cast<uint32_t>(stamp) : next_;
     stamps_[key] = epoch_ | row;
-    // These two stay when the row is new.
+    // These two entries are overwritten by the next row unless this row is new.
     last_batch_[next_] = static_cast<uint32_t>(stamp >> 32);
     unique_[next_] = {key, 0};
     prefetch(&unique_[row]);
-    next_ += !seen;
+    next_ += !repeated;
     return row;
   }
   REC_SDK_ALWAYS_INLINE void tally(uint32_t row) { ++unique_[row].count; }

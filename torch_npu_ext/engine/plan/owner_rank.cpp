@@ -5,10 +5,10 @@ namespace rec_sdk {
 std::string owner_rule_error(const OwnerRule& rule, int64_t ranks) {
   if (ranks < 1) return "world_size must be at least 1, got " + std::to_string(ranks);
   if (rule.rank < kContinuous || rule.rank >= ranks) {
-    return "rank " + std::to_string(rule.rank) + " of " + std::to_string(ranks) + " cannot be";
+    return "rank " + std::to_string(rule.rank) + " of " + std::to_string(ranks) + " is not valid";
   }
   if ((rule.rank == kContinuous) != (rule.block > 0)) {
-    return "a block of " + std::to_string(rule.block) + " ids cannot be for rank " +
+    return "a block of " + std::to_string(rule.block) + " ids is not valid with rank " +
            std::to_string(rule.rank);
   }
   return "";

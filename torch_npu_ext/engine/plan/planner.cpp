@@ -34,8 +34,8 @@ int64_t count_outside(const IntArray& ids, int64_t begin, int64_t count, int64_t
                   : count_outside(static_cast<const int32_t*>(ids.data) + begin, count, rows);
 }
 
-// Throws std::invalid_argument for a batch without what a table's rules go by.
-void check_life(const Group& group, const Batch& batch) {
+// Throws std::invalid_argument for a batch without signals that a table's rules require.
+void check_signals(const Group& group, const Batch& batch) {
   for (const Batch::Piece& piece : batch.pieces) {
     const TableSpec& table = group.tables[group.features[piece.feature].table].spec();
     if (batch.timestamps == nullptr && table.rules.needs_timestamps()) {
@@ -51,7 +51,7 @@ void check_life(const Group& group, const Batch& batch) {
   }
 }
 
-// The clocks of all tables, with a batch that is planned now.
+// Advances the clocks of all tables for a batch that is being planned.
 void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
   plan->lifecycle_logs.resize(group->tables.size());
   for (size_t t = 0; t < group->tables.size(); ++t) {
@@ -63,8 +63,9 @@ void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
   advance_timestamps(group, batch, plan);
 }
 
-// Steps may have ended meanwhile.
-void put_back_clocks(Group* group, const PlanBuffers& plan) noexcept {
+// Restores the clocks after a cancelled plan, but not their steps, since training steps may have ended in
+// between.
+void restore_clocks(Group* group, const PlanBuffers& plan) noexcept {
   for (size_t t = 0; t < group->tables.size(); ++t) {
     group->tables[t].clock.batches -= !group->tables[t].frozen;
     group->tables[t].clock.timestamp = plan.lifecycle_logs[t].latest_before;
@@ -105,7 +106,7 @@ size_t Planner::arena_bytes(const BatchInput& input, const Group& group) {
   PlanShape most = shape(group);
   most.uniques = batch_.lookups;
   most.out = most.in = std::min(batch_.lookups, group.slots);
-  // Whatever happens before the plan is made: the window may grow.
+  // The window may grow until the plan is made.
   most.window_out = most.out;
   most.window_in = most.in;
   return PlanBuffers::arena_bytes(most);
@@ -125,7 +126,7 @@ PlanShape Planner::shape(const Group& group) const {
   return shape;
 }
 
-// In an index table, an id outside is the row that a plan would take it for.
+// In an index table, an id out of range stands for row 0, as in a plan.
 uint64_t Planner::announce(const BatchInput& input, Group* group) {
   const int64_t features = static_cast<int64_t>(group->features.size());
   check_batch(input, features, true);
@@ -159,7 +160,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   const int32_t tables = static_cast<int32_t>(group->tables.size());
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
-  check_life(*group, batch_);
+  check_signals(*group, batch_);
   find_bounds_errors(*group, batch_, &plan->bounds_errors);
   plan->table_lookups.assign(group->tables.size(), 0);
   plan->table_new_rows.assign(group->tables.size(), 0);
@@ -181,7 +182,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
     reserve(input, group, plan.get(), std::move(arena));
   } catch (...) {
     scan_.rollback(group);
-    put_back_clocks(group, *plan);
+    restore_clocks(group, *plan);
     throw;
   }
   group->future.forget(announced);
@@ -192,7 +193,7 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   count(group, *plan, 1);
 }
 
-// The rows that may not leave are those of batches in flight and those that this batch found.
+// Rows that must not be victims are the rows of batches in flight and the cached rows of this batch.
 void Planner::check_slots(Group* group, int32_t t) {
   const Table& table = group->tables[t];
   const int64_t uniques = scan_.unique_count(t);
@@ -200,11 +201,11 @@ void Planner::check_slots(Group* group, int32_t t) {
   if (evictions(table, t) == 0 || uniques + group->uses.held_at_most(t) <= slots) return;
   group->uses.mark_held();
   const int64_t held = group->uses.marked_count(t);
-  int64_t held_too = 0;
+  int64_t held_and_used = 0;
   scan_.for_each_unique(t, [&](const UniqueRow& row) {
-    held_too += row.key < static_cast<RowKey>(group->slots) && group->uses.marked(row.key);
+    held_and_used += row.key < static_cast<RowKey>(group->slots) && group->uses.marked(row.key);
   });
-  if (uniques + held - held_too <= slots) return;
+  if (uniques + held - held_and_used <= slots) return;
   throw CacheTooSmallError(
       "table '" + table.spec().name + "': this batch needs " + std::to_string(uniques) +
       " distinct rows in the device cache, which has " + std::to_string(slots) + " slots (" +
@@ -216,7 +217,7 @@ int64_t Planner::evictions(const Table& table, int32_t t) const {
   return std::max<int64_t>(0, scan_.missing(t).size() - table.free_slots());
 }
 
-// Takes all the memory that committing the plan and executing its swap may need, and counts its rows.
+// Allocates all memory that committing the plan and its swap may need, and counts its rows.
 void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena) {
   const size_t tables = group->tables.size();
   plan->table_offsets.assign(tables + 1, 0);
@@ -230,9 +231,9 @@ void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, 
     plan->out_offsets[t + 1] = plan->out_offsets[t] + static_cast<int32_t>(out);
     plan->in_offsets[t + 1] = plan->in_offsets[t] + static_cast<int32_t>(missed);
     if (missed == 0) continue;
-    table.extend_rows();  // added ids are in the map already
+    table.extend_rows();  // the map already contains the added ids
     if (group->future.any()) group->future.reserve(number, out);
-    if (table.store.on_disk()) continue;  // where extend_rows() took the place
+    if (table.store.on_disk()) continue;  // extend_rows() reserved the space on disk
     const int64_t unwritten = table.rows() - table.store.written_rows();
     group->memory.require(saturated_product(std::min(out, unwritten), group->layout.bytes),
                           table.spec().name);
@@ -322,7 +323,7 @@ void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   int32_t* const slots = plan->swap_in_slots + begin;
   const int32_t evicted = plan->out_offsets[t + 1] - plan->out_offsets[t];
   for (int32_t i = 0; i < count - evicted; ++i)
-    slots[i] = static_cast<int32_t>(table.take_slot());  // the scan knew
+    slots[i] = static_cast<int32_t>(table.take_slot());  // the keys that the scan assigned
   std::copy_n(plan->swap_out_slots + plan->out_offsets[t], evicted, slots + count - evicted);
   if (int32_t* const places = plan->swap_out_places; places != nullptr) {
     std::fill_n(places + begin, count - evicted, -1);
@@ -337,7 +338,7 @@ void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   uint32_t* const rows = plan->swap_in_rows + begin;
   int64_t* const ids = plan->swap_in_ids + begin;
   uint8_t* const added =
-      plan->swap_in_added + begin;  // in a loop of its own: it may alias what the others read
+      plan->swap_in_added + begin;  // written in a separate loop: bytes may alias what the first loop reads
   for (int32_t i = 0; i < count; ++i) {
     const Miss miss = misses[i];
     slot_ids[slots[i]] = miss.id;
@@ -349,7 +350,7 @@ void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   insert_rows(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, begin, end);
 }
 
-// The policy and the announcements learn that rows [begin, end) of these go, or come back.
+// Removes rows [begin, end) from the policy and the announcements, or inserts them again.
 void Planner::remove_rows(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows,
                           const int64_t* ids, int32_t begin, int32_t end) noexcept {
   group->tables[t].policy->remove(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin,
@@ -375,7 +376,7 @@ void Planner::cancel(PlanBuffers* plan, Group* group) noexcept {
     cancel_table(plan, group, static_cast<int32_t>(t));
     group->tables[t].admission->undo(plan->lifecycle_logs[t]);
   }
-  put_back_clocks(group, *plan);
+  restore_clocks(group, *plan);
   group->window.undo(plan);
 }
 
@@ -414,15 +415,15 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   }
   insert_rows(group, t, plan->swap_out_slots, plan->swap_out_rows, plan->swap_out_ids, out_begin,
               plan->out_offsets[t + 1]);
-  // The rows that came first took free slots, the others those of the rows that left.
-  const int32_t left = plan->out_offsets[t + 1] - out_begin;
-  for (int32_t m = plan->in_offsets[t + 1] - left; m-- > in_begin;) {
+  // The first rows in took free slots, the others took the victims' slots; only the former are returned.
+  const int32_t victims = plan->out_offsets[t + 1] - out_begin;
+  for (int32_t m = plan->in_offsets[t + 1] - victims; m-- > in_begin;) {
     group->uses.forget(plan->swap_in_slots[m]);
     table.put_back_slot(static_cast<uint32_t>(plan->swap_in_slots[m]), plan->slots_before[t]);
   }
 }
 
-// Rows that have no record yet, neither in the store nor on its way there.
+// Counts the rows that have no record yet, neither in the store nor in a pending write-back.
 void Planner::count_new(const Group& group, PlanBuffers* plan) noexcept {
   for (int32_t t = 0; t < static_cast<int32_t>(group.tables.size()); ++t) {
     const HostStore& store = group.tables[t].store;

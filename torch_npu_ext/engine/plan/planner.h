@@ -1,4 +1,4 @@
-// Turns a batch into a swap plan: all of it or, when anything is wrong, nothing.
+// The planner turns a batch into a swap plan; on any error the group is unchanged.
 #pragma once
 
 #include <cstdint>
@@ -13,35 +13,37 @@
 
 namespace rec_sdk {
 
-// Ids out of range in index tables, one entry per table that has some. Throws std::out_of_range under kFatal.
+// Lists the ids out of range of index tables, one entry per table that has some. Throws std::out_of_range for
+// tables with kFatal.
 void find_bounds_errors(const Group& group, const Batch& batch, std::vector<BoundsError>* errors);
 
+// Plans batches of one group. Its members are reused from batch to batch.
 class Planner {
  public:
-  // Remembers, until group->future.forget(), that the batch will use its rows; a ticket.
+  // Registers the rows of a batch as future uses until group->future.forget(); returns a ticket.
   uint64_t announce(const BatchInput& input, Group* group);
-  // Fills `plan`, whose slots are held until group->uses.release(), in `arena` of so many bytes, or with null
-  // in memory of the plan's own. `announced` is the batch's ticket or 0. After an exception the group is as
-  // before.
+  // Fills `plan`, whose slots are pinned until group->uses.release(). Its arrays are in `arena`, or in memory
+  // of its own if that is null. `announced` is the batch's ticket or 0. After an exception the group is
+  // unchanged.
   void plan(const BatchInput& input, Group* group, const std::shared_ptr<PlanBuffers>& plan,
             ExternalArena arena, uint64_t announced = 0);
-  // The most bytes of an arena that a batch can need.
+  // Returns an upper bound of the arena bytes that the batch's plan needs.
   size_t arena_bytes(const BatchInput& input, const Group& group);
-  // Undoes the group's latest plan, whose swap has not touched the cache. Only the order in which rows will
-  // be evicted may differ from before.
+  // Undoes the group's latest plan, which must not be started. Only the order of future evictions may differ
+  // from before.
   static void cancel(PlanBuffers* plan, Group* group) noexcept;
-  // The plan's swap is done.
+  // Completes a plan that was applied.
   static void finish(const PlanBuffers& plan, Group* group) noexcept;
 
  private:
-  // Fallible, in this order, for all tables before anything is committed.
+  // Steps that may throw; they run for all tables, in this order, before anything is committed.
   void check_slots(Group* group, int32_t table);
   void reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena);
 
   PlanShape shape(const Group& group) const;
   int64_t evictions(const Table& table, int32_t t) const;
 
-  // Infallible.
+  // Steps that cannot fail.
   void commit(Group* group, PlanBuffers* plan) noexcept;
   void swap_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   static void swap_out(Group* group, int32_t table, PlanBuffers* plan) noexcept;
@@ -58,7 +60,7 @@ class Planner {
   Batch batch_;
   Scan scan_;
   ColumnUpdates column_updates_;
-  std::vector<RowRun> runs_;  // of the plan that is made
+  std::vector<RowRun> runs_;  // of the plan that is being made
 };
 
 }  // namespace rec_sdk

@@ -15,8 +15,8 @@ int64_t valid_id(const Table& table, int64_t id) {
   return inside ? id : 0;
 }
 
-// The slot of the id, or kNoSlot and the row when it has one. An id that a table with a filter did not take
-// in reads the default row.
+// Returns the slot of the id; kNoSlot and its row if it is not cached; the default slot if it has no row and
+// the table has an admission rule.
 uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   row->id = id;
   if (!table.spec().hashed) {
@@ -52,7 +52,7 @@ void Reader::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, G
   }
 }
 
-// index: the slot of each lookup, or -1 and what is known of its row in found_.
+// Fills `index` with the slot of each lookup, or with -1 and the row in found_.
 void Reader::probe(Group* group, ReadPlan* plan) {
   for (const Batch::Piece& piece : batch_.pieces) {
     Table& table = group->tables[group->features[piece.feature].table];
@@ -69,14 +69,14 @@ void Reader::probe(Group* group, ReadPlan* plan) {
   }
 }
 
-// Replaces slots by places in [resident_slots; host_rows], both without duplicates.
+// Replaces the slots in `index` by positions in [resident_slots; host_rows], both without duplicates.
 void Reader::compact(const Group& group, ReadPlan* plan) {
   stamps_.ensure(static_cast<size_t>(group.slots));
   if (++epoch_ == 0) {
     stamps_ = HugeArray<uint64_t>(stamps_.size());
     epoch_ = 1;
   }
-  IdMap host_places;  // of one table: id -> place in host_rows
+  IdMap host_places;  // of one table: id -> position in host_rows
   int32_t table = -1;
   for (size_t i = 0; i < plan->index.size(); ++i) {
     const int32_t slot = plan->index[i];
@@ -100,7 +100,8 @@ void Reader::compact(const Group& group, ReadPlan* plan) {
       plan->host_rows.push_back(row);
       if (row.known) add_source(&plan->sources, group.write_backs.serial_of(row.table, row.row));
     }
-    plan->index[i] = -1 - static_cast<int32_t>(place);  // the number of resident rows is not known yet
+    plan->index[i] =
+        -1 - static_cast<int32_t>(place);  // resolved below, once the number of resident rows is known
   }
   const int32_t resident = static_cast<int32_t>(plan->resident_slots.size());
   for (int32_t& index : plan->index) {

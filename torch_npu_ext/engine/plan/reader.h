@@ -1,4 +1,4 @@
-// Read-only lookups, for evaluation: where the rows of some bags are. Nothing is inserted, pinned or swapped.
+// Read-only lookups for evaluation: locating the rows of some bags. Nothing is inserted, pinned or swapped.
 #pragma once
 
 #include <cstdint>
@@ -10,36 +10,40 @@
 
 namespace rec_sdk {
 
-// Which of a swap's or a read's records are initial values, for tables that draw those elsewhere.
+// The records of a swap or a read that have initial values, for tables whose initial values the
+// caller draws.
 struct InitialRows {
   void add(int64_t place, int32_t table) {
     places.push_back(static_cast<int32_t>(place));
     tables.push_back(table);
   }
   std::vector<int32_t> places;
-  std::vector<int32_t> tables;  // of each place
+  std::vector<int32_t> tables;  // the table of each position
 };
 
+// The locations of the rows of some bags.
 struct ReadPlan {
   struct HostRow {
     int64_t id;
     uint32_t row;
     int32_t table;
-    bool known;  // otherwise the id has no row and reads as its initial record
+    bool known;  // false: the id has no row and reads as its initial record
   };
   std::vector<int64_t> offsets;  // [bags + 1]
-  std::vector<int32_t> index;    // [N] cache slots when all_resident, else into [resident_slots; host_rows]
-  std::vector<int32_t> resident_slots;  // [R] distinct; empty when all_resident
+  std::vector<int32_t>
+      index;  // [N] cache slots if all_resident, else positions in [resident_slots; host_rows]
+  std::vector<int32_t> resident_slots;  // [R] distinct; empty if all_resident
   std::vector<HostRow> host_rows;       // distinct
-  std::vector<uint64_t> sources;        // serials of the plans that have some of these rows in transit
+  std::vector<uint64_t> sources;        // serials of the plans with pending write-backs of these rows
   bool all_resident = true;
 };
 
+// Finds and reads rows for evaluation. Its members are reused from batch to batch.
 class Reader {
  public:
-  // Throws std::invalid_argument, and std::out_of_range for bad ids under kFatal.
+  // Throws std::invalid_argument, and std::out_of_range for ids out of range under kFatal.
   void find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, Group* group, ReadPlan* plan);
-  // The records of plan.host_rows. The rows must not have moved since find().
+  // Reads the records of plan.host_rows. The rows must not have moved since find().
   static void read(const Group& group, const ReadPlan& plan, char* records /*[host_rows, bytes]*/,
                    InitialRows* initial);
 
@@ -51,7 +55,7 @@ class Reader {
   Batch batch_;
   std::vector<BoundsError> bounds_errors_;
   HugeArray<ReadPlan::HostRow> found_;  // [N]
-  HugeArray<uint64_t> stamps_;          // [slots] epoch << 32 | place in resident_slots
+  HugeArray<uint64_t> stamps_;          // [slots] epoch << 32 | position in resident_slots
   uint32_t epoch_ = 0;
 };
 

@@ -6,8 +6,8 @@
 namespace rec_sdk {
 namespace {
 
-// visit(source, row) of the lookups of a share, in order: where each is in the batch's arrays, and the number
-// of its row.
+// Calls visit(source, row) for the lookups of a share, in order: the lookup's index in the batch's arrays,
+// and its row's number.
 template <class Visit>
 REC_SDK_ALWAYS_INLINE void for_each_lookup(const Batch& batch, const Share& share, const Scan& scan,
                                            const Visit& visit) {
@@ -26,35 +26,36 @@ REC_SDK_ALWAYS_INLINE void for_each_lookup(const Batch& batch, const Share& shar
   }
 }
 
-// Whether all numbers of a table are at least `least`, 0 or more, and their sum has no more than 32 bits:
-// then they add up as they are. So it is with labels of 0 and 1.
-bool adds_up(const Batch& batch, int32_t t, const Scan& scan, const int32_t* given, int32_t least) {
-  uint32_t bits = 0, below = 0;  // numbers of one kind, for the sake of vectors
+// Returns whether plain 32-bit addition is exact: all labels of a table are at least `least`, which is 0 or
+// more, and their sum fits into 32 bits. Labels of 0 and 1 are the common case.
+bool adds_exactly(const Batch& batch, int32_t t, const Scan& scan, const int32_t* labels, int32_t least) {
+  uint32_t bits = 0, below = 0;  // both of one type, so that the loop is vectorized
   for (size_t p = scan.piece_begin(t); p < scan.piece_end(t); ++p) {
-    const int32_t* const of_piece = given + batch.pieces[p].source;
+    const int32_t* const of_piece = labels + batch.pieces[p].source;
     const int64_t count = batch.pieces[p].end - batch.pieces[p].begin;
     for (int64_t i = 0; i < count; ++i) {
       const uint32_t number = static_cast<uint32_t>(of_piece[i]);
       bits |= number;
-      below |= number - static_cast<uint32_t>(least);  // the highest bit: it is less
+      below |= number - static_cast<uint32_t>(least);  // the highest bit is set if number < least
     }
   }
   const uint64_t most = static_cast<uint64_t>(bits) * static_cast<uint64_t>(batch.lookups);
   return below >> 31 == 0 && bits >> 31 == 0 && most <= UINT32_MAX;
 }
 
-// sums[row] of a share: of the numbers of its lookups as `number` has them, none of which is below `least`.
+// Sums the labels of each row's lookups in a share: sums[row]. `number` clamps a label to `least`.
 template <class Number>
-void add_up(const Batch& batch, const Share& share, const Scan& scan, const int32_t* given, int32_t least,
+void add_up(const Batch& batch, const Share& share, const Scan& scan, const int32_t* labels, int32_t least,
             uint32_t* sums, const Number& number) {
   std::fill(sums + share.first, sums + share.end(), 0);
-  if (adds_up(batch, share.table, scan, given, least)) {
-    for_each_lookup(batch, share, scan,
-                    [&](int64_t source, uint32_t row) { sums[row] += static_cast<uint32_t>(given[source]); });
+  if (adds_exactly(batch, share.table, scan, labels, least)) {
+    for_each_lookup(batch, share, scan, [&](int64_t source, uint32_t row) {
+      sums[row] += static_cast<uint32_t>(labels[source]);
+    });
     return;
   }
   for_each_lookup(batch, share, scan, [&](int64_t source, uint32_t row) {
-    sums[row] = saturated_sum(sums[row], number(given[source]));
+    sums[row] = saturated_sum(sums[row], number(labels[source]));
   });
 }
 
@@ -89,9 +90,9 @@ void sum_row_signals(const Group& group, const Batch& batch, int64_t s, const Sc
   }
   if (signals->has_timestamps && columns.has(Column::kTimestamp)) {
     int64_t* const timestamps = signals->timestamps.data();
-    const int64_t* const given = batch.timestamps;
+    const int64_t* const source_times = batch.timestamps;
     for_each_lookup(batch, share, scan,
-                    [&](int64_t source, uint32_t row) { timestamps[row] = given[source]; });
+                    [&](int64_t source, uint32_t row) { timestamps[row] = source_times[source]; });
   }
 }
 

@@ -1,4 +1,4 @@
-// Sums over the lookups of each unique row of a batch: shows, clicks, and the last timestamp.
+// Sums of signals over the lookups of each unique row of a batch: shows, clicks and the last timestamp.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace rec_sdk {
 
-// The unique rows of tables with columns.
+// Lists the runs of unique rows of tables with columns.
 void list_runs(const Group& group, const Scan& scan, const PlanBuffers& plan, std::vector<RowRun>* runs);
 
-// Writes the sums of a share of the scan; those of its default row say nothing.
+// Writes the sums of a share of the scan. The entries of its default row are meaningless.
 void sum_row_signals(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
                      RowSignals* signals) noexcept;
 

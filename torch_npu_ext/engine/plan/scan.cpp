@@ -9,42 +9,44 @@
 namespace rec_sdk {
 namespace {
 
-// A lookup is a pipeline: hash and prefetch its entry; later peek there and prefetch its stamp; later settle
-// what a peek does not find; later number its row; later count it. Evenly spaced misses of the processor's
-// cache overlap; issued in blocks they queue up. A line that was prefetched into L2 is fetched into L1
-// shortly before its use: processors seem to drop prefetches into L2 at times, and without it plans then took
-// up to three times as long.
-constexpr int64_t kEntryDistance = 48;                                              // from hashing to peeking
-constexpr int64_t kSettleDistance = 16, kNumberDistance = 32, kTallyDistance = 48;  // from peeking
-constexpr int64_t kNearDistance = 6;                                                // to the next stage
-constexpr int64_t kRing = 64;           // no less than any distance; a power of two
-constexpr int64_t kPartLookups = 4096;  // located in one go
-constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // of divided tables
-// A pipeline of so few lookups is mostly its ends, and hides few misses.
+// Each lookup passes through a pipeline: its entry is hashed and prefetched; then peeked at, and its stamp
+// prefetched; then settled if the peek missed; then its row is numbered; then counted. Evenly spaced cache
+// misses of the processor overlap; issued in blocks they would queue. A line prefetched into L2 is fetched
+// into L1 shortly before its use, because processors appear to drop prefetches into L2 at times; without the
+// second fetch, plans took up to three times as long.
+constexpr int64_t kEntryDistance = 48;  // between hashing and peeking
+constexpr int64_t kSettleDistance = 16, kNumberDistance = 32,
+                  kTallyDistance = 48;  // distances behind peeking
+constexpr int64_t kNearDistance = 6;    // L1 fetch before the next stage
+constexpr int64_t kRing = 64;           // at least the largest distance; a power of two
+constexpr int64_t kPartLookups = 4096;  // lookups that one thread locates at a time
+constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // for divided tables
+// With so few lookups a pipeline mostly fills and drains, and overlaps few misses.
 constexpr int64_t kSmallTable = 16;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
-// One of two addresses; GCC makes a condition a branch here, and the processor mispredicts it.
+// Selects one of two addresses without a branch; GCC compiles a condition to a branch here, which would be
+// mispredicted.
 REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* b) {
   const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
   return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
 }
 
-// The keys of rows that have one, or else kNoSlot. Lists the lookups of these, counted from the first of the
-// batch, which is `first` for the first of `ids`; how many.
+// Finds the keys of lookups; kNoSlot for rows without one. Lists the latter in `missed`, numbered from the
+// first lookup of the batch, where `first` is the number of ids[0]; returns their count.
 template <class Directory, class Id>
 int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_t first, RowKey* keys,
                uint32_t* missed) {
   const typename Directory::Places places = directory.places();
   typename Directory::Place prepared[kRing];
-  // No branch on found or not: the processor mispredicts it where some are not there.
-  int64_t vain = 0;
+  // There is no branch on found or not, since it would be mispredicted when some rows are missing.
+  int64_t peek_misses = 0;
   for (int64_t k = 0; k < count + kEntryDistance; ++k) {
     const int64_t peeked = k - kEntryDistance;
     if (peeked >= 0) {
       keys[peeked] = Directory::peek(ids[peeked], prepared[ring(peeked)]);
-      missed[vain] = static_cast<uint32_t>(peeked);
-      vain += keys[peeked] == kNoSlot;
+      missed[peek_misses] = static_cast<uint32_t>(peeked);
+      peek_misses += keys[peeked] == kNoSlot;
     }
     if (k < count) {
       prepared[ring(k)] = places.of(ids[k]);
@@ -52,8 +54,9 @@ int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_
     }
   }
   int64_t listed = 0;
-  for (int64_t v = 0; v < vain; ++v) {
-    if (v + kSettleDistance < vain) prefetch(Directory::beyond(places.of(ids[missed[v + kSettleDistance]])));
+  for (int64_t v = 0; v < peek_misses; ++v) {
+    if (v + kSettleDistance < peek_misses)
+      prefetch(Directory::beyond(places.of(ids[missed[v + kSettleDistance]])));
     const uint32_t i = missed[v];
     bool known = false;
     keys[i] = directory.find(ids[i], &known);
@@ -63,7 +66,8 @@ int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_
   return listed;
 }
 
-// The keys of a share's lookups, and where their rows go: into a list, or over the keys.
+// Access to the keys of a share's lookups and to their row numbers: for a list of lookups, or in place for
+// all lookups of a table.
 struct ListedLookups {
   const RowKey* keys;
   const uint32_t* lookups;
@@ -71,13 +75,14 @@ struct ListedLookups {
   REC_SDK_ALWAYS_INLINE RowKey key(int64_t i) const { return keys[lookups[i]]; }
   REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
 };
-struct EveryLookup {
+struct InPlaceLookups {
   uint32_t* rows;
   REC_SDK_ALWAYS_INLINE RowKey key(int64_t i) const { return rows[i]; }
   REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
 };
 
-// Which of so many shares has the row. Rows with stamps in one cache line have the same.
+// Returns the share of the row, out of `shares`. Rows whose stamps are in one cache line belong to one share,
+// so that no two threads write the same line.
 REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
   constexpr uint32_t kStampsPerLine = 8;
   return static_cast<uint32_t>(key / kStampsPerLine * 0x9E3779B1u * shares >> 32);
@@ -141,7 +146,7 @@ void Scan::run(Group* group, const Batch& batch, std::vector<LifecycleLog>* logs
   place_segments(*group);
 }
 
-// Calls use(directory) of a table.
+// Calls use(directory) for a table.
 template <class Use>
 void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   TableScan& scan = tables_[t];
@@ -154,7 +159,7 @@ void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   }
 }
 
-// Calls use(directory, ids, count, keys) for each piece of a small table.
+// Calls use(directory, ids, count, keys) for each piece of each small table.
 template <class Use>
 void Scan::for_each_small(Group* group, const Batch& batch, const Use& use) {
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -171,7 +176,7 @@ void Scan::for_each_small(Group* group, const Batch& batch, const Use& use) {
   }
 }
 
-// Small tables are searched together: the misses of one hide those of the others.
+// Searches all small tables together, so that their cache misses overlap.
 void Scan::locate_small(Group* group, const Batch& batch) {
   for_each_small(group, batch, [](const auto& directory, const auto* ids, int64_t count, RowKey*) {
     const auto places = directory.places();
@@ -187,9 +192,10 @@ void Scan::locate_small(Group* group, const Batch& batch) {
   });
 }
 
-// Tables with more lookups than a thread's share would keep the other threads waiting. For these, all threads
-// first do what changes nothing; then one gives missing rows their keys, in the order of the lookups, so that
-// rows and slots are the same for every number of threads; then all number the rows.
+// A table with more lookups than one thread's share would keep the other threads idle. For such tables, all
+// threads first find the existing rows, which changes nothing. Then one thread assigns keys to the missing
+// rows in the order of the lookups, so that rows and slots do not depend on the number of threads. Then all
+// threads number the rows.
 void Scan::locate_lookups(Group* group, const Batch& batch) {
   list_parts(batch);
   if (parts_.empty()) return;
@@ -254,10 +260,10 @@ void Scan::scan_table(Group* group, int32_t t, const Batch& batch) {
   });
   if (!table.numbered_last() || table.divided()) return;
   Share& share = shares_[table.first_share];
-  number_lookups(&share, EveryLookup{local.data() + share.first});
+  number_lookups(&share, InPlaceLookups{local.data() + share.first});
 }
 
-// Gives the rows whose keys locate() did not find theirs.
+// Assigns keys to the rows that locate() found missing.
 template <class Directory>
 void Scan::resolve_missed(Directory* directory, int32_t t, const Batch& batch) {
   for (size_t p = tables_[t].first_part; p < tables_[t].end_part; ++p) {
@@ -273,13 +279,14 @@ void Scan::resolve_missed(Directory* directory, int32_t t, const Batch& batch) {
   }
 }
 
-// The same of what locate_small() did not find.
+// Assigns keys to the rows that locate_small() found missing.
 template <class Directory>
 void Scan::resolve_small(Directory* directory, int32_t t, const Batch& batch) {
   for (size_t p = tables_[t].first_piece; p < tables_[t].end_piece; ++p) {
     const Batch::Piece& piece = batch.pieces[p];
     with_ids(batch, piece, [&](const auto* ids) {
-      if (piece.end > piece.begin) directory->reserve(kRing);  // as scan_piece does
+      if (piece.end > piece.begin)
+        directory->reserve(kRing);  // in the same steps as scan_piece(), so that maps grow identically
       for (int64_t i = piece.begin; i < piece.end; ++i) {
         if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
         directory->reserve(1);
@@ -289,7 +296,7 @@ void Scan::resolve_small(Directory* directory, int32_t t, const Batch& batch) {
   }
 }
 
-// Lookups of ids without a slot, in a table that does not admit every id.
+// Lists and counts the lookups of ids without a slot, in a table that does not admit every id.
 void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
   std::vector<UnknownLookup>& unknown = unknown_[t];
   unknown.clear();
@@ -314,7 +321,7 @@ void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
 
 template <class Directory>
 void Scan::resolve_unknown(Directory* directory, int32_t t, Table* table) {
-  constexpr size_t kDistance = 16;  // of prefetches
+  constexpr size_t kDistance = 16;  // distance of prefetches
   std::vector<UnknownLookup>& unknown = unknown_[t];
   LifecycleLog* const log = tables_[t].log;
   const size_t accepted = table->admission->accept(*log, table->default_slot(), &unknown, local.data());
@@ -366,7 +373,7 @@ void Scan::number_divided() {
   });
 }
 
-// Default lookups are counted like those of a row, and here taken out: their positions are behind all
+// Default lookups were counted as a row; here they are taken out, and their positions are behind all
 // segments.
 void Scan::place_segments(const Group& group) noexcept {
   int64_t position = 0;
@@ -395,7 +402,8 @@ void Scan::find_default_row(const Table& table, Share* share) const noexcept {
   share->defaults = unique[static_cast<size_t>(row)].count;
 }
 
-// Lists the lookups whose rows are the share's, among all of the table, share->count at first.
+// Lists the lookups whose rows belong to the share. At first share->count is the number of all lookups of the
+// table.
 void Scan::list_lookups(Share* share) noexcept {
   const TableScan& table = tables_[share->table];
   const uint64_t shares = table.end_share - table.first_share;
@@ -408,12 +416,12 @@ void Scan::list_lookups(Share* share) noexcept {
   share->count = count;
 }
 
-// Lookups pass through a row of stages; see the distances above.
+// Moves lookups through the stages of the pipeline; see the distances above.
 template <class Directory, class Id>
 void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share) {
   Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
   typename Directory::Place places[kRing] = {};
-  const void* peeked[kRing] = {};  // what a peek prefetched
+  const void* peeked[kRing] = {};  // addresses that the peek prefetched
   RowKey keys[kRing];
   typename Directory::Places current = directory->places();
 
@@ -465,7 +473,7 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
   for (; j < count + kTallyDistance; ++j) step_at_edge(j);
 }
 
-// Erasing moves entries, so every mark is looked up again. Ids go in reverse order of arrival.
+// Undoes misses in reverse order. Each entry is looked up again, because erasing moves entries.
 void Scan::rollback(Group* group) noexcept {
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = group->tables[t];

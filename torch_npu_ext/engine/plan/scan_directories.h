@@ -1,11 +1,11 @@
-// How a scan finds the rows of ids, in hash and in index tables.
+// Directories through which a scan finds the rows of ids, for hash tables and index tables.
 #pragma once
 
 #include "torch_npu_ext/engine/plan/scan.h"
 
 namespace rec_sdk {
 
-// Calls use(ids of the piece): int64 or int32.
+// Calls use(ids) with the ids of the piece, as int64 or int32.
 template <class Use>
 void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   if (batch.values.wide) {
@@ -15,11 +15,10 @@ void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   }
 }
 
-// Numbers the rows of a table that are not resident: by a slot that no row has, or else by a key beyond the
-// slots.
+// Assigns keys to the missing rows of a table: free slots first, then keys beyond all slots.
 class MissList {
  public:
-  // `first` is the place of the table's first one among all misses.
+  // `first` is the index of the table's first miss among all misses.
   MissList(const Table& table, int64_t slots, Miss* misses, int64_t first, int64_t* count)
       : misses_(misses + first),
         count_(count),
@@ -43,11 +42,11 @@ class MissList {
   RowKey beyond_;
 };
 
-// How an id is found, for hash and for index tables. `places` says where, as of(id), until reserve() says
-// that they have moved; to peek there gives the key of a row that has one, in most cases, or else kNoSlot.
-// key() always gives one, and marks a missing row; after a vain peek it reads what is beyond the place;
-// `added` says whether the id is new. find() does not mark, and gives kNoSlot for a missing row; `known` says
-// whether the table has the id.
+// The interface of both directories. places() returns the current locations of ids: of(id) is valid until
+// reserve() returns true. peek() reads a location and returns the key of a row that has one, in most cases,
+// or kNoSlot; after that, beyond() is the address that key() or find() read next. key() returns the row's
+// key, and assigns one to a missing row; `added` is whether the id is new. find() returns kNoSlot for a
+// missing row and changes nothing; `known` is whether the table has the id.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
@@ -93,7 +92,7 @@ class IndexDirectory {
   struct Places {
     uint32_t* row_slots;
     uint64_t rows;
-    // Ids out of range are counted before the scan; here they become 0.
+    // Ids out of range were counted before the scan; here they become 0.
     REC_SDK_ALWAYS_INLINE uint64_t row_of(int64_t id) const {
       return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
     }
@@ -109,7 +108,8 @@ class IndexDirectory {
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
   static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
 
-  RowKey find(int64_t, bool* known) const {  // a peek has said so
+  RowKey find(int64_t,
+              bool* known) const {  // called after peek() returned kNoSlot, which is exact in an index table
     *known = true;
     return kNoSlot;
   }

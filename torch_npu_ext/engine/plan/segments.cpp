@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kPrefetchDistance = 32;
 
-// From the keys of a table's rows to their slots.
+// Maps the keys of a table's rows to their slots.
 class Slots {
  public:
   Slots(const Group& group, int32_t t, const Scan& scan, const PlanBuffers& plan)
@@ -23,10 +23,10 @@ class Slots {
  private:
   uint32_t slots_;
   const int32_t* swap_in_slots_;
-  int64_t shift_;  // from the key of a missing row to its place in the plan
+  int64_t shift_;  // offset from the key of a missing row to its index in the plan
 };
 
-// unique: from (key, count) to (slot, first position of its segment).
+// Replaces (key, count) in `unique` by (slot, first position of the row's segment).
 void number_segments(const Group& group, const Share& share, const Slots& slots, Scan* scan,
                      PlanBuffers* plan) {
   int64_t u = plan->table_offsets[share.table] + share.uniques_before;
@@ -40,7 +40,7 @@ void number_segments(const Group& group, const Share& share, const Slots& slots,
     const uint32_t count = row.count;
     row = {slots.of(row.key), position};
     plan->unique_slots[u] = static_cast<int32_t>(row.key);
-    note_hot_segment(plan->hot_segments, u, position, count);
+    record_hot_segment(plan->hot_segments, u, position, count);
     plan->segment_offsets[u++] = static_cast<int32_t>(position);
     position += count;
   }
@@ -51,7 +51,7 @@ void number_segments(const Group& group, const Share& share, const Slots& slots,
   }
 }
 
-// The lookups of a share, in order: all of a table or those in a list.
+// Access to the lookups of a share, in order: all lookups of a table, or a list.
 struct AllLookups {
   static constexpr bool kAll = true;
   int64_t first, count;
@@ -68,30 +68,31 @@ struct ListedLookups {
   REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return rows[i]; }
 };
 
-// Gives the i-th lookup its place in the segment of its row.
+// Returns the position of the i-th lookup in the segment of its row.
 template <class Lookups>
-REC_SDK_ALWAYS_INLINE uint32_t take_place(const Lookups& lookups, int64_t i, UniqueRow* unique,
-                                          PlanBuffers* plan) {
+REC_SDK_ALWAYS_INLINE uint32_t next_position(const Lookups& lookups, int64_t i, UniqueRow* unique,
+                                             PlanBuffers* plan) {
   if (i + kPrefetchDistance < lookups.count) prefetch(&unique[lookups.row(i + kPrefetchDistance)]);
   UniqueRow& row = unique[lookups.row(i)];
   if (Lookups::kAll) plan->slots[lookups.lookup(i)] = static_cast<int32_t>(row.key);
   return row.count++;
 }
 
-// One piece, all lookups of a feature, the first of whose gradient is `first`; `i` is the next lookup.
+// Fills the arrays for one piece, which is all lookups of a feature; `first` is the lookup of its first
+// gradient. `i` is the next lookup.
 template <bool kSources, class Lookups>
 void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& lookups, int64_t* i,
                    UniqueRow* unique, PlanBuffers* plan) {
   int64_t next = *i;
   for (; next < lookups.count && lookups.lookup(next) < piece.end; ++next) {
-    const uint32_t position = take_place(lookups, next, unique, plan);
+    const uint32_t position = next_position(lookups, next, unique, plan);
     plan->grad_row[position] = static_cast<int32_t>(lookups.lookup(next) - first);
     if (kSources) plan->grad_source[position] = static_cast<int32_t>(piece.feature);
   }
   *i = next;
 }
 
-// One piece; `i` is the next lookup.
+// Fills the arrays for one piece of a pooled feature; `i` is the next lookup.
 template <bool kScaled, bool kWeighted, class Lookups>
 void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookups& lookups, int64_t* i,
                  UniqueRow* unique, PlanBuffers* plan) {
@@ -103,7 +104,7 @@ void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookup
     const int32_t sample = static_cast<int32_t>(piece.first_sample + b);
     const float scale = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
     for (; next < lookups.count && lookups.lookup(next) < end; ++next) {
-      const uint32_t position = take_place(lookups, next, unique, plan);
+      const uint32_t position = next_position(lookups, next, unique, plan);
       plan->grad_row[position] = sample;
       plan->grad_column[position] = column;
       if (kScaled) plan->scale[position] = scale;
@@ -147,7 +148,8 @@ void write_segments(const Group& group, const Batch& batch, int64_t s, Scan* sca
     return;
   }
   fill(group, batch, share.table, ListedLookups{share.count, share.lookups, share.rows}, scan, plan);
-  // The lookups of shares lie side by side: each writes the slots of its own range of them.
+  // The lookups of several shares are interleaved, so each share writes the slots of a contiguous range of
+  // lookups instead.
   for (int64_t i = share.first; i < share.first + share.count; ++i) {
     plan->slots[i] = static_cast<int32_t>(slots.of(scan->local[i]));
   }

@@ -13,8 +13,8 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kDistance = 24;  // from hashing an id to looking at its cell
-constexpr int64_t kRing = 32;      // no less, a power of two
+constexpr int64_t kDistance = 24;  // between hashing an id and reading its cell
+constexpr int64_t kRing = 32;      // at least kDistance; a power of two
 
 }  // namespace
 
@@ -28,25 +28,25 @@ SharedTables::SharedTables(std::vector<SharedTable> tables_, std::vector<Feature
   if (ranks < 1) throw std::invalid_argument("world_size must be at least 1, got " + std::to_string(ranks));
   for (size_t t = 0; t < tables.size(); ++t) {
     const SharedTable& table = tables[t];
-    const std::string wrong = owner_rule_error(table.owner, ranks);
-    if (!wrong.empty()) throw std::invalid_argument("table " + std::to_string(t) + ": " + wrong);
+    const std::string error = owner_rule_error(table.owner, ranks);
+    if (!error.empty()) throw std::invalid_argument("table " + std::to_string(t) + ": " + error);
     if (table.group < 0 || table.group >= groups || table.num_embeddings < 0) {
       throw std::invalid_argument("table " + std::to_string(t) + ": group " + std::to_string(table.group) +
-                                  " or " + std::to_string(table.num_embeddings) + " rows cannot be");
+                                  " or " + std::to_string(table.num_embeddings) + " rows are not valid");
     }
   }
   int32_t before = 0;
-  std::vector<int64_t> own(tables.size());
+  std::vector<int64_t> features_of(tables.size());
   for (const Feature& feature : features) {
     if (feature.table < before || feature.table >= static_cast<int32_t>(tables.size())) {
       throw std::invalid_argument("features must be ordered by table, of which there are " +
                                   std::to_string(tables.size()));
     }
     before = feature.table;
-    ++own[static_cast<size_t>(before)];
+    ++features_of[static_cast<size_t>(before)];
   }
   for (size_t t = 0; t < tables.size(); ++t) {
-    tables[t].signals.feature = tables[t].signals.timestamp && own[t] > 1;
+    tables[t].signals.feature = tables[t].signals.timestamp && features_of[t] > 1;
   }
 }
 
@@ -98,7 +98,7 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
   const int64_t features = static_cast<int64_t>(shared_->features.size());
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
-  if (++epoch_ == 0) {  // stamps of long ago would look new
+  if (++epoch_ == 0) {  // after a wraparound, old stamps would look new
     for (TableRun& run : tables_) run.cells = HugeArray<Cell>();
     epoch_ = 1;
   }
@@ -128,7 +128,8 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
     for (; f < shared_->features.size() && shared_->features[f].table == static_cast<int32_t>(t); ++f) {
       group.features.push_back(static_cast<int32_t>(f));
       int64_t lookups = 0;
-      if (piece < batch_.pieces.size()) {  // an empty batch has no pieces, another has one of each feature
+      if (piece <
+          batch_.pieces.size()) {  // an empty batch has no pieces, any other batch has one per feature
         Batch::Piece own = batch_.pieces[piece++];
         lookups = own.end - own.begin;
         own.begin = group.first_lookup.back();
@@ -164,7 +165,7 @@ void Deduplicator::number_piece(int32_t t, const Id* ids, int64_t count, uint32_
   const uint64_t rows = static_cast<uint64_t>(shared_->tables[t].num_embeddings);
   const uint64_t mask = (uint64_t{1} << run.bits) - 1;
   Cell* const cells = run.cells.data();
-  Row* const found = rows_.data() + run.first;
+  Row* const table_rows = rows_.data() + run.first;
   uint64_t homes[kRing];
   uint32_t next = static_cast<uint32_t>(run.rows);
   const auto read = [&](int64_t i) {
@@ -184,10 +185,10 @@ void Deduplicator::number_piece(int32_t t, const Id* ids, int64_t count, uint32_
     while (cells[c].epoch == epoch_ && cells[c].id != id) c = (c + 1) & mask;
     if (cells[c].epoch != epoch_) {
       cells[c] = {id, epoch_, next};
-      found[next++] = {id, 0, 0};
+      table_rows[next++] = {id, 0, 0};
     }
     local[i] = cells[c].number;
-    ++found[local[i]].count;
+    ++table_rows[local[i]].count;
   }
   run.rows = next;
 }
@@ -219,7 +220,7 @@ void Deduplicator::find_owners(int32_t t, UniqueBatch* result) noexcept {
   });
 }
 
-// Shows are counted with the rows.
+// Collects the clicks and timestamps of each row. Shows are counted together with the rows.
 void Deduplicator::find_signals(int32_t t) noexcept {
   TableRun& run = tables_[t];
   const SignalKinds kinds = shared_->tables[t].signals;
@@ -241,17 +242,18 @@ void Deduplicator::find_signals(int32_t t) noexcept {
     }
   }
   if (!kinds.timestamp || run.latest <= most_ahead_of(earliest)) return;
-  const auto of_lookups = [&](const auto& visit) {
+  const auto for_each_time = [&](const auto& visit) {
     for (size_t p = run.first_piece; p < run.end_piece; ++p) {
       const Batch::Piece& piece = batch_.pieces[p];
       const int64_t* const times = batch_.timestamps + piece.source;
       for (int64_t i = 0; i < piece.end - piece.begin; ++i) visit(times[i]);
     }
   };
-  run.latest = latest_up_to(most_at_first(of_lookups), of_lookups);  // homes set those of ids aside
+  run.latest = latest_up_to(most_at_first(for_each_time),
+                            for_each_time);  // owner ranks reject the ids' own timestamps
 }
 
-// Where the rows of each table begin, rank by rank and there table by table.
+// Computes where the rows of each table begin, by rank, then table.
 void Deduplicator::find_starts(UniqueBatch* result) {
   int64_t ids = 0, words = 0;
   for (int64_t rank = 0; rank < shared_->ranks; ++rank) {
@@ -321,14 +323,14 @@ void UniqueBatch::sort(int64_t g) {
   uint32_t position = 0;
   for (int64_t row = 0; row <= group.rows; ++row) {
     const uint32_t count = row < group.rows ? group.counts[row] : 0;
-    note_hot_segment(hot, row, position, count);
+    record_hot_segment(hot, row, position, count);
     borders[row] = static_cast<int32_t>(position);
-    group.counts[row] = position;  // from here on where the row's next lookup goes
+    group.counts[row] = position;  // from here on the position of the row's next lookup
     position += count;
   }
   group.hot_segments.words = collect_hot_segments(hot, lookups) * kHotWords;
   if (group.hot_segments.words == 0) group.hot_segments.begin = -1;
-  // A row's lookups are those of one table.
+  // All lookups of a row belong to one table, so tables are sorted in parallel.
   for_each_part(static_cast<int64_t>(group.tables.size()), lookups, [&](int64_t place) noexcept {
     for (size_t f = 0; f < group.features.size(); ++f) {
       if (shared->features[group.features[f]].table == group.tables[place]) sort_feature(&group, f);

@@ -1,5 +1,4 @@
-// A rank's batch as the ranks of a sharded collection see it: each id of a table once, by the rank it is sent
-// to.
+// A rank's batch after deduplication: each id of a table once, grouped by the rank that it is sent to.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +15,12 @@
 
 namespace rec_sdk {
 
+// One table of a sharded collection.
 struct SharedTable {
-  int64_t num_embeddings;  // of an index table, whose ids are below; 0: a hash table
+  int64_t num_embeddings;  // number of ids of an index table; 0 for a hash table
   OwnerRule owner;
   int32_t group;        // the rows of a group's tables are received in one tensor
-  SignalKinds signals;  // what its ids take along
+  SignalKinds signals;  // the signals that are sent with its ids
 };
 
 struct SharedTables {
@@ -32,14 +32,15 @@ struct SharedTables {
   int64_t groups, ranks;
   bool pooled;
 
-  SignalKinds any_signals() const;  // that some table's ids take along
+  SignalKinds any_signals() const;  // the union over all tables
 };
 
-// Arrays side by side, so that one copy brings them to a device. In words of 32 bits; each begins at 8 bytes.
+// An arena of arrays, so that one copy uploads them all. Positions are in words of 32 bits; each array is
+// aligned to 8 bytes.
 class WordArena {
  public:
   struct Field {
-    int64_t begin = -1, words = 0;  // -1: there is none
+    int64_t begin = -1, words = 0;  // begin is -1 for an absent array
   };
   Field add(int64_t count, int64_t words_each = 1);
   void allocate() { words_.reset(new int32_t[static_cast<size_t>(size_ > 0 ? size_ : 1)]); }
@@ -55,28 +56,28 @@ class WordArena {
   std::unique_ptr<int32_t[]> words_;
 };
 
-// A batch's reads of the tables of a group: n lookups of U distinct rows, of F features and B samples.
-// Rows are received rank by rank, and there table by table.
+// A batch's lookups in the tables of a group: n lookups of U distinct rows, of F features and B samples. Rows
+// are received by rank, then table.
 struct UniqueGroup {
   std::vector<int32_t> tables, features;
-  std::vector<int64_t> first_lookup, first_bag;  // of each of `features`, and the end
+  std::vector<int64_t> first_lookup, first_bag;  // for each of `features`, and the end
   int64_t rows = 0;
-  std::unique_ptr<uint32_t[]> counts;  // [U] lookups of each row
+  std::unique_ptr<uint32_t[]> counts;  // [U] number of lookups of each row
 
   WordArena lookups;
   WordArena::Field slots;    // int32 [n] the received row of each lookup, feature by feature
-  WordArena::Field offsets;  // int64 [F * B + 1] of the bags; pooled
-  WordArena::Field source;   // int64 [n] where a lookup is in the batch's values; none: where it is here
+  WordArena::Field offsets;  // int64 [F * B + 1] offsets of the bags; pooled only
+  WordArena::Field source;   // int64 [n] index of the lookup in the batch's values; absent: the same index
 
   // Lookups sorted by row, for the backward pass.
   bool sorted = false;
   WordArena segments;
   WordArena::Field segment_offsets;  // int32 [U + 1]
-  WordArena::Field grad_row;         // int32 [n] the lookup, or the sample when pooled
-  WordArena::Field grad_column;      // int32 [n] pooled
-  WordArena::Field scale;            // float [n] 1 / length of the bag for MEAN, else 1; with a MEAN feature
-  WordArena::Field positions;        // int32 [n] the lookup; weighted bags
-  WordArena::Field hot_segments;     // HotSegment [H]; none if H is 0
+  WordArena::Field grad_row;         // int32 [n] the lookup; pooled: the sample
+  WordArena::Field grad_column;      // int32 [n] pooled only
+  WordArena::Field scale;      // float [n] 1 / length of the bag for MEAN, else 1; only with a MEAN feature
+  WordArena::Field positions;  // int32 [n] the lookup; only for weighted bags
+  WordArena::Field hot_segments;  // HotSegment [H]; absent if H is 0
 
   int64_t lookup_count() const { return first_lookup.back(); }
 };
@@ -85,38 +86,40 @@ struct UniqueBatch {
   std::shared_ptr<const SharedTables> shared;
   int64_t batch_size = 0;
   bool weighted = false;
-  std::vector<int64_t> ids;      // [U] of each rank, and there of each table, in the order in which they came
-  std::vector<int32_t> repeats;  // [U] lookups of each id
-  std::vector<int64_t> counts;   // [W, T] distinct ids
-  std::vector<int64_t> lookups;  // [W, T]
-  std::vector<int32_t> signals;  // what each id takes along, in the order of `ids`
-  std::vector<int64_t> latest;   // [T] timestamp
+  std::vector<int64_t> ids;      // [U] by rank, then table, then first occurrence
+  std::vector<int32_t> repeats;  // [U] number of lookups of each id
+  std::vector<int64_t> counts;   // [W, T] number of distinct ids
+  std::vector<int64_t> lookups;  // [W, T] number of lookups of these ids
+  std::vector<int32_t> signals;  // the signals that are sent with the ids, in their order
+  std::vector<int64_t> latest;   // [T] latest timestamp
   struct OutOfRange {
     int32_t table;
     int64_t count, example;
   };
-  std::vector<OutOfRange> out_of_range;  // these read row 0
+  std::vector<OutOfRange> out_of_range;  // lookups of these ids read row 0
   std::vector<UniqueGroup> groups;
 
-  // The segments of a group, if they are not there yet. Not from two threads at a time.
+  // Computes the segments of a group unless that was done before. Must not be called from two threads at a
+  // time.
   void sort(int64_t group);
 
  private:
   void sort_feature(UniqueGroup* group, size_t f) noexcept;
 };
 
+// Deduplicates batches of one sharded collection. Its buffers are reused from batch to batch.
 class Deduplicator {
  public:
   explicit Deduplicator(std::shared_ptr<const SharedTables> shared);
 
-  // Tables side by side; the result does not depend on the number of threads. Throws std::invalid_argument.
-  // `numbers`: the ids take along what their tables ask for.
+  // Deduplicates a batch, tables in parallel; the result does not depend on the number of threads.
+  // with_signals: collects the signals that the tables use. Throws std::invalid_argument.
   std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments, bool with_signals = false);
 
   const SharedTables& shared() const { return *shared_; }
 
-  // Where the search for an id begins, in 2^bits cells: elsewhere than in an id map, whose neighbours a batch
-  // may have side by side.
+  // Returns the cell, out of 2^bits, where the search for an id begins. It uses another multiplier than id
+  // maps, because a batch may contain ids that are neighbours in an id map.
   static REC_SDK_ALWAYS_INLINE uint64_t home(int64_t id, int bits) {
     return IdSeed::fold(IdSeed::hash(id), 0xA0761D6478BD642Full) >> (64 - bits);
   }
@@ -129,18 +132,18 @@ class Deduplicator {
   struct Row {
     int64_t id;
     uint32_t count;
-    uint32_t slot;  // its rank, at first
+    uint32_t slot;  // before placement: its owner rank
   };
-  struct Next {  // where an id goes, its row, and what it takes along
+  struct Next {  // next positions of an id, its row and its signal words
     int64_t id, slot, word;
   };
-  struct alignas(64) TableRun {  // a cache line: threads write side by side
+  struct alignas(64) TableRun {  // aligned, since threads write neighbouring elements
     int64_t first = 0, count = 0;
     int64_t rows = 0, wrong = 0, example = 0;
     int64_t first_in_group = 0;
     size_t first_piece = 0, end_piece = 0;
     int64_t latest = 0;
-    std::vector<Next> next;  // [W] of each rank
+    std::vector<Next> next;  // [W] for each rank
     HugeArray<Cell> cells;
     int bits = 0;
   };
@@ -159,10 +162,10 @@ class Deduplicator {
   uint32_t epoch_ = 0;
   Batch batch_;
   std::vector<TableRun> tables_;
-  HugeArray<uint32_t> local_;  // [N] the row of each lookup, counted within its table
-  HugeArray<Row> rows_;        // [N] of each table, from its first lookup on
+  HugeArray<uint32_t> local_;  // [N] the row of each lookup, numbered within its table
+  HugeArray<Row> rows_;        // [N] rows of each table, from its first lookup on
   bool with_signals_ = false;
-  HugeArray<IdSignals> signals_;  // [N] as the rows, with numbers
+  HugeArray<IdSignals> signals_;  // [N] signals of each row, if they are collected
 };
 
 }  // namespace rec_sdk

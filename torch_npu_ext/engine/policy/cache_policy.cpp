@@ -4,8 +4,8 @@
 
 namespace rec_sdk {
 
-// A policy is one file, `<name>_policy.cpp` with make_<name>_policy(), and a line here. The first is the
-// default.
+// A policy is one file, `<name>_policy.cpp`, with make_<name>_policy(), and one line in this list. The first
+// one is the default.
 #define REC_SDK_CACHE_POLICIES(POLICY) \
   POLICY(lru)                          \
   POLICY(lfu)                          \
@@ -39,7 +39,7 @@ std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name, int64_t 
     if (name == policy.name) return policy.make(first_slot, slots);
     known += std::string(known.empty() ? "" : ", ") + "'" + policy.name + "'";
   }
-  throw std::invalid_argument("cache policy '" + name + "' is not known; there is " + known);
+  throw std::invalid_argument("cache policy '" + name + "' is not known; use one of " + known);
 }
 
 }  // namespace rec_sdk

@@ -1,4 +1,5 @@
-// The rows that leave the device cache are chosen by a policy: one file, and one line in cache_policy.cpp.
+// The interface of cache replacement policies, which choose the victims in the device cache. A policy is one
+// file and one line in cache_policy.cpp.
 #pragma once
 
 #include <cstdint>
@@ -11,43 +12,43 @@
 
 namespace rec_sdk {
 
-// One per table. Slots are the group's slot numbers, those of the table only. A batch that needs room calls
-// evict and leave; one that brings rows in, enter; every batch calls touch in the end. None of them may fail:
-// memory is taken by the constructor.
+// The replacement policy of one table. Slots have the group's numbers. A batch that needs free slots calls
+// evict() and remove(), a batch with misses calls insert(), and every batch finally calls touch(). No call
+// may fail; the constructor allocates all memory.
 class CachePolicy {
  public:
   virtual ~CachePolicy() = default;
 
-  // Chooses `count` slots that have a row and are not held, and forgets their uses. The caller knows that
-  // there are so many. `uses` says which batch used a slot last; the current one is there already. `future`
-  // says which announced batch needs it next, if the policy looks ahead.
+  // Chooses `count` slots that have a row and are not pinned, and clears their uses. The caller ensures that
+  // there are enough. `uses` contains the batch that used each slot last, including the current batch.
+  // `future` contains the announced batch that needs a slot next, for policies that look ahead.
   virtual void evict(int64_t count, SlotUses* uses, const FutureUses& future,
                      uint32_t* victims /*[count]*/) noexcept = 0;
 
-  // Rows that go from their slots, and rows that come to theirs; a batch that is cancelled calls these too.
+  // Called for rows that leave their slots, and for rows that get one; also when a batch is cancelled.
   virtual void remove(const uint32_t* /*slots, [count]*/, const uint32_t* /*rows, [count]*/,
                       int64_t /*count*/) noexcept {}
   virtual void insert(const uint32_t* /*slots, [count]*/, const uint32_t* /*rows, [count]*/,
                       int64_t /*count*/) noexcept {}
 
-  // The batch used these rows, the ones that it brought in included; each is named once. For a policy that
-  // needs to know more than the last use.
+  // Called with the slots that a batch uses, including new ones, each once; for policies that need more than
+  // the last use.
   virtual void touch(const uint32_t* /*slots, [count]*/, int64_t /*count*/) noexcept {}
 
-  // In how many batches a row was used, of which those of long ago count less; 0 from a policy that counts
-  // none. And rows with such heats, here or elsewhere, which insert() was told of for no batch: `uses` says
-  // that the latest batch used them.
+  // Returns the heat of a row: the number of batches that used it, with older ones counting less; 0 if the
+  // policy does not count. warm() sets the heats of rows that were inserted without a batch; `uses` has the
+  // latest batch as their last use.
   virtual float heat(uint32_t /*slot*/, const SlotUses& /*uses*/) const noexcept { return 0; }
   virtual void warm(const uint32_t* /*slots, [count]*/, const float* /*heats, [count]*/, int64_t /*count*/,
                     const SlotUses& /*uses*/) noexcept {}
 
-  virtual void clear() noexcept {}  // no row is resident any more
+  virtual void clear() noexcept {}  // called when no row is cached any more
 
-  virtual bool looks_ahead() const { return false; }  // whether it asks which announced batch needs a row
+  virtual bool looks_ahead() const { return false; }  // whether it uses announced batches
 };
 
-std::vector<std::string> cache_policy_names();  // the default first
-// Throws std::invalid_argument when there is no such policy.
+std::vector<std::string> cache_policy_names();  // the default policy is first
+// Throws std::invalid_argument for an unknown name.
 std::unique_ptr<CachePolicy> make_cache_policy(const std::string& name, int64_t first_slot, int64_t slots);
 
 }  // namespace rec_sdk

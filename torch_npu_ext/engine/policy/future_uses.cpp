@@ -11,8 +11,8 @@ uint64_t FutureUses::begin() {
     throw std::runtime_error("at most " + std::to_string(kMost) +
                              " batches can be announced; plan or forget the oldest of them first");
   }
-  // All bits are live or free then: a batch's bit comes up again 32 tickets later, and half of that is the
-  // most that it can have lived.
+  // At this point every bit is either live or free: a bit is reused after 32 tickets, and a batch lives for
+  // at most half of that.
   if (next_ % kMost == 0) sweep();
   if (live_ == 0) first_ = next_;
   return next_++;

@@ -1,6 +1,6 @@
-// Least frequently used first: by the number of batches that used a row since it came, the least recently
-// used of equal ones first. All counts are halved whenever uses amount to eight for each slot, so that what
-// was hot long ago leaves in the end.
+// Least frequently used first: victims are the rows that the fewest batches used since they were cached;
+// among equal counts the least recently used. All counts are halved whenever the uses reach eight per slot,
+// so that formerly hot rows are evicted eventually.
 #include <algorithm>
 #include <cmath>
 
@@ -10,24 +10,24 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint8_t kMost = 63;  // a larger count is no victim anyway
+constexpr uint8_t kMost = 63;  // rows with larger counts are no victims anyway
 constexpr int64_t kUsesPerSlot = 8;
-// Ages are told apart up to 8 cache fills, 64 steps of a power of two of batches: count and age together are
-// as many keys as the queue has bins.
+// Ages up to 8 cache fills are distinguished, in 64 steps of a power of two of batches; count and age
+// together have as many values as the queue has bins.
 constexpr int kAgeBits = 6;
 constexpr uint32_t kOldest = (1u << kAgeBits) - 1;
 constexpr int64_t kStepsPerFill = 8;
 
 struct CountAndAge {
   uint32_t epoch;
-  const uint8_t* counts;  // of slot 0
-  int shift;              // log2 of the batches in a step
+  const uint8_t* counts;  // indexed from slot 0
+  int shift;              // log2 of the batches per step of age
   uint32_t key(uint32_t slot, uint32_t last_batch) const {
     const uint32_t age = (epoch - last_batch) >> shift;
     return static_cast<uint32_t>(counts[slot]) << kAgeBits | (kOldest - std::min(age, kOldest));
   }
   static uint32_t base(uint32_t) { return 0; }
-  static bool waits(uint32_t) { return false; }
+  static bool deferred(uint32_t) { return false; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
     return {0, static_cast<uint32_t>(kMost) << kAgeBits | kOldest};
   }
@@ -46,15 +46,15 @@ class LfuPolicy final : public CachePolicy {
   void touch(const uint32_t* slots, int64_t count) noexcept override;
   float heat(uint32_t slot, const SlotUses&) const noexcept override { return counts_[slot - first_slot_]; }
   void warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses&) noexcept override;
-  void clear() noexcept override { queue_.clear(); }  // counts begin when a row enters
+  void clear() noexcept override { queue_.clear(); }  // a count starts when its row is inserted
 
  private:
   int64_t first_slot_;
   int64_t slots_;
-  HugeArray<uint8_t> counts_;  // [slots] of batches, at most kMost
+  HugeArray<uint8_t> counts_;  // [slots] number of batches, at most kMost
   VictimQueue queue_;
-  int64_t uses_ = 0;        // since counts were halved
-  int64_t batch_rows_ = 1;  // of the latest batch
+  int64_t uses_ = 0;        // uses since the counts were halved
+  int64_t batch_rows_ = 1;  // unique rows of the latest batch
 };
 
 void LfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {

@@ -1,4 +1,5 @@
-// LRFU, but rows that announced batches need leave only when no others can, those needed last first.
+// LRFU with look-ahead: rows that announced batches need are victims only if no others are left, those needed
+// last first.
 #include "torch_npu_ext/engine/policy/lrfu_policy.h"
 
 namespace rec_sdk {
@@ -13,7 +14,7 @@ struct ByNeedAndScore {
                                           : ByScore::kMost + FutureUses::kNever - distance;
   }
   static uint32_t base(uint32_t) { return 0; }
-  bool waits(uint32_t slot) const { return future.distance(slot) != FutureUses::kNever; }
+  bool deferred(uint32_t slot) const { return future.distance(slot) != FutureUses::kNever; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) {
     return {0, ByScore::kMost + FutureUses::kNever};
   }

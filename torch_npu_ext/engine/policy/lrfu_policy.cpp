@@ -8,24 +8,25 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kUnitsPerDouble = 8;  // of a score; coarse, and finer ones keep no better rows
-// A unit later there was a use for each slot, so a use counts half after eight of those.
+constexpr int64_t kUnitsPerDouble =
+    8;  // units of a score per factor of two; finer units did not keep better rows
+// The clock advances one unit after one use per slot, so a use counts half after eight uses per slot.
 constexpr int64_t kGhostsPerSlot = 8;
 constexpr int64_t kStart = 128, kOldest = 127, kLatest = 190, kMoved = 64;
 
-// A use adds to a score log2(1 + 2^-d), d being how far score and clock are apart; nothing in the end.
+// The gain of a use is log2(1 + 2^-d) if score and clock differ by d; it is 0 for large d.
 using Gains = std::array<uint8_t, 64>;
 Gains make_gains() {
   Gains gains{};
   for (size_t d = 0; d + 1 < gains.size(); ++d) {
-    const double far = static_cast<double>(d) / kUnitsPerDouble;
-    gains[d] = static_cast<uint8_t>(std::lround(kUnitsPerDouble * std::log2(1.0 + std::exp2(-far))));
+    const double distance = static_cast<double>(d) / kUnitsPerDouble;
+    gains[d] = static_cast<uint8_t>(std::lround(kUnitsPerDouble * std::log2(1.0 + std::exp2(-distance))));
   }
   return gains;
 }
 const Gains kGains = make_gains();
 
-// 2^(units / kUnitsPerDouble) of the differences of two scores: a save asks for all slots at once.
+// Table of 2^(units / kUnitsPerDouble) for differences of scores, because a save needs the heat of all slots.
 constexpr int64_t kMostUnits = 256;
 using Powers = std::array<float, 2 * kMostUnits>;
 Powers make_powers() {
@@ -52,7 +53,8 @@ void LrfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_
   queue_.evict(count, uses, ByScore{scores()}, victims);
 }
 
-// Until now all that is known of a row is which batch used it last.
+// Starts counting at the first eviction. Until then only the last use of each row is known, and scores are
+// derived from it.
 void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
   if (counting_) return;
   counting_ = true;
@@ -63,7 +65,8 @@ void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
   }
 }
 
-// Scores are bytes, which may alias anything: what is read in the loops below is copied first.
+// Scores are bytes, which may alias anything; values read in the loops below are therefore copied to locals
+// first.
 void LrfuPolicy::remove(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
   if (!counting_) return;
   const Score* const of_slots = scores();
@@ -103,7 +106,7 @@ void LrfuPolicy::advance(int64_t uses) noexcept {
   std::transform(ghosts_.data(), ghosts_.data() + ghost_count_, ghosts_.data(), move_down);
 }
 
-// In uses of now: what a score is beyond the clock, without its logarithm.
+// Returns the heat in units of present uses: the score minus the clock, converted from its logarithm.
 float LrfuPolicy::heat(uint32_t slot, const SlotUses& uses) const noexcept {
   const int64_t age = std::min<int64_t>(uses.epoch() - uses.last_batch(slot), kOldest);
   const int64_t beyond = counting_ ? scores()[slot] - clock_ : -age;
@@ -124,7 +127,7 @@ void LrfuPolicy::warm(const uint32_t* slots, const float* heats, int64_t count,
 
 void LrfuPolicy::clear() noexcept {
   queue_.clear();
-  if (counting_) std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // rows are numbered anew
+  if (counting_) std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // rows are renumbered
 }
 
 std::unique_ptr<CachePolicy> make_lrfu_policy(int64_t first_slot, int64_t slots) {

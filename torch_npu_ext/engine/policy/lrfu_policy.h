@@ -1,7 +1,7 @@
 // Least recently and frequently used first: every batch that used a row counts, the less the longer ago it
-// was. (D. Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
-// frequently used policies", IEEE Transactions on Computers 50(12), 2001.) Rows that left keep their score
-// for a while, so that one that comes and goes can earn its place.
+// was (D. Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
+// frequently used policies", IEEE Transactions on Computers 50(12), 2001). Evicted rows keep their score for
+// a while, so that a row that is evicted and fetched repeatedly can become hot.
 #pragma once
 
 #include "torch_npu_ext/engine/policy/cache_policy.h"
@@ -9,16 +9,17 @@
 
 namespace rec_sdk {
 
-// The row of the lowest score leaves first.
+// Orders victims by ascending score.
 struct ByScore {
   static constexpr uint32_t kMost = 255;
-  const uint8_t* scores;  // of slot 0
+  const uint8_t* scores;  // indexed from slot 0
   uint32_t key(uint32_t slot, uint32_t) const { return scores[slot]; }
   static uint32_t base(uint32_t) { return 0; }
-  static bool waits(uint32_t) { return false; }
+  static bool deferred(uint32_t) { return false; }
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMost}; }
 };
 
+// The policy, and the base class of LookAheadPolicy.
 class LrfuPolicy : public CachePolicy {
  public:
   LrfuPolicy(int64_t first_slot, int64_t slots);
@@ -32,13 +33,13 @@ class LrfuPolicy : public CachePolicy {
   void clear() noexcept override;
 
  protected:
-  // The logarithm of a sum of uses, each of which counts half as much one half-life later. Measured against
-  // a clock that goes on with the uses, it stays the same while a row is not used: scores of different times
-  // compare as they are. So that all of them fit, they are moved down together once in a while.
+  // The logarithm of a sum of uses, each of which counts half after one half-life. It is measured against a
+  // clock that advances with the uses, so the score of an unused row stays constant, and scores of different
+  // times can be compared. All scores are lowered together once in a while to stay in range.
   using Score = uint8_t;
   static constexpr Score kNone = 0;
 
-  Score* scores() const { return scores_.data() - first_slot_; }  // of slot 0
+  Score* scores() const { return scores_.data() - first_slot_; }  // indexed from slot 0
   void begin_counting(const SlotUses& uses) noexcept;
 
   VictimQueue queue_;
@@ -56,10 +57,12 @@ class LrfuPolicy : public CachePolicy {
   int64_t slots_;
   HugeArray<Score> scores_;
   uint32_t ghost_count_;
-  HugeArray<Score> ghosts_;  // of rows that left; several rows share one in a large table, the latest has it
-  bool counting_ = false;    // not before the first eviction: a table whose rows all fit pays nothing
-  int64_t clock_ = 0;        // what a use now counts
-  int64_t uses_ = 0;         // since the clock's last step
+  HugeArray<Score> ghosts_;  // scores of evicted rows; in a large table several rows share an entry, and the
+                             // latest one overwrites it
+  bool counting_ =
+      false;           // false until the first eviction, so that tables that fit into the cache cost nothing
+  int64_t clock_ = 0;  // the value of a use now
+  int64_t uses_ = 0;   // uses since the clock's last step
 };
 
 }  // namespace rec_sdk

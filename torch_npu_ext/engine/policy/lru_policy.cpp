@@ -1,4 +1,4 @@
-// Least recently used first, by batches; rows that the same batch used last leave in the order of their
+// Least recently used first, by batches; rows with the same last batch are evicted in the order of their
 // slots.
 #include <algorithm>
 
@@ -14,11 +14,12 @@ struct LastBatch {
   static uint32_t base(uint32_t epoch) {
     return epoch < VictimQueue::kBins ? 1 : epoch - VictimQueue::kBins + 1;
   }
-  static bool waits(uint32_t) { return false; }
+  static bool deferred(uint32_t) { return false; }
   std::pair<uint32_t, uint32_t> range(uint32_t first_slot, uint32_t end_slot) const {
     uint32_t oldest = uses.epoch();
     for (uint32_t slot = first_slot; slot < end_slot; ++slot) {
-      oldest = std::min(oldest, uses.last_batch(slot) - 1);  // 0, no row, becomes the largest number
+      oldest = std::min(
+          oldest, uses.last_batch(slot) - 1);  // 0, which means no row, wraps around to the largest number
     }
     return {oldest, uses.epoch()};
   }

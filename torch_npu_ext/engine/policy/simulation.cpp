@@ -55,8 +55,8 @@ class SimulatedCache {
     const int64_t out = std::max<int64_t>(0, missed - (slots_ - used_));
     taken_.resize(missing_.size());
     for (int64_t i = 0; i < missed - out; ++i) taken_[i] = static_cast<uint32_t>(used_++);
-    if (out > 0) evict(out, taken_.data() + missed - out);
-    bring_in();
+    if (out > 0) swap_out(out, taken_.data() + missed - out);
+    swap_in();
     used_slots_.resize(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) used_slots_[i] = slot_of_[rows[i]];
     policy_->touch(used_slots_.data(), count);
@@ -65,20 +65,20 @@ class SimulatedCache {
   }
 
  private:
-  void evict(int64_t count, uint32_t* victims) {
+  void swap_out(int64_t count, uint32_t* victims) {
     policy_->evict(count, &uses_, future_, victims);
-    left_.resize(static_cast<size_t>(count));
+    victim_rows_.resize(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) {
-      left_[i] = row_of_[victims[i]];
-      slot_of_[left_[i]] = kNoSlot;
+      victim_rows_[i] = row_of_[victims[i]];
+      slot_of_[victim_rows_[i]] = kNoSlot;
     }
-    policy_->remove(victims, left_.data(), count);
+    policy_->remove(victims, victim_rows_.data(), count);
     if (!future_.any()) return;
     future_.reserve(kTable, count);
-    for (int64_t i = 0; i < count; ++i) future_.remove(kTable, victims[i], left_[i]);
+    for (int64_t i = 0; i < count; ++i) future_.remove(kTable, victims[i], victim_rows_[i]);
   }
 
-  void bring_in() {
+  void swap_in() {
     for (size_t i = 0; i < missing_.size(); ++i) {
       slot_of_[missing_[i]] = taken_[i];
       row_of_[taken_[i]] = missing_[i];
@@ -95,17 +95,17 @@ class SimulatedCache {
   int64_t slots_, used_ = 0;
   std::vector<uint32_t> slot_of_;  // [rows]
   std::vector<uint32_t> row_of_;   // [slots]
-  std::vector<uint32_t> missing_, taken_, left_, used_slots_;
+  std::vector<uint32_t> missing_, taken_, victim_rows_, used_slots_;
 };
 
 }  // namespace
 
 CacheTrace::CacheTrace(const int64_t* ids, int64_t count, const int64_t* starts, int64_t batches) {
-  bool grows = batches >= 0 && starts[0] == 0 && starts[batches] == count;
-  for (int64_t b = 0; b < batches && grows; ++b) grows = starts[b] <= starts[b + 1];
-  if (!grows) throw std::invalid_argument("starts must grow from 0 to the number of ids");
+  bool ascending = batches >= 0 && starts[0] == 0 && starts[batches] == count;
+  for (int64_t b = 0; b < batches && ascending; ++b) ascending = starts[b] <= starts[b + 1];
+  if (!ascending) throw std::invalid_argument("starts must ascend from 0 to the number of ids");
   IdMap known;
-  std::vector<int64_t> last_batch;  // of each row, from 1 on
+  std::vector<int64_t> last_batch;  // of each row, counted from 1
   starts_.push_back(0);
   for (int64_t b = 0; b < batches; ++b) {
     known.reserve(starts[b + 1] - starts[b]);

@@ -1,5 +1,5 @@
-// Counts of a cache under a policy, without a table: the ids of a run, planned batch by batch as Planner
-// does.
+// A simulation of a cache and its policy, without a table: counts hits and misses for recorded ids, planned
+// batch by batch like Planner.
 #pragma once
 
 #include <cstdint>
@@ -8,32 +8,34 @@
 
 namespace rec_sdk {
 
+// Counters of a simulation.
 struct SimulatedCounts {
-  int64_t rows = 0;      // distinct rows of each batch, summed
-  int64_t new_rows = 0;  // of these, those that no batch had before
-  int64_t misses = 0;    // of these, those that were not in the cache, the new ones too
-  int64_t rows_out = 0;  // rows that were evicted from the cache
+  int64_t rows = 0;      // distinct rows, summed over batches
+  int64_t new_rows = 0;  // rows of their first batch
+  int64_t misses = 0;    // rows that were not cached, including new rows
+  int64_t rows_out = 0;  // rows evicted from the cache
 };
 
-// The distinct rows of each batch of one table, which are read once and simulated at many sizes.
+// The distinct rows of each batch of one table, computed once and simulated with many cache sizes.
 class CacheTrace {
  public:
-  // ids[starts[b] .. starts[b + 1]) are those of batch b. Throws std::invalid_argument where `starts` does
-  // not grow from 0 to `count`, and std::bad_alloc.
+  // Batch b has the ids [starts[b], starts[b + 1]). Throws std::invalid_argument unless `starts` ascend from
+  // 0 to `count`, and std::bad_alloc.
   CacheTrace(const int64_t* ids, int64_t count, const int64_t* starts, int64_t batches);
 
   int64_t batches() const { return static_cast<int64_t>(new_rows_.size()); }
   int64_t distinct() const { return distinct_; }
   int64_t largest() const { return largest_; }  // distinct rows of the largest batch
 
-  // Each batch is trained before the next. ahead: batches that are announced beside the one that is planned,
+  // Simulates training on the batches one after another. ahead: batches announced ahead of the planned one,
   // for policies that look ahead. warm: batches at the beginning that are not counted. Throws
-  // CacheTooSmallError, and std::invalid_argument where there is no such policy.
+  // CacheTooSmallError, and std::invalid_argument for an unknown policy.
   SimulatedCounts simulate(int64_t slots, const std::string& policy, int64_t ahead, int64_t warm) const;
 
  private:
-  std::vector<uint32_t> rows_;   // of all batches, in the order of their first lookups; numbered as they came
-  std::vector<int64_t> starts_;  // [batches + 1] in rows_
+  std::vector<uint32_t>
+      rows_;  // of all batches, in the order of first lookups; ids are renumbered in order of appearance
+  std::vector<int64_t> starts_;    // [batches + 1] positions in rows_
   std::vector<int64_t> new_rows_;  // [batches]
   int64_t distinct_ = 0, largest_ = 0;
 };

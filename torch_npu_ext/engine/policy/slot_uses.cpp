@@ -13,7 +13,7 @@ void SlotUses::begin_batch(int64_t lookups) {
     stamps_ = std::move(longer);
   }
   if (in_flight_.size() == in_flight_.capacity())
-    in_flight_.reserve(2 * in_flight_.size() + 8);  // for hold()
+    in_flight_.reserve(2 * in_flight_.size() + 8);  // so that hold() cannot fail
   if (epoch_ == std::numeric_limits<uint32_t>::max()) renumber();
   ++epoch_;
   oldest_ = in_flight_.empty() ? epoch_ : in_flight_.front()->epoch;
@@ -21,7 +21,7 @@ void SlotUses::begin_batch(int64_t lookups) {
   marked_ = false;
 }
 
-// After 2^32 batches: the order of those not in flight is lost.
+// Renumbers the epochs after 2^32 batches; the order of uses that are not in flight is lost.
 void SlotUses::renumber() {
   const uint64_t old = uint64_t{1} << 32;
   for (int64_t slot = 0; slot < slots_; ++slot) stamps_[slot] = stamps_[slot] == 0 ? 0 : old;

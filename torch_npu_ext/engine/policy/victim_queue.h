@@ -1,5 +1,5 @@
-// Chooses the rows that leave, in the order that a policy gives. No order is kept: when rows must leave, a
-// pass over the slots sorts some of those that come first into a queue, which serves until it is used up.
+// Chooses victims in the order of a policy. The order is not maintained: when victims are needed, a pass over
+// the slots sorts some of the first slots in the order into a queue, which is used until it is empty.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 namespace rec_sdk {
 
-// An Order has, of slots with a row that the current batch does not use:
-//   uint32_t key(uint32_t slot, uint32_t last_batch) const;  // the smallest leaves first, equal ones by slot
-//   uint32_t base(uint32_t epoch) const;  // mostly, all keys are from it to it + kBins - 1
-//   bool waits(uint32_t slot) const;    // it leaves only when no other can, and its key is larger than
-//   theirs
+// An Order has, for slots whose row the current batch does not use:
+//   uint32_t key(uint32_t slot, uint32_t last_batch) const;  // smallest first, equal keys by slot
+//   uint32_t base(uint32_t epoch) const;  // in most cases all keys are in [base, base + kBins)
+//   bool deferred(uint32_t slot) const;   // a victim only if no other is left; its key is larger
+//   std::pair<uint32_t, uint32_t> range(uint32_t first_slot, uint32_t end_slot) const;  // bounds of the keys
 class VictimQueue {
  public:
   static constexpr uint32_t kBins = 4096;
@@ -26,12 +26,13 @@ class VictimQueue {
         end_slot_(static_cast<uint32_t>(first_slot + slots)),
         queue_(static_cast<size_t>(slots)) {}
 
-  // CachePolicy::evict().
+  // Implements CachePolicy::evict().
   template <class Order>
   void evict(int64_t count, SlotUses* uses, const Order& order, uint32_t* victims) noexcept {
     if (renumbered_ != uses->renumbered()) clear();
     renumbered_ = uses->renumbered();
-    const int64_t found = take(count, uses, victims, [&order](uint32_t slot) { return order.waits(slot); });
+    const int64_t found =
+        take(count, uses, victims, [&order](uint32_t slot) { return order.deferred(slot); });
     if (found == count) return;
     refill(count - found, *uses, order);
     take(count - found, uses, victims + found, [](uint32_t) { return false; });
@@ -40,11 +41,11 @@ class VictimQueue {
 
  private:
   static constexpr int64_t kPrefetchDistance = 16;
-  // A refill looks at every slot, and this share of them is queued at least: eight slots looked at, one after
-  // the other in memory, for a row that leaves or is used again.
+  // A refill examines every slot and queues at least this share of them, so that about eight slots,
+  // consecutive in memory, are examined per victim or reused row.
   static constexpr int64_t kQueuedShare = 8;
 
-  // Slots by key, several keys to a bin where there are too many.
+  // Bins of slots by key; several keys share a bin if there are too many keys.
   struct Bins {
     Bins(uint32_t lowest, uint32_t highest) : base(lowest) {
       while ((highest - lowest) >> shift >= kBins) ++shift;
@@ -53,19 +54,20 @@ class VictimQueue {
 
     uint32_t base;
     int shift = 0;
-    uint32_t all[kBins] = {};   // slots; later the end of the bin in the queue
-    uint32_t free[kBins] = {};  // those not held
+    uint32_t all[kBins] = {};   // number of slots; later the end of the bin in the queue
+    uint32_t free[kBins] = {};  // number of slots that are not pinned
   };
 
-  // Whether the slot has not been used since it was queued.
+  // Returns whether the slot was used after it was queued.
   bool stale(const SlotUses& uses, uint32_t slot) const { return uses.last_batch(slot) - 1 >= queued_at_; }
-  // Slots of the current batch are not queued: it has yet to bring in others, which would be missing among
-  // them.
+  // Returns whether the slot has a row that the current batch does not use. Slots of the current batch are
+  // never queued: rows that it still swaps in would be missing between them.
   static bool old(uint32_t last_batch, uint32_t epoch) { return last_batch - 1 < epoch - 1; }
 
-  // These two are out of line: inlined into one function, plans that evict took 1.02 times as long.
+  // These two functions are not inlined: with them inlined, plans with victims took 1.02 times as long.
 
-  // From the queue, `count` or as many as it has. Slots that are passed are gone.
+  // Takes up to `count` victims from the queue and returns their number. Examined slots are removed from the
+  // queue, except pinned ones.
   template <class Passed>
   __attribute__((noinline)) int64_t take(int64_t count, SlotUses* uses, uint32_t* victims,
                                          const Passed& passed_over) noexcept {
@@ -81,13 +83,13 @@ class VictimQueue {
       uses->forget(slot);
       victims[found++] = slot;
     }
-    // Held rows that were passed keep their place, right before what was not looked at.
+    // Pinned slots stay in the queue, right before the slots that were not examined.
     std::copy_backward(queue_.data() + head_, queue_.data() + head_ + passed, queue_.data() + p);
     head_ = p - passed;
     return found;
   }
 
-  // Queues the rows that come first, so many that `wanted` of them are not held.
+  // Queues the first slots in the order, so many that `wanted` of them are not pinned.
   template <class Order>
   void refill(int64_t wanted, const SlotUses& uses, const Order& order) noexcept {
     wanted = std::max(wanted, (end_slot_ - first_slot_) / kQueuedShare);
@@ -97,14 +99,14 @@ class VictimQueue {
     refill_many(wanted, uses, order);
   }
 
-  // Where a bin has one key, and so in nearly all plans: two passes without a branch that depends on the
-  // slot. False, and nothing is done, where there are other keys. kInOrder: uses.in_order().
+  // The common case of one key per bin: two passes without a branch that depends on the slot. Returns false,
+  // without effect, if keys are outside [base, base + kBins). kInOrder: uses.in_order().
   template <bool kInOrder, class Order>
   __attribute__((noinline)) bool refill_few(int64_t wanted, const SlotUses& uses, Order order) noexcept {
     const uint32_t epoch = uses.epoch(), oldest = uses.oldest_in_flight(), base = order.base(epoch);
     const uint64_t* const stamps = uses.stamps();
-    uint64_t bins[kBins + 1] =
-        {};  // rows and, from bit 32 on, those that are not held; of other keys the last
+    // Low 32 bits: rows; high 32 bits: rows that are not pinned. The last bin counts keys out of range.
+    uint64_t bins[kBins + 1] = {};
     const auto bin_of = [&](uint32_t slot, uint32_t batch) __attribute__((always_inline)) {
       return std::min(order.key(slot, batch) - base, kBins);
     };
@@ -119,10 +121,10 @@ class VictimQueue {
     for (int64_t free = 0; end_bin < kBins && free < wanted; ++end_bin) {
       free += static_cast<int64_t>(bins[end_bin] >> 32);
       const auto rows = static_cast<uint32_t>(bins[end_bin]);
-      bins[end_bin] = queued;  // from now on where the next row of the bin goes
+      bins[end_bin] = queued;  // from now on the position of the bin's next row
       queued += rows;
     }
-    // Slots that are not queued are written where the queue ends, and go nowhere.
+    // Slots that are not queued are written to the position behind the queue, and are overwritten or ignored.
     bins[end_bin] = std::min(queued, end_slot_ - first_slot_ - 1);
     uint32_t* const queue = queue_.data();
     for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
@@ -174,7 +176,7 @@ class VictimQueue {
 
   uint32_t first_slot_;
   uint32_t end_slot_;
-  HugeArray<uint32_t> queue_;  // [slots] first to leave first; committed as far as it was ever filled
+  HugeArray<uint32_t> queue_;  // [slots] next victim first; memory is committed as far as it was ever filled
   int64_t head_ = 0;
   int64_t tail_ = 0;
   uint32_t queued_at_ = 0;  // the last batch before the queue was filled

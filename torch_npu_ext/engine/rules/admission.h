@@ -1,5 +1,6 @@
-// Which ids of a batch get rows. All lookups of a batch decide together: those of an id without a row are
-// counted before any of them is answered. The count keeps what it found of an id for the answer.
+// The admission of ids: which ids of a batch get rows. Admission is decided per batch: all lookups of ids
+// without a row are counted before the first of them is decided, and count() stores for each lookup where
+// accept() finds its count.
 #pragma once
 
 #include <algorithm>
@@ -20,56 +21,56 @@ namespace rec_sdk {
 struct UnknownLookup {
   static constexpr int64_t kKnown = -1;
   int64_t id;
-  int64_t place;  // kKnown: the id has a row. Otherwise where the table's admission has what it counts of it
-  uint32_t lookup;  // counted from the first of the batch
+  int64_t place;  // kKnown if the id has a row; otherwise the position of its count in the table's admission
+  uint32_t lookup;  // index in the batch
   bool known() const { return place == kKnown; }
 };
 
-// The counts that a table keeps of ids without a row, and the choice of those that get one. This class admits
-// every id. A plan calls each function once for a table, or for a piece of the batch: no lookup costs a
-// virtual call.
+// Counts the lookups of ids without a row, and decides which ids get one. This base class admits every id.
+// Planning calls each function once per table or piece of a batch, so no lookup costs a virtual call.
 class Admission {
  public:
   explicit Admission(bool wide = false) : candidates(wide) {}
   virtual ~Admission() = default;
 
-  // Counts lookups of a piece, those from `first` on, in order, and finds the places of all that are not
-  // known: these are valid until admit(). Throws MemoryLimitError and std::bad_alloc; what it did is in the
-  // log.
+  // Counts the lookups of a piece, from lookups[first] on, in order, and sets the positions of all that are
+  // not known, which are valid until admit(). Throws MemoryLimitError and std::bad_alloc; the log contains
+  // what it changed.
   virtual void count(const Batch& /*batch*/, const Batch::Piece& /*piece*/, const TableClock& /*clock*/,
                      size_t /*first*/, std::vector<UnknownLookup>* /*lookups*/, LifecycleLog* /*log*/) {}
-  // Moves lookups of ids that have or get a row to the front, in order, and returns how many. Writes `slot`
-  // into `local` for every lookup.
+  // Moves the lookups of ids that have or get a row to the front, in order, and returns their number. Writes
+  // `slot` to `local` for every lookup.
   virtual size_t accept(const LifecycleLog& /*log*/, uint32_t /*slot*/, std::vector<UnknownLookup>* lookups,
                         uint32_t* /*local*/) const noexcept {
     return lookups->size();
   }
-  // The ids of log->admitted have rows now: fills what was counted of them, which are no candidates any more.
+  // Called when the ids of log->admitted have rows: fills in their counts, and removes them from the
+  // candidates.
   virtual void admit(LifecycleLog* /*log*/) noexcept {}
-  // All is as before the batch.
+  // Restores the state before the batch.
   virtual void undo(const LifecycleLog& /*log*/) noexcept {}
 
-  // Whether admit() says all that is known of an id, as it does where each has its own place.
+  // Returns whether admit() fills in exact counts, as is the case if every id is counted separately.
   virtual bool counts_each() const { return false; }
   virtual double worth(const Candidates::Values& /*values*/) const { return 0; }
-  // The candidates are these; false if it counts nothing.
+  // Replaces the candidates; returns false if nothing is counted.
   virtual bool set_candidates(const std::vector<LifecycleLog::Counted>& /*wanted*/) { return false; }
   virtual int64_t bytes() const { return candidates.bytes(); }
   virtual void clear() { candidates.clear(); }
 
-  // At the end of a step: whether what it has counted, without lookups of plans that have not begun, is due
-  // to be halved.
+  // Returns whether the counts are due for halving at the end of a step; `planned` lookups of plans that are
+  // not started are subtracted.
   virtual bool halves(int64_t /*planned*/) const { return false; }
   virtual void halve() noexcept {}
-  // The counts beside candidates, for a save, and those of others, which it takes over. Empty, and false,
-  // where it has none.
+  // The state of counts other than candidates, for a save, and its restoration from saved states. Empty, and
+  // false, without such counts.
   virtual std::vector<uint8_t> state() const { return {}; }
   virtual bool set_states(const std::vector<std::vector<uint8_t>>& /*states*/) { return false; }
 
-  Candidates candidates;  // none where ids have no places of their own
+  Candidates candidates;  // empty unless every id is counted separately
 };
 
-// The table of an admission. With `wide` candidates have clicks and timestamps.
+// The parameters of a table's admission. If `wide`, candidates have clicks and timestamps.
 struct AdmissionTable {
   std::string name;
   uint64_t seed;
@@ -77,9 +78,10 @@ struct AdmissionTable {
   MemoryGuard* memory;
 };
 
+// A rule that creates the admission of a table.
 class AdmissionRule final : public Rule {
  public:
-  // Makes the admission of a table; throws MemoryLimitError.
+  // Creates the admission of a table; throws MemoryLimitError.
   using Make = std::function<std::unique_ptr<Admission>(const AdmissionTable& table)>;
   explicit AdmissionRule(Make make_admission, bool clicks = false)
       : make(std::move(make_admission)), clicks_(clicks) {}
@@ -91,7 +93,8 @@ class AdmissionRule final : public Rule {
   bool clicks_;
 };
 
-// prepare(lookup), and later count(lookup), of those in [begin, end) that are not known.
+// Calls prepare(lookup), and kCountDistance lookups later count(lookup), for lookups in [begin, end) of ids
+// without a row.
 constexpr int64_t kCountDistance = 16;
 template <class Prepare, class Count>
 REC_SDK_ALWAYS_INLINE void for_each_unknown(UnknownLookup* begin, UnknownLookup* end, const Prepare& prepare,
@@ -106,19 +109,19 @@ REC_SDK_ALWAYS_INLINE void for_each_unknown(UnknownLookup* begin, UnknownLookup*
   }
 }
 
-// Admission::accept() by ask(lookup), which prefetches, and later admits(lookup), of those that are not
-// known. All are asked before any id is added, so that the processor looks ahead across lookups.
-template <class Ask, class Admits>
+// Implements Admission::accept() with fetch(lookup), which prefetches, and admits(lookup), for ids without a
+// row. All lookups are decided before any id is added, so that the processor overlaps their cache misses.
+template <class Fetch, class Admits>
 REC_SDK_ALWAYS_INLINE size_t accept_if(uint32_t slot, std::vector<UnknownLookup>* lookups, uint32_t* local,
-                                       const Ask& ask, const Admits& admits) {
-  constexpr size_t kAskDistance = 16;
+                                       const Fetch& fetch, const Admits& admits) {
+  constexpr size_t kFetchDistance = 16;
   UnknownLookup* const all = lookups->data();
   const size_t count = lookups->size();
   size_t accepted = 0;
   for (size_t i = 0; i < count; ++i) {
-    if (i + kAskDistance < count && !all[i + kAskDistance].known()) ask(all[i + kAskDistance]);
+    if (i + kFetchDistance < count && !all[i + kFetchDistance].known()) fetch(all[i + kFetchDistance]);
     const UnknownLookup one = all[i];
-    local[one.lookup] = slot;  // of the others too, for now
+    local[one.lookup] = slot;  // overwritten later for accepted lookups
     all[accepted] = one;
     accepted += one.known() || admits(one);
   }

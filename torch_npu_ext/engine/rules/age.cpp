@@ -1,4 +1,5 @@
-// An id leaves when the table's latest timestamp is more seconds after its own.
+// Eviction by age: an id is evicted if its timestamp is more than `seconds` before the table's latest
+// timestamp.
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
 
 namespace rec_sdk {

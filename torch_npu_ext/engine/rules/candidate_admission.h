@@ -1,4 +1,4 @@
-// Admission by what is counted of each id by itself.
+// Admission by separate counts for each id.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rec_sdk {
 
-// An id gets a row in the batch with which alpha * shows + beta * clicks reaches the threshold.
+// An id gets a row in the batch in which alpha * shows + beta * clicks reaches the threshold.
 class CandidateAdmission final : public Admission {
  public:
   CandidateAdmission(const AdmissionTable& table, double threshold, double alpha, double beta)
@@ -39,7 +39,7 @@ class CandidateAdmission final : public Admission {
       if (__builtin_expect(!candidates.has_room(), 0)) {
         reserve(1);
         for (UnknownLookup* one = unknown; one < end && one <= unknown + kCountDistance; ++one) {
-          if (!one->known()) prepare(one);  // homes have moved
+          if (!one->known()) prepare(one);  // rehashing moved the home positions
         }
       }
       const int64_t source = unknown->lookup + shift, id = unknown->id;
@@ -62,10 +62,10 @@ class CandidateAdmission final : public Admission {
   size_t accept(const LifecycleLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,
                 uint32_t* local) const noexcept override {
     const double threshold = threshold_, alpha = alpha_, beta = beta_;
-    const auto ask = [&](const UnknownLookup& one) {
+    const auto fetch = [&](const UnknownLookup& one) {
       candidates.prefetch_near(static_cast<uint64_t>(one.place));
     };
-    return accept_if(slot, lookups, local, ask, [&](const UnknownLookup& one) {
+    return accept_if(slot, lookups, local, fetch, [&](const UnknownLookup& one) {
       const Candidates::Values values = candidates.get(one.place);
       return alpha * values.count + beta * values.clicks >= threshold;
     });
@@ -84,7 +84,7 @@ class CandidateAdmission final : public Admission {
     for (auto before = log.candidates.rbegin(); before != log.candidates.rend(); ++before) {
       if (before->values.count == 0) {
         candidates.erase(before->id);
-      } else {  // into the room that it had
+      } else {  // into the space that it occupied before
         candidates.set(candidates.find_or_add(before->id), before->values);
       }
     }
@@ -95,9 +95,9 @@ class CandidateAdmission final : public Admission {
   }
   bool set_candidates(const std::vector<LifecycleLog::Counted>& wanted) override {
     reserve(static_cast<int64_t>(wanted.size()));
-    std::vector<int64_t> gone;
-    candidates.for_each([&](int64_t id, const Candidates::Values&) { gone.push_back(id); });
-    for (const int64_t id : gone) candidates.erase(id);
+    std::vector<int64_t> former;
+    candidates.for_each([&](int64_t id, const Candidates::Values&) { former.push_back(id); });
+    for (const int64_t id : former) candidates.erase(id);
     for (const LifecycleLog::Counted& one : wanted)
       candidates.set(candidates.find_or_add(one.id), one.values);
     return true;

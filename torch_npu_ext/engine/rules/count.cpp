@@ -1,4 +1,4 @@
-// An id gets a row in the batch with which it was looked up so often.
+// Admission by count: an id gets a row in the batch in which its lookups reach the threshold.
 #include "torch_npu_ext/engine/rules/candidate_admission.h"
 
 namespace rec_sdk {

@@ -1,4 +1,4 @@
-// Rules by which ids leave a table.
+// The interface of eviction rules.
 #pragma once
 
 #include <algorithm>
@@ -10,42 +10,45 @@
 
 namespace rec_sdk {
 
-// Saves have the numbers.
+// The values are stored in saves and must not change.
 enum class EvictReason : uint8_t { kNone = 0, kAge = 1, kIdle = 2, kScore = 3, kBound = 4, kNorm = 6 };
 
-// An id with a row, or a candidate. Rules go by no row number: those depend on what came and left before.
+// An id with a row, or a candidate, as input of eviction rules. Rules must not depend on row numbers, which
+// depend on earlier insertions and evictions.
 struct Evictable {
   int64_t id;
-  double worth;        // the score, or how often it was seen
-  int64_t timestamp;   // the latest
-  uint32_t idle;       // batches since the last that had it
-  bool held = false;   // it has to stay for now
-  bool small = false;  // the caller has marked the row: the norm of its weight is too small
+  double worth;        // the score, or the number of lookups
+  int64_t timestamp;   // the latest timestamp
+  uint32_t idle;       // batches since the last one that used the id
+  bool held = false;   // must not be evicted now: pinned, or with a sum in the window
+  bool small = false;  // marked by the caller because the norm of its weights is too small
   EvictReason reason = EvictReason::kNone;
-  bool leaves() const { return reason != EvictReason::kNone && !held; }
+  bool chosen() const { return reason != EvictReason::kNone && !held; }
 };
 
+// A rule that chooses ids to evict.
 class EvictionRule : public Rule {
  public:
   virtual EvictReason reason() const = 0;
-  // Gives ids that leave the reason, where they have none.
+  // Sets the reason of the ids that the rule evicts, unless another rule has set it.
   virtual void choose(const TableClock& clock, std::vector<Evictable>* ids) const = 0;
 
-  // Whether it goes by intervals of steps; otherwise it evicts at the end of each step after which it is due.
+  // Returns whether the rule runs at intervals of steps; otherwise it runs at the end of each step for which
+  // due() returns true.
   virtual bool at_intervals() const { return true; }
   virtual bool due(int64_t /*rows*/, int64_t /*candidates*/) const { return false; }
   virtual bool evicts_candidates() const { return true; }
-  // Whether it may evict every id: a clock that is wrong can empty a table.
+  // Returns whether it may evict every id: with such rules a wrong clock can empty a table.
   virtual bool takes_any_number() const { return true; }
 
  protected:
-  template <class Leaves>  // leaves(Evictable)
-  void choose_if(std::vector<Evictable>* ids, const Leaves& leaves) const {
+  template <class Evicts>  // evicts(Evictable)
+  void choose_if(std::vector<Evictable>* ids, const Evicts& evicts) const {
     for (Evictable& one : *ids) {
-      if (one.reason == EvictReason::kNone && leaves(one)) one.reason = reason();
+      if (one.reason == EvictReason::kNone && evicts(one)) one.reason = reason();
     }
   }
-  template <class Before>  // before(Evictable, Evictable): the first of these leaves first
+  template <class Before>  // before(a, b): a is evicted before b
   void choose_first(std::vector<Evictable*> ids, int64_t count, const Before& before) const {
     if (count <= 0) return;
     std::nth_element(ids.begin(), ids.begin() + count - 1, ids.end(),

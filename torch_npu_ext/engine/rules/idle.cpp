@@ -1,4 +1,4 @@
-// An id leaves that none of so many batches, the latest ones, had.
+// Eviction by idleness: an id is evicted if none of the latest `batches` batches used it.
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
 
 namespace rec_sdk {

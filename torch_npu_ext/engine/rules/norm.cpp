@@ -1,4 +1,5 @@
-// An id leaves when the 2-norm of its weight is less. The caller measures, and marks such rows: Table::small.
+// Eviction by norm: an id is evicted if the 2-norm of its weights is below `least`. The caller computes the
+// norms and marks the rows in Table::small.
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
 
 namespace rec_sdk {

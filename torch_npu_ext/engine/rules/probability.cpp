@@ -1,6 +1,6 @@
-// Admission by chance, without a count: in each batch that has it, an id gets a row with this probability.
-// Its coin is a function of the table, the id and the number of the batch, so that a batch which is planned
-// again has the same coins.
+// Admission by probability: each batch that contains an id admits it with this probability, without counting.
+// The random number is a function of the table, the id and the number of the batch, so that a batch that is
+// planned again has the same result.
 #include "torch_npu_ext/engine/base/id_hash.h"
 #include "torch_npu_ext/engine/base/philox.h"
 #include "torch_npu_ext/engine/rules/admission.h"
@@ -21,7 +21,7 @@ class CoinAdmission final : public Admission {
     key_ = IdSeed::fold(table.seed ^ name, 0x9E3779B97F4A7C15ull);
   }
 
-  // The place of a lookup is 1 where the coin admits its id, or 0.
+  // Sets the position of a lookup to 1 if its id is admitted, or 0.
   void count(const Batch&, const Batch::Piece&, const TableClock& clock, size_t first,
              std::vector<UnknownLookup>* lookups, LifecycleLog*) override {
     const uint64_t key = key_, batch = clock.batches;
@@ -32,7 +32,7 @@ class CoinAdmission final : public Admission {
       const uint64_t bits = static_cast<uint64_t>(one.id);
       const auto drawn = philox4x32({low(bits), high(bits), low(batch), high(batch)}, {low(key), high(key)});
       const int64_t number = static_cast<int64_t>((static_cast<uint64_t>(drawn[0]) << 32 | drawn[1]) >> 11);
-      one.place = static_cast<double>(number) < most ? 1 : 0;  // both are exact
+      one.place = static_cast<double>(number) < most ? 1 : 0;  // exact: both have at most 53 bits
     }
   }
   size_t accept(const LifecycleLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,

@@ -1,5 +1,5 @@
-// At the end of a step with more rows, those with the least score or count leave, down to 7/8 of the bound;
-// the same for candidates.
+// Bound on the number of rows: if a step ends with more rows, those with the lowest scores or counts are
+// evicted, down to 7/8 of the bound; likewise for candidates.
 #include <tuple>
 
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
@@ -16,17 +16,17 @@ class Rows final : public EvictionRule {
   bool at_intervals() const override { return false; }
   bool due(int64_t rows, int64_t candidates) const override { return rows > most_ || candidates > most_; }
   bool takes_any_number() const override { return false; }
-  // Among equal worths the id leaves that was idle for longer.
+  // Among equal scores, the id that was idle for longer is evicted.
   void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     std::vector<Evictable*> free;
-    int64_t staying = 0;
+    int64_t kept = 0;
     for (Evictable& one : *ids) {
-      if (one.leaves()) continue;
-      ++staying;
+      if (one.chosen()) continue;
+      ++kept;
       if (!one.held) free.push_back(&one);
     }
-    if (staying <= most_) return;
-    const int64_t count = std::min(staying - (most_ - most_ / 8), static_cast<int64_t>(free.size()));
+    if (kept <= most_) return;
+    const int64_t count = std::min(kept - (most_ - most_ / 8), static_cast<int64_t>(free.size()));
     choose_first(std::move(free), count, [](const Evictable& a, const Evictable& b) {
       return std::make_tuple(a.worth, ~a.idle, a.id) < std::make_tuple(b.worth, ~b.idle, b.id);
     });

@@ -29,14 +29,14 @@ void RuleNumbers::check_names() const {
   for (const std::string& name : names_) known += (known.empty() ? "'" : ", '") + name + "'";
   for (const auto& [name, number] : values_) {
     check(std::find(names_.begin(), names_.end(), name) != names_.end(),
-          "the number '" + name + "' is not known; there is " + known);
+          "parameter '" + name + "' is not known; use " + known);
   }
 }
 
 const std::variant<int64_t, double>* RuleNumbers::find(const std::string& name, bool optional) {
   if (std::find(names_.begin(), names_.end(), name) == names_.end()) names_.push_back(name);
   const auto found = values_.find(name);
-  check(optional || found != values_.end(), "it needs the number '" + name + "'");
+  check(optional || found != values_.end(), "it needs the parameter '" + name + "'");
   return found == values_.end() ? nullptr : &found->second;
 }
 

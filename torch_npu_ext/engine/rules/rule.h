@@ -1,4 +1,4 @@
-// A rule by which an id of a table gets a row, or loses it: a file, a test, and a line in rules.cpp.
+// The base class of rules of admission and eviction. A rule is one file, a test, and a line in rules.cpp.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace rec_sdk {
 
-// The numbers of a rule, by name. All of these throw std::invalid_argument, which names the rule.
+// The parameters of a rule, by name. Calls throw std::invalid_argument, which names the rule.
 class RuleNumbers {
  public:
   using Values = std::map<std::string, std::variant<int64_t, double>>;
@@ -22,7 +22,7 @@ class RuleNumbers {
   double real(const std::string& name, std::optional<double> otherwise = {});
   int64_t whole(const std::string& name, int64_t least, std::optional<int64_t> otherwise = {});
   void check(bool valid, const std::string& message) const;
-  void check_names() const;  // after all were read: a name that none of these calls had is not known
+  void check_names() const;  // call last: throws if a parameter exists that no call has read
 
  private:
   const std::variant<int64_t, double>* find(const std::string& name, bool optional);
@@ -32,10 +32,11 @@ class RuleNumbers {
   std::vector<std::string> names_;
 };
 
+// A rule of a table.
 class Rule {
  public:
   virtual ~Rule() = default;
-  virtual ColumnSet columns() const { return {}; }  // that each row needs for it
+  virtual ColumnSet columns() const { return {}; }  // the columns that it needs for each row
   virtual bool needs_clicks() const { return false; }
 };
 

@@ -5,8 +5,8 @@
 
 namespace rec_sdk {
 
-// A rule is one file, `<name>.cpp` with make_<name>_rule(), and a line here. The first of several rules that
-// evict an id gives the reason.
+// A rule is one file, `<name>.cpp`, with make_<name>_rule(), and one line in this list. If several rules
+// evict an id, the first one in this order is the reason.
 #define REC_SDK_RULES(RULE) \
   RULE(count)               \
   RULE(showclick)           \
@@ -57,15 +57,15 @@ Rules::Rules(const std::vector<std::pair<std::string, RuleNumbers::Values>>& rul
   for (const auto& [name, values] : rules) {
     const auto same = [&name = name](const auto& other) { return other.first == name; };
     check(known.find("'" + name + "'") != std::string::npos,
-          "rule '" + name + "' is not known; there is " + known);
-    check(std::count_if(rules.begin(), rules.end(), same) == 1, "rule '" + name + "' is there twice");
+          "rule '" + name + "' is not known; use one of " + known);
+    check(std::count_if(rules.begin(), rules.end(), same) == 1, "rule '" + name + "' is given twice");
   }
   check(score_ != nullptr || !columns_.has(Column::kScore), "rule 'share' needs the rule 'score'");
 }
 
 void Rules::add(std::shared_ptr<const Rule> rule) {
   if (const auto* const admission = dynamic_cast<const AdmissionRule*>(rule.get())) {
-    check(admission_ == nullptr, "two rules say which ids are admitted: choose one of them");
+    check(admission_ == nullptr, "a table can have only one admission rule");
     admission_ = admission;
   } else if (const auto* const eviction = dynamic_cast<const EvictionRule*>(rule.get())) {
     evictions_.push_back(eviction);

@@ -1,4 +1,4 @@
-// All rules of one table.
+// The rules of one table.
 #pragma once
 
 #include <memory>
@@ -12,29 +12,30 @@
 
 namespace rec_sdk {
 
+// The rules of admission and eviction of one table.
 class Rules {
  public:
-  Rules() = default;  // every id gets a row and keeps it
-  // By name. Throws std::invalid_argument for a name or a number that is not known, for a number that a rule
-  // cannot have, and for rules that exclude each other.
+  Rules() = default;  // without rules every id gets a row and keeps it
+  // Creates rules by name. Throws std::invalid_argument for an unknown rule or parameter, an invalid value,
+  // and rules that exclude each other.
   explicit Rules(const std::vector<std::pair<std::string, RuleNumbers::Values>>& rules);
 
   bool any() const { return !all_.empty(); }
   const AdmissionRule* admission() const { return admission_; }  // or null
   const ScoreRule* score() const { return score_; }              // or null
-  // In their order: of several that evict an id, the first is the reason.
+  // In their order: if several rules evict an id, the first one is the reason.
   const std::vector<const EvictionRule*>& evictions() const { return evictions_; }
   bool evicts_by(EvictReason reason) const;
   bool evicts_at_intervals() const { return at_intervals_; }
-  bool has_bound() const { return bound_; }       // some rule evicts whenever the table has too many ids
-  ColumnSet columns() const { return columns_; }  // that each row needs
+  bool has_bound() const { return bound_; }       // whether a rule evicts whenever the table has too many ids
+  ColumnSet columns() const { return columns_; }  // the columns that its rules need for each row
   bool needs_clicks() const { return clicks_; }
   bool needs_timestamps() const { return columns_.has(Column::kTimestamp); }
 
  private:
   void add(std::shared_ptr<const Rule> rule);
 
-  std::vector<std::shared_ptr<const Rule>> all_;  // which the others are of
+  std::vector<std::shared_ptr<const Rule>> all_;  // owns the rules that the members below point to
   const AdmissionRule* admission_ = nullptr;
   const ScoreRule* score_ = nullptr;
   std::vector<const EvictionRule*> evictions_;

@@ -1,4 +1,4 @@
-// The score of each row, for rules that evict rows with the lowest ones.
+// The score of each row, for rules that evict the rows with the lowest scores.
 #pragma once
 
 #include <cstdint>
@@ -9,29 +9,29 @@
 
 namespace rec_sdk {
 
-// Sums over lookups.
+// Sums over lookups of a row.
 struct Counts {
   uint32_t shows = 0, clicks = 0;
 };
 
-// Each batch that has a row adds alpha * shows + beta * clicks to its score, and a decay makes former ones
-// count less: either (score + total) * decay in each such batch, where `total` is of the row's whole life; or
-// half of a score is left after `half_life` batches of the table.
+// The rule that maintains scores. Each batch that contains a row adds alpha * shows + beta * clicks to its
+// score, and former scores decay. Either the score becomes (score + total) * decay in each such batch, where
+// `total` are the sums since the row was added; or scores halve every `half_life` batches of the table.
 class ScoreRule final : public Rule {
  public:
-  explicit ScoreRule(RuleNumbers* numbers);  // of "alpha", "beta", and "decay" or "half_life"
+  explicit ScoreRule(RuleNumbers* numbers);  // parameters "alpha", "beta", and "decay" or "half_life"
 
   ColumnSet columns() const override;
   bool needs_clicks() const override { return beta_ != 0; }
 
-  // A row as it was before the batch; a `count` of 0: no batch has had it.
+  // A row's values before the batch; a count of 0 means that this is its first batch.
   struct Before {
     double score;
     uint32_t count, last_use;
   };
-  // A score that decays with time is of the moment of the row's last batch: the score then as far as it is
-  // left, and that of the batch, which is no difference of `total`: counts end at 2^32 - 1. Another one is
-  // not decayed the first time.
+  // Returns the score after a batch. With a half-life, it is the decayed score plus the batch's own
+  // contribution, which is passed separately because `total` saturates at 2^32 - 1. Otherwise the first batch
+  // of a row does not decay.
   REC_SDK_ALWAYS_INLINE double after(const Before& before, const Counts& total, const Counts& of_batch,
                                      const TableClock& clock) const {
     if (decays_with_time_) {
@@ -40,7 +40,7 @@ class ScoreRule final : public Rule {
     }
     return before.count == 0 ? of(total) : (before.score + of(total)) * decay_;
   }
-  // A score of a row that no batch had for so long.
+  // Returns the present score of a row that no batch used for `idle_for` batches.
   double now(double score, uint32_t idle_for) const {
     return decays_with_time_ ? half_life_.decayed(score, idle_for) : score;
   }

@@ -1,4 +1,5 @@
-// An id gets a row in the batch with which its score, of lookups and clicks, reaches the threshold.
+// Admission by score: an id gets a row in the batch in which alpha * shows + beta * clicks reaches the
+// threshold.
 #include "torch_npu_ext/engine/rules/candidate_admission.h"
 
 namespace rec_sdk {

@@ -1,6 +1,6 @@
-// An id gets a row in the batch with which alpha * shows reaches the threshold, or before: shows of ids
-// without a row are counted in a sketch of so many bytes, which never counts too little. Its cells are halved
-// when it has counted `halve_after` lookups (0: never).
+// Admission by a sketch: shows of ids without a row are counted in a count-min sketch of `bytes` bytes, which
+// may overestimate but never underestimates. An id gets a row in the batch in which alpha * shows reaches the
+// threshold, or earlier. All cells are halved once the sketch has counted `halve_after` lookups (0: never).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,7 +15,7 @@ class SketchAdmission final : public Admission {
   SketchAdmission(const SketchShape& shape, double threshold, double alpha, int64_t halve_after)
       : sketch_(shape), threshold_(threshold), alpha_(alpha), halve_after_(halve_after) {}
 
-  // The place of a lookup is that of the first of its cells in the log.
+  // Sets the position of a lookup to its first cell in the log.
   void count(const Batch& batch, const Batch::Piece& piece, const TableClock&, size_t first,
              std::vector<UnknownLookup>* lookups, LifecycleLog* log) override {
     const int64_t depth = sketch_.shape().depth, shift = piece.source - piece.begin;
@@ -42,12 +42,12 @@ class SketchAdmission final : public Admission {
                 uint32_t* local) const noexcept override {
     const uint64_t* const cells = log.sketch.cells.data();
     const double threshold = threshold_, alpha = alpha_;
-    const auto ask = [&](const UnknownLookup& one) { sketch_.prefetch(cells + one.place); };
-    return accept_if(slot, lookups, local, ask, [&](const UnknownLookup& one) {
+    const auto fetch = [&](const UnknownLookup& one) { sketch_.prefetch(cells + one.place); };
+    return accept_if(slot, lookups, local, fetch, [&](const UnknownLookup& one) {
       return alpha * sketch_.estimate(cells + one.place) >= threshold;
     });
   }
-  void admit(LifecycleLog* log) noexcept override {  // cells count others too
+  void admit(LifecycleLog* log) noexcept override {  // estimates: other ids may share the cells
     for (LifecycleLog::Admitted& one : log->admitted) {
       one.values.count = sketch_.estimate(log->sketch.cells.data() + one.place);
     }
@@ -81,7 +81,7 @@ class SketchAdmission final : public Admission {
   int64_t halve_after_;
 };
 
-// The least count that admits an id, of those that are up to 2^32 - 1.
+// Returns the smallest count, up to 2^32 - 1, that admits an id.
 uint32_t enough(double threshold, double alpha) {
   constexpr double kMost = std::numeric_limits<uint32_t>::max();
   uint32_t count = static_cast<uint32_t>(std::clamp(std::floor(threshold / alpha), 0.0, kMost));

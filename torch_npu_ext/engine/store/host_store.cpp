@@ -6,13 +6,15 @@
 namespace rec_sdk {
 namespace {
 
-// Address space only: big enough that a table of hundreds of GiB stays below the system's limit on mappings.
+// Chunks reserve address space only. They are large enough that a table of hundreds of GiB stays below the
+// system's limit on the number of mappings.
 constexpr int64_t kChunkBytes = 8 * static_cast<int64_t>(kHugePage);
-// Without an own cost, and a mapping each: 16 TiB stay below that limit.
+// In a file a chunk costs nothing but one mapping, so chunks are larger: 16 TiB stay below that limit.
 constexpr int64_t kFileChunkBytes = int64_t{256} << 20;
 constexpr int64_t kHuge = static_cast<int64_t>(kHugePage);
 constexpr int kHugeLog = __builtin_ctzll(kHugePage);
 constexpr int64_t kFilePage = 4096;
+// The sample for will_need() checks every 32nd row.
 constexpr int64_t kSampleEvery = 32;
 
 }  // namespace
@@ -103,10 +105,10 @@ void HostStore::use_huge_pages(Chunk* chunk) noexcept {
   count_committed(chunk, chunk->huge_pages * kHuge - chunk->committed);
 }
 
-void HostStore::give_back(Chunk* chunk, int64_t i) noexcept {
+void HostStore::release(Chunk* chunk, int64_t i) noexcept {
   uint16_t* const small = chunk->rows_on_small_page;
   const auto drop = [&](int64_t page, int log) {
-    chunk->memory.give_back(static_cast<size_t>(page) << log, size_t{1} << log);
+    chunk->memory.release(static_cast<size_t>(page) << log, size_t{1} << log);
     count_committed(chunk, -(int64_t{1} << log));
   };
   for_each_page(i, kHugeLog, [&](int64_t page) {
@@ -141,7 +143,7 @@ void HostStore::forget(int64_t row) noexcept {
   if ((bits & bit) == 0) return;
   word.store(bits & ~bit, std::memory_order_relaxed);
   --written_rows_;
-  if (!file_) give_back(&chunk, i);  // in a file its place is kept for the next row
+  if (!file_) release(&chunk, i);  // in a file the space is kept for the next record
 }
 
 void HostStore::write(int64_t row, const char* data) {
@@ -169,7 +171,7 @@ void HostStore::write_run(int64_t row, int64_t count, const char* data, int64_t 
   }
 }
 
-// Asking costs a call of the system for each row. Where all rows of a sample are in memory, it is not asked.
+// Advising the system costs one call per row. It is skipped if all rows of a sample are in memory.
 template <class Row>
 void HostStore::will_need(const Row* rows, int64_t count) const noexcept {
   if (!file_) return;
@@ -214,8 +216,8 @@ void HostStore::clear() {
       HugeBuffer().swap(chunk.memory);
       chunk.mapping = FileMapping();
     }
-    block.bits.give_back(0, block.bits.size());
-    block.rows_on_pages.give_back(0, block.rows_on_pages.size());
+    block.bits.release(0, block.bits.size());
+    block.rows_on_pages.release(0, block.rows_on_pages.size());
   }
   written_rows_ = committed_bytes_ = 0;
 }

@@ -1,16 +1,16 @@
-// The host store of one table: row -> record. Records never move; memory is committed at the first write of a
-// row, and given back page by page when no row on a page is written any more. Or the records are in a file,
-// all of whose rows have their place on the disk since extend(); it gives none back before shrink().
+// The host store of one table: a map of rows to records. Records never move. Memory is committed when a row
+// is first written, and released page by page when no row on a page is written any more. Alternatively, the
+// records are in a file: extend() reserves disk space for all rows, and only shrink() releases it.
 //
-// The pages of a chunk are small at first, and huge as soon as small ones would save less than half of them:
-// a table of a few rows takes a few KiB, and so does each row of a large table that has few. Where half of
-// the rows before a chunk are written, it is huge from the start.
+// Chunks start with small pages and switch to huge pages as soon as small pages would save less than half of
+// the memory. Thus a small table takes a few KiB, and so does each row of a sparsely filled large table. A
+// chunk uses huge pages from the start if half of the rows before it are written.
 //
-// Calls that change the store need exclusive access among themselves (the engine's lock). Beside them, has(),
-// read() and copy() of mapped rows may run on any thread without it: chunks never move, and whether
-// a row is written is an atomic bit. They order no more than that: a thread that reads the bytes of a record
-// which another one writes has to wait for it by other means. forget() and clear() also need that no thread
-// copies to or from the rows that they drop.
+// Calls that change the store must be serialized by the caller (the engine's lock). Meanwhile has(), read()
+// and copy() of mapped rows may run on any thread without the lock: chunks never move, and an atomic bit per
+// row records that it is written. These bits do not order accesses to the records themselves: a thread that
+// reads a record while another one writes it needs other synchronization. forget() and clear() also require
+// that no thread copies the rows that they drop.
 #pragma once
 
 #include <atomic>
@@ -28,17 +28,17 @@ class HostStore {
  public:
   HostStore(const StoredRecords& records, MemoryGuard* guard, std::unique_ptr<StoreFile> file = nullptr);
 
-  // Rows [0, rows) become addressable; commits no memory. Throws std::bad_alloc, DiskError.
+  // Makes rows [0, rows) addressable; commits no memory. Throws std::bad_alloc, DiskError.
   void extend(int64_t rows);
   bool on_disk() const { return file_ != nullptr; }
 
-  // Whether the row has ever been written. Precondition of all calls: row < the rows of extend().
+  // Returns whether the row was written. Precondition of all calls: row < the rows of extend().
   bool has(int64_t row) const { return has(chunk_of(row), row); }
-  const char* find(int64_t row) const {  // the stored record; null for a row that was never written
+  const char* find(int64_t row) const {  // the stored record, or null if the row was never written
     const Chunk& chunk = chunk_of(row);
     return has(chunk, row) ? record(chunk, row) : nullptr;
   }
-  bool read(int64_t row, char* record) const {  // as the cache has it; false for a row that was never written
+  bool read(int64_t row, char* record) const {  // in the cache's format; false if the row was never written
     const char* const stored = find(row);
     if (stored != nullptr) records_.load(stored, record);
     return stored != nullptr;
@@ -49,50 +49,51 @@ class HostStore {
     for (int64_t at = 0; at < record_bytes_; at += kCacheLine) __builtin_prefetch(begin + at, 0, 2);
   }
 
-  // write() in parts. The last may run on several threads, for rows that are not the same.
-  void map(int64_t row);  // all that can fail: throws std::bad_alloc
+  // The parts of write(). copy() may run on several threads, for different rows.
+  void map(int64_t row);  // allocates all memory, so that the others cannot fail; throws std::bad_alloc
   void mark(int64_t row) noexcept;
   void copy(int64_t row, const char* data) const { records_.save(data, record(chunk_of(row), row)); }
   void write(int64_t row, const char* data);
-  // Rows [row, row + count), whose records are `bytes` apart. The pages that they need come all at once.
+  // Writes rows [row, row + count), whose records are `bytes` apart. The pages are committed at once.
   void write_run(int64_t row, int64_t count, const char* data, int64_t bytes);
 
-  void forget(int64_t row) noexcept;  // the row was never written
+  void forget(int64_t row) noexcept;  // marks the row as never written
 
-  // The records of written rows among these will be read or written soon: those that are on the disk only are
-  // asked for, all at once.
+  // Announces that the written ones of these rows will be accessed soon: records that are only on disk are
+  // requested all at once.
   template <class Row>
   void will_need(const Row* rows, int64_t count) const noexcept;
 
   int64_t written_rows() const { return written_rows_; }
-  int64_t committed_bytes() const { return committed_bytes_; }  // of memory
+  int64_t committed_bytes() const { return committed_bytes_; }  // bytes of committed memory
   int64_t disk_bytes() const { return file_ ? file_->bytes() : 0; }
-  void clear();            // forgets every row and gives the memory back, address space too
-  void shrink() noexcept;  // gives the disk back too. Precondition: no row is addressable until extend()
+  void clear();            // forgets all rows and releases the memory and its address space
+  void shrink() noexcept;  // also releases the disk space; no row is addressable until extend()
 
  private:
   using Word = std::atomic<uint64_t>;
   struct Chunk {
     HugeBuffer memory;
-    FileMapping mapping;                            // in place of `memory`, of a store on disk
-    std::unique_ptr<uint32_t[]> rows_on_huge_page;  // written rows that touch each of `memory`
-    uint16_t* rows_on_small_page = nullptr;         // the same, while the pages are small
-    int64_t huge_pages = 0;                         // those of `memory` that a written row touches
-    int64_t committed = 0;                          // bytes of `memory`
-    std::atomic<char*> records{nullptr};  // of the memory or the mapping, for threads without the lock
-    std::atomic<Word*> written{nullptr};  // a bit per row: it is written; set last
+    FileMapping mapping;                            // used instead of `memory` by a store on disk
+    std::unique_ptr<uint32_t[]> rows_on_huge_page;  // number of written rows that touch each huge page
+    uint16_t* rows_on_small_page = nullptr;  // the same for small pages; null once the chunk uses huge pages
+    int64_t huge_pages = 0;                  // number of huge pages that written rows touch
+    int64_t committed = 0;                   // committed bytes of `memory`
+    std::atomic<char*> records{nullptr};     // start of the memory or mapping, for threads without the lock
+    std::atomic<Word*> written{nullptr};  // one bit per row, set if it is written; stored last, with release,
+                                          // so that readers see `records`
   };
-  // Both arrays have parts for each chunk; what no written row needs of them takes no memory.
+  // Both buffers have a part for each chunk; parts without written rows take no memory.
   struct Block {
     std::unique_ptr<Chunk[]> chunks;
-    HugeBuffer bits;           // words of Chunk::written
-    HugeBuffer rows_on_pages;  // of Chunk::rows_on_small_page
+    HugeBuffer bits;           // the words of Chunk::written
+    HugeBuffer rows_on_pages;  // the counters of Chunk::rows_on_small_page
   };
   static constexpr int64_t kCacheLine = 64;
   static constexpr int kFirstBlockLog = 2;
   static constexpr int kBlocks = 64 - kFirstBlockLog;
 
-  // Block b has 4 * 2^b chunks, so none ever moves.
+  // The location of a chunk. Block b has 4 * 2^b chunks, so that chunks never move.
   struct Place {
     int block;
     int64_t chunk;
@@ -115,15 +116,15 @@ class HostStore {
   char* record(const Chunk& chunk, int64_t row) const {
     return chunk.records.load(std::memory_order_acquire) + (row & mask_) * record_bytes_;
   }
-  template <class Visit>  // visit(page) of the pages of 2^log bytes that a chunk's i-th record touches
+  template <class Visit>  // calls visit(page) for the pages of 2^log bytes that a chunk's i-th record touches
   void for_each_page(int64_t i, int log, Visit visit) const;
   void commit(Chunk* chunk, int64_t i) noexcept;
-  void give_back(Chunk* chunk, int64_t i) noexcept;
+  void release(Chunk* chunk, int64_t i) noexcept;
   void use_huge_pages(Chunk* chunk) noexcept;
   void count_committed(Chunk* chunk, int64_t bytes) noexcept;
   int64_t chunk_words() const { return (mask_ >> 6) + 1; }
-  int64_t chunk_pages() const;       // huge ones
-  int64_t file_chunk_bytes() const;  // whole pages
+  int64_t chunk_pages() const;       // number of huge pages of a chunk
+  int64_t file_chunk_bytes() const;  // a multiple of the page size
 
   StoredRecords records_;
   int64_t record_bytes_;

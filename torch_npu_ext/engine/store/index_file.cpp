@@ -17,7 +17,7 @@ namespace rec_sdk {
 namespace {
 
 constexpr char kMagic[] = "rec_sdk index 1\n";
-constexpr int64_t kBlock = 64;  // entries whose memory is asked for at once
+constexpr int64_t kBlock = 64;  // entries that are prefetched at once
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
   throw DiskError(errno, path, what);
@@ -29,7 +29,7 @@ uint64_t capacity_for(int64_t ids) {
   return capacity;
 }
 
-bool is_whole(const IndexHeader& header, size_t bytes) {
+bool is_valid(const IndexHeader& header, size_t bytes) {
   return std::memcmp(header.magic, kMagic, sizeof header.magic) == 0 && header.capacity > 0 &&
          (header.capacity & (header.capacity - 1)) == 0 && header.entries < header.capacity &&
          (bytes - sizeof(IndexHeader)) / sizeof(IndexEntry) == header.capacity;
@@ -48,7 +48,7 @@ MappedFile::MappedFile(const std::string& path) {
   close(file);
   if (!known || mapped == MAP_FAILED) fail(path, "cannot be mapped into memory");
   data_ = static_cast<char*>(mapped);
-  // Rows of a batch are no neighbours: reading ahead would push others out.
+  // Rows of a batch are not neighbours: readahead would evict other pages.
   if (size_ > 0) madvise(data_, size_, MADV_RANDOM);
 }
 
@@ -58,11 +58,11 @@ MappedFile::~MappedFile() {
 
 IndexFile::IndexFile(const std::string& path, const std::string& save) : file_(path) {
   const auto* const header = reinterpret_cast<const IndexHeader*>(file_.data());
-  if (file_.size() < sizeof(IndexHeader) || !is_whole(*header, file_.size())) {
-    throw std::invalid_argument(path + ": no index, or damaged; remove it to have it made anew");
+  if (file_.size() < sizeof(IndexHeader) || !is_valid(*header, file_.size())) {
+    throw std::invalid_argument(path + ": not an index, or damaged; remove it, and it is built again");
   }
   if (save.size() != sizeof header->save || std::memcmp(header->save, save.data(), save.size()) != 0) {
-    throw std::invalid_argument(path + ": of another save; remove it to have it made anew");
+    throw std::invalid_argument(path + ": an index of another save; remove it, and it is built again");
   }
   entries_ = reinterpret_cast<const IndexEntry*>(file_.data() + sizeof(IndexHeader));
   mask_ = header->capacity - 1;
@@ -98,7 +98,7 @@ IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::s
   if (error != 0) {
     close(file_);
     errno = error;
-    fail(path, "an index of " + std::to_string(bytes) + " bytes has no room on the disk");
+    fail(path, "an index of " + std::to_string(bytes) + " bytes does not fit on the disk");
   }
   std::memcpy(header_.magic, kMagic, sizeof header_.magic);
   header_.capacity = capacity_;
@@ -107,7 +107,8 @@ IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::s
 
 IndexWriter::~IndexWriter() { close(file_); }
 
-// At a place of the window or the first that is free behind it. False: the id was there.
+// Stores an entry at a position of the window or the first free one behind it. Returns whether the id was
+// new.
 bool IndexWriter::put(uint64_t at, const IndexEntry& entry) {
   while (at < window_ && entries_[at].file != 0 && entries_[at].id != entry.id) ++at;
   if (at < window_) {
@@ -171,7 +172,8 @@ void IndexWriter::end_round() {
 
 void IndexWriter::finish(bool sync) {
   if (round_ != rounds()) throw std::logic_error("rounds of an index are missing");
-  for (uint64_t round = 0; !overflow_.empty(); ++round) {  // behind the last window is the first
+  // Overflow of the last window continues in the first one.
+  for (uint64_t round = 0; !overflow_.empty(); ++round) {
     const size_t bytes = window_ * sizeof(IndexEntry);
     for (size_t at = 0; at < bytes;) {
       const ssize_t count = pread(file_, reinterpret_cast<char*>(entries_.data()) + at, bytes - at,
@@ -186,7 +188,7 @@ void IndexWriter::finish(bool sync) {
   if (sync && fsync(file_) != 0) fail(path_, "cannot be written to the disk");
 }
 
-// The system begins to bring a window to the disk while the next one is made.
+// Writes a window, and starts its transfer to the disk while the next one is built.
 void IndexWriter::write_window(uint64_t round) {
   const size_t bytes = window_ * sizeof(IndexEntry);
   const uint64_t begin = sizeof(IndexHeader) + round * bytes;

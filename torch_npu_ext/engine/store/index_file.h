@@ -1,6 +1,6 @@
-// An index of a table in a save: id -> file and row. A header of 64 bytes, then `capacity` entries, a power
-// of two, by open addressing: an id lies at its hash modulo the capacity or behind, with no empty entry
-// between.
+// The index file of a table in a save: a map of ids to files and rows. A header of 64 bytes is followed by
+// `capacity` entries, a power of two, with open addressing: an id is at its hash modulo the capacity or
+// behind, with no empty entry in between.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ namespace rec_sdk {
 struct IndexHeader {
   char magic[16];  // "rec_sdk index 1\n"
   uint64_t capacity;
-  uint64_t entries;  // ids, removed ones too
-  char save[32];     // id of the save that it is of
+  uint64_t entries;  // number of ids, including removed ones
+  char save[32];     // id of the save that the index belongs to
 };
 static_assert(sizeof(IndexHeader) == 64);
 
 struct IndexEntry {
   int64_t id;
-  uint32_t file;  // place in the list of files plus one; 0 = empty, kRemoved
+  uint32_t file;  // index in the list of files plus one; 0 = empty, or kRemoved
   uint32_t row;
 };
 static_assert(sizeof(IndexEntry) == 16);
@@ -36,7 +36,7 @@ inline uint64_t index_hash(int64_t id) {
   return x ^ (x >> 31);
 }
 
-// A file that is mapped as a whole, to be read.
+// A file mapped as a whole, read-only.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);  // throws DiskError
@@ -51,12 +51,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// A read-only index.
 class IndexFile {
  public:
-  // `save`: the id of the save that it must be of. Throws DiskError, and std::invalid_argument for a file
-  // that is no index of it.
+  // Opens the index of the save with id `save`. Throws DiskError, and std::invalid_argument for a file that
+  // is not an index of this save.
   IndexFile(const std::string& path, const std::string& save);
-  // The entry of an id, or null.
+  // Returns the entry of an id, or null.
   const IndexEntry* find(int64_t id, uint64_t hash) const {
     for (uint64_t probes = 0, at = hash & mask_; probes <= mask_; ++probes, at = (at + 1) & mask_) {
       if (entries_[at].file == 0) return nullptr;
@@ -65,8 +66,8 @@ class IndexFile {
     return nullptr;
   }
   void prefetch(uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_]); }
-  // Whether the other is a whole index that finds the same for every id; its entries may lie in another
-  // order.
+  // Returns whether the other index is valid and maps every id to the same row; the order of its entries may
+  // differ.
   bool same(const IndexFile& other) const;
 
  private:
@@ -75,24 +76,25 @@ class IndexFile {
   uint64_t mask_;
 };
 
-// Writes an index into a new file. Entries come in any order, and a large index has no room in memory, so it
-// is written window by window: each round needs all entries again, in the same order, and keeps those of its
-// window. A later entry of a round replaces an earlier one of the same id.
+// Writes an index into a new file. Ids come in any order, and a large index does not fit into memory, so it
+// is written window by window: in each round all entries must be added again, in the same order, and the
+// round stores those that fall into its window. A later entry of an id replaces an earlier one of the same
+// round.
 class IndexWriter {
  public:
-  // `window`: entries that are in memory at a time, a power of two. Throws DiskError, std::bad_alloc.
+  // `window`: the entries in memory at a time, a power of two. Throws DiskError, std::bad_alloc.
   IndexWriter(const std::string& path, int64_t most_ids, const std::string& save, uint64_t window = kWindow);
   IndexWriter(const IndexWriter&) = delete;
   IndexWriter& operator=(const IndexWriter&) = delete;
   ~IndexWriter();
 
   uint64_t rounds() const { return capacity_ / window_; }
-  // Ids of the rows [first_row, first_row + count) of a file. Throws std::length_error beyond most_ids.
+  // Adds the ids of rows [first_row, first_row + count) of a file. Throws std::length_error beyond most_ids.
   void add(const int64_t* ids, int64_t count, uint32_t file, uint32_t first_row);
   void remove(const int64_t* ids, int64_t count);
   void end_round();  // throws DiskError
-  // Completes the file; `sync`: on the disk. Throws DiskError, and std::logic_error before the last round has
-  // ended.
+  // Completes the file; `sync` also waits until it is on the disk. Throws DiskError, and std::logic_error
+  // before the last round has ended.
   void finish(bool sync);
 
   static constexpr uint64_t kWindow = uint64_t{1} << 24;  // 256 MiB
@@ -111,8 +113,9 @@ class IndexWriter {
   int64_t most_ids_;
   uint64_t capacity_, window_;
   uint64_t round_ = 0;
-  HugeArray<IndexEntry> entries_;     // of the window
-  std::vector<IndexEntry> overflow_;  // whose places are behind the window: the next one begins with them
+  HugeArray<IndexEntry> entries_;  // entries of the present window
+  std::vector<IndexEntry>
+      overflow_;  // entries that did not fit behind their position; the next window begins with them
 };
 
 }  // namespace rec_sdk

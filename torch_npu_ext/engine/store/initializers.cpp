@@ -23,7 +23,7 @@ Initializer::Kind parse_kind(const std::string& kind) {
       "' is not known; use 'linear', 'truncated_normal', 'bounded_normal' or 'uniform'");
 }
 
-uint64_t mix64(uint64_t x) {  // splitmix64's finaliser
+uint64_t mix64(uint64_t x) {  // the finalizer of SplitMix64
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   return x ^ (x >> 31);
@@ -36,7 +36,8 @@ std::array<uint32_t, 2> philox_key(uint64_t seed, const std::string& table) {
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
 }
 
-// The natural logarithm, without libm: of 2^exponent, and of the rest as 2 artanh, whose series ends soon.
+// Returns the natural logarithm without libm, whose results differ between machines: the exponent times ln 2,
+// plus the mantissa's logarithm as the series of 2 artanh, which converges quickly.
 double logarithm(double value) {
   constexpr double kLn2 = 0.69314718055994530942;
   int exponent;
@@ -63,13 +64,13 @@ uint32_t float_bits(float value) {
   return bits;
 }
 
-void put(DType dtype, float value, char* place) {
+void put(DType dtype, float value, char* target) {
   if (dtype == DType::kFloat32) {
-    std::memcpy(place, &value, sizeof value);
+    std::memcpy(target, &value, sizeof value);
     return;
   }
   const uint16_t bits = dtype == DType::kFloat16 ? to_float16(value) : to_bfloat16(value);
-  std::memcpy(place, &bits, sizeof bits);
+  std::memcpy(target, &bits, sizeof bits);
 }
 
 }  // namespace
@@ -77,7 +78,7 @@ void put(DType dtype, float value, char* place) {
 uint16_t to_bfloat16(float value) {
   const uint32_t bits = float_bits(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
+    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // keeps a NaN a NaN
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -88,8 +89,8 @@ uint16_t to_float16(float value) {
   if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);   // NaN
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // rounds to infinity
   if (magnitude < 0x38800000u) {
-    // Below 2^-14: adding 0.5 leaves the subnormal's bits, rounded by the hardware, at the end of the
-    // mantissa.
+    // Below 2^-14 the result is subnormal: adding 0.5 makes the hardware round it, and leaves its bits at the
+    // end of the mantissa.
     float shifted;
     std::memcpy(&shifted, &magnitude, sizeof shifted);
     shifted += 0.5f;
@@ -99,9 +100,9 @@ uint16_t to_float16(float value) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-// q * P(q^2) / Q(q^2), q = p - 1/2. The coefficients are a rational least-squares fit of degree 5/5 (Loeb's
-// iteration, 400 Chebyshev nodes in q^2) to sqrt(2) * erfinv(2q) / q computed by mpmath with 40 digits; the
-// error against scipy.stats.norm.ppf, on 200,001 points of the range, is at most 2e-9.
+// Returns q * P(q^2) / Q(q^2) with q = p - 1/2. The coefficients are a rational least-squares fit of degree
+// 5/5 (Loeb's iteration, 400 Chebyshev nodes in q^2) to sqrt(2) * erfinv(2q) / q, computed by mpmath with 40
+// digits. The error against scipy.stats.norm.ppf, on 200,001 points of the range, is at most 2e-9.
 double central_normal_quantile(double p) {
   constexpr double kP[] = {2.5066283083560887, -31.115785678203682, 142.8943374461076,
                            -291.4276528068572, 240.69776012080533,  -45.75647768827851};
@@ -122,7 +123,7 @@ double central_normal_quantile(double p) {
   return q * numerator / denominator;
 }
 
-// Wichura's AS 241 (Applied Statistics 37, 1988), routine PPND16.
+// Implements Wichura's AS 241 (Applied Statistics 37, 1988), routine PPND16.
 double normal_quantile(double p) {
   constexpr std::array<double, 8> kA = {
       3.3871328727963666080,   1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
@@ -179,7 +180,7 @@ double lower_normal_tail(double z) {
 }
 
 BoundedNormal::BoundedNormal(double lowest, double highest) : mirrored_(lowest + highest > 0) {
-  constexpr double kFarthest = 37;  // beyond it a double has no probabilities
+  constexpr double kFarthest = 37;  // beyond it probabilities underflow a double
   lowest_ = mirrored_ ? -highest : lowest;
   highest_ = mirrored_ ? -lowest : highest;
   if (!(lowest_ <= highest_) || highest_ < -kFarthest) {
@@ -264,7 +265,8 @@ float RecordInitializer::value(uint32_t random) const {
     const float rounded = static_cast<float>(weight);
     const float limit = static_cast<float>(initializer_.maximum);
     const bool empty = limit <= static_cast<float>(initializer_.minimum);
-    return rounded >= limit && !empty ? std::nextafter(limit, -HUGE_VALF) : rounded;  // maximum is excluded
+    return rounded >= limit && !empty ? std::nextafter(limit, -HUGE_VALF)
+                                      : rounded;  // the maximum is excluded
   }
   if (initializer_.kind == Initializer::Kind::kBoundedNormal) {
     const double weight = initializer_.mean + initializer_.stddev * initializer_.normal(uniform);

@@ -1,4 +1,4 @@
-// Rows of a served table as floats, one for each format, and sums of them in the order of the operator
+// Rows of a served table as floats, one class per format, and sums of rows in the order of the operator
 // lookup_pooled.
 #pragma once
 
@@ -14,12 +14,12 @@ namespace rec_sdk {
 
 namespace kernels = REC_SDK_ISA;
 
-// row(null, column) is a row that is not there.
+// Rows of a floating-point format. row(null, column) is the row of a missing id.
 template <class Format>
 class FloatRows {
  public:
   using Stored = typename Format::Storage;
-  struct __attribute__((packed)) Unaligned {  // files of other writers may begin anywhere in a pack
+  struct __attribute__((packed)) Unaligned {  // the rows of files by other writers may be unaligned
     Stored value;
   };
   struct Row {
@@ -51,6 +51,7 @@ struct NibbleCodes {
   }
 };
 
+// Rows of codes with a scale and a bias.
 template <class Codes>
 class QuantizedRows {
  public:
@@ -79,7 +80,7 @@ class QuantizedRows {
   float missing_;
 };
 
-// Calls f with the rows of a format.
+// Calls f with the rows of the format.
 template <class F>
 void with_rows(RowFormat format, int64_t dim, float missing, const F& f) {
   switch (format) {
@@ -96,11 +97,11 @@ void with_rows(RowFormat format, int64_t dim, float missing, const F& f) {
   }
 }
 
-// Rows of lookups as terms of a sum.
+// Rows of lookups, times their weights, as terms of a sum.
 template <class Rows, bool kWeighted>
 struct ServedTerms {
   const Rows& stored;
-  const char* const* rows;  // of the lookups from `low` on
+  const char* const* rows;  // the rows of the lookups from `low` on
   const float* weights;
   int64_t low;
 
@@ -112,10 +113,10 @@ struct ServedTerms {
   REC_SDK_INLINE Row row(int64_t j, int64_t column) const {
     return {stored.row(rows[j - low], column), kWeighted ? weights[j] : 1.0f};
   }
-  REC_SDK_INLINE void prefetch(int64_t) const {}  // they were asked for when they were found
+  REC_SDK_INLINE void prefetch(int64_t) const {}  // the rows were prefetched when they were found
 };
 
-// The bags [from, to), whose lookups have these rows.
+// Computes the bags [from, to); `rows` are the rows of their lookups.
 template <class Rows>
 void pool_bags(const BagLookups& lookups, const Rows& stored, const char* const* rows, int64_t from,
                int64_t to, int64_t dim, float* out) {

@@ -14,9 +14,9 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kBlock = 64;  // lookups whose memory is asked for at once
+constexpr int64_t kBlock = 64;  // lookups that are prefetched together
 constexpr size_t kCacheLine = 64;
-constexpr int64_t kPartsPerThread = 4;  // bags of one part may be longer than those of another
+constexpr int64_t kPartsPerThread = 4;  // more parts than threads, because bags differ in length
 
 }  // namespace
 
@@ -67,14 +67,14 @@ ServedTable::ServedTable(const std::vector<ServedSave>& saves, RowFormat format,
   }
 }
 
-// The weights of an id, or null.
+// Returns the weights of an id, or null.
 const char* ServedTable::find(int64_t id, uint64_t hash) const {
   for (const Layer& layer : layers_) {
     const IndexEntry* const entry = layer.index->find(id, hash);
     if (entry == nullptr) continue;
     if (entry->file == kRemoved) return nullptr;
     if (entry->file > layer.rows.size() || entry->row >= layer.rows[entry->file - 1].count) {
-      throw std::invalid_argument(layer.name + ": damaged; remove it to have it made anew");
+      throw std::invalid_argument(layer.name + ": damaged; remove it, and it is built again");
     }
     return layer.rows[entry->file - 1].weights + static_cast<int64_t>(entry->row) * row_bytes_;
   }
@@ -85,14 +85,14 @@ template <class Use>
 void ServedTable::each_block(const int64_t* ids, int64_t count, bool* found, const Use& use) const {
   uint64_t hashes[2][kBlock];
   const char* rows[kBlock];
-  const auto ask = [&](int64_t begin, uint64_t* hash) {  // for the entries of a block
+  const auto prefetch_block = [&](int64_t begin, uint64_t* hash) {
     const int64_t end = std::min(begin + kBlock, count);
     for (int64_t i = begin; i < end; ++i) {
       hash[i - begin] = index_hash(ids[i]);
       for (const Layer& layer : layers_) layer.index->prefetch(hash[i - begin]);
     }
   };
-  ask(0, hashes[0]);
+  prefetch_block(0, hashes[0]);
   const size_t bytes = static_cast<size_t>(row_bytes_);
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, count);
@@ -102,7 +102,7 @@ void ServedTable::each_block(const int64_t* ids, int64_t count, bool* found, con
       for (size_t at = 0; row != nullptr && at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
       if (found != nullptr) found[i] = row != nullptr;
     }
-    ask(begin + kBlock, hashes[(begin / kBlock + 1) % 2]);
+    prefetch_block(begin + kBlock, hashes[(begin / kBlock + 1) % 2]);
     use(begin, end, rows);
   }
 }
@@ -138,7 +138,8 @@ void ServedTable::pool(const BagLookups& lookups, const Stored& stored, float* o
   std::exception_ptr error;
   run_pieces(parts, [&](int64_t part) noexcept {
     const int64_t *const first = lookups.offsets, *const end = first + lookups.bags;
-    // Bags that begin in this part of the lookups; the last part has those behind all lookups too.
+    // The part takes the bags that begin in its share of the lookups; the last part also takes bags behind
+    // all lookups.
     const int64_t from = std::lower_bound(first, end, count * part / parts) - first;
     const int64_t to =
         part + 1 == parts ? lookups.bags : std::lower_bound(first, end, count * (part + 1) / parts) - first;

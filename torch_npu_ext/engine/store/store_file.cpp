@@ -18,9 +18,10 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHeader = kPage;
 constexpr int64_t kLeastStep = int64_t{1} << 20, kMostStep = int64_t{1} << 30;
-// force_page_cache_readahead() reads no more of one request than the device's read-ahead, 128 KiB by default.
+// The kernel reads at most the device's read-ahead, 128 KiB by default, per advice
+// (force_page_cache_readahead()).
 constexpr int64_t kAdvice = int64_t{128} << 10;
-// rec_sdk_torch/tbe/cache/store_folder.py looks for it before it removes a file.
+// rec_sdk_torch/tbe/cache/store_folder.py checks this marker before it removes a file.
 constexpr char kMarker[] = "rec_sdk_torch host store: rows of a running process, no save\n";
 
 int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -42,7 +43,7 @@ StoreFile::StoreFile(std::string path, std::string table)
   fail(error, "cannot be written");
 }
 
-// A process that was forked has this object too, and another file may have the name by now.
+// Removes the file, unless this is a forked child or the path names another file by now.
 StoreFile::~StoreFile() {
   struct stat own, named;
   const bool ours = getpid() == owner_ && fstat(file_, &own) == 0 && stat(path_.c_str(), &named) == 0;
@@ -54,7 +55,7 @@ void StoreFile::fail(int error, const std::string& what) const {
   throw DiskError(error, path_, "table '" + table_ + "': its host store " + what);
 }
 
-// More than is asked for, where there is more: in steps of an eighth of what is there.
+// Allocates in steps of an eighth of the present size, or exactly if the disk has too little space for that.
 void StoreFile::allocate(int64_t bytes) {
   if (bytes <= allocated_) return;
   const int64_t step = rounded_up(std::clamp(allocated_ / 8, kLeastStep, kMostStep), kPage);
@@ -68,7 +69,7 @@ void StoreFile::allocate(int64_t bytes) {
       allocated_ += more;
       return;
     }
-    // A part that was taken goes back: the next try, here or elsewhere, may need it.
+    // A partial allocation is returned, because the next attempt, here or elsewhere, may need the space.
     if (ftruncate(file_, kHeader + allocated_) != 0) fail(errno, "cannot be truncated");
     if (error != ENOSPC && error != EDQUOT && error != EFBIG) fail(error, "cannot grow");
     if (more == exact) {
@@ -91,7 +92,7 @@ FileMapping StoreFile::map(int64_t begin, int64_t bytes) const {
                             MAP_SHARED | MAP_NORESERVE, file_, kHeader + begin);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   FileMapping mapping(static_cast<char*>(mapped), static_cast<size_t>(bytes));
-  // Without it each row that is missed reads 128 KiB of others.
+  // Without this advice, each page fault would read 128 KiB of other rows.
   madvise(mapped, static_cast<size_t>(bytes), MADV_RANDOM);
   return mapping;
 }

@@ -1,4 +1,4 @@
-// The file of a host store on disk: mapped into memory, with the kernel's page cache in between.
+// The file of a host store on disk, mapped into memory through the kernel's page cache.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +10,7 @@
 
 namespace rec_sdk {
 
-// A part of a file in memory.
+// A mapped part of a file.
 class FileMapping {
  public:
   FileMapping() = default;
@@ -31,26 +31,27 @@ class FileMapping {
   size_t size_ = 0;
 };
 
-// A file that is new, and removed with this object: without the id map its rows are of no use. Behind one
-// page that says what it is come the rows. Their blocks are taken from the disk before anything is written to
-// them, so that a full disk is an error of allocate() and no signal.
+// A new file, which is removed with this object, because its rows are useless without the id map. A page with
+// a marker is followed by the rows. Disk blocks are allocated before rows are written, so that a full disk is
+// an error of allocate() and not a SIGBUS.
 class StoreFile {
  public:
-  StoreFile(std::string path, std::string table);  // throws DiskError, also where a file is there already
+  StoreFile(std::string path, std::string table);  // throws DiskError, also if the file exists
   StoreFile(const StoreFile&) = delete;
   StoreFile& operator=(const StoreFile&) = delete;
   ~StoreFile();
 
-  void allocate(
-      int64_t bytes);      // the first `bytes` of the rows are on the disk from now on. Throws DiskError
-  void shrink() noexcept;  // to no rows. Precondition: nothing is mapped
+  // Allocates the first `bytes` of the rows on disk. Throws DiskError.
+  void allocate(int64_t bytes);
+  void shrink() noexcept;  // removes all rows; precondition: nothing is mapped
   int64_t bytes() const { return allocated_; }
 
-  // [begin, begin + bytes) of the rows, whether allocated or not; begin is a multiple of the page.
+  // Maps [begin, begin + bytes) of the rows, allocated or not; begin is a multiple of the page size.
   FileMapping map(int64_t begin, int64_t bytes) const;  // throws std::bad_alloc
 
-  static bool in_memory(const char* address) noexcept;  // the page at a mapped address is in the page cache
-  static void will_need(const char* begin, const char* end) noexcept;  // starts to read these pages
+  static bool in_memory(
+      const char* address) noexcept;  // whether the page of a mapped address is in the page cache
+  static void will_need(const char* begin, const char* end) noexcept;  // starts reading these pages
 
  private:
   [[noreturn]] void fail(int error, const std::string& what) const;

@@ -1,4 +1,5 @@
-// Records as the host store keeps them: those of the cache, but for the type of the weight, which may differ.
+// Records in the host store's format, which differs from the cache's format in the dtype of weights, if at
+// all.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,15 @@
 
 namespace rec_sdk {
 
+// Converts records between the cache's and the host store's format.
 class StoredRecords {
  public:
-  // `cached`: the layout that everyone but the store uses; `stored`: of the weights in the store, if it is
-  // another.
+  // `cached`: the layout used outside of the store; `stored`: the dtype of weights in the store, if it
+  // differs.
   explicit StoredRecords(const RecordLayout& cached, std::optional<DType> stored = {});
 
   int64_t bytes() const { return stored_.bytes; }
-  // A weight is rounded to the nearest that the other type has.
+  // Weights are rounded to the nearest value of the other dtype.
   void load(const char* stored, char* record) const { move(stored_, stored, cached_, record); }
   void save(const char* record, char* stored) const { move(cached_, record, stored_, stored); }
 
@@ -31,7 +33,7 @@ class StoredRecords {
   void convert(const RecordLayout& from, const char* source, const RecordLayout& to, char* target) const;
 
   RecordLayout cached_, stored_;
-  int64_t state_bytes_;  // of all states, which are alike in both
+  int64_t state_bytes_;  // bytes of all states, which are the same in both formats
   bool same_;
 };
 

@@ -1,5 +1,5 @@
-// Looks up rows of one table in saves of rec_sdk_torch, from C++: no Python, no torch. The same saves, the
-// same bits as rec_sdk_torch.serving.TableReader; docs/serving.md has both.
+// Lookup of rows of one table in saves of rec_sdk_torch, from C++ without Python and torch. The results have
+// the same bits as rec_sdk_torch.serving.TableReader; see docs/serving.md.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace rec_sdk {
 
-// A save that is missing, damaged or of a later version. The message names the file.
+// Thrown for a save that is missing, damaged, or of a later version. The message names the file.
 class REC_SDK_SERVING_API SaveError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,34 +20,35 @@ class REC_SDK_SERVING_API SaveError : public std::runtime_error {
 
 enum class Pooling { kSum, kMean };
 
-// Files are mapped into memory, and processes share them. Threads may share a reader: a lookup sees one save
-// with all that it follows, also while another thread refreshes.
+// A reader of one table. Files are mapped into memory, which processes share. Threads may share a reader: a
+// lookup uses one save and the saves it is based on, also while another thread calls refresh().
 class REC_SDK_SERVING_API TableReader {
  public:
-  // `folders`: that of the saves, or one save, or several folders, of which the latest save is read. `table`:
-  // its name, or its key in the manifest. `missing`: every element of the row of an id that the saves do not
-  // have. Throws SaveError, and std::invalid_argument without a folder.
+  // Opens the latest save. `folders`: a folder of saves, a save, or several folders. `table`: the table's
+  // name, or its key in the manifest. `missing`: every element of the row of an id that the saves do not
+  // contain. Throws SaveError, and std::invalid_argument without a folder.
   TableReader(std::vector<std::string> folders, std::string table, float missing = 0.0f);
   TableReader(const std::string& folder, std::string table, float missing = 0.0f);
   ~TableReader();
   TableReader(TableReader&&) noexcept;
   TableReader& operator=(TableReader&&) noexcept;
 
-  // Goes on to the latest save; whether there was a later one. Throws SaveError, and stays where it was.
+  // Switches to the latest save, and returns whether there was a later one. On SaveError the reader keeps its
+  // present save.
   bool refresh();
 
-  std::string save() const;  // path of the save that lookups see
+  std::string save() const;  // path of the save that lookups use
   int64_t dim() const;
-  int64_t rows() const;             // when the table was saved
+  int64_t rows() const;             // number of rows when the table was saved
   std::string weight_type() const;  // F32, F16, BF16, Q8 or Q4
 
-  // Weights of the ids, [count, dim] as float32, whatever their type; and, unless null, whether each is
-  // there. All lookups throw SaveError for a damaged index.
+  // Writes the weights of ids to out, [count, dim] as float32, whatever their stored type; sets found[i],
+  // unless it is null. All lookups throw SaveError for a damaged index.
   void lookup(const int64_t* ids, int64_t count, float* out, bool* found = nullptr) const;
 
-  // The sum, or mean, of the rows of each bag, [bags, dim]; bag b has ids [offsets[b], offsets[b + 1]).
-  // `weights`: of each id, or null. An empty bag gives zeros. Runs on the caller's thread. Throws
-  // std::invalid_argument for offsets that do not ascend from 0.
+  // Computes the sum, or mean, of the rows of each bag, [bags, dim]; bag b has the ids [offsets[b], offsets[b
+  // + 1]). `weights`: the weight of each id, or null. The result of an empty bag is 0. Runs on the calling
+  // thread. Throws std::invalid_argument unless offsets ascend from 0.
   void lookup_pooled(const int64_t* ids, const int64_t* offsets, int64_t bags, const float* weights,
                      Pooling pooling, float* out) const;
 
