@@ -258,7 +258,7 @@ void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const s
   const SwapLookupPooled pooled{swap, every.lookup(batch, weights, out.data()), origins.data()};
   report->begin("swap_lookup_pooled " + suffix);
   report->launch("swap_lookup_pooled", blocks_of(pooled, report->cores()), [&] {
-    bring_in(pooled.swap);
+    write_staged_rows(pooled.swap);
     LookupPooled lookup = pooled.lookup;
     lookup.slots = pooled.origins;
     sum_bags<Stored>(with_arrivals(lookup.weights, pooled.swap), lookup);

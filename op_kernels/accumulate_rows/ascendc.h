@@ -1,4 +1,4 @@
-// accumulate_rows for arch 2201: the tiles of update_rows, with a compensated sum for an optimizer.
+// accumulate_rows for arch 2201: the tiles of update_rows, with a compensated sum as the optimizer.
 #pragma once
 
 #include "op_kernels/accumulate_rows/two_sum.h"

@@ -8,7 +8,7 @@ namespace rec_sdk {
 namespace cuda {
 namespace {
 
-// The sum for a weight, and its compensation for a state.
+// The sum takes the place of the weight, its compensation the place of a state.
 struct Accumulate : REC_SDK_ISA::ElementwiseOptimizer {
   static constexpr int kElementStates = 1;
 
@@ -27,7 +27,7 @@ cudaError_t accumulate_rows(const AccumulateRows& a, void* workspace, cudaStream
   rows.segments = a.segments;
   rows.cache = reinterpret_cast<uint8_t*>(a.pending);
   rows.layout = make_record_layout(dim, DType::kFloat32, &dim, 1);
-  rows.layout.bytes = dim * 8;  // no padding
+  rows.layout.bytes = dim * 8;  // without padding
   rows.slots = a.slots;
   return update_with<Accumulate, Float32>(rows, workspace, stream);
 }

@@ -1,4 +1,5 @@
-// Adds to a sum that carries its own rounding error. Generic as the optimizers are (common/optimizers.h).
+// Compensated addition: the sum carries its own rounding error. Generic like the optimizers
+// (common/optimizers.h).
 #pragma once
 
 #include "op_kernels/common/isa.h"
@@ -8,7 +9,7 @@ namespace REC_SDK_ISA {
 
 template <class T>
 constexpr REC_SDK_HD void two_sum(T& sum, T& compensation, const T& g) {
-  // Knuth's two-sum gives the rounding error of the addition exactly; the last three lines renormalise, so
+  // Knuth's two-sum computes the rounding error of the addition exactly; the last three lines renormalize, so
   // that the sum alone is the best float for the total.
   const T total = sum + g;
   const T virtual_g = total - sum;

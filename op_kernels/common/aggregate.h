@@ -1,6 +1,7 @@
 // Sums in a fixed order. Terms are added one after the other in blocks of kBlock; the block sums are combined
-// pairwise, as a binary counter carries. The bits depend only on the terms, and the error grows with kBlock +
-// log2(n / kBlock) instead of n (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+// pairwise, like the carries of a binary counter. The bits depend only on the terms, and the error grows with
+// kBlock + log2(n / kBlock) instead of n (Higham, Accuracy and Stability of Numerical Algorithms, section
+// 4.2).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace rec_sdk {
 namespace REC_SDK_ISA {
 
 constexpr int64_t kBlock = 32;
-constexpr int64_t kTile = 128;   // columns summed together, which bounds the stack below
+constexpr int64_t kTile = 128;   // columns summed together; bounds the stack below
 constexpr int64_t kLevels = 28;  // 2^31 terms are 2^26 blocks
 
 static_assert(kChunkLookups % kBlock == 0 && ((kChunkLookups / kBlock) & (kChunkLookups / kBlock - 1)) == 0,
@@ -25,8 +26,8 @@ constexpr int64_t tile_width(int64_t fixed_dim) { return fixed_dim > 0 ? fixed_d
 
 REC_SDK_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// out[k] = sum of leaf i = 0 .. leaves - 1, where leaf(i, column, width, acc) writes its sum of those columns
-// to acc. leaves >= 1; kDim is dim, or 0 when it is known only at run time.
+// Computes out[k] = the sum over leaves i = 0 .. leaves - 1, where leaf(i, column, width, acc) writes its sum
+// of those columns to acc. leaves >= 1; kDim is dim, or 0 if it is known only at run time.
 template <int64_t kDim, class Leaf>
 REC_SDK_INLINE void tree_sum(int64_t leaves, int64_t dim, const Leaf& leaf, float* __restrict out) {
   constexpr int64_t kWidth = tile_width(kDim);
@@ -53,13 +54,13 @@ REC_SDK_INLINE void tree_sum(int64_t leaves, int64_t dim, const Leaf& leaf, floa
   }
 }
 
-// out = sum of terms [begin, end), begin < end. Terms has row(j, column), indexable by column, and
-// prefetch(j).
+// Computes out = the sum of terms [begin, end), begin < end. Terms has row(j, column), indexable by column,
+// and prefetch(j).
 template <int64_t kDim, class Terms>
 REC_SDK_INLINE void pairwise_sum(const Terms& terms, int64_t begin, int64_t end, int64_t dim, float* out) {
   const auto block = [&](int64_t i, int64_t column, int64_t width, float* __restrict acc) {
     const int64_t first = begin + i * kBlock, last = smaller(first + kBlock, end);
-    float sum[tile_width(kDim)];  // local, so that a fixed width stays in registers
+    float sum[tile_width(kDim)];  // a local array, so that a fixed width stays in registers
     terms.prefetch(first);
     const auto start = terms.row(first, column);
     for (int64_t k = 0; k < width; ++k) sum[k] = start[k];
@@ -75,7 +76,8 @@ REC_SDK_INLINE void pairwise_sum(const Terms& terms, int64_t begin, int64_t end,
 
 constexpr int64_t kLanes = 16;
 
-// Halves are added to halves. In a loop GCC 12 keeps the lanes in memory, a hundred instructions of a row.
+// Adds halves to halves. Written without a loop, because GCC 12 would keep the lanes of a loop in memory, at
+// a cost of a hundred instructions per row.
 REC_SDK_INLINE float sum_of_lanes(const float* lanes) {
   typedef float Quad __attribute__((vector_size(16)));
   Quad quads[kLanes / 4];
@@ -84,8 +86,8 @@ REC_SDK_INLINE float sum_of_lanes(const float* lanes) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-// Sums over a row of 16 lanes, lane l taking columns l, l + 16, ...: an order that no vector width changes.
-// terms(k) gives Numbers, of each of which there is a sum.
+// Sums over a row in 16 lanes, lane l taking columns l, l + 16, ...: an order that does not depend on the
+// vector width. terms(k) returns Numbers, each of which is summed.
 template <class Terms>
 REC_SDK_INLINE auto lane_sums(int64_t dim, const Terms& terms) {
   using Sums = decltype(terms(dim));
@@ -109,7 +111,7 @@ REC_SDK_INLINE float lane_sum(int64_t dim, const Term& term) {
   return lane_sums(dim, [&](int64_t k) { return Numbers<float, 1>{{term(k)}}; }).each[0];
 }
 
-// The gradients of lookups as terms of a sum. kMany: they lie in several tensors.
+// The gradients of lookups as terms of a sum. kMany: they are in several tensors.
 template <bool kScaled, bool kMany>
 struct GradientTerms {
   const Lookups& lookups;
@@ -147,7 +149,7 @@ REC_SDK_INLINE void sum_terms(const Lookups& lookups, int64_t begin, int64_t end
   }
 }
 
-// Several gradients: apart, so that they cost nothing where there is one.
+// Handles several gradient tensors; a separate function, so that it costs nothing if there is only one.
 template <int64_t kDim>
 __attribute__((noinline)) void sum_lookups_of_many(const Lookups& lookups, int64_t begin, int64_t end,
                                                    int64_t dim, float* out) {
@@ -160,7 +162,8 @@ inline __attribute__((noinline)) const float* single_of_many(const Lookups& look
   return terms.address(j);
 }
 
-// The sum of lookups [begin, end), begin < end. Not inlined: every optimizer and format shares it.
+// Computes the sum of lookups [begin, end), begin < end. Not inlined, because all optimizers and formats
+// share it.
 template <int64_t kDim>
 __attribute__((noinline)) void sum_lookups(const Lookups& lookups, int64_t begin, int64_t end, int64_t dim,
                                            float* out) {
@@ -168,7 +171,7 @@ __attribute__((noinline)) void sum_lookups(const Lookups& lookups, int64_t begin
   sum_terms<kDim, false>(lookups, begin, end, dim, out);
 }
 
-// The second pass over a hot row: its chunk sums, combined as sum_lookups would have.
+// The second pass over a hot row: combines its chunk sums in the order of sum_lookups.
 template <int64_t kDim>
 __attribute__((noinline)) void sum_of_chunks(const float* chunk_sums, int64_t chunks, int64_t dim,
                                              float* out) {

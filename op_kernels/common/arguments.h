@@ -1,4 +1,4 @@
-// The arguments of each operator's kernel: raw pointers and sizes, already checked. The same for every
+// The arguments of each operator's kernel: raw pointers and sizes, already checked, the same for every
 // backend.
 #pragma once
 
@@ -17,13 +17,13 @@ struct Weights {
   DType dtype;
 };
 
-// The bags of a pooled lookup. Bag k is (feature f, sample b) = divmod(first_bag + k, batch_size).
+// The bags of a pooled lookup. Bag k belongs to (feature f, sample b) = divmod(first_bag + k, batch_size).
 struct Bags {
   const int64_t* offsets;  // [count + 1]
   int64_t count;
   int64_t first_bag;
   int64_t batch_size;
-  const int64_t* columns;  // [features]: where the feature's slice starts in a row of the output
+  const int64_t* columns;  // [features]: first column of the feature in a row of the output
   const bool* mean;        // [features]
   int64_t features;
 };
@@ -57,7 +57,7 @@ struct PooledWeightsGrad {
   int64_t lookups;
 };
 
-// Gradient of an output of lookups. Four words: kernels keep tables of them.
+// The gradient of an output of lookups. It has four words, because kernels store tables of gradients.
 struct Gradient {
   const float* data;  // [rows, columns], row stride `stride`
   int64_t stride;
@@ -66,59 +66,57 @@ struct Gradient {
 };
 
 // Lookup j contributes scale[j] * g[grad_row[j], grad_column[j] : grad_column[j] + dim], where g is
-// grads[grad_source[j]], or `grad` without grad_source.
+// grads[grad_source[j]], or `grad` if grad_source is null.
 struct Lookups {
   Gradient grad;
   const int32_t* grad_row;     // [count]
   const int32_t* grad_column;  // [count], or null: 0
   const float* scale;          // [count], or null: 1
   int64_t count;
-  const int32_t* grad_source;  // [count], or null: there is one gradient
-  const Gradient* grads;       // [grad_count], in memory of the host; a launch takes it to its device
+  const int32_t* grad_source;  // [count], or null: one gradient
+  const Gradient* grads;       // [grad_count], in host memory; a launch copies it to the device
   int64_t grad_count;
 };
 
-// The CPU sums segments longer than this in chunks of it, in parallel. A power of two of blocks
-// (aggregate.h).
+// The CPU sums longer segments in chunks of this length, in parallel. A power of two of blocks (aggregate.h).
 constexpr int64_t kChunkLookups = 1024;
 
 struct Chunk {
   int64_t begin, end;  // lookups
 };
 
-// A unique row whose segment was summed in chunks, from first_chunk on.
+// A unique row whose segment was summed in chunks, the first of which is first_chunk.
 struct HotRow {
   int64_t row;
   int64_t first_chunk;
 };
 
-// Devices sum segments of more lookups than this in whole chunks of it, in parallel, and what is left behind
-// them. A power of two of blocks.
+// Devices sum segments with more lookups than this in whole chunks of this length, in parallel, plus the
+// remaining lookups. A power of two of blocks.
 constexpr int64_t kHotLookups = 128;
 
-// Such a segment.
+// A segment with more than kHotLookups lookups.
 struct HotSegment {
   int32_t row;            // the unique row
   int32_t first_lookup;   // offsets[row]
-  int32_t chunks;         // whole ones
-  int32_t chunks_before;  // of the hot segments before it
+  int32_t chunks;         // number of whole chunks
+  int32_t chunks_before;  // number of chunks of earlier hot segments
 };
 
-// Unique row u has the lookups [offsets[u], offsets[u + 1]).
+// The segments of unique rows: row u has the lookups [offsets[u], offsets[u + 1]).
 struct Segments {
   Lookups lookups;
   int64_t dim;
   const int32_t* unique_slots;  // [rows], distinct
   const int32_t* offsets;       // [rows + 1]
   int64_t rows;
-  // Devices have these: all hot segments, ascending, or none. Each is summed as the others are: to the same
-  // bits.
+  // For devices: all hot segments, ascending, or none. A hot segment is summed to the same bits as any other.
   const HotSegment* hot_segments;  // [hot_segment_count]
   int64_t hot_segment_count;
-  // The CPU has these, which it finds in the offsets.
+  // For the CPU, which computes them from the offsets.
   const HotRow* hot_rows;  // [hot_count], ascending
   int64_t hot_count;
-  const float* chunk_sums;  // [chunks, dim]; of CUDA as well
+  const float* chunk_sums;  // [chunks, dim]; also used by CUDA
 };
 
 struct SumChunks {
@@ -128,7 +126,7 @@ struct SumChunks {
   float* out;           // [n, dim]
 };
 
-constexpr int64_t kCoefficients = 16;  // per table
+constexpr int64_t kCoefficients = 16;  // number of coefficients per table
 
 struct UpdateRows {
   Segments segments;
@@ -138,10 +136,10 @@ struct UpdateRows {
   int64_t tables;
   const float* coefficients;  // [tables, kCoefficients]
   int64_t slots;
-  const int64_t* row_ids;         // [rows], or null: weights round to nearest
+  const int64_t* row_ids;         // [rows], or null: weights are rounded to nearest
   const int64_t* rounding_seeds;  // [tables], with row_ids
-  // [2, rows], or null: of the aggregated gradient of each row, before it is clipped, the sum of squares and
-  // the largest magnitude.
+  // For each row's aggregated gradient before clipping, the sum of squares and the largest magnitude: [2,
+  // rows], or null.
   float* row_norms;
 };
 
@@ -162,23 +160,23 @@ struct CopyRows {
 
 struct SwapRows {
   uint8_t* cache;        // [cache_slots, bytes]
-  const uint8_t* rows;   // [count, bytes], those that come
+  const uint8_t* rows;   // [count, bytes], rows in
   uint8_t* leaving;      // [leaving_count, bytes]
   const int32_t* slots;  // [count], distinct
   const int32_t*
-      places;  // [count], of the row that leaves among `leaving`: 0, 1, ... in order; -1 if none does
+      places;  // [count], index of the slot's victim among `leaving`: 0, 1, ... in order; -1 without a victim
   int64_t bytes;
   int64_t cache_slots;
   int64_t count;
   int64_t leaving_count;
 };
 
-// A swap, and the lookups of the batch that it is for, which read the cache as the swap leaves it. A kernel
-// that does both at once reads by `origins`: there is nothing in the cache yet of a row that comes.
+// A swap and the lookups of its batch, which read the cache as it is after the swap. A kernel that does both
+// at once reads by `origins`, because rows in are not in the cache yet.
 struct SwapLookupSequence {
-  SwapRows swap;  // places is null where no row leaves
+  SwapRows swap;  // places is null if there are no victims
   LookupSequence lookup;
-  const int32_t* origins;  // [count] of a lookup its slot, or swap.cache_slots + i: it is of swap.rows[i]
+  const int32_t* origins;  // [count] the lookup's slot, or swap.cache_slots + i if its row is swap.rows[i]
 };
 struct SwapLookupPooled {
   SwapRows swap;

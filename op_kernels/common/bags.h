@@ -1,4 +1,4 @@
-// Walks the bags of a pooled lookup, feature by feature.
+// Iteration over the bags of a pooled lookup, feature by feature.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// Where bag k lies in the output, and how it is pooled.
+// The position of bag k in the output, and its pooling.
 struct BagCursor {
   const Bags& bags;
   int64_t feature, sample;
@@ -29,7 +29,8 @@ struct BagCursor {
   REC_SDK_HD bool mean() const { return bags.mean[feature]; }
 };
 
-// The bag that holds a lookup: the last one that starts at or before it. It is not before bag `low`.
+// Returns the bag that contains a lookup: the last one that starts at or before it. It must not be before bag
+// `low`.
 REC_SDK_HD int64_t bag_of(const Bags& bags, int64_t lookup, int64_t low = 0) {
   int64_t high = bags.count;
   while (high - low > 1) {

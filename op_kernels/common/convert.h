@@ -1,7 +1,7 @@
-// Storage formats of the weights, as arithmetic on bits: it vectorises everywhere and gives the same bits
-// everywhere. store(value) rounds to nearest, ties to even. store(value, random) rounds up or down by the
-// upper bits of `random`, so that it is right on average; magnitudes beyond the largest finite number round
-// to nearest, so that none becomes infinite by chance.
+// Storage formats of the weights, as arithmetic on bits, which is vectorized and gives the same bits on every
+// platform. store(value) rounds to nearest, ties to even. store(value, random) rounds up or down by the upper
+// bits of `random`, so that it is unbiased; magnitudes beyond the largest finite number are rounded to
+// nearest, so that none becomes infinite by chance.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ REC_SDK_HD uint32_t bits_of(float value) {
   return bits;
 }
 
-// All ones when a < b, else zero; a and b below 2^31. GCC turns a condition into a branch here, but not this.
+// Returns all ones if a < b, else zero; a and b must be below 2^31. Written without a condition, which GCC
+// would compile to a branch here.
 REC_SDK_HD uint32_t mask_less(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
 REC_SDK_HD uint32_t select(uint32_t mask, uint32_t ones, uint32_t zeros) {
   return zeros ^ ((zeros ^ ones) & mask);
@@ -46,7 +47,7 @@ struct BFloat16 {
   static REC_SDK_HD float load(uint16_t stored) { return float_of(static_cast<uint32_t>(stored) << 16); }
   static REC_SDK_HD uint16_t store(float value) {
     const uint32_t bits = bits_of(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest even
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // rounds to nearest even
     return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
   }
   static REC_SDK_HD uint16_t store(float value, uint32_t random) {
@@ -57,15 +58,15 @@ struct BFloat16 {
   }
 };
 
-// After F. Giesen, "Float->half variants": subnormals go through one exact or correctly rounded float
-// addition. All other numbers go through it too, adding zero: an addition for some of them would be a branch,
-// and a loop around it would stay scalar.
+// After F. Giesen, "Float->half variants": subnormals use one float addition that is exact or correctly
+// rounded. All other numbers use it too, adding zero: a conditional addition would be a branch, and a loop
+// around it would not be vectorized.
 struct Float16 {
   using Storage = uint16_t;
   static constexpr bool kRounds = true;
   static constexpr uint32_t kLargest = 0x477fe000u;  // 65504
-  static constexpr uint32_t kSmallest = 113u << 23;  // 2^-14, of the normal ones
-  static constexpr float kSubnormalUnits = 0x1p37f;  // of 2^-24 / 2^13 in 1
+  static constexpr uint32_t kSmallest = 113u << 23;  // 2^-14, the smallest normal number
+  static constexpr float kSubnormalUnits = 0x1p37f;  // number of units of 2^-24 / 2^13 in 1
   static REC_SDK_HD float load(uint16_t stored) {
     const uint32_t magnitude = (stored & 0x7fffu) << 13;
     const uint32_t exponent = magnitude & 0x0f800000u;
@@ -76,7 +77,7 @@ struct Float16 {
     return float_of(bits | ((stored & 0x8000u) << 16));
   }
   static REC_SDK_HD uint16_t store(float value) {
-    constexpr uint32_t kHalf = 0x3f000000u;  // 0.5, whose ulp of 2^-24 is that of subnormals of fp16
+    constexpr uint32_t kHalf = 0x3f000000u;  // 0.5; its ulp is 2^-24, as for subnormals of fp16
     const uint32_t all = bits_of(value);
     const uint32_t magnitude = all & 0x7fffffffu;
     const uint32_t subnormal = mask_less(magnitude, 113u << 23);
@@ -118,7 +119,8 @@ struct Constant {
   static constexpr int64_t value = kValue;
 };
 
-// Calls f(Constant<dim>{}) for the usual widths, which then unroll, and f(Constant<0>{}) for any other.
+// Calls f(Constant<dim>{}) for common widths, whose loops are then unrolled, and f(Constant<0>{}) for any
+// other width.
 template <class F>
 REC_SDK_INLINE void with_dim(int64_t dim, const F& f) {
   switch (dim) {

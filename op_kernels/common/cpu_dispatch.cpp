@@ -1,4 +1,4 @@
-// Chooses the instruction set once, when the library is loaded.
+// Selects the instruction set once, when the library is loaded.
 #include <atomic>
 #include <cstring>
 
@@ -38,7 +38,7 @@ bool has_v4() {
 }
 #endif
 
-// Best first.
+// The best one is first.
 const Candidate kCandidates[] = {
 #ifdef REC_SDK_HAS_X86_LEVELS
     {&x86_64_v4::kKernels, has_v4},

@@ -1,4 +1,4 @@
-// The kernels compiled for this instruction set, gathered into its table.
+// The table of the kernels compiled for this instruction set.
 #include "op_kernels/common/cpu_kernels.h"
 #include "op_kernels/common/isa.h"
 

@@ -21,9 +21,9 @@ struct Sgd : ElementwiseOptimizer {
   }
 };
 
-// Base with weight decay that joins the gradient, as torch's optimizers have it, before Base sees it. Base is
-// elementwise and odd in the gradient, so that where the objective grows the gradient keeps its sign, and l2
-// and a coefficient of Base are negative. kPlace: of the coefficient l2, behind those of Base.
+// Base with weight decay that is added to the gradient first, as in torch's optimizers. Base is elementwise
+// and odd in the gradient. So a maximizing update keeps the gradient's sign and negates l2 and a coefficient
+// of Base. kPlace: index of the coefficient l2, after Base's coefficients.
 template <class Base, int kPlace>
 struct WithL2 : Base {
   float l2;
@@ -72,7 +72,7 @@ struct MomentumSgd : ElementwiseOptimizer {
   }
 };
 
-// A rate in proportion to the length of the weight over that of the gradient, and momentum.
+// SGD with momentum and a rate proportional to the ratio of the weight's length to the gradient's length.
 struct LarsSgd {
   static const char* name() { return "lars_sgd"; }
   static const char* coefficients() { return "scaled_lr momentum weight_decay"; }
@@ -377,8 +377,9 @@ struct RmsProp : ElementwiseOptimizer {
   }
 
  private:
-  // The denominator of the step; the gradient joins the averages. The variance is that of the new averages,
-  // square_avg - grad_avg * grad_avg, made of the old ones: so it is not negative, and has more right digits.
+  // Updates the averages with the gradient, and returns the denominator of the step. The variance of the new
+  // averages, square_avg - grad_avg * grad_avg, is computed from the old averages: this way it is never
+  // negative and is more accurate.
   template <class T>
   constexpr REC_SDK_HD T size_of(T* states, const T& decayed) const {
     if constexpr (kCentered) {

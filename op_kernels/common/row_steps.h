@@ -16,9 +16,9 @@ constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
   return at_most(last, 1.0f) * ((iter - 1.0f) - last) + 1.0f;
 }
 
-// *e = exp(x) - 1 of y = x / 256, where it was y / 720; without libm, whose bits differ from machine to
-// machine: the series at y, and then eight times that of twice the argument. The relative error is about
-// 1e-6, for tiny x too.
+// Sets *e = exp(x) - 1 for y = x / 256; before the call *e is y / 720. It does not use libm, whose results
+// differ between machines: it evaluates the series at y, and then doubles the argument eight times. The
+// relative error is about 1e-6, for tiny x too.
 template <class T>
 constexpr REC_SDK_HD void expm1_of_256th(T* e, const T& y) {
   *e = *e + 1.0f / 120;

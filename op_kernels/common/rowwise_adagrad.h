@@ -140,8 +140,8 @@ struct GloballyDecayedRowWiseAdagrad : MeanSquareOptimizer {
   }
 };
 
-// The gradient is cut to a length in proportion to that of the weight and to how often the row was updated,
-// a count that fades: log_fade is the logarithm of what one update leaves of it.
+// Row-wise Adagrad that clips the gradient to a length proportional to the weight's length and to the row's
+// number of updates. The number decays; log_fade is the logarithm of its factor per update.
 struct CowClipRowWiseAdagrad {
   static const char* name() { return "cowclip_rowwise_adagrad"; }
   static const char* coefficients() {

@@ -9,8 +9,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Divisors of the lookups of a tile, written by the scalar unit while the vector unit may still use those of
-// the tiles before: a ring of them.
+// Ring of the divisors of a tile's lookups. The scalar unit writes them while the vector unit may still use
+// the divisors of previous tiles.
 class Divisors {
  public:
   static constexpr uint32_t kRing = 4;
@@ -165,7 +165,7 @@ class WeightsGradient {
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
   static constexpr int64_t kWidestPanel = 240, kWidestLoad = kWidens ? 512 : kWidestPanel;  // columns
   static constexpr int64_t kShare = 16;  // bags of a tile are planned in so many parts of its rows
-  // UB: of a column of a row, beside that of products; of a column of a product; and of a row.
+  // Bytes of UB per column of a row without its products, per column of a product, and per row.
   static constexpr int64_t kBytesOfValue = kWidens ? 2 * sizeof(Stored) + sizeof(float) : 0;
   static constexpr int64_t kBytesOfProduct = kWidens ? sizeof(float) : 2 * sizeof(float);
   static constexpr int64_t kBytesOfRow =

@@ -94,7 +94,8 @@ __device__ __forceinline__ Columns<kVector> sum_elements(const float* grad,
   return lanes;
 }
 
-// As lane_sum ends: lane l + lane l + 8, + 4, + 2, + 1. The result is that of the team's first thread.
+// Adds lanes as the end of lane_sum: lane l + lane l + 8, + 4, + 2, + 1. The team's first thread has the
+// result.
 __device__ __forceinline__ float sum_lanes(Columns<kVector> lanes, unsigned mask) {
 #pragma unroll
   for (int threads = kWidth / 2; threads > 0; threads /= 2) {

@@ -7,7 +7,7 @@ namespace rec_sdk {
 namespace ascendc {
 
 __aicore__ inline void swap_lookup_pooled(const SwapLookupPooled& a) {
-  bring_in(a.swap);
+  write_staged_rows(a.swap);
   LookupPooled lookup = a.lookup;
   lookup.slots = a.origins;
   if (lookup.bags.count > 0) lookup_pooled_in(with_staging(lookup.weights, a.swap), lookup);

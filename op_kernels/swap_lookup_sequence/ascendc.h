@@ -7,7 +7,7 @@ namespace rec_sdk {
 namespace ascendc {
 
 __aicore__ inline void swap_lookup_sequence(const SwapLookupSequence& a) {
-  bring_in(a.swap);
+  write_staged_rows(a.swap);
   LookupSequence lookup = a.lookup;
   lookup.slots = a.origins;
   if (lookup.count > 0) lookup_sequence_in(with_staging(lookup.weights, a.swap), lookup);

@@ -129,7 +129,7 @@ class RowSwapper {
   RowParts parts_;
   int64_t pitch_ = 0, units_of_tile_ = 0;
   AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 2> tiles_;
-  // The next tile's rows are read before those of this one are written.
+  // The next tile's rows are read before this tile's rows are written.
   SlotStream left_slots_, taken_slots_;
   SlotStream::Stream places_;
 };

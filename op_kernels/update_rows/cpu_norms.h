@@ -9,8 +9,8 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// The largest magnitude; NaN where there is one, since magnitudes are ordered as the integers of their bits,
-// and those of NaN lie above infinity.
+// Returns the largest magnitude, or NaN if there is one: magnitudes are compared as the integers of their
+// bits, and NaN is above infinity.
 template <int64_t kDim>
 REC_SDK_INLINE float largest_magnitude(const float* __restrict g, int64_t count) {
   const int64_t dim = kDim > 0 ? kDim : count;

@@ -1,4 +1,5 @@
-// Device side: how the cores divide the bags of a pooled lookup, and where each bag lies in the output.
+// Device side: the division of the bags of a pooled lookup among cores, and the position of each bag in the
+// output.
 #pragma once
 
 #include "op_kernels/common/ascendc/scalar_stream.h"
@@ -7,7 +8,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Bytes moved for a lookup and for a bag; bags [0, k) cost offsets[k] * lookup + k * bag.
+// The bytes moved per lookup and per bag; bags [0, k) cost offsets[k] * lookup + k * bag.
 struct BagCosts {
   int64_t lookup, bag;
 
@@ -16,21 +17,21 @@ struct BagCosts {
   }
 };
 
-// Finds the two ends of a core's share in `offsets` [count + 1].
+// Finds both ends of a core's share in `offsets` [count + 1].
 class BagSearch {
  public:
   static constexpr int64_t kTargets = 2;
   static constexpr uint32_t kBytes = SortedSearch<128>::kBytes;
 
-  // The first bag before which the bags cost at least the target (bags.count is the end of the last one),
-  // where its lookups start, and where those of the bag before it do (0 for bag 0).
+  // The first bag before which the bags cost at least the target (bags.count if there is none), the start of
+  // its lookups, and the start of the previous bag's lookups (0 for bag 0).
   struct Found {
     int64_t bag, first, first_of_previous;
   };
 
   __aicore__ inline void init(TPipe* pipe) { search_.init(pipe); }
 
-  // 0 <= targets <= the cost of all bags.
+  // Precondition: 0 <= targets <= the cost of all bags.
   __aicore__ inline void find(const Bags& bags, const BagCosts& costs, const int64_t (&targets)[kTargets],
                               Found (&found)[kTargets]) {
     const SearchedArray<int64_t> offsets{bags.offsets, bags.count + 1, 0, bags.count};
@@ -54,7 +55,7 @@ class BagSearch {
   SortedSearch<128> search_;
 };
 
-// Walks bags in order: where bag k lies in the output, and how it is pooled.
+// Iterates over bags in order, with the position of each bag in the output and its pooling.
 class BagWalk {
  public:
   static constexpr int64_t kOffsets = 512, kFeatures = 64;
@@ -68,7 +69,7 @@ class BagWalk {
     means_.init(pipe);
   }
 
-  // Bags [begin, end), begin < end; all of them must be walked.
+  // Starts with bags [begin, end), begin < end; all of them must be visited.
   __aicore__ inline void start(const Bags& bags, int64_t begin, int64_t end) {
     batch_size_ = bags.batch_size;
     const int64_t first = bags.first_bag + begin, last = bags.first_bag + end - 1;
@@ -86,12 +87,12 @@ class BagWalk {
 
   __aicore__ inline bool at_end() const { return bag_ == behind_last_; }
 
-  // The ends of bags of this feature from this one on, at least of this one, side by side in UB.
+  // Returns the ends of consecutive bags of this feature in UB, from this bag on, at least one.
   __aicore__ inline typename ScalarStream<int64_t, kOffsets>::Run ends() {
     return offsets_.run(bag_ + 1, minimum(batch_size_ - sample_, behind_last_ - bag_));
   }
 
-  // On by `count` bags, no more than ends() had, the last of which ends at lookup `last`.
+  // Skips `count` bags, at most as many as ends() returned; the last one ends at lookup `last`.
   __aicore__ inline void skip(int64_t count, int64_t last) {
     bag_ += count;
     sample_ += count;
@@ -106,7 +107,7 @@ class BagWalk {
   __aicore__ inline void next() { skip(1, last_); }
 
   __aicore__ inline int64_t bag() const { return bag_; }
-  __aicore__ inline int64_t first() const { return first_; }  // lookups [first, last)
+  __aicore__ inline int64_t first() const { return first_; }  // the bag's lookups are [first, last)
   __aicore__ inline int64_t last() const { return last_; }
   __aicore__ inline int64_t length() const { return last_ - first_; }
   __aicore__ inline int64_t sample() const { return sample_; }

@@ -1,5 +1,5 @@
-// bfloat16_t where kernels run. bisheng compiles their source for the host too, where launches are, and need
-// not know the type there: any 16-bit float serves for code that is only parsed.
+// bfloat16_t in kernel code. bisheng also compiles the kernels' source for the host, for the launches, where
+// it may not have the type; any 16-bit float type serves for code that is only parsed.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"

@@ -1,4 +1,4 @@
-// Host side: how many cores a launch uses.
+// Host side: the number of cores of a launch.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Half a microsecond of one core's copies. Starting a kernel takes longer the more cores it has.
+// Half a microsecond of one core's copies. More cores take longer to start, so a core must have at least this
+// much work.
 constexpr int64_t kBytesWorthACore = 16384;
 
 inline int64_t blocks_for(int64_t bytes, int64_t cores) {
@@ -18,7 +19,7 @@ inline int64_t blocks_for(int64_t bytes, int64_t cores) {
 
 inline int64_t row_bytes(const Weights& weights) { return weights.dim * dtype_bytes(weights.dtype); }
 
-// About the bytes that are moved.
+// Approximate number of bytes moved.
 inline int64_t work_of(const LookupSequence& a) {
   return a.count * (row_bytes(a.weights) + a.weights.dim * 4);
 }

@@ -1,4 +1,4 @@
-// The launch before the update: sums of the chunks of hot rows, in equal shares.
+// The launch before the update: sums of the chunks of hot rows, divided evenly among cores.
 #pragma once
 
 #include "op_kernels/common/ascendc/hot_rows.h"
@@ -56,7 +56,7 @@ class ChunkSums {
     index_.finish();
   }
 
-  // The last hot row that begins at or before a chunk.
+  // Returns the last hot row that begins at or before a chunk.
   __aicore__ inline int64_t first_hot(int64_t chunk) const {
     int64_t low = 0, high = hot_.count() - 1;
     while (low < high) {
@@ -70,7 +70,7 @@ class ChunkSums {
     return low;
   }
 
-  // Chunks [begin, end) of the row whose lookups begin at `lookup`.
+  // Sums chunks [begin, end) of the row whose lookups begin at `lookup`.
   __aicore__ inline void hot_row(int64_t lookup, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += tile_rows_) {
       const int64_t rows = minimum(tile_rows_, end - i);

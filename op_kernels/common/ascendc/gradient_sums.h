@@ -1,5 +1,6 @@
-// Sums of gradient rows in the order of aggregate.h: lookups one after the other in blocks of 32, block sums
-// pairwise, as a binary counter carries. Blocks complete since an earlier launch (chunks) come as their sums.
+// Sums of gradient rows in the order of aggregate.h: lookups one after the other in blocks of 32, and block
+// sums pairwise, like the carries of a binary counter. Blocks that an earlier launch completed (chunks) are
+// read as sums.
 #pragma once
 
 #include "op_kernels/common/ascendc/gradient_table.h"
@@ -9,9 +10,9 @@
 namespace rec_sdk {
 namespace ascendc {
 
-constexpr int64_t kSumBlock = 32;  // kBlock of aggregate.h
+constexpr int64_t kSumBlock = 32;  // equal to kBlock of aggregate.h
 constexpr int64_t kBlocksOfChunk = 4;
-constexpr int64_t kChunk = kSumBlock * kBlocksOfChunk;  // a whole subtree, as blocks of 2^k are
+constexpr int64_t kChunk = kSumBlock * kBlocksOfChunk;  // a complete subtree, like any 2^k blocks
 
 // The terms of one row: chunks [chunk, chunk + chunks) of the workspace, then lookups [lookup, lookup +
 // lookups).
@@ -21,12 +22,12 @@ struct Terms {
   int64_t lookup, lookups;
 };
 
-// Which part of records and gradients a tile holds.
+// The columns of records and gradients that a tile contains.
 struct TileColumns {
   int64_t column, width;
 };
 
-// Index arrays of lookups.
+// The index arrays of lookups.
 enum LookupArray { kGradRow, kGradColumn, kScale, kGradSource, kLookupArrays };
 using LookupIndex = IndexWindows<kLookupArrays, 256>;
 
@@ -47,13 +48,14 @@ __aicore__ inline int64_t lookup_index_bytes(const Lookups& lookups) {
   return lookup_arrays(lookups) * LookupIndex::kBytesOfArray;
 }
 
-// Levels of the stack for the sum of that many lookups, above the lowest one, which is the result itself.
+// Returns the number of stack levels that the sum of so many lookups needs above the lowest one, which is the
+// result itself.
 __aicore__ inline constexpr int64_t sum_levels(int64_t lookups) {
   return maximum<int64_t>(1, floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock))));
 }
 
-// Rows of gradients under way at a time, twice: enough for long copies, and for what the rows of a tile have
-// beside their first gradients where each has few.
+// Gradient rows in flight at a time, doubled: enough for long copies, and for the additional gradients of a
+// tile's rows if each row has few.
 constexpr int64_t kMostStreamRows = 2 * kSumBlock;
 __aicore__ inline constexpr int64_t stream_rows(int64_t pitch) {
   constexpr int64_t kStreamFloats = 4096;
@@ -64,8 +66,8 @@ __aicore__ inline constexpr int64_t sum_bytes(int64_t pitch, int64_t levels) {
   return (2 * stream_rows(pitch) + levels) * pitch * 4;
 }
 
-// The further terms of a sum at a place: those up to `end`.
-struct FurtherGradients {
+// The additional terms of a sum at `place`, up to `end`.
+struct ExtraGradients {
   uint32_t place, end;
 };
 
@@ -89,15 +91,15 @@ class GradientSums {
     }
   }
 
-  // Rows of at most kSumBlock lookups add up where they are: the first gradient lands in the row, `further`
-  // ones in a half of the stream, together with the tile and without a cursor. Between open() and
-  // add_further() of a half, run() must not be called.
-  __aicore__ inline int64_t room() const { return batch_rows_; }
-  __aicore__ inline LocalTensor<float> open(int half) {  // [room, pitch]
+  // Rows of at most kSumBlock lookups are summed in place: the first gradient is loaded into the row,
+  // additional ones into one half of the stream, together with the tile and without a cursor. run() must not
+  // be called between open() and add_extra() of a half.
+  __aicore__ inline int64_t capacity() const { return batch_rows_; }
+  __aicore__ inline LocalTensor<float> open(int half) {  // [capacity, pitch]
     free_[half].wait();
     return term(half, 0);
   }
-  // Gradients of lookups, to rows of `to` [.., pitch]. MTE2.
+  // Loads gradients of lookups to rows of `to` [.., pitch]. MTE2.
   template <bool kPlain>
   __aicore__ inline void load_lookups(const LocalTensor<float>& to, int64_t lookup, int64_t n,
                                       const TileColumns& columns) {
@@ -113,14 +115,15 @@ class GradientSums {
       lookup += rows.count;
     }
   }
-  // The sums at places of `out` get more terms, side by side: each up to where the next one's begin. V.
-  __aicore__ inline void add_further(int half, const FurtherGradients* sums, int64_t n, int64_t width,
-                                     const LocalTensor<float>& out) {
+  // Adds consecutive additional terms to the sums at places of `out`; the terms of a sum end where the next
+  // sum's terms begin. V.
+  __aicore__ inline void add_extra(int half, const ExtraGradients* sums, int64_t n, int64_t width,
+                                   const LocalTensor<float>& out) {
     const LocalTensor<float> terms = term(half, 0);
     const auto pitch = static_cast<uint32_t>(pitch_);
     uint32_t place = 0;
     if (n > 0) OneMask::begin(width);
-    for (const FurtherGradients* sum = sums; sum != sums + n; ++sum) {
+    for (const ExtraGradients* sum = sums; sum != sums + n; ++sum) {
       const LocalTensor<float> to = out[sum->place];
       do {
         OneMask::add(to, to, terms[place]);
@@ -132,7 +135,7 @@ class GradientSums {
     free_[half].set();
   }
 
-  // For each i < sums and t = terms_of(i): row t.row of out [.., pitch] becomes columns [column, column +
+  // For each i < sums and t = terms_of(i): sets row t.row of out [.., pitch] to columns [column, column +
   // width) of the sum of the terms t, which are at least one. V.
   template <class TermsOf>
   __aicore__ inline void run(const TermsOf& terms_of, int64_t sums, int64_t column, int64_t width,
@@ -154,19 +157,19 @@ class GradientSums {
     }
   }
 
-  // Where the gradients of lookups lie, from `column` on. kPlain: of plain() lookups.
+  // The addresses of lookups' gradients, from `column` on. kPlain: for plain() lookups.
   template <bool kPlain>
   struct Gradients {
     const Lookups& lookups;
     const LookupIndex& index;
     const uint8_t* data;
     int64_t pitch, column;
-    int32_t short_pitch;  // of plain() lookups
-    // The gradient of a lookup that the index was called for.
+    int32_t short_pitch;  // used by plain() lookups
+    // Returns the gradient of a lookup that is in the index windows.
     __aicore__ inline const float* operator()(int64_t lookup) const {
       return (*this)(lookup, index.at(kGradRow, lookup));
     }
-    // The same, where the row is known.
+    // The overload for a known row.
     __aicore__ inline const float* operator()(int64_t lookup, int32_t row) const {
       if (kPlain) return reinterpret_cast<const float*>(data + static_cast<int64_t>(row) * short_pitch);
       const int64_t from = lookups.grad_column != nullptr ? index.at(kGradColumn, lookup) : 0;
@@ -174,7 +177,7 @@ class GradientSums {
       return row_of_gradient(lookups, index.at(kGradSource, lookup), row) + column + from;
     }
   };
-  // The same for lookups from `first` on, whose rows lie side by side.
+  // The gradients of lookups from `first` on whose rows are consecutive.
   template <bool kPlain>
   struct RunOfGradients {
     Gradients<kPlain> all;
@@ -201,7 +204,8 @@ class GradientSums {
       load_padded(to, from, width);
     }
   }
-  // Whether all gradients are rows of one array, less than 2 GiB apart, are not scaled, and fill UB blocks.
+  // Returns whether all gradients are rows of one array, less than 2 GiB apart, unscaled, and a multiple of
+  // UB blocks.
   __aicore__ inline bool plain(const TileColumns& columns) const {
     return lookups_.grad_column == nullptr && lookups_.grad_source == nullptr && !scaled() &&
            lookups_.grad.stride <= INT32_MAX / 4 && columns.width % (kUbBlock / 4) == 0;
@@ -215,18 +219,18 @@ class GradientSums {
  private:
   struct Cursor {
     int64_t sum, sums;
-    int64_t term;  // of the sum
+    int64_t term;  // index within the sum
     Terms terms;
 
     __aicore__ inline int64_t count() const { return terms.chunks + terms.lookups; }
     __aicore__ inline bool chunk() const { return term < terms.chunks; }
-    // The place of the term in its block of lookups.
+    // Returns the index of the term in its block of lookups.
     __aicore__ inline int64_t in_block() const { return remainder(term - terms.chunks, kSumBlock); }
     __aicore__ inline int64_t left_of_block() const { return minimum(left(), kSumBlock - in_block()); }
     __aicore__ inline bool at_end() const { return sum == sums; }
-    // Terms of the sum from this one on.
+    // Returns the number of terms of the sum from this one on.
     __aicore__ inline int64_t left() const { return count() - term; }
-    // By no more than are left.
+    // Advances by at most the remaining terms.
     template <class TermsOf>
     __aicore__ inline void advance(const TermsOf& terms_of, int64_t by) {
       term += by;
@@ -236,7 +240,7 @@ class GradientSums {
     }
   };
 
-  // Starts the copies of the next terms; returns how many.
+  // Starts the copies of the next terms; returns their number.
   template <class TermsOf>
   __aicore__ inline int64_t fill(const TermsOf& terms_of, Cursor* cursor, int half) {
     if (cursor->at_end()) return 0;
@@ -266,7 +270,7 @@ class GradientSums {
     return count;
   }
 
-  // Terms [at, at + n) of a half.
+  // Loads terms [at, at + n) of a half.
   __aicore__ inline void load_chunks(int half, int64_t at, int64_t chunk, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
       load_padded(term(half, at + i), chunk_sums_ + (chunk + i) * chunk_pitch_ + column_, width_);
@@ -300,7 +304,7 @@ class GradientSums {
     free_[half].set();
   }
 
-  // Terms [i, i + n) of a half, lookups of one block, of which the first two are one instruction.
+  // Adds terms [i, i + n) of a half, lookups of one block; the first two are added by one instruction.
   __aicore__ inline void add_lookups(const Cursor& at, int half, int64_t i, int64_t n) {
     const LocalTensor<float> terms = term(half, i);
     const auto pitch = static_cast<uint32_t>(pitch_), end = static_cast<uint32_t>(n) * pitch;
@@ -321,7 +325,7 @@ class GradientSums {
     OneMask::copy(level(at.terms.row, depth_++), value);
     vector_barrier();
   }
-  // Combines what the terms complete: a chunk, or n lookups of one block.
+  // Combines the sums that the terms complete: a chunk, or n lookups of one block.
   __aicore__ inline void end_terms(const Cursor& at, int64_t n) {
     const int64_t row = at.terms.row, chunks = at.terms.chunks, lookup = at.term - chunks + n - 1;
     const bool last = n == at.left();
@@ -335,7 +339,7 @@ class GradientSums {
     depth_ = 0;
   }
 
-  // After block i of the row, counted in units that are whole subtrees.
+  // Called after block i of the row, counted in units that are complete subtrees.
   __aicore__ inline void carry(int64_t row, int64_t i) {
     for (; i & 1; i >>= 1) fold(row);
   }
@@ -360,7 +364,7 @@ class GradientSums {
   Lookups lookups_;
   int64_t pitch_, chunk_pitch_, batch_rows_, column_, depth_;
   int32_t width_;
-  bool plain_;  // of these columns
+  bool plain_;  // plain() for the present columns
   const float* chunk_sums_;
   LocalTensor<float> out_;
   Landing stream_;

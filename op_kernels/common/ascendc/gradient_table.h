@@ -1,5 +1,5 @@
-// The table of gradients in GM, which the scalar unit reads. It comes there as parameters of a launch of its
-// own: the host does not wait, and the host's copy may go.
+// The table of gradients in GM, which the scalar unit reads. It is written by a launch that has it as
+// parameters, so that the host does not wait and may free its copy.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -16,13 +16,13 @@ struct GradientTablePart {
 
 constexpr int64_t kGradientValues = sizeof(Gradient) / sizeof(int64_t);
 
-// The lower half first.
+// Writes the low word first.
 __aicore__ inline void put_value(const LocalTensor<int32_t>& words, int64_t at, int64_t value) {
   words.SetValue(static_cast<uint32_t>(2 * at), static_cast<int32_t>(value));
   words.SetValue(static_cast<uint32_t>(2 * at + 1), static_cast<int32_t>(value >> 32));
 }
 
-// By one core.
+// Executed by one core.
 __aicore__ inline void write_gradient_table(TPipe* pipe, const GradientTablePart& part) {
   Landing buffer;
   pipe->InitBuffer(buffer, GradientTablePart::kMost * sizeof(Gradient));
@@ -40,7 +40,7 @@ __aicore__ inline void write_gradient_table(TPipe* pipe, const GradientTablePart
   store(reinterpret_cast<const int32_t*>(part.to), words, part.count * kGradientValues * 2);
 }
 
-// The address of a row of gradient `source` of the table.
+// Returns the address of a row of gradient `source` of the table.
 __aicore__ inline const float* row_of_gradient(const Lookups& lookups, int64_t source, int64_t row) {
   const auto* table = reinterpret_cast<const int64_t*>(lookups.grads);
   const GlobalTensor<int64_t> values = global(table, lookups.grad_count * kGradientValues);

@@ -1,10 +1,11 @@
-// Hot rows, those with more than kChunk lookups, which the segments list: whole chunks of them are summed by
-// all cores before the rows are updated, in a launch of its own.
+// Hot rows have more than kChunk lookups and are listed in the segments. A separate launch sums their whole
+// chunks on all cores before the rows are updated.
 //
-//   sum_chunks      each core sums its share of all the chunks
-//   update_rows     each core owns its share of the rows, counted in bytes to move
+// sum_chunks      each core sums its share of all chunks
+// update_rows     each core updates its share of the rows, measured in bytes to move
 //
-// A chunk of kChunk lookups contains exactly one multiple of kChunk, and that is its place in the workspace.
+// A chunk of kChunk lookups contains exactly one multiple of kChunk; this determines its position in the
+// workspace.
 #pragma once
 
 #include "op_kernels/common/ascendc/gradient_sums.h"
@@ -14,7 +15,7 @@ namespace ascendc {
 
 static_assert(kChunk == kHotLookups, "hot segments are cut into chunks of the segments' own size");
 
-// Up to here one more launch (5 to 20 us) takes longer than the longest row can.
+// For fewer lookups, an additional launch (5 to 20 us) takes longer than the longest row can.
 constexpr int64_t kLookupsWithoutChunks = 1024;
 
 // The words of a HotSegment.
@@ -22,7 +23,7 @@ enum HotField { kRow, kLookup, kRowChunks, kChunksBefore, kHotFields };
 static_assert(sizeof(HotSegment) == kHotFields * 4, "a field is a word");
 
 struct HotWorkspace {
-  float* sums;  // [places, pitch], or null: rows are not summed in chunks
+  float* sums;  // [places, pitch], or null if no rows are summed in chunks
   int64_t pitch;
 };
 
@@ -32,7 +33,8 @@ __aicore__ inline int64_t chunks_of(int64_t lookups, const HotWorkspace& workspa
   return workspace.sums != nullptr && lookups > kChunk ? quotient(lookups, kChunk) : 0;
 }
 
-// The hot segments that are summed in chunks: all or none. Read by the scalar unit from GM: a core needs few.
+// The hot segments that are summed in chunks: all or none. The scalar unit reads them from GM, because a core
+// needs few.
 class HotSegments {
  public:
   __aicore__ inline void init(const Segments& segments, const HotWorkspace& workspace) {

@@ -1,6 +1,6 @@
-// int32 arrays in GM that are read together by the scalar unit, nearly in order: windows of them in UB, of
-// which the next one is fetched in good time. A reader may fall behind by half a window without a second
-// fetch, and may jump ahead: a window is then fetched only from there on.
+// Windows in UB of int32 arrays in GM that the scalar unit reads together, nearly in order; the next window
+// is fetched in advance. A reader may fall behind by half a window without a second fetch, and may jump
+// ahead, in which case a window is fetched only from there on.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -8,7 +8,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// kWindow: elements, a power of two.
+// kWindow: number of elements, a power of two.
 template <int kArrays, int64_t kWindow>
 class IndexWindows {
  public:
@@ -25,7 +25,7 @@ class IndexWindows {
     for (int a = 0; a < kArrays; ++a) data_[a] = nullptr;
   }
 
-  // Array a, to be read up to `end`, takes kBytesOfArray of UB. Null is no array.
+  // Adds array a, which is read up to `end`, and takes kBytesOfArray of UB. Null means no array.
   __aicore__ inline void add(TPipe* pipe, int a, const int32_t* data, int64_t end) {
     data_[a] = data;
     end_[a] = end;
@@ -34,12 +34,12 @@ class IndexWindows {
     windows_[a] = buffer_[a].template Get<int32_t>();
   }
 
-  // Brings element i of all arrays into UB.
+  // Fetches element i of all arrays into UB.
   __aicore__ inline void reach(int64_t i) {
     if (static_cast<uint64_t>(i - low_) >= span_) find(i);
   }
 
-  // The same for all of [first, last], at most half a window, or where fit() says so.
+  // The same for all of [first, last]: at most half a window, or if fit() returns true.
   __aicore__ inline void reach(int64_t first, int64_t last) {
     reach(first);
     const int64_t window_of_last = align_down(last, kWindow);
@@ -47,16 +47,15 @@ class IndexWindows {
     reach(last);
   }
 
-  // Whether all of [first, last] are in UB at a time: the window of the first, and the first half of the
-  // next.
+  // Returns whether all of [first, last] are in UB at once: they are in the window of the first and the first
+  // half of the next window.
   __aicore__ inline static bool fit(int64_t first, int64_t last) {
     return last < align_down(first, kWindow) + kWindow + kWindow / 2;
   }
 
-  // An element that reach() was called for, no more than half a window before the latest one that it was
-  // called for.
+  // Returns an element that reach() fetched, at most half a window before the latest one fetched.
   __aicore__ inline int32_t at(int a, int64_t i) const { return windows_[a].GetValue(place(i)); }
-  // The same of an array of floats.
+  // The same for an array of floats.
   __aicore__ inline float float_at(int a, int64_t i) const {
     return windows_[a].template ReinterpretCast<float>().GetValue(place(i));
   }
@@ -65,13 +64,13 @@ class IndexWindows {
     return at(a, i);
   }
 
-  // reach(i), and where the elements end that it says the same of.
+  // Calls reach(i), and returns the end of the elements that are fetched as well.
   __aicore__ inline int64_t reached(int64_t i) {
     reach(i);
     return low_ + static_cast<int64_t>(span_);
   }
 
-  // Elements from i on that lie side by side in UB, at most `most`; of those that at() may be called for.
+  // Consecutive elements in UB from i on, at most `most`, for which at() may be called.
   struct Run {
     LocalTensor<int32_t> values;
     int64_t count;
@@ -80,12 +79,12 @@ class IndexWindows {
     return {windows_[a][place(i)], minimum(most, static_cast<int64_t>(2 * kWindow - place(i)))};
   }
 
-  // The same with reach(i) before it.
+  // The same, with reach(i) first.
   __aicore__ inline Run reached_run(int a, int64_t i, int64_t most) {
     return run(a, i, minimum(most, reached(i) - i));
   }
 
-  // Waits for what was fetched and not read.
+  // Waits for fetches that were not used.
   __aicore__ inline void finish() {
     for (int h = 0; h < 2; ++h) settle(h);
   }
@@ -93,7 +92,7 @@ class IndexWindows {
  private:
   __aicore__ inline static uint32_t place(int64_t i) { return static_cast<uint32_t>(i) % (2 * kWindow); }
 
-  // reach(), and up to where there is nothing to do for what is reached next.
+  // Implements reach(), and computes up to which element nothing needs to be done.
   __aicore__ inline void find(int64_t i) {
     const int64_t window = i / kWindow;
     const int half = static_cast<int>(window % 2);
@@ -110,8 +109,8 @@ class IndexWindows {
     pending_[half] = false;
   }
 
-  // Elements [from, end of the window). A signal for each half: what was fetched into this one before has
-  // arrived, so its signal was taken, but the other half's fetch may not have begun.
+  // Fetches elements [from, end of the window). Each half has its own signal: the former fetch into this half
+  // has completed, so its signal was consumed, but the other half's fetch may not have started.
   __aicore__ inline void fetch(int64_t window, int64_t from) {
     const int half = static_cast<int>(window % 2);
     settle(half);
@@ -132,8 +131,9 @@ class IndexWindows {
   const int32_t* data_[kArrays];
   int64_t end_[kArrays];
   int64_t window_[2], from_[2];
-  int64_t low_;  // of the elements [low_, low_ + span_) each is in UB, and the next window under way if it is
-  uint64_t span_;  // time
+  int64_t low_;  // each of the elements [low_, low_ + span_) is in UB, and the next window is being fetched
+                 // in time
+  uint64_t span_;
   bool pending_[2];
   Signal<HardEvent::MTE2_S> arrived_[2];
   Signal<HardEvent::S_MTE2> released_[2];

@@ -7,16 +7,16 @@
 namespace rec_sdk {
 namespace ascendc {
 
-constexpr int64_t kLanes = 16;  // of lane_sum in aggregate.h
+constexpr int64_t kLanes = 16;  // as in lane_sum in aggregate.h
 
-// The pitch of a plane whose blocks of 8 columns are added up, at least `pitch`: the same block of 8 rows
-// then lies in 8 of the 16 bank groups of UB, which are read at once. `unit`: the pitch stays a multiple of
-// it, 8 or 16.
+// Returns the pitch, at least `pitch`, of a plane whose blocks of 8 columns are summed: the same block of 8
+// rows is then in 8 of the 16 bank groups of UB, which are read at once. The pitch stays a multiple of
+// `unit`, 8 or 16.
 __aicore__ inline constexpr int64_t spread_pitch(int64_t pitch, int64_t unit) {
   return (pitch / unit | 1) * unit;
 }
 
-// How lanes are folded: to a sum,
+// Folds lanes to a sum.
 struct SumOfLanes {
   __aicore__ inline static void strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                         uint8_t block, uint8_t repeat) {
@@ -27,8 +27,8 @@ struct SumOfLanes {
     AscendC::Add(to, a, b, count);
   }
 };
-// or to the largest of numbers of which none is negative: as integers, their bits have the same order, with
-// NaN above all.
+// Folds lanes to the largest of non-negative numbers: compared as integers, their bits have the same order,
+// with NaN above all.
 struct LargestOfLanes {
   __aicore__ inline static void strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                         uint8_t block, uint8_t repeat) {
@@ -41,17 +41,18 @@ struct LargestOfLanes {
   }
 };
 
-// Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lane l gets
-// lane l + 8, + 4, + 2, + 1. The lanes of a row are two UB blocks, and one instruction adds a block of all
-// rows. In the end Gather turns them, so that lane l of all rows lies side by side: every step is then one
-// addition for the whole tile, and the results come out in order.
+// Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lanes l + 8,
+// + 4, + 2, + 1 are added to lane l. The lanes of a row are two UB blocks, and one instruction adds a block
+// of all rows. At the end Gather transposes them, so that lane l of all rows is consecutive: every step is
+// then one addition for the whole tile, and the results are in order.
 class LaneSums {
  public:
-  // Floats of UB for a row: lanes of the sums, those of one turned, their index, and the row's own.
+  // Floats of UB per row: the lanes of the sums, the transposed lanes of one sum, their index, and the row's
+  // result.
   static __aicore__ inline constexpr int64_t floats_of_row(int64_t sums) { return (sums + 2) * kLanes + 1; }
 
-  // rows: of the largest tile; pitch: values from one row of a tile to the next, whole UB blocks; sums: of
-  // each row.
+  // rows: of the largest tile; pitch: values between the starts of rows of a tile, whole UB blocks; sums:
+  // number of sums per row.
   __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t pitch, int64_t sums = 1) {
     rows_ = align_up(rows, kFloats);
     pitch_ = pitch;
@@ -72,7 +73,7 @@ class LaneSums {
     index_lanes(index);
   }
 
-  // A new tile of `present` rows, at least 1.
+  // Begins a tile of `present` rows, at least 1.
   __aicore__ inline void begin(int64_t present) {
     present_ = present;
     vector_barrier();
@@ -80,7 +81,7 @@ class LaneSums {
     vector_barrier();
   }
 
-  // The next `width` columns of the tile; those before were a multiple of 16.
+  // Adds the next `width` columns of the tile; the number of columns before them must be a multiple of 16.
   template <class Fold = SumOfLanes>
   __aicore__ inline void add(const LocalTensor<float>& values, int64_t width, int64_t sum = 0) {
     const LocalTensor<float> sums = lanes_of(sum);
@@ -93,7 +94,8 @@ class LaneSums {
     if (turned_early_) add_columns<Fold>(sums, values, whole, width);
   }
 
-  // to[i] = the sum of row i; `to` has room for all rows that there could be, up to a multiple of 8.
+  // Writes to[i] = the sum of row i; `to` must hold the maximum number of rows, rounded up to a multiple of
+  // 8.
   template <class Fold = SumOfLanes>
   __aicore__ inline void finish(const LocalTensor<float>& to, int64_t sum = 0) {
     LocalTensor<float> lanes = lanes_of(sum);
@@ -110,14 +112,14 @@ class LaneSums {
 
  private:
   static constexpr int64_t kFloats = kUbBlock / sizeof(float);
-  static constexpr int64_t kFarthest = 255;  // blocks from one to the next that an instruction can step
+  static constexpr int64_t kFarthest = 255;  // the largest distance in blocks that an instruction supports
 
   __aicore__ inline int64_t rows_of_instruction() const {
-    if (pitch_ <= kFarthest) return present_;  // 8 rows on are 8 pitches of a float in blocks of 8
+    if (pitch_ <= kFarthest) return present_;  // 8 rows are 8 pitches of a float, in blocks of 8
     return pitch_ / kFloats <= kFarthest ? kFloats : 1;
   }
 
-  // Adds to the sums from a row on, [.., rows_, 8], and takes values of the same shape.
+  // Adds values of the same shape to the sums [.., rows_, 8] from a row on.
   template <class Fold>
   __aicore__ inline void add_blocks(const LocalTensor<float>& sums, const LocalTensor<float>& values,
                                     int64_t rows, int64_t width) {
@@ -140,7 +142,7 @@ class LaneSums {
     OneMask::end();
   }
 
-  // Columns that fill no block: lane by lane, when no more come, so that the lanes are turned first.
+  // Columns that fill no block are added lane by lane at the end, so the lanes are transposed first.
   template <class Fold>
   __aicore__ inline void add_columns(const LocalTensor<float>& sums, const LocalTensor<float>& values,
                                      int64_t begin, int64_t end) {
@@ -158,14 +160,14 @@ class LaneSums {
     }
   }
 
-  // turned[l][i] = lane l of row i.
+  // Transposes the lanes: turned[l][i] = lane l of row i.
   __aicore__ inline void turn(const LocalTensor<float>& sums, int64_t lanes) {
     AscendC::Gather(turned_.Get<float>(), sums, index_.Get<uint32_t>(), 0,
                     static_cast<uint32_t>(lanes * rows_));
     vector_barrier();
   }
 
-  // Lanes [0, half) get those behind them; a lane, or a column of the blocks, is rows_ values.
+  // Adds lanes [half, 2 * half) to lanes [0, half); a lane, or a column of the blocks, has rows_ values.
   template <class Fold>
   __aicore__ inline void add_half(const LocalTensor<float>& to, const LocalTensor<float>& lanes,
                                   int64_t half) {
@@ -174,7 +176,7 @@ class LaneSums {
     vector_barrier();
   }
 
-  // index[l * rows + i] = bytes before lane l of row i, where those of lane 0 are known.
+  // Computes index[l * rows + i] = the bytes before lane l of row i; the entries of lane 0 are given.
   __aicore__ inline void index_lanes(const LocalTensor<int32_t>& index) const {
     for (int64_t l = 1; l < kLanes; ++l) {
       const int64_t before = l / kFloats * rows_ * kFloats + l % kFloats;

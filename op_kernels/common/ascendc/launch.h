@@ -1,5 +1,6 @@
-// One C function per kernel: CANN provides them on an NPU (the .asc files), the emulator elsewhere. All are
-// asynchronous on `stream` (an aclrtStream); the arguments hold device pointers and are already checked.
+// One C launch function per kernel, provided by CANN on an NPU (the .asc files) and by the emulator
+// elsewhere. All are asynchronous on `stream` (an aclrtStream); the arguments hold device pointers and are
+// already checked.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +11,22 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Vector cores that launches on the stream may use, at least 1.
+// Returns the number of vector cores that launches on the stream may use, at least 1.
 int64_t rec_sdk_ascendc_vector_cores(void* stream);
-// The error (an aclError, 0 is none) of what this thread launched since this was called last. A launch itself
-// has no result.
+// Returns and clears the error (an aclError, 0 is none) of this thread's launches since the last call; launch
+// functions return nothing.
 int32_t rec_sdk_ascendc_take_error();
-// A launch that the runtime must refuse, since it names no core: shows whether failures are seen.
+// Launches on no cores, which the runtime must reject; used to test that failures are reported.
 void rec_sdk_launch_on_no_cores(void* stream);
 
-// rec_sdk_launch_gather_rows(stream, arguments) and so on.
+// Declares rec_sdk_launch_gather_rows(stream, arguments) and so on.
 #define REC_SDK_LAUNCH(name, Arguments) void rec_sdk_launch_##name(void* stream, const rec_sdk::Arguments* a);
 REC_SDK_OPERATORS(REC_SDK_LAUNCH)
 REC_SDK_JOINED_OPERATORS(REC_SDK_LAUNCH)
 #undef REC_SDK_LAUNCH
 
-// workspace: device memory of rec_sdk_segments_workspace(segments) bytes, any contents; may be null when that
-// is 0.
+// workspace: device memory of rec_sdk_segments_workspace(segments) bytes with any contents; may be null if
+// that is 0.
 int64_t rec_sdk_segments_workspace(const rec_sdk::Segments* segments);
 void rec_sdk_launch_update_rows(void* stream, const rec_sdk::UpdateRows* a, const char* optimizer,
                                 void* workspace);

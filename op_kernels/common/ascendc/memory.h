@@ -1,5 +1,5 @@
 // Device side: addresses, sizes and copies. `load` is MTE2 (GM to UB), `store` MTE3 (UB to GM); both return
-// before the copy is done, so a queue or a flag must order them with what reads or writes the UB.
+// before the copy is complete, so a queue or a flag must order them with accesses to UB.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ using AscendC::LocalTensor;
 using AscendC::TPipe;
 using AscendC::TPosition;
 
-using Scratch = AscendC::TBuf<TPosition::VECCALC>;  // of vector instructions alone: no copy may touch it
-using Landing = AscendC::TBuf<TPosition::VECIN>;    // of copies, both in and out
+using Scratch = AscendC::TBuf<TPosition::VECCALC>;  // used by vector instructions only: no copy may access it
+using Landing = AscendC::TBuf<TPosition::VECIN>;    // used by copies in both directions
 
-// The bytes that a kernel may plan for on arch 2201: 192 KB less 256 bytes, less the 8 KB that the compiler
-// keeps.
+// The bytes that a kernel may use on arch 2201: 192 KB minus 256 bytes, minus 8 KB that the compiler
+// reserves.
 constexpr uint32_t kUbBytes = 188160;
 constexpr uint32_t kUbBlock = 32;        // UB addresses of copies and vector instructions are multiples of it
-constexpr int64_t kMaxDmaBlocks = 4095;  // of one DataCopyPad
-// Bytes between its blocks in GM: half of what CANN documents, so that no layer can take the gap for a
-// negative number (docs/npu.md).
+constexpr int64_t kMaxDmaBlocks = 4095;  // maximum number of blocks of one DataCopyPad
+// Maximum number of bytes between its blocks in GM: half of the documented limit, so that no software layer
+// can take the gap for a negative number (docs/npu.md).
 constexpr int64_t kMaxGap = INT32_MAX;
 
-// The host's pointers are device addresses.
+// Host pointers already hold device addresses.
 template <class T>
 __aicore__ inline __gm__ T* gm(const void* pointer) {
   return reinterpret_cast<__gm__ T*>(reinterpret_cast<uint64_t>(pointer));
@@ -44,8 +44,7 @@ __aicore__ inline constexpr T maximum(T a, T b) {
   return a < b ? b : a;
 }
 
-// For value >= 0 and by > 0. Where `by` is a power of two these are one instruction, those of signed numbers
-// three.
+// For value >= 0 and by > 0. If `by` is a power of two, these take one instruction, signed divisions three.
 __aicore__ inline constexpr int64_t quotient(int64_t value, int64_t by) {
   return static_cast<int64_t>(static_cast<uint64_t>(value) / static_cast<uint64_t>(by));
 }
@@ -65,7 +64,7 @@ __aicore__ inline constexpr int64_t align_down(int64_t value, int64_t multiple) 
   return quotient(value, multiple) * multiple;
 }
 
-// value >= 1
+// Precondition: value >= 1.
 __aicore__ inline constexpr int32_t floor_log2(int64_t value) {
   int32_t log = 0;
   for (; value > 1; value >>= 1) ++log;
@@ -79,7 +78,7 @@ __aicore__ inline GlobalTensor<T> global(const T* from, int64_t count) {
   return tensor;
 }
 
-// count values; what follows them in their last UB block is undefined.
+// Loads `count` values; the rest of their last UB block is undefined.
 template <class T>
 __aicore__ inline void load(const LocalTensor<T>& to, const T* from, int64_t count) {
   const AscendC::DataCopyExtParams one{1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
@@ -87,7 +86,7 @@ __aicore__ inline void load(const LocalTensor<T>& to, const T* from, int64_t cou
   AscendC::DataCopyPad(to, global(from, count), one, no_padding);
 }
 
-// As load, with zeros up to the end of the last UB block, so that vector operations may run over it.
+// Like load(), with zeros up to the end of the last UB block, so that vector operations may run over it.
 template <class T>
 __aicore__ inline void load_padded(const LocalTensor<T>& to, const T* from, int64_t count) {
   const int64_t padding = align_up(count, kUbBlock / sizeof(T)) - count;
@@ -96,12 +95,13 @@ __aicore__ inline void load_padded(const LocalTensor<T>& to, const T* from, int6
   AscendC::DataCopyPad(to, global(from, count), one, zeros);
 }
 
-// Rows of `count` values each; gm_pitch and ub_pitch are the values from one row's start to the next.
-// Preconditions: rows <= kMaxDmaBlocks, ub_pitch is whole UB blocks, the gap in GM is at most kMaxGap bytes.
+// Returns the parameters for copying rows of `count` values each; gm_pitch and ub_pitch are the values
+// between the starts of rows. Preconditions: rows <= kMaxDmaBlocks, ub_pitch is whole UB blocks, the gap in
+// GM is at most kMaxGap bytes.
 template <class T>
 __aicore__ inline AscendC::DataCopyExtParams row_blocks(int64_t rows, int64_t count, int64_t gm_pitch,
                                                         int64_t ub_pitch, bool to_ub) {
-  if (rows == 1 || (gm_pitch == count && ub_pitch == count)) {  // one long block moves faster than many
+  if (rows == 1 || (gm_pitch == count && ub_pitch == count)) {  // one long block is faster than many
     return {1, static_cast<uint32_t>(rows * count * sizeof(T)), 0, 0, 0};
   }
   const auto bytes = static_cast<uint32_t>(count * sizeof(T));
@@ -133,25 +133,26 @@ __aicore__ inline void store(const T* to, const LocalTensor<T>& from, int64_t co
   AscendC::DataCopyPad(global(to, count), from, one);
 }
 
-// Values from UB to UB. V, which adds 0 to their bits: arithmetic on floats may flush subnormal numbers.
+// Copies values within UB. V, which adds 0 to their bits as integers: float arithmetic may flush subnormal
+// numbers.
 __aicore__ inline void copy_values(const LocalTensor<float>& to, const LocalTensor<float>& from,
                                    int64_t count) {
   AscendC::Adds(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,
                 static_cast<int32_t>(count));
 }
 
-// Between vector instructions that depend on each other.
+// Required between vector instructions that depend on each other.
 __aicore__ inline void vector_barrier() { AscendC::PipeBarrier<PIPE_V>(); }
 
-// Before the scalar unit reads GM that an earlier launch wrote. The end of a launch already forgets what its
-// cores hold; this costs one instruction.
+// Invalidates the data cache before the scalar unit reads GM that an earlier launch wrote. The end of a
+// launch already does this for its cores; this costs one instruction.
 template <class T>
 __aicore__ inline void forget_cached(const T* any) {
   AscendC::DataCacheCleanAndInvalid<T, AscendC::CacheLine::ENTIRE_DATA_CACHE,
                                     AscendC::DcciDst::CACHELINE_OUT>(global(any, 1));
 }
 
-// Elements [begin, end) of this core, when all elements cost the same.
+// Elements [begin, end) of this core, if all elements cost the same.
 struct Share {
   int64_t begin, end;
 };
@@ -161,7 +162,7 @@ __aicore__ inline Share share_of_core(int64_t count) {
   return {count * core / cores, count * (core + 1) / cores};
 }
 
-// Rows of a tile: as many as fit, but not all that a core has, or reading and writing would not overlap.
+// Returns the rows of a tile: as many as fit, but not all rows of a core, so that loads and stores overlap.
 __aicore__ inline int64_t tile_rows(int64_t fit, int64_t rows_of_core) {
   constexpr int64_t kTilesOfCore = 4, kWorthATile = 8;
   return maximum<int64_t>(1, minimum(fit, maximum(kWorthATile, ceil_div(rows_of_core, kTilesOfCore))));

@@ -1,5 +1,5 @@
-// Device side: moves rows between a table, where slots say which, and a packed array, through UB and without
-// a vector instruction.
+// Device side: copies rows between a table, at the rows given by slots, and a packed array, through UB and
+// without vector instructions.
 #pragma once
 
 #include "op_kernels/common/ascendc/row_copies.h"
@@ -14,16 +14,16 @@ struct MovedRows {
   Table table;
   const uint8_t* packed;  // [count, bytes]
   const int32_t* slots;   // [count]
-  int64_t bytes;          // of a row
+  int64_t bytes;          // bytes of a row
   int64_t count;
 };
 
-// Slots in the order of the rows of a packed array.
+// The slots in the order of the rows of a packed array.
 struct SlotStream {
   using Stream = ScalarStream<int32_t, 1024>;
   Stream stream;
 
-  // Whole rows from `first` on, between their slots and a tile.
+  // Copies whole rows from `first` on between their slots and a tile.
   template <class Copies>
   __aicore__ inline void move(const Copies& copies, int64_t first, int64_t rows,
                               const LocalTensor<uint8_t>& tile, int64_t tile_pitch) {
@@ -60,8 +60,8 @@ class RowMover {
   __aicore__ inline void move(const Share& share) {
     load_tile(share.begin, share.end);
     for (int64_t first = share.begin; first < share.end; first += units_of_tile_) {
-      // Told first: telling the copies of a tile out one by one fills that engine's queue, and then waits for
-      // it.
+      // Issued first: issuing the copies of a tile out one by one fills that engine's queue, and then the
+      // scalar unit waits for it.
       if (first + units_of_tile_ < share.end) load_tile(first + units_of_tile_, share.end);
       store_tile(first, minimum(units_of_tile_, share.end - first));
     }

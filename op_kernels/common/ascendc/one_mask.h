@@ -1,6 +1,6 @@
-// Vector instructions on one number of floats. An instruction that is given its count sets the mask before it
-// and puts it back after it, six instructions of the scalar unit; here the mask is set once for many. All
-// calls have the form with strides: with a count, 950 asks that, and not the mask.
+// Vector instructions with one count of floats. An instruction with a count sets the mask before it and
+// restores it after it, which takes six instructions of the scalar unit; here the mask is set once for many
+// instructions. All calls use the strided form: in the counted form, 950 uses the count instead of the mask.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -8,14 +8,14 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Between begin() and end() no other vector instruction may be issued.
+// No other vector instruction may be issued between begin() and end().
 class OneMask {
  public:
   __aicore__ inline static void begin(int64_t count) {
     AscendC::SetMaskCount();
     go_on(count);
   }
-  // With another number from here on.
+  // Changes the count.
   __aicore__ inline static void go_on(int64_t count) {
     AscendC::SetVectorMask<float, AscendC::MaskMode::COUNTER>(static_cast<int32_t>(count));
   }
@@ -28,13 +28,13 @@ class OneMask {
                                     const LocalTensor<float>& b) {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
   }
-  // to += values, of which a block of 8 is `block` blocks from the one before, and the first of 8 blocks
-  // `repeat` from the first of the 8 before. `to` has no gaps.
+  // to += values, whose consecutive blocks of 8 are `block` blocks apart, and groups of 8 blocks `repeat`
+  // apart. `to` is contiguous.
   __aicore__ inline static void add_strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                             uint8_t block, uint8_t repeat) {
     AscendC::Add<float, false>(to, to, values, AscendC::MASK_PLACEHOLDER, 1, {1, 1, block, 8, 8, repeat});
   }
-  // The same with the larger of two numbers, whose bits are compared as integers.
+  // The same for the larger of two numbers, whose bits are compared as integers.
   __aicore__ inline static void largest_strided(const LocalTensor<float>& to,
                                                 const LocalTensor<float>& values, uint8_t block,
                                                 uint8_t repeat) {
@@ -46,7 +46,7 @@ class OneMask {
                                          const LocalTensor<float>& b) {
     AscendC::Mul<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
   }
-  // Repeats of kRepeat values; from one to the next are so many blocks. to = a + b:
+  // Computes to = a + b in repeats of kRepeat values; the arguments are the distances of repeats in blocks.
   static constexpr int64_t kRepeat = 64;
   __aicore__ inline static void add_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                             const LocalTensor<float>& b, uint8_t to_repeat, uint8_t a_repeat,
@@ -54,14 +54,14 @@ class OneMask {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1,
                                {1, 1, 1, to_repeat, a_repeat, b_repeat});
   }
-  // One repeat of at most 8 blocks, which are `to_block` and `block` blocks apart. to = a + b:
+  // Computes to = a + b in one repeat of at most 8 blocks, which are `to_block` and `block` blocks apart.
   static constexpr int64_t kBlocks = 8;
   __aicore__ inline static void add_blocks(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                            const LocalTensor<float>& b, uint8_t to_block, uint8_t a_block,
                                            uint8_t b_block) {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {to_block, a_block, b_block, 8, 8, 8});
   }
-  // to = a * b, a being the same in each:
+  // Computes to = a * b, where a is the same in each repeat.
   __aicore__ inline static void multiply_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                                  const LocalTensor<float>& b, uint8_t to_repeat,
                                                  uint8_t b_repeat) {
@@ -74,12 +74,11 @@ class OneMask {
                                          float by) {
     AscendC::Muls<float, false>(to, values, by, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
   }
-  // As copy_values().
+  // Copies like copy_values().
   __aicore__ inline static void copy(const LocalTensor<float>& to, const LocalTensor<float>& from) {
     copy_strided(to, from, 1, 8);
   }
-  // To blocks of 8 that are `block` blocks apart, the first of 8 of them `repeat` from the first of the 8
-  // before.
+  // Copies to blocks of 8 that are `block` blocks apart, in groups of 8 blocks that are `repeat` apart.
   __aicore__ inline static void copy_strided(const LocalTensor<float>& to, const LocalTensor<float>& from,
                                              uint8_t block, uint8_t repeat) {
     AscendC::Adds<int32_t, false>(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,

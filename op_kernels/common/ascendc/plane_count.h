@@ -1,4 +1,4 @@
-// How many planes of the pool a formula may have in use at once, counted while it is compiled: it runs on
+// Computes at compile time how many planes of the pool a formula uses at once: the formula is evaluated with
 // planes that only count, by the rules of planes.h.
 #pragma once
 
@@ -18,8 +18,9 @@ struct PlaneTally {
   }
 };
 
-// `owned`: 1 if it has a plane of the pool, else 0. `need`: the most planes that its expression may have had,
-// by itself. A constant of C++17 has no destructor: an intermediate result with a name counts to the end.
+// `owned`: 1 if it has a plane of the pool, else 0. `need`: the maximum number of planes that its expression
+// may have used. A C++17 constant expression has no destructors, so a named intermediate result counts until
+// the end.
 struct CountedPlane {
   PlaneTally* tally;
   int owned, need;
@@ -53,7 +54,7 @@ struct CountedPlane {
   }
 };
 
-// Only a temporary gives its plane up.
+// Only a temporary releases its plane.
 struct CountedOperand {
   PlaneTally* tally;
   int owned, need;
@@ -66,14 +67,14 @@ struct CountedOperand {
   }
 };
 
-// The result of an operator that had `need` planes and ends with one, its operands having had `owned`.
+// Counts the result of an operator that used `need` planes, whose operands had `owned` planes.
 __aicore__ inline constexpr CountedPlane counted(PlaneTally* tally, int owned, int need) {
   tally->used -= owned;
   tally->most = maximum(tally->most, tally->used + need);
   tally->take();
   return CountedPlane(tally, 1, need);
 }
-// Compilers choose which operand they compute first, and hold its result meanwhile.
+// A compiler may compute either operand first, and holds its result while it computes the other one.
 __aicore__ inline constexpr CountedPlane counted(const CountedOperand& a, const CountedOperand& b) {
   const int operands = maximum(maximum(a.need, a.owned + b.need), maximum(b.need, b.owned + a.need));
   return counted(a.tally, a.owned + b.owned, maximum(1, operands));
@@ -103,7 +104,7 @@ REC_SDK_COUNTED at_most(CountedOperand a, float) { return counted(a); }
 REC_SDK_COUNTED at_least(CountedOperand a, float) { return counted(a); }
 #undef REC_SDK_COUNTED
 
-// Values of a row; `owned`: they have planes of the pool.
+// The values of a row; `owned`: they have planes of the pool.
 template <int kCount>
 __aicore__ inline constexpr Numbers<CountedPlane, kCount> counted_values(
     PlaneTally* tally, int owned, const Numbers<CountedPlane, kCount>&) {
@@ -118,7 +119,8 @@ __aicore__ inline constexpr REC_SDK_ISA::NoValues counted_values(PlaneTally*, in
   return {};
 }
 
-// The most of the passes from kPass on and of the update, `before` being like the values of the pass before.
+// Returns the maximum over the passes from kPass on and the update; `before` are values like the previous
+// pass's.
 template <int kPass, class Optimizer, class Values>
 __aicore__ inline constexpr int planes_from_pass(const Optimizer& optimizer, const Values& before) {
   PlaneTally elements;
@@ -141,7 +143,8 @@ __aicore__ inline constexpr int planes_from_pass(const Optimizer& optimizer, con
   }
 }
 
-// The most that the update of a tile has at once, as UpdateTiles uses the formula.
+// Returns the maximum number of planes that the update of a tile uses at once, as UpdateTiles evaluates the
+// formula.
 template <class Optimizer>
 __aicore__ inline constexpr int planes_of_formula() {
   constexpr float kAny[kCoefficients] = {2, 3, 5, 7, 11, 13, 17, 19, 23};

@@ -1,5 +1,5 @@
 // Arithmetic on planes of floats in UB, so that a formula written for floats (optimizers.h) also runs on a
-// tile of rows: each operator is one vector instruction, which rounds once, as the operator of floats does.
+// tile of rows: each operator is one vector instruction, which rounds once, like the operator on floats.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -7,17 +7,18 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Storage of the temporaries of an expression. Operators reuse their operands' storage, so that even long
-// formulas need few: Adam one, a division of or by a number one more than other operators.
+// The storage of the temporaries of an expression. Operators reuse their operands' storage, so that even long
+// formulas need few planes: Adam needs one, and a division of or by a number needs one more than other
+// operators.
 class PlanePool {
  public:
-  // planes: as many as planes_of_formula() counts.
+  // planes: the result of planes_of_formula().
   __aicore__ inline void init(TPipe* pipe, int64_t elements, int planes) {
     elements_ = static_cast<uint32_t>(elements);
     pipe->InitBuffer(buffer_, static_cast<uint32_t>(planes) * elements_ * 4);
     used_ = 0;
   }
-  // There is one.
+  // Returns a free plane; there is always one.
   __aicore__ inline int take() {
     int index = 0;
     while ((used_ >> index) & 1) ++index;
@@ -35,7 +36,7 @@ class PlanePool {
   uint32_t used_;
 };
 
-// Where a plane lies. `owned`: its index in the pool if it is to be given back, else -1.
+// The storage of a plane. `owned`: its index in the pool if it must be released, else -1.
 struct PlaneStorage {
   PlanePool* pool;
   LocalTensor<float> data;
@@ -46,7 +47,7 @@ struct PlaneStorage {
     if (owned >= 0) pool->give_back(owned);
     owned = -1;
   }
-  // A new plane of the same size.
+  // Returns a new plane of the same size.
   __aicore__ inline PlaneStorage another() const {
     const int index = pool->take();
     return {pool, pool->plane(index), count, index};
@@ -56,19 +57,19 @@ struct PlaneStorage {
 class Plane {
  public:
   __aicore__ inline Plane() : at_{nullptr, {}, 0, -1} {}
-  // The first `count` floats of `data`, whose owner is elsewhere.
+  // A view of the first `count` floats of `data`, which another object owns.
   __aicore__ inline Plane(PlanePool* pool, const LocalTensor<float>& data, int32_t count)
       : at_{pool, data, count, -1} {}
   __aicore__ inline void view(PlanePool* pool, const LocalTensor<float>& data, int32_t count) {
     at_ = {pool, data, count, -1};
   }
-  // Takes over storage of the pool.
+  // Takes ownership of storage of the pool.
   __aicore__ inline explicit Plane(const PlaneStorage& storage) : at_(storage) {}
   __aicore__ inline Plane(const Plane& other) : at_(other.at_.another()) { copy(other); }
   __aicore__ inline Plane(Plane&& other) : at_(other.at_) { other.at_.owned = -1; }
   __aicore__ inline ~Plane() { at_.release(); }
 
-  // Assignment copies values, as that of floats does.
+  // Copies the values, like an assignment of floats.
   __aicore__ inline Plane& operator=(const Plane& other) {
     copy(other);
     return *this;
@@ -106,7 +107,7 @@ class Plane {
   PlaneStorage at_;
 };
 
-// A plane to read; from a temporary, which nothing else reads, also one to write the result to.
+// A plane that is read; if it is a temporary, which nothing else reads, the result may be written to it.
 class Operand {
  public:
   __aicore__ inline Operand(const Plane& plane) : at_(plane.storage()) { at_.owned = -1; }
@@ -133,8 +134,8 @@ __aicore__ inline PlaneStorage result_of(Operand& a, Operand& b) {
   return a.temporary() ? a.give() : result_of(b);
 }
 
-// The result of the instruction just issued. Operands that are temporaries end here and not where C++ ends
-// them, with the whole expression: else it would need a plane for each of its operators.
+// Returns the result of the instruction just issued. Temporaries among the operands are released here instead
+// of at the end of the whole C++ expression, where every operator would need its own plane.
 __aicore__ inline Plane finished(const PlaneStorage& result, Operand& a) {
   vector_barrier();
   a.release();
@@ -192,7 +193,8 @@ __aicore__ inline Plane operator*(float a, Operand b) {
   return finished(result, b);
 }
 
-// A plane full of one number: division has no form with a scalar, and a reciprocal would round twice.
+// Fills a plane with one number: division has no scalar form, and multiplying by a reciprocal would round
+// twice.
 __aicore__ inline PlaneStorage filled(const PlaneStorage& plane, float value) {
   AscendC::Duplicate(plane.data, value, plane.count);
   vector_barrier();
@@ -220,7 +222,7 @@ __aicore__ inline Plane sqrtf(Operand a) {
   return finished(result, a);
 }
 
-// As those of optimizers.h.
+// The functions of optimizers.h for planes.
 __aicore__ inline Plane at_most(Operand a, float bound) {
   const PlaneStorage result = result_of(a);
   AscendC::Mins(result.data, a.data(), bound, result.count);

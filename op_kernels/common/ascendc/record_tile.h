@@ -1,6 +1,6 @@
-// Records of a tile of rows, between GM and planes in UB: a plane of weights, one of each element state, one
-// of the gradients, and planes of one number a row for the row states. Padding in a record is neither read
-// nor written.
+// Records of a tile of rows, copied between GM and planes in UB: a plane of weights, a plane of each element
+// state, a plane of gradients, and planes with one number per row for the row states. Padding in a record is
+// neither read nor written.
 #pragma once
 
 #include "op_kernels/common/ascendc/bfloat16.h"
@@ -66,15 +66,15 @@ class RecordTiles {
     return row_states_[set].template Get<float>()[static_cast<uint32_t>(s * row_plane())];
   }
 
-  // Where take_state() of RowValues finds row state s.
+  // Returns where take_state() of RowValues finds row state s.
   __aicore__ inline LocalTensor<float> loaded_row_state(int set, int64_t s) {
     return plan_.joined ? joined_rows(set) : row_state(set, s);
   }
-  // The new state of each row to where it leaves from: the block behind the weights, after encode(). V.
+  // Copies each row's new state to where it is stored from: the block behind the weights, after encode(). V.
   __aicore__ inline void join_row_state(int set, int64_t rows) {
     if (!plan_.joined) return;
     constexpr int64_t kBlock = kUbBlock / 4;
-    const int64_t to_next = plan_.pitch * Weights::kBytes / kUbBlock;  // blocks
+    const int64_t to_next = plan_.pitch * Weights::kBytes / kUbBlock;  // in blocks
     vector_barrier();
     OneMask::begin(rows * kBlock);
     OneMask::copy_strided(joined_rows(set)[static_cast<uint32_t>(shape_.dim * Weights::kBytes / 4)],
@@ -84,14 +84,14 @@ class RecordTiles {
     vector_barrier();
   }
 
-  // Rows of a set, and the slots of their records, which lie side by side in UB.
+  // Rows of a set, and the slots of their records, which are consecutive in UB.
   struct Rows {
     int set;
     int64_t first, count;
     LocalTensor<int32_t> slots;
   };
 
-  // From the records. MTE2.
+  // Loads the records of the rows. MTE2.
   __aicore__ inline void load_records(const Rows& rows, const TileColumns& columns) {
     if (Weights::kBytes == 2)
       load_halves(stored_[rows.set].template Get<uint16_t>(), rows, weight_block(columns));
@@ -104,7 +104,7 @@ class RecordTiles {
     if (has_row_states(columns)) load_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
-  // The reverse. MTE3.
+  // Stores the records of the rows. MTE3.
   __aicore__ inline void store_records(const Rows& rows, const TileColumns& columns) {
     if (Weights::kBytes == 2)
       store_halves(stored_[rows.set].template Get<uint16_t>(), rows, weight_block(columns));
@@ -117,7 +117,7 @@ class RecordTiles {
     if (has_row_states(columns)) store_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
-  // 16-bit weights and states to floats, and back. V.
+  // Converts 16-bit weights and states to floats, and back. V.
   __aicore__ inline void decode(int set, int64_t rows, const TileColumns& columns) {
     if constexpr (Weights::kBytes == 2) {
       widen<typename Weights::Type>(weights(set), stored_[set], 0, rows * plan_.pitch);
@@ -160,18 +160,18 @@ class RecordTiles {
   }
   __aicore__ inline bool converts() const { return Weights::kBytes == 2 || shape_.narrow; }
 
-  // Rows of weights as they come, with what is behind them in their plane.
+  // Returns the rows of weights as loaded, with the joined state behind them in their plane.
   __aicore__ inline LocalTensor<float> joined_rows(int set) {
     return Weights::kBytes == 4 ? plane(set, 0) : stored_[set].template Get<float>();
   }
   __aicore__ inline int64_t row_plane() const { return plan_.rows * plan_.row_pitch; }
-  // The planes of a set that are floats in the record come first, and then the gradients.
+  // The planes of a set whose records have floats come first, then the gradients.
   __aicore__ inline int64_t first_state() const { return Weights::kBytes == 4 ? 1 : 0; }
   __aicore__ inline int64_t float_blocks() const { return first_state() + shape_.element_states; }
 
-  // ---- where a record has states of 16 bits, each state is copied by itself
+  // ---- records with 16-bit states: each state is copied separately
 
-  // Element states, and with the first columns row states.
+  // Returns the number of element states, plus the row states with the first columns.
   __aicore__ inline int64_t states_of(const TileColumns& columns) const {
     return shape_.element_states + (columns.column == 0 ? shape_.row_states : 0);
   }
@@ -180,7 +180,7 @@ class RecordTiles {
   __aicore__ inline LocalTensor<float> state(int set, int64_t s) {
     return of_row(s) ? row_state(set, s - shape_.element_states) : element_state(set, s);
   }
-  // The place of a state among the planes of 16 bits, which are for all states.
+  // Returns the position of a state among the 16-bit planes, which hold all states.
   __aicore__ inline int64_t narrow_place(int64_t s) const {
     return of_row(s) ? shape_.element_states * plane_ + (s - shape_.element_states) * row_plane()
                      : s * plane_;
@@ -216,7 +216,7 @@ class RecordTiles {
     return shape_.row_states > 0 && columns.column == 0 && !plan_.joined;
   }
 
-  // Copies leave what follows a narrow row alone, but vector instructions run over it.
+  // Clears the planes: copies do not write behind a narrow row, but vector instructions read there.
   __aicore__ inline void clear(int set) {
     const LocalTensor<float> planes = planes_[set].template Get<float>();
     AscendC::Duplicate(planes, 0.0f, static_cast<int32_t>((float_blocks() + 1) * plane_));
@@ -230,8 +230,8 @@ class RecordTiles {
     }
   }
 
-  // Blocks of a record that are floats: where they begin in it, the pitch of one in the record and in UB, its
-  // size, all in bytes, and the floats from one row of theirs to the next in UB.
+  // Blocks of floats in a record: their offset, their number, their pitch in the record and in UB and their
+  // size, all in bytes, and the floats between rows in UB.
   struct Blocks {
     int64_t offset, count, record_pitch, ub_pitch, bytes;
     int64_t row_pitch;
@@ -250,8 +250,8 @@ class RecordTiles {
     return {shape_.row_states_offset, shape_.row_states, 4, row_plane() * 4, 4, plan_.row_pitch};
   }
 
-  // Elements of one block of a record: where it begins, in bytes, how many, and those from one row of theirs
-  // to the next in UB.
+  // The elements of one block of a record: its offset in bytes, their number, and the elements between rows
+  // in UB.
   struct OneBlock {
     int64_t offset, count, row_pitch;
   };
@@ -269,14 +269,14 @@ class RecordTiles {
     return {block.offset, 1, bytes, align_up(bytes, kUbBlock), bytes, block.row_pitch};
   }
 
-  // The loops over rows hold nothing but the slot, the address and the copy: the scalar unit bounds them.
-  // Where a row is one block, neighbours among the slots share a copy.
+  // The loops over rows contain only the slot, the address and the copy, because the scalar unit limits their
+  // speed. If a row is one block, neighbouring slots share a copy.
   __aicore__ inline void load_blocks(const LocalTensor<float>& to, const Rows& rows,
                                      const Blocks& blocks) const {
     LocalTensor<float> row = to[static_cast<uint32_t>(rows.first * blocks.row_pitch)];
     const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4, pitch = shape_.bytes;
     if (blocks.count == 1) {
-      const bool zeros = padding > 0 && !plan_.joined;  // what follows a joined state is nothing's
+      const bool zeros = padding > 0 && !plan_.joined;  // the bytes behind a joined state are not used
       const RowCopies<float, Direction::kFromTable> copies({records_ + blocks.offset, pitch},
                                                            blocks.bytes / 4, blocks.row_pitch, zeros);
       return copies.all(row, rows.slots, rows.count);
@@ -312,8 +312,8 @@ class RecordTiles {
     }
   }
 
-  // A block of 16-bit elements. The rest of a row's last UB block is widened too, so that it must be defined,
-  // but for the rest behind a joined state, which nothing reads.
+  // Loads a block of 16-bit elements. The rest of a row's last UB block is widened too, so it must be
+  // defined, except behind a joined state, where nothing reads it.
   __aicore__ inline void load_halves(const LocalTensor<uint16_t>& to, const Rows& rows,
                                      const OneBlock& block) const {
     const RowCopies<uint16_t, Direction::kFromTable> copies({records_ + block.offset, shape_.bytes},
@@ -330,7 +330,7 @@ class RecordTiles {
   RecordShape shape_;
   TilePlan plan_;
   uint8_t* records_;
-  int64_t plane_;  // floats
+  int64_t plane_;  // floats of a plane
   Landing planes_[2], stored_[2], row_states_[2], narrow_[2];
   Scratch decoded_;
   HostArithmetic arithmetic_;

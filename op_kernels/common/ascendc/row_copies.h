@@ -1,4 +1,4 @@
-// Device side: copies between rows of a table, where slots say which, and the rows of a tile.
+// Device side: copies between the rows of a table given by slots, and the rows of a tile.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -10,7 +10,7 @@ enum class Direction { kFromTable, kToTable };
 
 struct TableRows {
   const uint8_t* data;  // row s starts at data + s * pitch
-  int64_t pitch;        // bytes
+  int64_t pitch;        // in bytes
 
   __aicore__ inline const uint8_t* at(uint32_t slot) const {
     return data + static_cast<int64_t>(slot) * pitch;
@@ -18,7 +18,7 @@ struct TableRows {
   __aicore__ inline constexpr bool together(uint32_t, uint32_t) const { return true; }
 };
 
-// A table, behind whose slots the rows of a packed array are numbered on.
+// A table and a staging buffer, whose rows have the numbers behind the table's slots.
 class TableAndStaging {
  public:
   TableAndStaging() = default;
@@ -33,7 +33,8 @@ class TableAndStaging {
     return reinterpret_cast<const uint8_t*>(base +
                                             static_cast<uint64_t>(slot) * static_cast<uint64_t>(pitch));
   }
-  // Whether what lies between the two lies between them in memory.
+  // Returns whether both rows are in the table, or both in the staging buffer, so that one copy can span
+  // them.
   __aicore__ inline bool together(uint32_t first, uint32_t second) const {
     return (first < slots_) == (second < slots_);
   }
@@ -45,14 +46,15 @@ class TableAndStaging {
   uint32_t slots_ = 0;
 };
 
-// `count` values of each row. To begin a copy takes its engine as long as hundreds of bytes take, so a row
-// that lies behind the one before it in the table comes along: the second block of its copy, and the rows
-// between them are the gap. The scalar unit bounds these loops, so that what copies share is made once.
+// Copies `count` values of each row. Starting a copy takes its engine as long as hundreds of bytes, so a row
+// that lies behind the previous one in the table is copied along as a second block; the rows between them are
+// the gap. The scalar unit limits the speed of these loops, so values that all copies share are computed
+// once.
 template <class T, Direction kDirection, class Table = TableRows>
 class RowCopies {
  public:
-  // tile_pitch: values from one row of the tile to the next, whole UB blocks. zeros: up to the end of a row's
-  // last UB block, where rows come from the table.
+  // tile_pitch: values between the starts of rows in the tile, whole UB blocks. zeros: fill with zeros up to
+  // the end of a row's last UB block when copying from the table.
   __aicore__ inline RowCopies(const Table& table, int64_t count, int64_t tile_pitch, bool zeros = false)
       : table_(table), count_(count), step_(static_cast<uint32_t>(tile_pitch)), padding_{false, 0, 0, 0} {
     const auto bytes = static_cast<uint32_t>(count * sizeof(T));
@@ -68,10 +70,10 @@ class RowCopies {
     copy(row, slot, count_, one_, padding_);
   }
 
-  // The first `rows` of `slots`, at least one, to or from `tile` on.
+  // Copies the first `rows` of `slots`, at least one, to or from `tile`.
   __aicore__ inline void all(const LocalTensor<T>& tile, const LocalTensor<int32_t>& slots,
                              int64_t rows) const {
-    const Padding none{false, 0, 0, 0};  // a loop that knows it asks no row for its padding
+    const Padding none{false, 0, 0, 0};  // a constant, so that the loop does not test the padding of each row
     if (padding_.isPad) {
       copy_all(tile, slots, rows, padding_);
     } else {
@@ -88,7 +90,8 @@ class RowCopies {
     LocalTensor<int32_t> slot = slots;
     for (auto pairs = static_cast<uint32_t>(rows / 2); pairs > 0; --pairs) {
       const uint32_t first = slot.GetValue(0), second = slot.GetValue(1);
-      const uint32_t between = second - first - 1;  // the second at or before the first: 2^31 and more
+      const uint32_t between =
+          second - first - 1;  // wraps to 2^31 and more if the second is at or before the first
       if (between < farthest_ && table_.together(first, second)) {
         both(row, first, between, padding);
       } else {
@@ -112,7 +115,7 @@ class RowCopies {
     }
   }
 
-  // span: values of the table from the first copied to the last.
+  // span: values of the table from the first copied value to the last.
   __aicore__ inline void copy(const LocalTensor<T>& rows, uint32_t slot, int64_t span,
                               const AscendC::DataCopyExtParams& params, const Padding& padding) const {
     const auto* row = reinterpret_cast<const T*>(table_.at(slot));

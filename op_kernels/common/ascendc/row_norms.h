@@ -1,5 +1,5 @@
-// The norms of the gradients of a tile's rows, which an update counts where it is asked to: the sum of
-// squares of each row, in the order of lane_sum in aggregate.h, and the largest magnitude.
+// The norms of the gradients of a tile's rows, which an update computes on request: the sum of squares of
+// each row, in the order of lane_sum in aggregate.h, and the largest magnitude.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -11,10 +11,10 @@ class RowNorms {
  public:
   enum Norm { kSquares, kLargest, kNorms };
 
-  // The lanes, and two sets of numbers that leave.
+  // The lanes, and two sets of results that are being stored.
   static constexpr int64_t kFloatsOfRow = LaneSums::floats_of_row(kNorms) + 2 * kNorms;
 
-  // to: [kNorms, all_rows]
+  // to: [kNorms, all_rows].
   __aicore__ inline void init(TPipe* pipe, const TilePlan& plan, float* to, int64_t all_rows) {
     rows_ = align_up(plan.rows, kUbBlock / 4);
     to_ = to;
@@ -23,7 +23,7 @@ class RowNorms {
     pipe->InitBuffer(counted_, static_cast<uint32_t>(2 * kNorms * rows_ * 4));
   }
 
-  // These columns of the tile; the first ones start anew. V.
+  // Adds these columns of the tile; the first columns start new sums. V.
   __aicore__ inline void count(const Plane& gradients, int64_t rows, const TileColumns& columns, int64_t dim,
                                int set) {
     if (columns.column == 0) lanes_.begin(rows);
@@ -38,7 +38,7 @@ class RowNorms {
     lanes_.finish<LargestOfLanes>(counted(set, kLargest), kLargest);
   }
 
-  // When all columns of the tile are counted. MTE3.
+  // Stores the norms once all columns of the tile are added. MTE3.
   __aicore__ inline void store_rows(int set, int64_t first, int64_t rows) {
     for (int norm = 0; norm < kNorms; ++norm) {
       store(to_ + norm * all_rows_ + first, counted(set, norm), rows);

@@ -1,5 +1,5 @@
-// Device side: rows as units of work. A unit is a whole row, or a part of one where rows are longer than a
-// tile or too few for the cores.
+// Device side: rows as units of work. A unit is a whole row, or a part of one if rows are longer than a tile
+// or too few for the cores.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -11,8 +11,8 @@ class RowParts {
  public:
   RowParts() = default;
 
-  // count rows of `size` values; a part has at most `limit` of them, and is a multiple of `multiple` unless
-  // it ends the row. `smallest`: what is worth a copy of its own.
+  // Divides `count` rows of `size` values; a part has at most `limit` values and is a multiple of `multiple`,
+  // unless it ends the row. `smallest`: the smallest size that is worth a separate copy.
   __aicore__ inline RowParts(int64_t count, int64_t size, int64_t limit, int64_t smallest, int64_t multiple)
       : count_(count), size_(size) {
     const int64_t for_tile = ceil_div(size, limit);
@@ -26,13 +26,13 @@ class RowParts {
   __aicore__ inline bool whole() const { return parts_ == 1; }
   __aicore__ inline int64_t longest() const { return part_; }
 
-  // Integer division is slow on the scalar unit, and most rows are whole.
+  // Avoids integer division, which is slow on the scalar unit; most rows are whole.
   __aicore__ inline int64_t row(int64_t unit) const { return whole() ? unit : unit / parts_; }
   __aicore__ inline int64_t offset(int64_t unit) const { return whole() ? 0 : unit % parts_ * part_; }
   __aicore__ inline int64_t size(int64_t unit) const { return minimum(part_, size_ - offset(unit)); }
 
  private:
-  static constexpr int64_t kUnitsOfCore = 8;  // so that one more or less hardly matters
+  static constexpr int64_t kUnitsOfCore = 8;  // enough that one more or less hardly matters
 
   int64_t count_ = 0, size_ = 0, part_ = 0, parts_ = 1;
 };

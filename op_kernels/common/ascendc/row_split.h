@@ -1,4 +1,4 @@
-// Which rows a core owns: equal shares of the bytes to move, cut between rows.
+// The division of rows among cores: equal shares of the bytes to move, cut between rows.
 #pragma once
 
 #include "op_kernels/common/ascendc/hot_rows.h"
@@ -11,7 +11,7 @@ class RowSplit {
  public:
   static constexpr uint32_t kBytes = SortedSearch<64>::kBytes;
 
-  // record_bytes: of a row, read and written.
+  // record_bytes: bytes read and written per row.
   __aicore__ inline void init(TPipe* pipe, const Segments& segments, const HotWorkspace& workspace,
                               int64_t record_bytes) {
     segments_ = segments;
@@ -39,12 +39,14 @@ class RowSplit {
  private:
   static constexpr int64_t kEnds = SortedSearch<64>::kTargets;
 
-  // The cost of the rows before `row`, which have `lookups` lookups and `chunks` chunks; it never decreases.
+  // Returns the cost of the rows before `row`, which have `lookups` lookups and `chunks` chunks; it never
+  // decreases.
   __aicore__ inline int64_t cost(int64_t row, int64_t lookups, int64_t chunks) const {
     return row * row_cost_ + lookups * lookup_cost_ + chunks * chunk_cost_;
   }
 
-  // Rows [low, high] between which the first row lies, with the chunks before all of them but `low`.
+  // An interval [low, high] of rows that contains the first row of a share, with the chunks before all of
+  // them except `low`.
   struct Interval {
     int64_t low, high, chunks;
   };
@@ -53,7 +55,8 @@ class RowSplit {
     return {segments_.offsets, segments_.rows + 1, in.low, in.high};
   }
 
-  // Whether a row without a hot one between it and the start of its interval lies before an end of the share.
+  // Returns whether a row, without a hot row between it and the start of its interval, lies before an end of
+  // the share.
   struct RowBelow {
     const RowSplit& split;
     const int64_t (&wanted)[kEnds];
@@ -63,7 +66,7 @@ class RowSplit {
       return split.cost(row, offset.get(0), in[t].chunks) < wanted[t];
     }
   };
-  // The same of a hot row.
+  // The same for a hot row.
   struct HotRowBelow {
     const RowSplit& split;
     const int64_t (&wanted)[kEnds];
@@ -73,7 +76,7 @@ class RowSplit {
     }
   };
 
-  // To intervals without a hot row inside: between two hot rows.
+  // Narrows to intervals between two hot rows, without a hot row inside.
   __aicore__ inline void narrow(const int64_t (&wanted)[kEnds], Interval (&in)[kEnds]) {
     if (hot_.count() == 0) return;
     const SearchedArray<int32_t> all = {hot_.words(), hot_.count(), 0, hot_.count()};

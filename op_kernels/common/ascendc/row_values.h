@@ -1,6 +1,6 @@
-// The numbers that an optimizer has of the rows of a tile: sums over their columns, and values that begin_row
-// makes of them on planes of one number a row, and that then go to every column. They are for all rows of the
-// tile at once; Gather brings the numbers from one layout to the next.
+// The numbers that an optimizer has for the rows of a tile: sums over their columns, and values that
+// begin_row computes from them, on planes with one number per row, and that are then broadcast to every
+// column. They are computed for all rows of the tile at once; Gather converts between the layouts.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// A row of `pitch` equal numbers for each number of a vector.
+// Broadcasts each number of a vector to a row of `pitch` equal numbers.
 class Spread {
  public:
   // rows: of the longest vector.
@@ -18,7 +18,7 @@ class Spread {
     group_ = maximum<int64_t>(1, minimum(rows, kSpreadIndex / pitch));
     pipe->InitBuffer(index_, static_cast<uint32_t>(group_ * pitch * sizeof(int32_t)));
     const LocalTensor<int32_t> index =
-        index_.Get<int32_t>();  // where the number of each element is, in bytes
+        index_.Get<int32_t>();  // position in bytes of the number of each element
     AscendC::Duplicate(index, 0, static_cast<int32_t>(pitch));
     for (int64_t n = 1; n < group_; n *= 2) {
       vector_barrier();
@@ -37,11 +37,11 @@ class Spread {
   }
 
  private:
-  int64_t pitch_, group_;  // rows that one instruction spreads
+  int64_t pitch_, group_;  // number of rows that one instruction broadcasts
   Scratch index_;
 };
 
-// kPasses have kSums at the most, and values kValues.
+// kSums and kValues are the maxima over the kPasses passes.
 template <int kPasses, int kSums, int kValues>
 class RowValues {
  public:
@@ -56,13 +56,13 @@ class RowValues {
     if (row_states_ > 0) init_states(pipe, plan, shape);
   }
 
-  // Adds the terms of these columns to the sums; the first ones start anew.
+  // Adds the terms of these columns to the sums; the first columns start new sums.
   template <int kCount>
   __aicore__ inline void add(const Numbers<Plane, kCount>& terms, int64_t rows, const TileColumns& columns) {
     if (columns.column == 0) lanes_.begin(rows);
     for (int i = 0; i < kCount; ++i) lanes_.add(terms.each[i].storage().data, columns.width, i);
   }
-  // All columns of the pass were added.
+  // Called when all columns of the pass are added.
   template <int kCount>
   __aicore__ inline void finish(int64_t pass) {
     for (int i = 0; i < kCount; ++i) lanes_.finish(sum(pass, i), i);
@@ -72,7 +72,7 @@ class RowValues {
     return views<kCount>(pool, pass * kSums, rows);
   }
 
-  // The values of the last pass that kept some.
+  // Returns the values of the last pass that kept values.
   template <int kCount>
   __aicore__ inline Numbers<Plane, kCount> values(PlanePool* pool, int64_t rows) {
     return views<kCount>(pool, kPasses * kSums, rows);
@@ -82,7 +82,7 @@ class RowValues {
     for (int i = 0; i < kCount; ++i) copy_values(value(i), values.each[i].storage().data, rows);
     vector_barrier();
   }
-  // A row of equal numbers for each one kept.
+  // Returns a row of equal numbers for each kept value.
   template <int kCount>
   __aicore__ inline Numbers<Plane, kCount> broadcast(const Plane& like, int64_t rows) {
     static_assert(kCount == 1 || kCount == 2, "the values of a row");
@@ -93,8 +93,8 @@ class RowValues {
     }
   }
 
-  // Row state s as a vector, from where records were loaded to, and back to where its numbers lie the plan's
-  // row_pitch apart.
+  // Returns row state s as a vector, from where records were loaded, and stores it back in the plan's
+  // row_pitch.
   __aicore__ inline LocalTensor<float> take_state(int64_t s, const LocalTensor<float>& from, int64_t rows) {
     const LocalTensor<float> state = this->state(s);
     AscendC::Gather(state, from, state_index_.Get<uint32_t>(), first_state_, static_cast<uint32_t>(rows));
@@ -104,7 +104,7 @@ class RowValues {
   __aicore__ inline void put_state(int64_t s, const LocalTensor<float>& to, int64_t rows) {
     state_rows_.run(to, state(s), rows);
   }
-  // As begin_row() left it.
+  // Returns the state as begin_row() left it.
   __aicore__ inline LocalTensor<float> state(int64_t s) {
     return states_.Get<float>()[static_cast<uint32_t>(s * rows_)];
   }
@@ -143,7 +143,7 @@ class RowValues {
   }
 
   int64_t row_states_, rows_;
-  uint32_t first_state_ = 0;  // bytes from where a row lies to its state
+  uint32_t first_state_ = 0;  // bytes from the start of a row to its state
   LaneSums lanes_;
   Spread columns_, state_rows_;
   Scratch numbers_, states_, state_index_;

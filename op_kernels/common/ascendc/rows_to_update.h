@@ -1,4 +1,4 @@
-// The rows of an update as its tiles are given them.
+// The rows of an update, as passed to its tiles.
 #pragma once
 
 #include "op_kernels/common/ascendc/hot_rows.h"
@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Tables share a launch, but not their coefficients. Null offsets: one table; null coefficients: none, no
+// The coefficients of the tables that share a launch. Null offsets: one table; null coefficients: none, no
 // clipping.
 struct TablesOfRows {
   const int32_t* offsets;  // [count + 1]
@@ -15,7 +15,7 @@ struct TablesOfRows {
   const float* coefficients;  // [count, kCoefficients]
 };
 
-// Weights are rounded by these; null: to nearest.
+// The parameters of stochastic rounding; null: weights are rounded to nearest.
 struct RoundingOfRows {
   const int64_t* ids;    // [rows]
   const int64_t* seeds;  // [tables]
@@ -28,7 +28,7 @@ struct RowsToUpdate {
   TablesOfRows tables;
   HotWorkspace workspace;
   RoundingOfRows rounding;
-  float* norms;  // [RowNorms::kNorms, rows], or null: not counted
+  float* norms;  // [RowNorms::kNorms, rows], or null if they are not requested
 };
 
 }  // namespace ascendc

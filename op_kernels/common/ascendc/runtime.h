@@ -1,4 +1,4 @@
-// The answers of CANN's runtime about streams and launches: for the launch functions, on an NPU and emulated.
+// Queries of CANN's runtime about streams and launches, used by the launch functions on an NPU and emulated.
 #pragma once
 
 #include <acl/acl.h>
@@ -10,19 +10,20 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// The error of the thread's calls since this was asked last, and forgets it.
+// Returns and clears the error of this thread's calls.
 inline int32_t take_error() { return aclrtGetLastError(ACL_RT_THREAD_LEVEL); }
 
-// Whether there is one: a launch that reads what an earlier one writes must then not start.
+// Returns whether there is an error: a launch that reads the results of an earlier one must then not start.
 inline bool launch_failed() { return aclrtPeekAtLastError(ACL_RT_THREAD_LEVEL) != ACL_SUCCESS; }
 
-// Vector cores that launches on the stream may use: its limit, else its device's, else all there are. One,
-// which is slow but right, where the runtime will not say; that is printed once.
+// Returns the number of vector cores that launches on the stream may use: the stream's limit, else the
+// device's limit, else all cores. If the runtime reports none, returns 1, which is slow but correct, and
+// prints a message once.
 inline int64_t vector_cores(void* stream) {
   uint32_t cores = 0;
   const aclError error = aclrtGetStreamResLimit(stream, ACL_RT_DEV_RES_VECTOR_CORE, &cores);
   if (error == ACL_SUCCESS && cores > 0) return cores;
-  take_error();  // no launch's
+  take_error();  // clears an error that belongs to no launch
   static std::atomic<bool> warned{false};
   if (!warned.exchange(true)) {
     std::fprintf(stderr,

@@ -1,12 +1,13 @@
-// Arithmetic beyond the range of a type, as on the host: a core's control register chooses, and is put back.
+// Arithmetic beyond the range of a type, as on the host: selected in a core's control register, which is
+// restored at the end.
 //
-// Numbers that are too large for 16 bits: while bit 48 is 0, infinity becomes the largest number and NaN
-// becomes 0, which would hide a diverged training; at 1, both stay what they are. CANN's documents disagree
-// about how it starts. On 950 it acts only while bit 60 is 1, and bit 53 makes integers saturate, where
-// stochastic rounding counts on the low bits of products and sums.
+// Numbers too large for 16 bits: while bit 48 is 0, infinity becomes the largest number and NaN becomes 0,
+// which would hide a diverged training; while it is 1, both are kept. CANN's documents disagree about its
+// initial value. On 950 it has an effect only while bit 60 is 1, and bit 53 makes integers saturate, whereas
+// stochastic rounding relies on the low bits of products and sums.
 //
-// By the compiler's own functions, which CANN 8.5 has as well, for A2, A3 and 950: SetSaturationFlag came
-// with 9.1, for A2 and A3 only, and SetCtrlSpr knows these with 9.1.
+// Uses the compiler's built-in functions, which exist since CANN 8.5 for A2, A3 and 950: SetSaturationFlag
+// was added in 9.1 for A2 and A3 only, and SetCtrlSpr supports these bits since 9.1.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -20,7 +21,7 @@ class HostArithmetic {
     before_ = control() & kBits;
     set_ctrl((control() & ~kBits) | kAsOnHost);
   }
-  // The register outlives the kernel.
+  // Restores the register, whose value outlives the kernel.
   __aicore__ inline void finish() { set_ctrl((control() & ~kBits) | before_); }
 
  private:

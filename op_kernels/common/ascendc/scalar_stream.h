@@ -1,5 +1,6 @@
-// Scalars of an array in GM, read in order (slots, offsets, weights of samples). Chunks come into UB by DMA,
-// the next one under way while this one is read: a GM read by the scalar unit stalls it at every cache line.
+// Scalars of an array in GM, read in order (slots, offsets, sample weights). Chunks are copied to UB by DMA,
+// the next one while the present one is read: reading GM with the scalar unit would stall it at every cache
+// line.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -7,7 +8,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// kChunk: elements, a power of two. Uses 2 * kChunk * sizeof(T) bytes of UB.
+// kChunk: number of elements, a power of two. Uses 2 * kChunk * sizeof(T) bytes of UB.
 template <class T, int64_t kChunk>
 class ScalarStream {
  public:
@@ -20,13 +21,14 @@ class ScalarStream {
     released_.init(pipe);
   }
 
-  // After the last at().
+  // Called after the last at().
   __aicore__ inline void release(TPipe* pipe) const {
     arrived_.release(pipe);
     released_.release(pipe);
   }
 
-  // Elements [begin, end) of the array; at() must then reach the last one. May be called again after that.
+  // Starts reading elements [begin, end) of the array; at() must then reach the last one. May be called again
+  // after that.
   __aicore__ inline void start(const T* array, int64_t begin, int64_t end) {
     from_ = array + begin;
     begin_ = begin;
@@ -35,20 +37,21 @@ class ScalarStream {
     if (count_ > 0) fetch(0);
   }
 
-  // Element i of the array; i must not fall behind the chunk of the one before, counted from `begin`.
+  // Returns element i of the array; i must not be in an earlier chunk, counted from `begin`, than the
+  // previous one.
   __aicore__ inline T at(int64_t i) {
     const auto index = static_cast<uint64_t>(i - begin_);
     while (chunk_ < static_cast<int64_t>(index / kChunk)) advance();
     return halves_.GetValue(static_cast<uint32_t>(index % (2 * kChunk)));
   }
 
-  // Elements from one on that lie side by side in UB.
+  // Consecutive elements in UB.
   struct Run {
     LocalTensor<T> values;
     int64_t count;
   };
-  // A run of elements from i on, at most `most`, at least one: for loops that look at nothing but their
-  // element. It advances as at() of the last of them does.
+  // Returns a run of elements from i on, at least one and at most `most`, for loops that read nothing else.
+  // It advances like at() of its last element.
   __aicore__ inline Run run(int64_t i, int64_t most) {
     const auto index = static_cast<uint64_t>(i - begin_);
     while (chunk_ < static_cast<int64_t>(index / kChunk)) advance();

@@ -1,4 +1,4 @@
-// One engine of a core tells another that it may go on.
+// A signal by which one engine of a core lets another one continue.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -6,10 +6,10 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// set() and wait() alternate in the source and on the engines: code that sets again must know that the other
-// engine took the last one, or it may be lost and the other waits for ever. Every set is waited for before
-// the kernel ends. Its id is released only where another pipe comes behind this one: else a signal lives as
-// long as the kernel.
+// set() and wait() must alternate in the source and on the engines: code that sets again must ensure that the
+// other engine consumed the last signal; otherwise it may be lost, and the other engine waits forever. Every
+// signal must be waited for before the kernel ends. Its id is released only if another pipe follows this one;
+// otherwise a signal exists as long as the kernel.
 template <HardEvent kEvent>
 class Signal {
  public:
@@ -17,7 +17,7 @@ class Signal {
   __aicore__ inline void release(TPipe* pipe) const { pipe->ReleaseEventID<kEvent>(id_); }
   __aicore__ inline void set() const { AscendC::SetFlag<kEvent>(id_); }
   __aicore__ inline void wait() const { AscendC::WaitFlag<kEvent>(id_); }
-  // Later instructions of the waiting engine come after all earlier ones of the other engine.
+  // Orders later instructions of the waiting engine after all earlier ones of the other engine.
   __aicore__ inline void order() const {
     set();
     wait();

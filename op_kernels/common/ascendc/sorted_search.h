@@ -1,6 +1,6 @@
-// Finds places in sorted arrays in GM. A round copies kSamples elements, spread over the range left, into UB
-// with one DMA, and a short range as a whole: a binary search by the scalar unit would wait for memory
-// log2(count) times, this one two or three times.
+// Searches in sorted arrays in GM. Each round copies kSamples elements, spread over the remaining range, to
+// UB with one DMA, or a short range as a whole. A binary search by the scalar unit would wait for memory
+// log2(count) times; this search waits two or three times.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -8,15 +8,15 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// An array of `size` elements, whose place is one of [low, high]: the first element that is not below a
-// target, `high` if all before it are. low <= high <= size.
+// An array of `size` elements in which a position in [low, high] is searched: the first element that is not
+// below a target, or `high` if there is none. low <= high <= size.
 template <class T>
 struct SearchedArray {
   const T* data;
   int64_t size, low, high;
 };
 
-// kFields: values of an element; here, before: the elements at the place and before it, 0 if there is none.
+// kFields: values per element; here, before: the elements at the position and before it, 0 if there is none.
 template <class T, int64_t kFields>
 struct FoundPlace {
   int64_t place;
@@ -35,8 +35,8 @@ class SortedSearch {
     released_.init(pipe);
   }
 
-  // below(t, i, values): whether element i of array t lies below target t; its fields are values.get(0), ...
-  // Two places at the same time, since most of it is waiting.
+  // below(t, i, values): returns whether element i of array t is below target t; its fields are
+  // values.get(0), ... Two positions are searched at the same time, because most of the time is waiting.
   template <class T, int64_t kFields, class Below>
   __aicore__ inline void find(const SearchedArray<T> (&arrays)[kTargets], const Below& below,
                               FoundPlace<T, kFields> (&found)[kTargets]) {
@@ -54,18 +54,18 @@ class SortedSearch {
   }
 
  private:
-  // In UB are `taken` elements: start, start + step, ...
+  // The `taken` elements in UB: start, start + step, ...
   struct Range {
     int64_t low, high;
     bool found;
     int64_t start, step, taken;
   };
 
-  // Elements in UB. A sample has a block of its own.
+  // Elements in UB. A sample has its own block.
   template <class T, int64_t kFields>
   struct Values {
     static constexpr int64_t kOfBlock = kUbBlock / sizeof(T);
-    static constexpr int64_t kWindow = kSamples * kOfBlock / kFields;  // elements
+    static constexpr int64_t kWindow = kSamples * kOfBlock / kFields;  // in elements
     static_assert(kFields <= kOfBlock, "an element fits into a block");
 
     LocalTensor<T> all;
@@ -78,7 +78,7 @@ class SortedSearch {
     if (range->found) return;
     using Element = Values<T, kFields>;
     const LocalTensor<T> to = window<T>(target);
-    if (range->high - range->low + 2 <= Element::kWindow) {  // with the element before
+    if (range->high - range->low + 2 <= Element::kWindow) {  // including the element before
       range->start = maximum<int64_t>(0, range->low - 1);
       range->step = 1;
       range->taken = minimum(range->high + 1, array.size) - range->start;
@@ -99,7 +99,7 @@ class SortedSearch {
     using Element = Values<T, kFields>;
     const LocalTensor<T> all = window<T>(target);
     const int64_t pitch = range->step == 1 ? kFields : Element::kOfBlock;
-    int64_t low = 0, high = range->taken;  // how many of them lie below the target
+    int64_t low = 0, high = range->taken;  // the number of them below the target
     while (low < high) {
       const int64_t middle = (low + high) / 2;
       if (below(target, range->start + middle * range->step, Element{all, middle * pitch})) {

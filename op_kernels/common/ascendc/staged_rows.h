@@ -1,5 +1,6 @@
-// Device side: rows come into a cache while other cores look rows up. No core waits for another: the slots
-// that are written no lookup reads, since the lookups of rows that come read them where they come from.
+// Device side: rows in are copied to the cache while other cores look rows up. No core waits for another:
+// lookups do not read the slots that are written, because lookups of rows in read them from the staging
+// buffer.
 #pragma once
 
 #include "op_kernels/common/ascendc/stored_rows.h"
@@ -9,8 +10,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Has a pipe of its own, which waits for all engines when it ends.
-__aicore__ inline void bring_in(const SwapRows& a) {
+// Uses a pipe of its own, which waits for all engines when it ends.
+__aicore__ inline void write_staged_rows(const SwapRows& a) {
   if (a.count == 0) return;
   if (a.places == nullptr) {
     scatter_rows({a.cache, const_cast<uint8_t*>(a.rows), a.slots, a.bytes, a.cache_slots, a.count});

@@ -1,9 +1,9 @@
-// Stochastic rounding of a tile of weights, as store(value, random) of convert.h rounds one: the weights
-// become numbers that 16 bits can have, so that the conversion that follows changes nothing, but magnitudes
-// beyond the largest finite number, which it rounds to nearest.
+// Stochastic rounding of a tile of weights, like store(value, random) of convert.h for one weight: weights
+// become numbers that 16 bits can represent, so that the following conversion changes nothing, except
+// magnitudes beyond the largest finite number, which it rounds to nearest.
 //
 // The vector unit of arch 2201 has no logical instructions for 32 bits. A mask is 0 or -1, from the sign of a
-// difference, and chooses by a product.
+// difference, and selects by multiplication.
 #pragma once
 
 #include "op_kernels/common/ascendc/planes.h"
@@ -16,8 +16,8 @@ namespace ascendc {
 
 class StochasticRounding {
  public:
-  static constexpr int kPlanes = 4;      // of the formula, which is done by then
-  static constexpr int64_t kShared = 1;  // numbers for each column of a tile
+  static constexpr int kPlanes = 4;      // planes of the formula, which are free by then
+  static constexpr int64_t kShared = 1;  // numbers per column of a tile
 
   __aicore__ inline void init(TPipe* pipe, int64_t pitch) {
     pitch_ = static_cast<int32_t>(pitch);
@@ -32,7 +32,7 @@ class StochasticRounding {
     }
   }
 
-  // weights [rows, pitch], columns from `column` on; pool: planes of that size, all of them free. V.
+  // weights [rows, pitch], columns from `column` on; pool: planes of that size, all free. V.
   template <bool kHalf>
   __aicore__ inline void run(const LocalTensor<float>& weights, PlanePool* pool,
                              const REC_SDK_ISA::RowNumbers* numbers, int64_t rows, int64_t column) {
@@ -45,7 +45,7 @@ class StochasticRounding {
 
  private:
   using Ints = LocalTensor<int32_t>;
-  static constexpr int32_t kFirst = kUbBlock / 4;  // columns that the scalar unit writes
+  static constexpr int32_t kFirst = kUbBlock / 4;  // number of columns that the scalar unit writes
 
   __aicore__ inline void add(const Ints& to, const Ints& a, const Ints& b) const {
     AscendC::Add(to, a, b, count_);
@@ -63,7 +63,7 @@ class StochasticRounding {
     AscendC::Mul(to, a, b, count_);
     vector_barrier();
   }
-  // Zeros come in from both sides.
+  // Shifts in zeros.
   __aicore__ inline void shift_right(const Ints& to, const Ints& a, uint32_t by) const {
     AscendC::ShiftRight(to.ReinterpretCast<uint32_t>(), a.ReinterpretCast<uint32_t>(), by, count_);
     vector_barrier();
@@ -72,20 +72,20 @@ class StochasticRounding {
     AscendC::ShiftLeft(to.ReinterpretCast<uint32_t>(), a.ReinterpretCast<uint32_t>(), by, count_);
     vector_barrier();
   }
-  // -1 where a < bound, else 0.
+  // Writes -1 where a < bound, else 0.
   __aicore__ inline void mask_below(const Ints& to, const Ints& a, uint32_t bound) const {
     add(to, a, -static_cast<int32_t>(bound));
-    AscendC::ShiftRight(to, to, 31, count_);  // of int32_t: copies of the sign come in
+    AscendC::ShiftRight(to, to, 31, count_);  // int32_t, so that copies of the sign are shifted in
     vector_barrier();
   }
-  // `a` becomes b where the mask is -1; b is lost.
+  // Sets `a` to b where the mask is -1; overwrites b.
   __aicore__ inline void choose(const Ints& a, const Ints& b, const Ints& mask) const {
     subtract(b, a, b);
     multiply(b, b, mask);
     add(a, a, b);
   }
 
-  // RowNumbers::at() of each column, into plane 0.
+  // Computes RowNumbers::at() of each column into plane 0.
   __aicore__ inline void draw(const REC_SDK_ISA::RowNumbers* numbers, int64_t rows, uint32_t column) {
     const Ints x = planes_[0], columns = columns_.Get<int32_t>();
     for (int64_t r = 0; r < rows; ++r) {
@@ -118,11 +118,11 @@ class StochasticRounding {
 
   __aicore__ inline void round_half(const Ints& bits) const {
     using REC_SDK_ISA::Float16;
-    constexpr uint32_t kCut = 13;  // bits that float has more
+    constexpr uint32_t kCut = 13;  // additional bits of float
     const Ints random = planes_[0], magnitude = planes_[1], candidate = planes_[2], subnormal = planes_[3];
     shift_right(random, random, 19);
     magnitude_of(magnitude, bits);
-    subtract(bits, bits, magnitude);  // the sign
+    subtract(bits, bits, magnitude);  // leaves the sign
     add(candidate, magnitude, random);
     shift_right(candidate, candidate, kCut);
     shift_left(candidate, candidate, kCut);
@@ -147,7 +147,7 @@ class StochasticRounding {
     add(bits, bits, magnitude);
   }
 
-  Scratch columns_;  // 0, 1, and so on
+  Scratch columns_;  // 0, 1, 2, ...
   Ints planes_[kPlanes];
   int32_t pitch_, count_;
   Signal<HardEvent::S_V> indexed_;

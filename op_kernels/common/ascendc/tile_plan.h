@@ -1,4 +1,4 @@
-// How the rows of records, their gradients and the temporaries of an update share UB.
+// The division of UB among the rows of records, their gradients and the temporaries of an update.
 #pragma once
 
 #include "op_kernels/common/ascendc/gradient_sums.h"
@@ -8,65 +8,66 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// The records of one kernel. Element states follow the weights, row states follow those.
+// The records of one kernel. Element states follow the weights, and row states follow the element states.
 struct RecordShape {
   int64_t dim;
-  int64_t bytes;         // from one record to the next
-  int64_t weight_bytes;  // of an element: 4 or 2
+  int64_t bytes;         // between the starts of records
+  int64_t weight_bytes;  // bytes of an element: 4 or 2
   int64_t element_states, row_states;
-  int64_t element_states_offset = 0, row_states_offset = 0;  // bytes from the start of the record
-  bool narrow = false;  // whether a state has 16 bits; the next two only then
+  int64_t element_states_offset = 0, row_states_offset = 0;  // in bytes from the start of the record
+  bool narrow = false;  // whether a state has 16 bits; the next two members are valid only then
   int64_t state_offset[kMaxStates] = {};
   DType state_dtype[kMaxStates] = {};
 };
 
-// A tile is `rows` rows by `width` columns; planes have a row pitch of `pitch` floats, planes of one number a
-// row one of `row_pitch`.
+// A tile has `rows` rows and `width` columns. The rows of planes are `pitch` floats apart, the rows of planes
+// with one number per row `row_pitch` floats.
 struct TilePlan {
   int64_t rows, width, pitch, row_pitch;
-  int64_t levels;  // of the stack of GradientSums
-  // Whether the state of a row comes and goes with its weights: it follows them in the record, and lies in
+  int64_t levels;  // levels of the stack of GradientSums
+  // Whether the state of a row is copied together with its weights: it follows them in the record, and is in
   // the block behind them in their plane.
   bool joined = false;
 };
 
 constexpr int64_t kHalvesOfBlock = kUbBlock / 2;
-constexpr int64_t kSpreadIndex = 1024;  // numbers of a row value that one instruction spreads
+constexpr int64_t kSpreadIndex = 1024;  // numbers of a row value that one instruction broadcasts
 constexpr int64_t kMaxTileRows = 128;
 
-// A UB block for each number; numbers of 16 bits become floats in two blocks.
+// Returns the pitch: one UB block per number; 16-bit numbers become floats in two blocks.
 __aicore__ inline constexpr int64_t row_plane_pitch(const RecordShape& shape) {
   return shape.narrow ? kHalvesOfBlock : kUbBlock / 4;
 }
 
-// Bytes of a tile: two sets of weights, states and gradients, then what only vector instructions use, with
-// `planes` of intermediate results.
+// Returns the bytes of a tile: two sets of weights, states and gradients, then memory used only by vector
+// instructions, with `planes` planes of intermediate results.
 __aicore__ inline constexpr int64_t tile_bytes(const RecordShape& shape, int planes, int64_t rows,
                                                int64_t pitch) {
-  const int64_t narrow = shape.narrow ? 2 : 0;  // beside its floats, of an element of a state
+  const int64_t narrow =
+      shape.narrow ? 2 : 0;  // 16-bit bytes in addition to its floats, per element of a state
   const int64_t set = shape.weight_bytes + 4 + (4 + narrow) * shape.element_states;
   const int64_t decoded = shape.weight_bytes == 4 ? 0 : 4;
   const int64_t row_states = 2 * shape.row_states * row_plane_pitch(shape) * (4 + narrow);
   return rows * (pitch * (2 * set + decoded + 4 * planes) + row_states);
 }
 
-// The numbers that an optimizer needs of a row: sums of one pass, and vectors of one number a row.
+// The numbers that an optimizer needs per row: the sums of one pass, and the vectors with one number per row.
 struct RowNeeds {
   int64_t sums, vectors;
 };
 
-// Bytes of RowValues for those rows: lanes of the sums, vectors of one number a row, those of the row states
-// and their index among them, and the indices that spread them.
+// Returns the bytes of RowValues for these rows: the lanes of the sums, vectors with one number per row,
+// including the row states and their index, and the indices that broadcast them.
 __aicore__ inline constexpr int64_t row_value_bytes(const RecordShape& shape, RowNeeds needs, int64_t rows,
                                                     int64_t pitch) {
   const int64_t of_row = LaneSums::floats_of_row(needs.sums) + needs.vectors + 1 + shape.row_states;
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
 
-// UB that is taken beside the records and gradients of a tile. `planes`: of intermediate results, each as
-// large as the tile. `shared`: numbers of 4 bytes for each column, which all rows share. `bytes`: the same
-// for every tile; the index windows. `row_floats`: of each row, whose number is rounded up to whole UB
-// blocks.
+// The UB used besides the records and gradients of a tile. `planes`: number of planes of intermediate
+// results, each as large as the tile. `shared`: 4-byte numbers per column, shared by all rows. `bytes`: the
+// same for every tile, for the index windows. `row_floats`: per row, with the number of rows rounded up to
+// whole UB blocks.
 struct BesideTile {
   int planes;
   int64_t shared, bytes, row_floats = 0;
@@ -76,15 +77,15 @@ struct BesideTile {
   }
 };
 
-// Row pitch of a tile of that many columns: whole UB blocks of weights and of states.
+// Returns the row pitch of a tile with `width` columns: whole UB blocks of weights and of states.
 __aicore__ inline constexpr int64_t tile_pitch(const RecordShape& shape, RowNeeds needs, int64_t width) {
   const int64_t unit = shape.narrow ? kHalvesOfBlock : kUbBlock / shape.weight_bytes;
   const int64_t pitch = align_up(width, unit);
   return needs.sums > 0 ? spread_pitch(pitch, unit) : pitch;
 }
 
-// A plan comes down to this for rows of any width: one row of one pass of the lanes. UpdateTiles does not
-// compile for an optimizer for which these bytes do not fit, so every plan fits.
+// Returns the bytes of the smallest tile, which is possible for rows of any width: one row of one pass of the
+// lanes. UpdateTiles does not compile for an optimizer for which this does not fit, so every plan fits.
 __aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shape, RowNeeds needs,
                                                          const BesideTile& beside, int64_t lookups) {
   const int64_t pitch = tile_pitch(shape, needs, kLanes);
@@ -94,20 +95,20 @@ __aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shap
 }
 
 __aicore__ inline constexpr bool joins_row_state(const RecordShape& shape, int64_t width, int64_t pitch) {
-  constexpr int64_t kRows = 8, kFarthest = UINT8_MAX;  // blocks from that many rows to the next
+  constexpr int64_t kRows = 8, kFarthest = UINT8_MAX;  // blocks between rows that are 8 apart
   const int64_t bytes = shape.dim * shape.weight_bytes;
   return shape.row_states == 1 && shape.element_states == 0 && !shape.narrow &&
          shape.row_states_offset == bytes && bytes % kUbBlock == 0 && width == shape.dim && pitch > width &&
          kRows * pitch * shape.weight_bytes / kUbBlock <= kFarthest;
 }
 
-// The widest tile that fits, and then as many rows as fit.
+// Plans the widest tile that fits, and then as many rows as fit.
 __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, const BesideTile& beside,
                                       int64_t lookups, int64_t rows_of_core) {
   TilePlan plan{1, 0, 0, row_plane_pitch(shape), sum_levels(lookups)};
   const int planes = beside.planes;
   for (int64_t tiles = 1;; ++tiles) {
-    // Whole passes of the lanes.
+    // A multiple of the lanes.
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
     plan.pitch = tile_pitch(shape, needs, plan.width);
     const int64_t left =
@@ -117,7 +118,7 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, 
                                  (needs.sums > 0 ? row_value_bytes(shape, needs, fit, plan.pitch) : 0)) {
       --fit;
     }
-    if (fit <= 0) continue;  // the narrowest does fit
+    if (fit <= 0) continue;  // the narrowest tile fits
     plan.rows = tile_rows(fit, rows_of_core);
     plan.joined = joins_row_state(shape, plan.width, plan.pitch);
     return plan;

@@ -1,4 +1,4 @@
-// Which rows of a tile of an update have how many lookups: what its loads leave to its sums.
+// The rows of a tile of an update by their number of lookups: what its loads leave for its sums.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Rows of a tile.
+// A list of rows of a tile.
 struct RowList {
   int64_t count;
   uint8_t rows[kMaxTileRows];
@@ -15,7 +15,7 @@ struct RowList {
   __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
 };
 
-// Rows of a tile: where the gradient of each is, and its lookups.
+// A row of a tile: the position of its gradient, and its lookups.
 struct RowLookups {
   uint32_t place;
   int32_t begin, end;
@@ -30,19 +30,20 @@ struct LookedUpRows {
   }
 };
 
-// Which rows of a tile have no gradient, and which a sum of their own.
+// The rows of a tile without a gradient, and the rows whose gradients are summed separately.
 struct TileRows {
-  REC_SDK_ISA::RowNumbers numbers[kMaxTileRows];  // where weights round stochastically
+  REC_SDK_ISA::RowNumbers numbers[kMaxTileRows];  // used if weights are rounded stochastically
   RowList summed, empty;
-  int64_t few;  // rows of more than one gradient which add up where they are
-  FurtherGradients further[kMostStreamRows];
+  int64_t few;  // number of rows with more than one gradient that are summed in place
+  ExtraGradients further[kMostStreamRows];
 };
 
-// While a tile is loaded: where the next further gradient goes, how many there is room for, and the next sum.
-struct Further {
+// Used while a tile is loaded: where the next additional gradient is loaded to, how many more fit, and the
+// next sum.
+struct ExtraCursor {
   LocalTensor<float> terms;
   uint32_t place, left;
-  FurtherGradients* sums;
+  ExtraGradients* sums;
 };
 
 }  // namespace ascendc

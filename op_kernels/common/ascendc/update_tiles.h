@@ -1,5 +1,5 @@
-// The update of rows, tile by tile: records and gradients into UB, the optimizer on all rows of the tile at
-// once, records back.
+// The update of rows, tile by tile: records and gradients are loaded to UB, the optimizer runs on all rows of
+// the tile at once, and the records are stored.
 #pragma once
 
 #include "op_kernels/common/ascendc/plane_count.h"
@@ -15,7 +15,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Optimizer: as in optimizers.h. Weights: a type of record_tile.h. It takes about 8 KB of the scalar unit's
+// Optimizer: see optimizers.h. Weights: a type of record_tile.h. It uses about 8 KB of the scalar unit's
 // stack, for lists of a tile's rows; CANN's own build gives a kernel of 2201 or 3510 32 KB.
 template <class Optimizer, class Weights>
 class UpdateTiles {
@@ -46,17 +46,17 @@ class UpdateTiles {
  private:
   static constexpr int kElementStates = Optimizer::kElementStates, kRowStates = Optimizer::kRowStates;
   static constexpr int kFormulaPlanes = planes_of_formula<Optimizer>();
-  static constexpr int kPasses = Optimizer::kMeasures;  // and then the update
+  static constexpr int kPasses = Optimizer::kMeasures;  // the passes before the update
   static_assert(kRowStates == 0 || kPasses > 0, "begin_row changes row states");
   static_assert(kPasses < 2 || Optimizer::kMeasuresRecord, "row states come with the record");
 
   using RowNumbers = RowValues<kPasses, Optimizer::kSums, Optimizer::kValues>;
   enum RowArray { kOffset, kSlot, kRowArrays };
-  // Slots are read when a tile is loaded, and again when the next one was.
+  // Slots are read when a tile is loaded, and again after the next tile was loaded.
   using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;
   using RowRun = typename RecordTiles<Weights>::Rows;
 
-  // The most that is beside a tile, and the largest record.
+  // The maximum UB used besides a tile, and the largest record.
   static constexpr BesideTile kMostBeside{
       maximum(maximum(1, kFormulaPlanes), StochasticRounding::kPlanes), StochasticRounding::kShared,
       kRowArrays * RowIndex::kBytesOfArray + kLookupArrays * LookupIndex::kBytesOfArray + RowSplit::kBytes,
@@ -66,7 +66,7 @@ class UpdateTiles {
                 "the narrowest tile fits UB, whatever the width of the rows");
 
   // One pass over columns of a tile of rows of one table. An optimizer that measures rows wider than a tile
-  // goes through all columns for each of its passes, and then updates them.
+  // processes all columns for each of its passes, and then updates them.
   struct Step {
     int64_t row, rows, table, table_end;
     TileColumns columns;
@@ -77,7 +77,7 @@ class UpdateTiles {
     __aicore__ inline bool has_record() const { return update() || Optimizer::kMeasuresRecord; }
   };
 
-  // The terms, as GradientSums asks for them.
+  // The terms in the form that GradientSums requires.
   struct TileTerms {
     const UpdateTiles& tiles;
     const Step& step;
@@ -150,11 +150,11 @@ class UpdateTiles {
     return next;
   }
 
-  // Rows that fit a tile are measured and updated at once.
+  // Rows that fit into a tile are measured and updated at once.
   __aicore__ inline bool whole_rows() const { return plan_.width >= a_.shape.dim; }
   __aicore__ inline int first_pass() const { return whole_rows() ? kPasses : 0; }
 
-  // The table of step->row, and the rows up to its end.
+  // Finds the table of step->row, and limits the rows to its end.
   __aicore__ inline void find_table(Step* step) const {
     const TablesOfRows& tables = a_.tables;
     if (tables.offsets == nullptr) {
@@ -189,7 +189,7 @@ class UpdateTiles {
     return {r, first_place(begin), chunks, begin + chunks * kChunk, lookups - chunks * kChunk};
   }
 
-  // Records, and the gradients of rows of few lookups.
+  // Loads the records, and the gradients of rows with few lookups.
   __aicore__ inline void load(const Step& step) {
     free_[step.set].wait();
     row_index_.reach(step.row, step.row + step.rows);
@@ -206,7 +206,7 @@ class UpdateTiles {
     if (stochastic() && step.update()) load_numbers(step);
   }
 
-  // The rows of the step behind those of `run`.
+  // Advances `run` to the next rows of the step; returns false at the end.
   __aicore__ inline bool next_run(const Step& step, RowRun* run) const {
     run->first += run->count;
     if (run->first == step.rows) return false;
@@ -216,21 +216,22 @@ class UpdateTiles {
     return true;
   }
 
-  // Gradients of rows with one lookup, straight to their place, and of rows with two; then of rows of few
-  // lookups the first one there, and then the further ones. Loops of their own, because each must hold
-  // little: the scalar unit bounds them. kPlain: of lookups and columns that are plain().
+  // Loads gradients of rows with one lookup directly to their position, and of rows with two lookups; then of
+  // rows with few lookups the first gradient to its position, and the additional ones. These are separate
+  // loops with little code each, because the scalar unit limits their speed. kPlain: for plain() lookups and
+  // columns.
   template <bool kPlain>
   __aicore__ inline void load_gradients(const Step& step) {
     TileRows& rows = tile_rows_[step.set];
     rows.summed.count = rows.empty.count = 0;
     others_.clear();
-    Further further{sums_.open(step.set), 0, 0, rows.further};
-    // A sum of its own has gradients with scales.
-    if (reads_alone<kPlain>()) further.left = static_cast<uint32_t>(sums_.room());
+    ExtraCursor further{sums_.open(step.set), 0, 0, rows.further};
+    // Scaled gradients are summed separately.
+    if (reads_alone<kPlain>()) further.left = static_cast<uint32_t>(sums_.capacity());
     int32_t begin = row_index_.at(kOffset, step.row);
     const int64_t all_reached = reads_alone<kPlain>() ? reach_lookups(begin, step) : 0;
     for (int64_t first = 0; first < step.rows;) {
-      // Not for rows that only sums read: those would have to go back.
+      // Not fetched for rows that only sums read: the window would have to move back.
       int64_t reached = all_reached - begin;
       if (all_reached == 0) reached = reads_alone<kPlain>() ? lookup_index_.reached(begin) - begin : 0;
       const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
@@ -241,8 +242,8 @@ class UpdateTiles {
     rows.few = further.sums - rows.further;
   }
 
-  // Brings the indices of the step's lookups into UB where they are few enough for that to be done once, so
-  // that its rows are one run; returns where they end, else 0.
+  // Fetches the indices of the step's lookups to UB if they are few enough to fit at once, so that its rows
+  // form one run; returns their end, else 0.
   __aicore__ inline int64_t reach_lookups(int64_t begin, const Step& step) {
     const int64_t end = row_index_.at(kOffset, step.row + step.rows);
     if (end == begin || !LookupIndex::fit(begin, end - 1)) return 0;
@@ -250,19 +251,19 @@ class UpdateTiles {
     return end;
   }
 
-  // Whether a gradient lands where it stays: a sum of its own scales it.
+  // Returns whether a gradient can be loaded to its final position: scaled gradients are summed separately.
   template <bool kPlain>
   __aicore__ inline bool reads_alone() const {
     return kPlain || !sums_.scaled();
   }
 
-  // Loads rows from r on that end in `ends`, all or those before the first one that ends behind `reached`,
-  // the rows of the lookups from `begin` on; but at least one. Returns how many, and where the next one
-  // begins.
+  // Loads rows from r on whose ends are in `ends`: all rows, or those before the first one that ends behind
+  // `reached`, but at least one; their lookups start at `begin`. Returns their number, and the start of the
+  // next row.
   template <bool kPlain>
   __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,
                                        const LookupIndex::Run& reached, int32_t* begin,
-                                       Further* further_of_tile) {
+                                       ExtraCursor* further_of_tile) {
     const int32_t first = *begin;
     const int64_t last = reads_alone<kPlain>() ? first + reached.count : INT64_MAX;
     auto count = static_cast<uint32_t>(ends.count);
@@ -270,13 +271,13 @@ class UpdateTiles {
     const GradientSums::RunOfGradients<kPlain> gradients{
         sums_.template gradients<kPlain>(step.columns.column), reached, first};
     const int64_t width = step.columns.width;
-    // Lookups of rows that are dealt with here: not of those that only sums read, and of two if they are
-    // reached.
+    // Rows that are loaded here: rows of one lookup unless they are summed separately, and rows of two
+    // lookups if the lookups are in UB.
     const int32_t alone = reads_alone<kPlain>() ? 1 : -1;
     const int32_t pair = ends.values.GetValue(count - 1) <= last ? 2 * alone : -1;
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
     const LocalTensor<float> to = records_.gradients(step.set);
-    Further further = *further_of_tile;
+    ExtraCursor further = *further_of_tile;
     uint32_t place = static_cast<uint32_t>(r) * pitch;
     int32_t at = first;
     for (uint32_t i = 0; i < count; ++i, place += pitch) {
@@ -299,14 +300,14 @@ class UpdateTiles {
     return count;
   }
 
-  // reached: the lookups before it are in UB.
+  // reached: lookups before it are in UB.
   template <bool kPlain>
-  __aicore__ inline void load_few(const Step& step, int64_t reached, Further* further_of_tile) {
+  __aicore__ inline void load_few(const Step& step, int64_t reached, ExtraCursor* further_of_tile) {
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
     const int64_t width = step.columns.width;
     const LocalTensor<float> to = records_.gradients(step.set);
-    Further further = *further_of_tile;
+    ExtraCursor further = *further_of_tile;
     for (const RowLookups* row = others_.rows; row != others_.end; ++row) {
       const auto after_second = static_cast<uint32_t>(row->end - row->begin - 2);
       if (after_second >= minimum<uint32_t>(further.left, kSumBlock - 1)) {
@@ -329,7 +330,7 @@ class UpdateTiles {
     *further_of_tile = further;
   }
 
-  // A row that has no gradient, or a sum of its own.
+  // Records a row without a gradient, or with a separate sum.
   __aicore__ inline void defer_sum(const Step& step, const RowLookups& row) {
     TileRows& rows = tile_rows_[step.set];
     const int64_t r = row.place / plan_.pitch;
@@ -347,7 +348,7 @@ class UpdateTiles {
       AscendC::Duplicate(gradients[static_cast<uint32_t>(rows.empty.rows[i] * plan_.pitch)], 0.0f,
                          static_cast<int32_t>(step.columns.width));
     }
-    sums_.add_further(step.set, rows.further, rows.few, step.columns.width, gradients);
+    sums_.add_extra(step.set, rows.further, rows.few, step.columns.width, gradients);
     sums_.run(TileTerms{*this, step}, rows.summed.count, step.columns.column, step.columns.width, gradients);
     vector_barrier();
   }
@@ -383,7 +384,7 @@ class UpdateTiles {
   };
   using NoValues = REC_SDK_ISA::NoValues;
 
-  // The passes of a step from kPass on, `values` being those of the pass before: row planes.
+  // Runs the passes of a step from kPass on; `values` are the previous pass's values, as row planes.
   template <int kPass, class Values>
   __aicore__ inline void go_through(const Optimizer& optimizer, Elements* e, const Step& step,
                                     const Values& values) {
@@ -412,14 +413,14 @@ class UpdateTiles {
     return row_values_.template broadcast<kCount>(e.g, step.rows);
   }
 
-  // Row states come anew with every sweep over the columns that has the record, so that all passes until now
-  // begin again.
+  // Row states are loaded again with every sweep over the columns that includes the record, so all passes so
+  // far are repeated.
   template <int kSums, class Pass, class Values>
   __aicore__ inline void begin_rows(Pass pass, const Optimizer& optimizer, const Step& step,
                                     const Values& values) {
     Plane states[kRowStates + 1];
     for (int s = 0; s < kRowStates; ++s) {
-      // A joined state leaves when all passes are done.
+      // A joined state is stored after all passes.
       const bool taken = plan_.joined && pass.kNumber > 0;
       const LocalTensor<float> state =
           taken ? row_values_.state(s)
@@ -443,7 +444,7 @@ class UpdateTiles {
     }
   }
 
-  // As clip() of optimizers.h.
+  // Implements clip() of optimizers.h.
   __aicore__ inline void clip_gradients(const Plane& g, float max_gradient) const {
     if (!(max_gradient < __builtin_inff())) return;
     const PlaneStorage& at = g.storage();
@@ -473,9 +474,9 @@ class UpdateTiles {
   RowNorms norms_;
   StochasticRounding rounding_;
   TileRows tile_rows_[2];
-  LookedUpRows others_;  // while a tile is loaded: those that are not one gradient
+  LookedUpRows others_;  // used while a tile is loaded: rows that are not exactly one gradient
   float coefficients_[kCoefficients];
-  int64_t coefficients_of_ = -1;  // table
+  int64_t coefficients_of_ = -1;  // index of a table
   Signal<HardEvent::MTE2_V> arrived_[2];
   Signal<HardEvent::V_MTE3> computed_[2];
   Signal<HardEvent::MTE3_MTE2> free_[2];

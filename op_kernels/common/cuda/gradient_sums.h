@@ -1,5 +1,5 @@
 // The aggregated gradient of a row, in the order of aggregate.h: lookups one after the other in blocks of
-// kBlock, block sums pairwise as a binary counter carries.
+// kBlock, block sums pairwise, like the carries of a binary counter.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@ namespace cuda {
 
 using REC_SDK_ISA::Float32;
 
-// Rows with more lookups are hot: their whole chunks are summed by other teams first (hot_rows.h).
+// Rows with more lookups are hot: other teams sum their whole chunks first (hot_rows.h).
 constexpr int kChunk = static_cast<int>(kHotLookups);
 constexpr int kBlock = REC_SDK_ISA::kBlock;
 constexpr int kBlocksPerChunk = kChunk / kBlock;
@@ -26,10 +26,11 @@ constexpr int kBlocksPerChunk = kChunk / kBlock;
 static_assert(kChunk % kBlock == 0 && (kBlocksPerChunk & (kBlocksPerChunk - 1)) == 0,
               "a chunk must be a whole subtree, or chunked sums would differ from the serial ones");
 
-// Where the sum of the chunk that starts at a lookup is kept: a chunk contains one multiple of kChunk.
+// Returns the position of the sum of the chunk that starts at a lookup: a chunk contains exactly one multiple
+// of kChunk.
 __device__ __forceinline__ int64_t chunk_place(int64_t first) { return (first + kChunk - 1) / kChunk; }
 
-// 32 bits, as the offsets have: registers are short here.
+// 32 bits, like the offsets, because registers are scarce here.
 struct LookupRange {
   int first, last;
 };
@@ -41,8 +42,8 @@ class GradientSums {
   __device__ __forceinline__ GradientSums(const Segments& segments, const Team& team)
       : segments_(segments), lookups_(segments.lookups), team_(team) {}
 
-  // Sums columns [column, column + N); all threads of the team must call it. `active`: whether these are
-  // columns of the row. Zeros for an empty segment.
+  // Sums columns [column, column + N); all threads of the team must call it. `active`: whether these columns
+  // are in the row. Returns zeros for an empty segment.
   __device__ __forceinline__ Columns<N> sum(const LookupRange& segment, int column, bool active) const {
     const int count = segment.last - segment.first;
     const int chunks = segments_.chunk_sums != nullptr && count > kChunk ? count / kChunk : 0;
@@ -59,10 +60,11 @@ class GradientSums {
   }
 
  private:
-  static constexpr int kAhead = 4;  // gradients in flight; the width of every team is a multiple
+  static constexpr int kAhead = 4;  // gradients in flight; the width of every team is a multiple of it
 
   struct Lookup {
-    int64_t start;  // of its gradient, in floats from lookups.grad: an address would take more registers
+    int64_t
+        start;  // start of its gradient, in floats from lookups.grad; an address would take more registers
     float scale;
   };
 
@@ -82,7 +84,7 @@ class GradientSums {
     return {start_of_row(j) + column, lookups_.scale != nullptr ? lookups_.scale[j] : 1.0f};
   }
 
-  // At most kBlock lookups, one after the other. The lanes read their indices together.
+  // Sums at most kBlock lookups, one after the other. The lanes load their indices together.
   __device__ __forceinline__ Columns<N> sum_block(const LookupRange& block, int column, bool active) const {
     Columns<N> sum = nothing();
     for (int first = block.first; first < block.last; first += team_.width) {
@@ -95,15 +97,15 @@ class GradientSums {
     return sum;
   }
 
-  // Numbers that can be added to a term, or a sum, without a change of its bits.
+  // Returns numbers whose addition to a term or sum does not change its bits.
   static __device__ __forceinline__ Columns<N> nothing() {
     Columns<N> columns;
     for (int k = 0; k < N; ++k) columns[k] = -0.0f;
     return columns;
   }
 
-  // Adds the lookups of kAhead lanes from `lane` on, or of `count` if these are fewer. Additions are not
-  // conditional: the compiler would move each load behind the addition before it.
+  // Adds the lookups of kAhead lanes from `lane` on, or of `count` lanes if these are fewer. Additions are
+  // unconditional: otherwise the compiler would move each load behind the preceding addition.
   __device__ __forceinline__ void add_some(const Lookup& mine, int lane, int count, const float* grad,
                                            Columns<N>* sum) const {
     const float* from[kAhead];

@@ -1,6 +1,6 @@
-// The table of gradients, on the device. Kernels read it at places that differ from lane to lane, which
-// global memory serves better than parameters; it comes there as parameters of a kernel, so that the host
-// does not wait.
+// The table of gradients on the device. Kernels read it at positions that differ from lane to lane, which is
+// faster in global memory than in parameters. It is written by a kernel that has it as parameters, so that
+// the host does not wait.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,13 +19,13 @@ struct GradientTablePart {
   Gradient grads[kMost];
 };
 
-// Bytes of workspace; a multiple of 16.
+// Returns the bytes of workspace, a multiple of 16.
 constexpr int64_t gradient_table_bytes(const Lookups& lookups) {
   static_assert(sizeof(Gradient) % 16 == 0, "what follows the table must stay aligned");
   return lookups.grad_source != nullptr ? lookups.grad_count * static_cast<int64_t>(sizeof(Gradient)) : 0;
 }
 
-// A template, since it is compiled for more than one operator.
+// A template, because it is compiled for more than one operator.
 template <class Part>
 __global__ void __launch_bounds__(kBlockThreads)
     write_gradient_table(const __grid_constant__ Part part, int count, Gradient* to) {
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (i < count) to[i] = part.grads[i];
 }
 
-// Brings the gradients that the lookups read, where there are several, into the workspace, and says so in
-// the lookups. `grad` becomes what addresses are counted from.
+// Writes the table of gradients to the workspace if there are several, and sets it in the lookups. `grad`
+// becomes the base from which addresses are counted.
 inline cudaError_t put_gradient_table(Lookups* lookups, void* workspace, cudaStream_t stream) {
   if (lookups->grad_source == nullptr) return cudaSuccess;
   Gradient* table = static_cast<Gradient*>(workspace);
@@ -45,7 +45,7 @@ inline cudaError_t put_gradient_table(Lookups* lookups, void* workspace, cudaStr
     for (int i = 0; i < count; ++i) {
       part.grads[i] = lookups->grads[first + i];
       if (lookups->grad.data == nullptr)
-        lookups->grad = part.grads[i];  // one without rows may have no address
+        lookups->grad = part.grads[i];  // a gradient without rows may have no address
     }
     const cudaError_t error =
         launch(write_gradient_table<GradientTablePart>, 1, stream, part, count, table + first);

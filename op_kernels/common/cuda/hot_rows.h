@@ -1,6 +1,6 @@
-// Hot rows, those with more than kChunk lookups, which the segments list: their whole chunks are summed by
-// teams of their own before the rows are updated. A chunk contains exactly one multiple of kChunk as the
-// number of a lookup: this says where its sum is kept.
+// Hot rows have more than kChunk lookups and are listed in the segments: separate teams sum their whole
+// chunks before the rows are updated. A chunk contains exactly one multiple of kChunk as the number of a
+// lookup; this determines the position of its sum.
 #pragma once
 
 #include "op_kernels/common/cuda/gradient_sums.h"
@@ -8,17 +8,17 @@
 namespace rec_sdk {
 namespace cuda {
 
-// Up to here the launch takes longer than the longest row can.
+// For fewer lookups, the additional launch takes longer than the longest row can.
 constexpr int64_t kLookupsWithoutChunks = 4 * kChunk;
 
-// The places of chunk sums; 0: rows are not summed in chunks.
+// Returns the number of positions for chunk sums; 0: no rows are summed in chunks.
 constexpr int64_t chunk_places(const Segments& segments) {
   const int64_t lookups = segments.lookups.count;
   const bool chunks = segments.hot_segment_count > 0 && lookups > kLookupsWithoutChunks;
   return chunks ? (lookups + kChunk - 1) / kChunk : 0;
 }
 
-// The place of the last of `count` ascending numbers at(i) that is at most `value`, or 0.
+// Returns the index of the last of `count` ascending numbers at(i) that is at most `value`, or 0.
 template <class At>
 __device__ __forceinline__ int last_at_most(const At& at, int64_t count, int value) {
   int low = 0, high = static_cast<int>(count);
@@ -33,13 +33,14 @@ __device__ __forceinline__ int last_at_most(const At& at, int64_t count, int val
   return low;
 }
 
-// The hot segment that a chunk is of, by its number among the chunks of all; behind them: the last.
+// Returns the hot segment that contains a chunk, given by its number among all chunks; the last one for
+// numbers beyond.
 __device__ __forceinline__ HotSegment segment_of(const Segments& segments, int chunk) {
   const HotSegment* all = segments.hot_segments;
   return all[last_at_most([all](int i) { return all[i].chunks_before; }, segments.hot_segment_count, chunk)];
 }
 
-// A team per chunk: at most one per place. sums: [places, dim].
+// One team per chunk, and at most one chunk per position. sums: [places, dim].
 template <int N>
 __global__ void __launch_bounds__(kBlockThreads)
     sum_chunks(const __grid_constant__ Segments segments, float* sums, int64_t places, int width) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Sums the chunks of the hot rows, if there are any, and says in the segments where.
+// Sums the chunks of the hot rows, if there are any, and sets the sums in the segments.
 template <int N>
 cudaError_t launch_sum_chunks(Segments* segments, void* workspace, cudaStream_t stream) {
   segments->chunk_sums = nullptr;

@@ -1,5 +1,5 @@
 // The CUDA kernels, one function per operator. All are asynchronous on `stream`; the arguments hold device
-// pointers and are already checked. An error is one of the launch: contents of indices are not checked.
+// pointers and are already checked. Errors are launch errors: contents of indices are not checked.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,14 +12,14 @@
 namespace rec_sdk {
 namespace cuda {
 
-// The rows of a copy may also be pinned host memory, which the device then reads or writes directly.
+// The rows of a copy may also be pinned host memory, which the device accesses directly.
 #define REC_SDK_LAUNCH(name, Arguments) cudaError_t name(const Arguments& a, cudaStream_t stream);
 REC_SDK_OPERATORS(REC_SDK_LAUNCH)
 #undef REC_SDK_LAUNCH
 
-// workspace: device memory of segments_workspace(segments) bytes, any contents; may be null when that is 0.
+// workspace: device memory of segments_workspace(segments) bytes with any contents; may be null if that is 0.
 int64_t segments_workspace(const Segments& segments);
-// cudaErrorInvalidValue for a name that is no optimizer.
+// Returns cudaErrorInvalidValue for an unknown optimizer name.
 cudaError_t update_rows(const UpdateRows& a, const char* optimizer, void* workspace, cudaStream_t stream);
 cudaError_t accumulate_rows(const AccumulateRows& a, void* workspace, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// lane_sum of aggregate.h by a team: lane l of 16 adds columns l, l + 16, ... one after the other; then the
-// upper half of the lanes is added to the lower, and again.
+// lane_sum of aggregate.h, computed by a team: lane l of 16 adds columns l, l + 16, ... one after the other;
+// then the upper half of the lanes is added to the lower half, repeatedly.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,11 +10,11 @@
 namespace rec_sdk {
 namespace cuda {
 
-// Every thread keeps the lanes of its columns, and so the lanes are kept more than once.
+// Every thread stores the lanes of its columns, so each lane is stored more than once.
 template <int N>
 class LaneSum {
  public:
-  // The terms of team.width * N further columns, zeros behind the last of the row.
+  // Adds the terms of team.width * N more columns, with zeros behind the end of the row.
   __device__ __forceinline__ void add(const Team& team, const Columns<N>& terms) {
     for (int first = 0; first < team.width; first += kThreads) {
       for (int k = 0; k < N; ++k) {
@@ -23,9 +23,9 @@ class LaneSum {
     }
   }
 
-  // In every thread.
+  // Returns the total in every thread.
   __device__ __forceinline__ float total(const Team& team) {
-    // A team of fewer threads has no more lanes than it has columns.
+    // A team with fewer threads has no more lanes than columns.
     for (int half = kThreads / 2; half > 0; half /= 2) {
       if (half >= team.width) continue;
       for (int k = 0; k < N; ++k) {
@@ -40,7 +40,7 @@ class LaneSum {
 
  private:
   static constexpr int kLanes = 16;
-  static constexpr int kThreads = kLanes / N;  // that hold all lanes once
+  static constexpr int kThreads = kLanes / N;  // threads that hold all lanes once
 
   Columns<N> lanes_{};
 };

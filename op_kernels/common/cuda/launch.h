@@ -1,4 +1,4 @@
-// How kernels are started, and how threads share rows.
+// Kernel launches, and the assignment of threads to rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@ namespace cuda {
 constexpr int kWarp = 32;
 constexpr int kBlockThreads = 256;
 
-// Starts kernel(arguments...) on `blocks` blocks of kBlockThreads threads; nothing when blocks is 0.
+// Starts kernel(arguments...) on `blocks` blocks of kBlockThreads threads; does nothing if blocks is 0.
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, cudaStream_t stream,
                    const Arguments&... arguments) {
@@ -25,31 +25,31 @@ cudaError_t launch(void (*kernel)(Parameters...), int64_t blocks, cudaStream_t s
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// A team: the 4, 8, 16 or 32 neighbouring threads of a warp that share a row, each with `elements` columns
-// next to each other; wider rows take several rounds.
+// Returns the width of a team: the 4, 8, 16 or 32 neighbouring threads of a warp that share a row, each with
+// `elements` consecutive columns; wider rows take several rounds.
 constexpr int team_width(int64_t dim, int elements) {
   int width = 4;
   while (width < kWarp && width * elements < dim) width *= 2;
   return width;
 }
 
-// Blocks in which `teams` teams of that width have a place.
+// Returns the number of blocks that `teams` teams of that width need.
 constexpr int64_t blocks_of(int64_t teams, int width) {
   const int64_t per_block = kBlockThreads / width;
   return (teams + per_block - 1) / per_block;
 }
 
-// This thread's place in its team.
+// This thread's position in its team.
 struct Team {
   int width;
   int lane;       // in [0, width)
-  unsigned mask;  // of the team's threads in the warp
-  int place;      // of the team in its block
-  int64_t index;  // of the team in the grid
+  unsigned mask;  // mask of the team's threads in the warp
+  int place;      // index of the team in its block
+  int64_t index;  // index of the team in the grid
 
   explicit __device__ __forceinline__ Team(int threads)
       : width(threads), lane(static_cast<int>(threadIdx.x) & (threads - 1)) {
-    const int shift = 2 + (threads > 4) + (threads > 8) + (threads > 16);  // integer division is slow
+    const int shift = 2 + (threads > 4) + (threads > 8) + (threads > 16);  // avoids slow integer division
     const unsigned lanes = threads == kWarp ? 0xffffffffu : (1u << threads) - 1;
     mask = lanes << (static_cast<int>(threadIdx.x) % kWarp - lane);
     place = static_cast<int>(threadIdx.x) >> shift;

@@ -1,4 +1,4 @@
-// Moves of whole rows between the cache and packed arrays.
+// Copies of whole rows between the cache and packed arrays.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 namespace rec_sdk {
 namespace cuda {
 
-constexpr int kMovedRows = 4;  // of a team at once: their loads overlap
+constexpr int kMovedRows = 4;  // rows that a team copies at once, so that their loads overlap
 
 // Enough for the bytes in flight on a host link, and the other multiprocessors stay free for the kernels of
 // other streams: such a copy is slow, and its threads do nothing but wait.

@@ -24,7 +24,7 @@ constexpr Panels panels_of(int64_t columns, int elements) {
   return panels_of(columns, elements, team_width(columns, elements));
 }
 
-// A thread's place in item `index`: items are the panels of row 0, then those of row 1, ...
+// A thread's position in item `index`. The items are the panels of row 0, then the panels of row 1, ...
 struct PanelPlace {
   int64_t row, column;
 

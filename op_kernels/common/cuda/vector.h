@@ -127,7 +127,7 @@ __device__ __forceinline__ void store_streaming(typename Format::Storage* to, co
   __stcs(reinterpret_cast<Word<kBytes<Format, N>>*>(to), Packed<Format, N>::pack(columns).word);
 }
 
-// For fp32 whose alignment depends on the contents of the arguments, as does that of a column slice.
+// Loads fp32 values whose alignment depends on the contents of the arguments, as in a column slice.
 template <int N>
 __device__ __forceinline__ Columns<N> load_constant_anywhere(const float* from) {
   using Float32 = REC_SDK_ISA::Float32;
