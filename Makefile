@@ -1,29 +1,31 @@
-# Two commands: `make train` and `make test`. Everything they need goes into .venv, .venv-npu, .venv-docs and build/.
+# The main commands are `make train` and `make test`. Everything they need is put into .venv, .venv-npu, .venv-docs and
+# build/.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# torch_npu keeps torch from being imported where neither CANN nor the emulated NPU is: it has its own environment.
+# Without CANN or the emulated NPU, an installed torch_npu breaks `import torch`; it therefore has its own environment.
 NPU_VENV := .venv-npu
 NPU_PY := $(NPU_VENV)/bin/python
-# Holds Sphinx and what goes with it: nothing else needs them.
+# The environment with Sphinx, which only the documentation needs.
 DOCS_VENV := .venv-docs
 DOCS_PY := $(DOCS_VENV)/bin/python
-# Has a CUDA build of torch, pytest, and what setup.py needs; .venv has what the pip index offers.
+# The interpreter of an environment with a CUDA build of torch, pytest, and the requirements of setup.py; .venv has the
+# torch of the pip index.
 CUDA_PY ?= $(PYTHON)
 TRAIN_ARGS ?=
 TEST_ARGS ?=
-# Processes that share the tests of a stage. On a machine with more cores, more are quicker.
+# Number of processes that share the tests of a stage. Use more on a machine with more cores.
 WORKERS ?= 2
 FULL :=
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal $(FULL)
-# These tests are about imports, which know nothing of devices.
+# The tests to run on the emulated NPU. test_import.py is left out, because imports do not depend on devices.
 NPU_SUITES := --ignore=tests/modules/test_import.py tests/ops tests/tbe tests/modules tests/optim tests/distributed \
 	tests/saves/test_saver.py tests/saves/test_deltas.py tests/saves/test_saved_lifecycle.py
 NPU_TESTS ?= tests/emulator tests/examples/test_whole_job.py $(NPU_SUITES)
-# Once more with streams as late as their events allow, where a missing event shows; the oracle would take longer than
-# the others together.
+# Tests that run again with streams as late as their events allow, which reveals missing events. The oracle is left out,
+# because it would take longer than all others together.
 NPU_LATE_TESTS ?= tests/tbe --ignore=tests/tbe/test_oracle.py tests/modules/test_hybrid_pipeline.py
-# Without the kernels, as on a device for which there are none.
+# Tests that run without the kernels, as on a device for which there are none.
 NPU_DEFAULT_TESTS ?= tests/ops/test_lookups.py tests/ops/test_arguments.py tests/ops/test_edges.py \
 	tests/ops/test_streams.py tests/tbe/test_oracle.py
 CUDA_TESTS ?= tests
@@ -74,7 +76,7 @@ $(VENV)/.built: $(VENV)/.installed setup.py pyproject.toml CMakeLists.txt $(NATI
 
 build: $(VENV)/.built
 
-# An environment that has what .venv has, and then its own.
+# Creates an environment that also contains the packages of .venv.
 BESIDE_VENV = $(PYTHON) -m venv --without-pip $(1) && \
 	$(PY) -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 		> "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
@@ -98,17 +100,17 @@ build-npu: $(NPU_VENV)/.built
 train: build
 	$(PY) examples/train_dlrm.py $(TRAIN_ARGS)
 
-# Lint, site and builds two at once: while one waits for a package index, another compiles.
+# Runs lint, site and builds, two at a time: one can compile while another waits for a package index.
 test:
 	+$(MAKE) --jobs=2 --output-sync=target lint docs build-npu
 	+$(MAKE) --jobs=1 test-cpu test-npu CHECKED=yes
 
-# Repetition too, and every suite with streams that are late, and that are late at random.
+# Also repeats tests, and runs every suite with late streams and with randomly late streams.
 test-full:
 	$(MAKE) test FULL=--full NPU_LATE_TESTS='$(NPU_SUITES)'
 	$(NPU_PY) -m rec_sdk_torch.emulate --streams random:$$(date +%Y%m%d) $(PYTEST) --device npu $(NPU_SUITES) $(TEST_ARGS)
 
-# A folder of tests/, or what a file there is called between test_ and .py.
+# The room is a folder of tests/, or the name of a test file between test_ and .py.
 ROOM ?=
 test-room: build
 	$(PY) $(PYTEST) $(or $(wildcard tests/$(ROOM)/),$(wildcard tests/test_$(ROOM).py),\
@@ -124,22 +126,22 @@ test-npu: build-npu
 	$(NPU_PY) -m rec_sdk_torch.emulate $(PYTEST) --device npu --operators default --scenarios 4 \
 		-k 'not random_arguments' $(NPU_DEFAULT_TESTS) $(TEST_ARGS) || test $$? -eq 5
 
-# Nothing is installed: a machine with a GPU often reaches no package index, and has its own torch.
+# Installs nothing: a machine with a GPU often has no access to a package index, and has its own torch.
 build-cuda:
 	$(CUDA_PY) setup.py --quiet build_ext --inplace --projects engine,cuda
 
 test-cuda: build-cuda
 	$(CUDA_PY) -m pytest $(CUDA_TESTS) --device cuda $(TEST_ARGS)
 
-# Without torch's caching, an access beyond one tensor's memory does not land in another's.
+# Without torch's caching allocator, an access beyond a tensor is out of bounds of its memory and is detected.
 SANITIZER := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --report-api-errors no --error-exitcode 1
 
 sanitize-cuda: build-cuda
 	$(SANITIZER) --tool memcheck $(CUDA_PY) -m pytest tests/ops --device cuda $(TEST_ARGS)
 	$(SANITIZER) --tool racecheck $(CUDA_PY) -m pytest tests/ops --device cuda $(TEST_ARGS)
 
-# The C++ that needs no torch, cross-compiled and run under emulation. The kernels print checksums of their results;
-# they must be those of this machine.
+# Cross-compiles the C++ code that does not need torch, and runs it under emulation. The kernels print checksums of
+# their results, which must equal the checksums of this machine.
 CONFIGURE := $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja
 TO_AARCH64 := -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64-linux-gnu.cmake -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 
@@ -154,8 +156,9 @@ test-aarch64: $(VENV)/.installed
 	diff -r build/native/kernels/checksums build/aarch64/kernels/checksums
 	@echo "aarch64: every test passed, and the results have the bits they have on $$(uname -m)"
 
-# One build, made with the torch of requirements-torch.txt, under the versions that pyproject.toml allows: what needs no
-# TorchRec. Each gets an environment of its own in build/versions, with whatever build of torch the pip index offers.
+# Runs one build, made with the torch of requirements-torch.txt, under all torch versions that pyproject.toml allows;
+# only tests that do not need TorchRec. Each version gets an environment in build/versions, with any build of torch from
+# the pip index.
 VERSIONS ?= 2.11.0 2.12.1 2.13.0
 VERSION_TESTS ?= tests/ops tests/tbe
 TESTERS := pytest pytest-random-order pytest-xdist hypothesis packaging numpy
@@ -170,9 +173,10 @@ test-versions: build $(VERSIONS:%=build/versions/%/.installed)
 		build/versions/$$version/bin/python $(PYTEST) $(VERSION_TESTS) $(TEST_ARGS) || exit; \
 	done
 
-# The time of the last commit, or of the changelog in an archive without a history: the same bytes for the same files.
+# The time of the last commit, or of the changelog in an archive without a history, so that the same files give the same
+# bytes.
 EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md))
-# torch is there when the libraries are loaded, and brings its own.
+# torch is loaded before these libraries and provides its own.
 OF_TORCH := --exclude libtorch.so --exclude libtorch_cpu.so --exclude libc10.so
 
 wheel: build
@@ -205,7 +209,8 @@ bench-background-saves: build
 bench-cuda: build-cuda
 	$(CUDA_PY) -m benchmarks cuda $(BENCH_ARGS)
 
-# From scratch each time: an incremental build reads only pages that have changed, and would not see what others link to.
+# Builds from scratch each time: an incremental build reads changed pages only, and would miss broken links in other
+# pages.
 docs: $(DOCS_VENV)/.installed build
 	$(DOCS_PY) -m sphinx -q -E -W --keep-going -c docs -d build/docs-trees . build/docs
 

@@ -33,7 +33,7 @@ from source_archive import SourceArchive  # noqa: E402  # likewise
 
 
 def _source_of(tree: Path) -> Path | None:
-    """The folder that the build tree was configured for; None if it was not yet."""
+    """Returns the source folder that the build tree was configured for, or None if it is not configured yet."""
     cache = tree / "CMakeCache.txt"
     source = (
         re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache.read_text(), re.MULTILINE) if cache.exists() else None
@@ -50,7 +50,7 @@ class Project:
     options: dict[str, str | Path] = field(default_factory=dict)
 
     def build(self) -> None:
-        """Configures and builds in a tree kept between builds, so that rebuilding is incremental."""
+        """Configures and builds in a tree that is kept between builds, so that a build is incremental."""
         import cmake
         import ninja
 
@@ -70,13 +70,13 @@ class Project:
 
 
 def find_nvcc() -> str | None:
-    """CUDA's compiler: in CUDA_HOME, else on the path, else where CUDA installs itself."""
+    """Returns the path of CUDA's compiler: in CUDA_HOME, else on PATH, else in CUDA's default folder."""
     folders = [os.environ.get("CUDA_HOME", "") + "/bin", os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
     return shutil.which("nvcc", path=os.pathsep.join(folders))
 
 
 def without_cuda() -> str:
-    """Why the operators are not built for CUDA here; empty when they are."""
+    """Returns why the operators are not built for CUDA here; an empty string when they are."""
     if os.environ.get("REC_SDK_CUDA") == "0":
         return "REC_SDK_CUDA=0 is set"
     nvcc = find_nvcc()
@@ -101,7 +101,7 @@ def without_cuda() -> str:
 
 
 def projects(package: Path) -> Iterator[Project]:
-    """The projects that this environment can build; `package` is where the libraries go."""
+    """Yields the projects that this environment can build; their libraries are written to `package`."""
     import pybind11
 
     python = {"Python_EXECUTABLE": sys.executable}
@@ -122,7 +122,7 @@ def projects(package: Path) -> Iterator[Project]:
 
 
 class CMakeBuild(build_ext):
-    """Builds every project, or those that `--projects` names."""
+    """Command that builds every project, or those that `--projects` names."""
 
     user_options: ClassVar = [*build_ext.user_options, ("projects=", None, "engine,cuda,npu,ascendc,emulator")]
 

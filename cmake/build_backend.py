@@ -25,10 +25,10 @@ def _required():
 
 
 def get_requires_for_build_wheel(config_settings=None):
-    """The packages that `pip install .` puts into its build environment beside pyproject.toml's requirements."""
+    """Returns the packages that `pip install .` needs in its build environment beyond pyproject.toml's requirements."""
     return [*_required(), *build_meta.get_requires_for_build_wheel(config_settings)]
 
 
 def get_requires_for_build_editable(config_settings=None):
-    """The same for `pip install -e .`."""
+    """Returns the same packages for `pip install -e .`."""
     return [*_required(), *build_meta.get_requires_for_build_editable(config_settings)]

@@ -53,9 +53,9 @@ def _packages():
 
 
 def missing(packages):
-    """Sentences about the things that a build here would lack, the most basic first; none where it can begin.
+    """Returns a sentence for each thing that a build lacks, the most basic first; none where a build can start.
 
-    packages: whether Python's own packages have to be there already, which pip brings otherwise.
+    packages: whether Python packages must be installed already; otherwise pip installs them.
     """
     python = _python()
     if python:

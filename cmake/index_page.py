@@ -8,5 +8,5 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def description(readme: str) -> str:
-    """`[Saves](docs/checkpoint.md#files)` becomes `Saves (docs/checkpoint.md)`; the archive has that file."""
+    """Replaces links to files, `[Saves](docs/checkpoint.md#files)`, by text and path: `Saves (docs/checkpoint.md)`."""
     return _LINK.sub(lambda link: link[1] if link[1] in (link[2], f"`{link[2]}`") else f"{link[1]} ({link[2]})", readme)

@@ -1,6 +1,6 @@
-# rec_sdk_python_package(torch) sets REC_SDK_TORCH to the folder of the installed package torch, unless it is set
-# already; torch_npu sets REC_SDK_TORCH_NPU. find_spec does not import them: quick, and torch_npu could not be imported
-# where neither CANN nor the emulated NPU is.
+# rec_sdk_python_package(torch) sets REC_SDK_TORCH to the folder of the installed package torch, unless it is set;
+# rec_sdk_python_package(torch_npu) sets REC_SDK_TORCH_NPU. The packages are located with find_spec, without importing
+# them: this is fast, and torch_npu cannot be imported without CANN or the emulated NPU.
 function(rec_sdk_python_package package)
   string(TOUPPER "REC_SDK_${package}" variable)
   if(${variable})

@@ -26,7 +26,7 @@ WORDS = [
 
 
 def load(path: Path) -> ModuleType:
-    """The module of this file, which needs no other one."""
+    """Imports the module of this file, which needs no other module of the package."""
     spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
     assert spec is not None
     assert spec.loader is not None
@@ -36,13 +36,13 @@ def load(path: Path) -> ModuleType:
 
 
 def body(text: str, *lines: str) -> str:
-    """The indented body of a function or class: its docstring and its lines."""
+    """Returns the indented body of a function or class: its docstring and its lines."""
     words = inspect.cleandoc(text.strip())
     return textwrap.indent("\n".join([*([f'"""{words}"""'] if words else []), *lines]) or "...", "    ")
 
 
 def function(name: str, signature: str, text: str, module: str) -> str:
-    """A function, with the signature that pybind11 gave it."""
+    """Returns the stub of a function, with the signature that pybind11 gave it."""
     signature = signature[signature.index("(") :].replace(f"{module}.", "")
     for pattern, replacement in WORDS:
         signature = re.sub(pattern, replacement, signature)
@@ -50,7 +50,7 @@ def function(name: str, signature: str, text: str, module: str) -> str:
 
 
 def members(space: dict[str, Any], module: str) -> Iterator[str]:
-    """The members of a module or a class, in the order in which they were bound."""
+    """Yields the stubs of a module's or class's members, in the order in which they were bound."""
     for name, value in space.items():
         signature, _, text = (value.__doc__ or "").partition("\n")
         if inspect.isclass(value):
@@ -63,7 +63,7 @@ def members(space: dict[str, Any], module: str) -> Iterator[str]:
 
 
 def stub(module: ModuleType) -> str:
-    """The text of the stub."""
+    """Returns the text of the stub."""
     imports = "import collections.abc\nimport typing\n\nimport numpy\nimport numpy.typing"
     text = f'"""{inspect.cleandoc(module.__doc__ or "")}"""'
     return "\n\n".join([text, imports, *members(dict(vars(module)), module.__name__)]) + "\n"

@@ -1,4 +1,4 @@
-// The chips whose limits the emulated kernels can be held to.
+// The chips whose limits can be enforced for emulated kernels.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace rec_sdk::emulator {
 
 struct Soc {
   const char* name;
-  int arch;               // as in CMAKE_ASC_ARCHITECTURES: dav-<arch>
-  int64_t vector_cores;   // the most blocks that can wait for each other
-  int64_t ub_bytes;       // unified buffer of a core, as the platform reports it
-  int64_t ub_free_bytes;  // what the system leaves of it to a kernel
+  int arch;               // the number in CMAKE_ASC_ARCHITECTURES: dav-<arch>
+  int64_t vector_cores;   // the maximum number of blocks that can wait for each other
+  int64_t ub_bytes;       // unified buffer of a core, as reported by the platform
+  int64_t ub_free_bytes;  // the part of it that a kernel can use
 };
 
-// The system keeps 256 bytes, and 8 KB more unless a kernel is compiled without that reserve.
+// The system reserves 256 bytes, and 8 KB more unless a kernel is compiled without that reserve.
 constexpr int64_t kUb2201 = 192 * 1024, kFree2201 = kUb2201 - 256 - 8 * 1024;
 constexpr int64_t kUb3510 = 248 * 1024;
 

@@ -1,23 +1,24 @@
-// Every environment variable of the emulated NPU but the two that CANN has too (HCCL_CONNECT_TIMEOUT and
-// HCCL_EXEC_TIMEOUT, in hccl/hccl.cpp). They are read once, when the emulator is first used; a value that is
-// not allowed ends the process with a message, since a test run with other settings is worse.
+// The environment variables of the emulated NPU, except the two that CANN has too (HCCL_CONNECT_TIMEOUT and
+// HCCL_EXEC_TIMEOUT, in hccl/hccl.cpp). They are read once, when the emulator is first used. An invalid value
+// ends the process with a message, because a test run with wrong settings would be misleading.
 //
-// REC_SDK_EMULATED_DEVICES   2            how many devices there are, 1 to 64
-// REC_SDK_EMULATED_MEMORY    16G          memory of each, in bytes or with K, M or G (1024s); it takes host
-//                                         memory only where it is used
-// REC_SDK_EMULATED_SOC       Ascend910B1  the chip whose rules and sizes the kernels are held to: one of
-//                                         chips.h that they are compiled for
-// REC_SDK_EMULATED_SOC_NAME  Ascend950PR_9589  the chip that torch_npu is told it runs on; with an
-//                                         Ascend910B name it uses the graph engine, and float64 becomes
-//                                         float32
-// REC_SDK_EMULATED_SEED      0            order in which the cores of a kernel run
-// REC_SDK_EMULATED_STREAMS   eager        when streams run: at once; "late", only when the host must have
-// what
-//                                         they do; "random:SEED", some of them at each call (acl/scheduler.h)
-// REC_SDK_EMULATED_ENGINES   eager        when the engines of a core do what a kernel tells them: at once;
-// "late",
-//                                         only when something must wait for it; "random:SEED"
-// REC_SDK_EMULATED_TRACE     0            1: every call of the runtime is printed to stderr
+// REC_SDK_EMULATED_DEVICES   2            number of devices, 1 to 64
+// REC_SDK_EMULATED_MEMORY    16G          memory of each device, in bytes or with K, M or G (powers of 1024);
+//                                         host memory is used only where it is accessed
+// REC_SDK_EMULATED_SOC       Ascend910B1  the chip whose rules and sizes are enforced; one of chips.h that
+// the
+//                                         kernels are compiled for
+// REC_SDK_EMULATED_SOC_NAME  Ascend950PR_9589  the chip name reported to torch_npu; with an Ascend910B name
+// it
+//                                         uses the graph engine, and float64 becomes float32
+// REC_SDK_EMULATED_SEED      0            seed of the order in which the cores of a kernel run
+// REC_SDK_EMULATED_STREAMS   eager        when streams run: immediately; "late": only when the host needs
+// their
+//                                         results; "random:SEED": some at each call (acl/scheduler.h)
+// REC_SDK_EMULATED_ENGINES   eager        when the engines of a core execute instructions: immediately;
+// "late":
+//                                         only when something must wait for them; "random:SEED"
+// REC_SDK_EMULATED_TRACE     0            1: prints every call of the runtime to stderr
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,7 @@ enum class StreamOrder { kEager, kLate, kRandom };
 
 struct Streaming {
   StreamOrder order;
-  uint64_t seed;  // of a random order
+  uint64_t seed;  // of the random order
 };
 
 struct Settings {
@@ -56,7 +57,7 @@ struct Settings {
   std::abort();
 }
 
-// A whole number in [least, most]; `suffixes` allows K, M and G after it.
+// Reads an integer setting in [least, most]; `suffixes` allows K, M and G after the number.
 inline uint64_t number_setting(const char* name, uint64_t unset, uint64_t least, uint64_t most,
                                const char* allowed, bool suffixes = false) {
   const char* value = std::getenv(name);
@@ -100,7 +101,7 @@ inline Streaming streams_setting(const char* name) {
   return {StreamOrder::kRandom, seed};
 }
 
-// One of the chips that the kernels are compiled for; unless set, the first.
+// Reads a chip that the kernels are compiled for; the default is the first one.
 inline const Soc* soc_setting(const char* name) {
   const std::string value = name_setting(name, "");
   const Soc* first = nullptr;
@@ -122,7 +123,7 @@ inline const Soc* soc_setting(const char* name) {
 }
 
 inline const Settings& settings() {
-  // Never destroyed: streams still run while the process ends.
+  // Never destroyed, because streams still run while the process ends.
   static const Settings& read = *new Settings{
       static_cast<int>(number_setting("REC_SDK_EMULATED_DEVICES", 2, 1, kMaxDevices,  //
                                       "a number of devices, 1 to 64")),

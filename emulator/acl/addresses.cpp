@@ -10,12 +10,12 @@ namespace {
 
 struct Slot {
   std::atomic<uintptr_t> begin{0};
-  std::atomic<uint64_t> bytes{0};  // 0: free
+  std::atomic<uint64_t> bytes{0};  // 0 if the slot is free
   std::atomic<int> device{-1};
 };
 
 constexpr int kSlots = 1024;
-Slot slots[kSlots];  // constant-initialised, trivially destroyed: usable at any time
+Slot slots[kSlots];  // initialized at compile time and never destroyed, so usable at any time
 std::atomic<int> used_slots{0};
 std::mutex& slots_mutex = *new std::mutex;
 
@@ -31,7 +31,7 @@ Slot* free_slot() {
 }  // namespace
 
 char* reserve_addresses(uint64_t wanted, int device) {
-  constexpr uint64_t kStep = 2 << 20;  // whole pages, of every size
+  constexpr uint64_t kStep = 2 << 20;  // a multiple of every page size
   const uint64_t bytes = (wanted + kStep - 1) / kStep * kStep;
   const std::lock_guard<std::mutex> lock(slots_mutex);
   Slot* slot = free_slot();

@@ -1,4 +1,4 @@
-// Copies and fills, of host and device memory, at once or on a stream.
+// Copies and fills of host and device memory, synchronous or on a stream.
 #include <acl/acl.h>
 
 #include <cstring>
@@ -22,7 +22,7 @@ struct Kind {
   Place source, destination;
 };
 
-// In the order of aclrtMemcpyKind.
+// Indexed by aclrtMemcpyKind.
 constexpr Kind kKinds[] = {
     {"ACL_MEMCPY_HOST_TO_HOST", Place::kHost, Place::kHost},
     {"ACL_MEMCPY_HOST_TO_DEVICE", Place::kHost, Place::kDevice},
@@ -34,7 +34,7 @@ constexpr Kind kKinds[] = {
     {"ACL_MEMCPY_INTER_DEVICE_TO_DEVICE", Place::kDevice, Place::kDevice},
 };
 
-// One end of a copy: what the caller gave, and where the emulator may access it.
+// One end of a copy: the address that the caller passed, and the host address of its memory.
 struct End {
   const char* role;
   void* address;
@@ -48,7 +48,7 @@ struct End {
   }
 };
 
-// Finds out what the end is; an empty string, or what is wrong with it.
+// Determines the memory of the end; returns an empty string, or an error message.
 std::string resolve(End* end, Place place, const char* kind) {
   if (is_device_address(end->address)) {
     if (place == Place::kHost) {
@@ -90,7 +90,7 @@ struct Copy {
     return problem;
   }
 
-  // Pageable memory may be gone when the stream comes to the copy, so such a copy is waited for.
+  // Pageable memory may be freed before the stream executes the copy, so the caller waits for such a copy.
   bool needs_pinning() const {
     return (source.device < 0 && !source.pinned) || (destination.device < 0 && !destination.pinned);
   }
@@ -118,8 +118,8 @@ aclError prepare(const char* call, Copy* copy, void* destination, size_t room, c
   return ACL_SUCCESS;
 }
 
-// When the stream comes to it the memory may be gone: that is the caller's error, and an error of the device
-// then.
+// Enqueues the copy. If memory was freed when the stream executes it, which is an error of the caller, the
+// device goes into error.
 void run_later(Copy copy) {
   const bool was_pinned[2] = {copy.destination.pinned, copy.source.pinned};
   std::string problem = copy.resolve_both();
@@ -147,7 +147,7 @@ aclError fill(const char* call, End* end, void* address, size_t room, size_t byt
 
 using namespace rec_sdk::emulator;
 
-// At once, and not in the order of any stream.
+// Copies immediately, without waiting for any stream.
 aclError aclrtMemcpy(void* destination, size_t room, const void* source, size_t bytes, aclrtMemcpyKind kind) {
   int device;
   if (const aclError error = use_current_device(&device)) {

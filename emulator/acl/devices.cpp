@@ -18,7 +18,7 @@ struct Context {
   int device;
 };
 
-// One context per device, which lives as long as the process.
+// One context per device, which exists as long as the process.
 struct Contexts {
   Context of[kMaxDevices];
   std::atomic<bool> active[kMaxDevices] = {};
@@ -84,7 +84,8 @@ aclError aclrtGetDevice(int32_t* device) {
   return ACL_SUCCESS;
 }
 
-// Streams run dry and the error ends. Memory stays, since frameworks free theirs after this.
+// Waits for all streams and clears the device's error. Memory stays allocated, because frameworks free it
+// later.
 aclError aclrtResetDevice(int32_t device) {
   if (const aclError error = check_device_id("aclrtResetDevice", device)) {
     return error;

@@ -1,2 +1,2 @@
-// A library that torch_npu names but needs nothing of.
+// A library that torch_npu links with but calls nothing of.
 typedef int rec_sdk_nothing;

@@ -22,18 +22,18 @@ std::string formatted(const char* format, va_list arguments) {
 
 struct DeviceError {
   std::atomic<bool> failed{false};
-  aclError code = ACL_SUCCESS;  // this and the message: written before `failed` is set
+  aclError code = ACL_SUCCESS;  // `code` and `message` are written before `failed` is set
   std::string message;
 };
 
-// Never destroyed: streams still run while the process ends.
+// Never destroyed, because streams still run while the process ends.
 std::mutex& error_mutex = *new std::mutex;
 DeviceError* const device_errors = new DeviceError[kMaxDevices];
 
 struct ThreadError {
   aclError last = ACL_SUCCESS;
   std::string message;
-  std::string handed_out;  // what aclGetRecentErrMsg() returned lives until it is called again
+  std::string handed_out;  // the string that aclGetRecentErrMsg() returned; valid until its next call
 };
 thread_local ThreadError thread_error;
 

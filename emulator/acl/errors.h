@@ -9,18 +9,18 @@ namespace rec_sdk::emulator {
 
 __attribute__((format(printf, 1, 2))) std::string text(const char* format, ...);
 
-// Prints one line to stderr if tracing is on.
+// Prints one line to stderr if tracing is enabled.
 __attribute__((format(printf, 1, 2))) void trace(const char* format, ...);
 
-// Keeps the message for this thread's next aclGetRecentErrMsg(), and returns `code`.
+// Stores the message for this thread's next aclGetRecentErrMsg(), and returns `code`.
 aclError fail(aclError code, std::string message);
 
-// Puts the device into error, with a line on stderr. The first error stays.
+// Puts the device into error, with a line on stderr. The first error is kept.
 void fail_device(int device, aclError code, const std::string& message);
 bool is_failed(int device);
 void clear_device_error(int device);
 
-// ACL_SUCCESS, or the device's error, which is then also this thread's.
+// Returns ACL_SUCCESS, or the device's error, which then also becomes this thread's error.
 aclError check_device(int device);
 
 }  // namespace rec_sdk::emulator

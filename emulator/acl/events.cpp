@@ -13,15 +13,15 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// A point in a stream, and when it was reached. A wait for an event is a wait for that point, even where
-// the event is recorded again meanwhile.
+// A recorded point in a stream, and the time when it was reached. A wait for an event waits for its present
+// point, even if the event is recorded again in the meantime.
 class Event {
  public:
   explicit Event(bool timed) : timed(timed) {}
 
   const bool timed;
 
-  // `put(number)` puts the record on a stream, and gives its point.
+  // Records the event; put(number) puts the record on a stream and returns its point.
   template <class Put>
   aclError record(int device, Put put) {
     const std::lock_guard<std::mutex> lock(record_mutex_);
@@ -36,7 +36,7 @@ class Event {
     return ACL_SUCCESS;
   }
 
-  // When its stream has come to the record.
+  // Called when the stream reaches the record.
   void reach(uint64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (number > timed_record_) {
@@ -45,20 +45,20 @@ class Event {
     }
   }
 
-  // The latest record.
+  // Returns the point of the latest record.
   Point point() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return point_;
   }
 
-  // When the latest record was reached; false if it was not, or there is none.
+  // Gets the time when the latest record was reached; returns false if it was not reached, or there is none.
   bool time(Clock::time_point* time) {
     const std::lock_guard<std::mutex> lock(mutex_);
     *time = time_;
     return records_ > 0 && timed_record_ == records_ && point_.reached();
   }
 
-  // The error of the device it was recorded on.
+  // Returns the error of the device on which the event was recorded.
   aclError check() {
     int device;
     {
@@ -79,7 +79,7 @@ class Event {
 
 using EventPointer = std::shared_ptr<Event>;
 
-// Never destroyed: streams still run while the process ends.
+// Never destroyed, because streams still run while the process ends.
 std::mutex& events_mutex = *new std::mutex;
 std::unordered_map<void*, EventPointer>& events = *new std::unordered_map<void*, EventPointer>;
 
@@ -93,8 +93,8 @@ aclError find_event(const char* call, aclrtEvent handle, EventPointer* event) {
   return ACL_SUCCESS;
 }
 
-// Whether the latest record is reached.
-bool ask(Event& event) {
+// Returns whether the latest record is reached.
+bool query(Event& event) {
   on_call();
   const Point point = event.point();
   const bool reached = point.reached();
@@ -154,7 +154,7 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
   });
 }
 
-// Every record counts for itself, so there is nothing to reset.
+// Does nothing: waits refer to single records, so there is no state to reset.
 aclError aclrtResetEvent(aclrtEvent handle, aclrtStream) {
   EventPointer event;
   return find_event("aclrtResetEvent", handle, &event);
@@ -190,7 +190,7 @@ aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* stat
   if (const aclError error = find_event("aclrtQueryEventStatus", handle, &event)) {
     return error;
   }
-  *status = ask(*event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+  *status = query(*event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return event->check();
 }
 
@@ -199,7 +199,7 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus* stat
   if (const aclError error = find_event("aclrtQueryEventWaitStatus", handle, &event)) {
     return error;
   }
-  *status = ask(*event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+  *status = query(*event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
   return event->check();
 }
 

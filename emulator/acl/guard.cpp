@@ -12,13 +12,13 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Others, such as Python's faulthandler, may put their handler over this one, and this one is then put over
-// theirs. So there is a stack of them.
+// Other handlers, such as Python's faulthandler, may be installed over this one, and this one over theirs
+// again; so the previous handlers form a stack.
 constexpr int kMostInstalls = 8;
 struct sigaction previous[kMostInstalls];
 std::atomic<int> installs{0};
 
-// A line of text, put together without anything that a signal handler must not call.
+// A line of text, built only with functions that a signal handler may call.
 class Line {
  public:
   Line& add(const char* part) {
@@ -41,7 +41,7 @@ class Line {
 
   void print() const {
     const ssize_t written = write(STDERR_FILENO, text_, length_);
-    static_cast<void>(written);  // nothing is left that could be told
+    static_cast<void>(written);  // a failed write cannot be reported
   }
 
  private:
@@ -60,10 +60,11 @@ void explain(int signal, siginfo_t* info, void*) {
         .add("; copy it to the host first\n")
         .print();
   }
-  // The handler that was here before gets the fault: the instruction faults again when this returns.
+  // Restores the previous handler, which gets the fault: the instruction faults again when this handler
+  // returns.
   sigaction(signal, &previous[--installs], nullptr);
   if (info->si_code <= 0) {
-    raise(signal);  // sent by a process, so it will not happen again by itself
+    raise(signal);  // the signal was sent by a process and does not repeat by itself
   }
 }
 

@@ -1,9 +1,9 @@
-// Says what happened when host code touches device memory, before the fault takes its course.
+// Prints an explanation when host code accesses device memory, before the fault is handled as usual.
 #pragma once
 
 namespace rec_sdk::emulator {
 
-// To be called again from time to time: others may have put their handler in its place.
+// Must be called repeatedly, because other code may replace the handler.
 void install_guard();
 
 }  // namespace rec_sdk::emulator

@@ -1,4 +1,4 @@
-// Host memory that the devices know: pinned. Asynchronous copies need it to be asynchronous.
+// Pinned host memory, which asynchronous copies need to be asynchronous.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@ namespace rec_sdk::emulator {
 
 enum class HostMemory { kPageable, kPinned, kPartlyPinned };
 
-// The kind of [address, address + bytes); kPartlyPinned if it begins in pinned memory and goes past its end.
+// Returns the kind of [address, address + bytes); kPartlyPinned if it starts in pinned memory and ends
+// outside of it.
 HostMemory host_memory_at(const void* address, uint64_t bytes);
 
 }  // namespace rec_sdk::emulator

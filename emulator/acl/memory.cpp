@@ -21,7 +21,7 @@ using Lock = std::lock_guard<std::mutex>;
 
 class DeviceMemory {
  public:
-  // Null, with the reason, if there is not enough.
+  // Returns the address, or null and a reason if there is not enough memory.
   char* allocate(int device, uint64_t bytes, std::string* reason) {
     const Lock lock(mutex_);
     if (begin_ == nullptr && !reserve(device)) {
@@ -41,7 +41,8 @@ class DeviceMemory {
     return begin_ + offset;
   }
 
-  // Free memory is poison, so that a read which is too late, or before a write, shows.
+  // Frees memory and fills it with poison, so that reads that are too late, or before a write, become
+  // visible.
   void release(char* address, uint64_t bytes) {
     const Lock lock(mutex_);
     poison_again(address + distance_, RangeAllocator::aligned(bytes));
@@ -89,12 +90,12 @@ class DeviceMemory {
 
   std::mutex mutex_;
   char* begin_ = nullptr;
-  uint64_t distance_ = 0;  // from an address to what it holds
+  uint64_t distance_ = 0;  // from an address to its contents
   std::unique_ptr<RangeAllocator> allocator_;
   uint64_t physical_ = 0;
 };
 
-// Never destroyed: streams still run while the process ends.
+// Never destroyed, because streams still run while the process ends.
 DeviceMemory* const memories = new DeviceMemory[kMaxDevices];
 
 }  // namespace
@@ -132,7 +133,7 @@ aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallocPolicy p
   return aclrtMalloc(address, bytes, policy);
 }
 
-// As on hardware this does not wait for streams; work that still needs the memory fails when it runs.
+// Does not wait for streams, as on hardware; work that still uses the memory fails when it runs.
 aclError aclrtFree(void* address) {
   if (address == nullptr) {
     return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree: the address is null");

@@ -1,11 +1,11 @@
-// How much of a device's memory is taken: by allocations, and by physical memory that is mapped by hand.
+// The physical memory of each device that is in use: by allocations, and by memory that is mapped explicitly.
 #pragma once
 
 #include <cstdint>
 
 namespace rec_sdk::emulator {
 
-// Counts `bytes` of physical memory; false if the device does not have them.
+// Reserves `bytes` of physical memory; returns false if the device does not have them.
 bool take_physical_memory(int device, uint64_t bytes);
 void return_physical_memory(int device, uint64_t bytes);
 

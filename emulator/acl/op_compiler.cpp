@@ -1,4 +1,4 @@
-// The compiler's settings. Nothing is compiled; they are only kept.
+// The settings of the operator compiler, which are stored but have no effect.
 #include <acl/acl_op_compiler.h>
 #include <acl/acl_rt.h>
 

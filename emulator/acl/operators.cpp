@@ -1,5 +1,5 @@
-// The graph engine's operators, which are not emulated. Quietly doing nothing would leave stale results, so
-// one such operator puts its device into error.
+// The graph engine's operators, which are not emulated. Such an operator puts its device into error, because
+// doing nothing would leave stale results.
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
 

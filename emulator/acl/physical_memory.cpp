@@ -1,5 +1,5 @@
-// Reserved address ranges, physical memory, and mapping one into the other: what torch_npu's expandable
-// segments use.
+// Reserved address ranges, physical memory, and mappings between them, as used by torch_npu's expandable
+// segments.
 #include <acl/acl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@
 namespace rec_sdk::emulator {
 namespace {
 
-constexpr size_t kGranularity = size_t{2} << 20;  // that of the hardware's large pages
+constexpr size_t kGranularity = size_t{2} << 20;  // the size of large pages on hardware
 
 struct Physical {
   int file;
@@ -28,11 +28,12 @@ struct Physical {
   int device;
 };
 
-// Never destroyed: frameworks free memory while the process ends.
+// Never destroyed, because frameworks free memory while the process ends.
 std::mutex& physical_mutex = *new std::mutex;
 std::unordered_set<Physical*>& physicals = *new std::unordered_set<Physical*>;
 
-// A file in memory, so that it can be mapped where it is wanted. -1 if there is no room for it.
+// Creates a memory file filled with poison, which can be mapped at any address; -1 if there is not enough
+// memory.
 int poisoned_file(size_t bytes) {
   const int file = memfd_create("rec_sdk_npu_memory", MFD_CLOEXEC);
   if (file < 0) {
@@ -77,7 +78,8 @@ aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp*, aclrtMemGranula
 }
 
 aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void*, uint64_t) {
-  // torch_npu tries this before it chooses a device; the physical memory says which device it is.
+  // torch_npu calls this before it chooses a device; the physical memory that is mapped determines the
+  // device.
   const int device = std::max(current_device(), 0);
   *address = reserve_addresses(bytes, device);
   if (*address == nullptr) {
@@ -176,7 +178,7 @@ aclError aclrtUnmapMem(void* address) {
   if (memory.device < 0) {
     return fail(ACL_ERROR_RT_PARAM_INVALID, text("aclrtUnmapMem: nothing is mapped at %p", address));
   }
-  // Over the old mapping, so that the addresses stay reserved.
+  // Maps inaccessible memory over the old mapping, so that the addresses stay reserved.
   mmap(static_cast<char*>(address) + range_of(address).bytes, memory.bytes, PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   trace("aclrtUnmapMem: device %d at %p", memory.device, address);

@@ -11,9 +11,8 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// A file of poison in memory, mapped privately again and again, one time behind the other. The longer it is
-// the more memory it takes, the shorter the more mappings there are, and a process may have only about
-// 65,000.
+// A memory file of poison, which is mapped privately many times in a row. A longer file takes more memory; a
+// shorter one needs more mappings, of which a process may have only about 65,000.
 struct PoisonFile {
   int file = -1;
   uint64_t bytes = 0;
@@ -60,7 +59,7 @@ void poison_again(char* begin, uint64_t bytes) {
     std::memset(begin, kPoison, bytes);
     return;
   }
-  // Private pages of a file that are dropped read as the file again.
+  // Dropped private pages of a file read as the file again.
   madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
   std::memset(begin, kPoison, first - start);
   std::memset(reinterpret_cast<void*>(last), kPoison, start + bytes - last);

@@ -1,5 +1,5 @@
-// Memory that reads as 0xFF bytes, NaN or the index -1, until something is written to it. It takes host
-// memory only for the pages that are written.
+// Memory that reads as 0xFF bytes, that is NaN or the index -1, until it is written. It takes host memory
+// only for written pages.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@ namespace rec_sdk::emulator {
 
 constexpr int kPoison = 0xFF;
 
-// Puts poisoned memory at [begin, begin + bytes), whole pages, in place of what is mapped there.
+// Maps poisoned memory at [begin, begin + bytes), whole pages, in place of the present mapping.
 bool map_poisoned(char* begin, uint64_t bytes);
 
-// Poisons part of such memory again, and gives its pages back to the system.
+// Poisons part of such memory again, and returns its pages to the system.
 void poison_again(char* begin, uint64_t bytes);
 
 }  // namespace rec_sdk::emulator

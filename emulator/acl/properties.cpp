@@ -1,4 +1,4 @@
-// The runtime describes itself and its devices.
+// Queries of the runtime's version and of the properties of devices.
 #include <acl/acl.h>
 
 #include <cstdarg>
@@ -42,7 +42,7 @@ aclError aclGetDeviceCapability(uint32_t device, aclDeviceInfo what, int64_t* va
 
 aclError aclsysGetVersionStr(char* package, char* version) {
   trace("aclsysGetVersionStr: %s", package);
-  std::strcpy(version, "8.5.0");  // torch_npu compares it to choose features
+  std::strcpy(version, "8.5.0");  // torch_npu enables features by this version
   return ACL_SUCCESS;
 }
 
@@ -58,7 +58,7 @@ void aclAppLog(aclLogLevel, const char* function, const char*, uint32_t, const c
   trace("%s: %s", function != nullptr ? function : "torch_npu", line);
 }
 
-// Settings of hardware that the emulator has no use for.
+// Settings of the hardware without effect in the emulator.
 aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
 aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }

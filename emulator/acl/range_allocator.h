@@ -1,4 +1,4 @@
-// Which parts of [0, capacity) are taken: best fit, neighbouring free parts become one.
+// An allocator of parts of [0, capacity): best fit; adjacent free parts are merged.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@ class RangeAllocator {
 
   explicit RangeAllocator(uint64_t capacity);
 
-  // The offset of `bytes` bytes, a multiple of kAlignment; kNone if no free part holds them.
+  // Allocates `bytes` bytes, a multiple of kAlignment, and returns their offset; kNone if no free part is
+  // large enough.
   uint64_t allocate(uint64_t bytes);
 
-  // Frees what allocate() gave; false if nothing was allocated at that offset.
+  // Frees an allocation; returns false if nothing is allocated at that offset.
   bool release(uint64_t offset);
 
   uint64_t capacity() const { return capacity_; }
-  uint64_t used() const { return used_; }  // with what alignment adds
+  uint64_t used() const { return used_; }  // includes the padding for alignment
   uint64_t largest_free() const;
 
   static uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }

@@ -14,17 +14,18 @@ namespace {
 
 constexpr uint64_t kDepth = 1024;
 constexpr auto kIdle = std::chrono::milliseconds(1000);
-// A call that only wants a task to run waits for it no longer: the task may need what is on no stream yet.
+// Milliseconds that a query waits for the task that it lets run; not longer, because the task may need work
+// that is not on a stream yet.
 constexpr int kGlance = 100;
-constexpr uint64_t kMostAtOnce = 2;  // tasks that run at a call, if the order is random
+constexpr uint64_t kMostAtOnce = 2;  // maximum number of tasks that run per call with random order
 
-// Random orders are drawn with this, and it shows that the program goes on.
+// Random numbers for the order of tasks, and a count of calls that shows whether the program makes progress.
 class RandomOrder {
  public:
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> watched{false};
 
-  // Below `sides`.
+  // Returns a random number below `sides`.
   uint64_t roll(uint64_t sides) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return random_() % sides;
@@ -37,7 +38,7 @@ class RandomOrder {
 
 std::atomic<RandomOrder*> made{nullptr};
 
-// Never destroyed: streams still run while the process ends.
+// Never destroyed, because streams still run while the process ends.
 RandomOrder& random_order() {
   if (made == nullptr) {
     auto* own = new RandomOrder;
@@ -49,13 +50,14 @@ RandomOrder& random_order() {
   return *made;
 }
 
-// The threads of the parent are not there, and one may have held the lock. Its RandomOrder is kept, so that
-// leak checkers do not take it for lost.
+// The parent's threads do not exist in a forked child, and one of them may have held the lock, so the child
+// uses a new object. The parent's object is kept, so that leak checkers do not report it.
 RandomOrder* parent_order = nullptr;
 [[maybe_unused]] const int registered_fork_handler =
     pthread_atfork(nullptr, nullptr, [] { parent_order = made.exchange(nullptr); });
 
-// The point to run towards first: what the next task on the way to `point` waits for, if it does.
+// Returns the point to run towards first: the point that the next task on the way to `point` waits for, or
+// `point` itself.
 Point origin(Point point) {
   for (;;) {
     Point before = point.stream->next().after;
@@ -66,7 +68,7 @@ Point origin(Point point) {
   }
 }
 
-// One task.
+// Runs one task on the way to the point.
 bool run_towards(const Point& point, Clock::time_point deadline) {
   const Point first = origin(point);
   return first.stream->run_next(first.position, true, deadline);
@@ -77,7 +79,7 @@ void glance_towards(const Point& point) {
   first.stream->run_next(first.position, false, deadline_in(kGlance));
 }
 
-// Some tasks that could run on a device now.
+// Runs some tasks that a device could run now.
 void run_some() {
   for (uint64_t left = random_order().roll(kMostAtOnce + 1); left > 0; --left) {
     std::vector<Point> ready;
@@ -94,7 +96,7 @@ void run_some() {
   }
 }
 
-// The point, not yet reached, whose stream is to run next.
+// Returns the point, among those not reached, whose stream runs next.
 const Point& choose(const std::vector<Point>& points) {
   if (settings().streams.order == StreamOrder::kRandom) {
     return points[random_order().roll(points.size())];
@@ -112,7 +114,7 @@ uint64_t tasks_done() {
   return done;
 }
 
-// Lets streams run when nothing else has for a while.
+// Runs all queued work if nothing happened for a while.
 void watch() {
   uint64_t last = UINT64_MAX;
   for (;;) {

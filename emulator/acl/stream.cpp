@@ -82,7 +82,7 @@ void Stream::release() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (allowed_ < added_) {
     allowed_ = added_;
-    running_waits_ = true;  // some task may
+    running_waits_ = true;  // some task may wait
     wake_.notify_one();
   }
 }
@@ -91,7 +91,7 @@ void Stream::start(const std::shared_ptr<Stream>& stream) {
   const std::lock_guard<std::mutex> lock(stream->mutex_);
   if (!stream->started_) {
     stream->started_ = true;
-    // Detached, and owning the stream: a process may end, or fork, with streams alive.
+    // The thread is detached and owns the stream, because a process may end, or fork, while streams exist.
     std::thread([stream] { stream->work(); }).detach();
   }
 }
@@ -116,7 +116,7 @@ void Stream::work() {
       tasks_.pop_front();
       lock.unlock();
       run(&task);
-    }  // the task's state is gone before others learn that it is done
+    }  // destroys the task's state before other threads see it as done
     lock.lock();
     ++finished_;
     progress_.notify_all();

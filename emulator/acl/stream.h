@@ -1,4 +1,4 @@
-// A stream: work that a thread of its own does in order.
+// A stream: work that its own thread executes in order.
 #pragma once
 
 #include <acl/acl.h>
@@ -18,7 +18,7 @@
 
 namespace rec_sdk::emulator {
 
-constexpr int kForever = -1;  // a timeout, in milliseconds
+constexpr int kForever = -1;  // a timeout in milliseconds
 
 using Clock = std::chrono::steady_clock;
 constexpr Clock::time_point kNever = Clock::time_point::max();
@@ -29,8 +29,7 @@ inline Clock::time_point deadline_in(int milliseconds) {
 
 class Stream;
 
-// All that was put on a stream up to some moment: its first `position` tasks. Without a stream there are
-// none.
+// A position in a stream: its first `position` tasks. Without a stream it is always reached.
 struct Point {
   std::shared_ptr<Stream> stream;
   uint64_t position = 0;
@@ -38,7 +37,7 @@ struct Point {
   bool reached() const;
 };
 
-// One piece of work. It is dropped, not run, if the device is in error by then.
+// A unit of work. It is dropped instead of executed if the device is in error.
 class Task {
  public:
   using Run = const char* (*)(void* state);
@@ -46,7 +45,7 @@ class Task {
 
   Task(std::string name, Run run, Destroy destroy, void* state)
       : name(std::move(name)), run_(run), destroy_(destroy), state_(state) {}
-  // Only waits.
+  // A task that only waits for a point.
   Task(std::string name, Point point) : name(std::move(name)), after(std::move(point)) {}
   Task(Task&& other) noexcept
       : name(std::move(other.name)),
@@ -66,9 +65,9 @@ class Task {
   const char* run();
 
   std::string name;
-  Point after;          // what must be reached first
-  bool always = false;  // runs even on a device in error: another stream waits for it
-  bool waits = false;   // for what is not on a stream: the host, or another process
+  Point after;          // point that must be reached first
+  bool always = false;  // runs even on a device in error, because another stream waits for it
+  bool waits = false;   // may wait for something that is not on a stream: the host, or another process
 
  private:
   Run run_ = nullptr;
@@ -84,41 +83,41 @@ Task make_task(std::string name, Work work) {
 
 class Stream {
  public:
-  // `free`: tasks run as soon as they can. Otherwise each is let go by `run_next`.
+  // `free`: tasks run as soon as they can. Otherwise run_next() releases each task.
   Stream(int device, bool free);
 
   const int device;
   const int id;
-  std::atomic<uint32_t> core_limits[2] = {};  // by aclrtDevResLimitType; 0: none
+  std::atomic<uint32_t> core_limits[2] = {};  // indexed by aclrtDevResLimitType; 0: no limit
 
-  // The position that is reached when the task is done.
+  // Adds a task and returns the position that is reached when it is done.
   uint64_t add(Task task);
   uint64_t added();
   uint64_t finished() const { return finished_; }
   bool reached(uint64_t position) const { return finished_ >= position; }
 
-  // Waits for tasks that run by themselves; false if it is too late.
+  // Waits for the position, with tasks that run by themselves; returns false after the deadline.
   bool wait(uint64_t position, Clock::time_point deadline);
 
-  // Lets the next of the first `position` tasks run, and waits for it. A call that is not `patient` does not
-  // wait for a task that waits itself. False if it is too late.
+  // Releases the next of the first `position` tasks and waits for it; returns false after the deadline.
+  // Unless `patient`, it does not wait for a task that itself waits.
   bool run_next(uint64_t position, bool patient, Clock::time_point deadline);
 
-  // The next task, if it is neither done nor let go.
+  // The next task that is neither done nor released.
   struct Next {
     bool exists = false;
-    Point after;          // what it waits for, unless that is reached
-    uint64_t number = 0;  // of all tasks of all streams, in the order in which they were added
+    Point after;          // the point that it waits for, unless it is reached
+    uint64_t number = 0;  // sequence number among the tasks of all streams
   };
   Next next();
 
-  // Lets go all there is.
+  // Releases all tasks.
   void release();
 
-  // Queued tasks are still done; nothing can be added any more.
+  // Stops the stream: queued tasks are still executed, and no task can be added.
   static void stop(const std::shared_ptr<Stream>& stream);
 
-  // The thread starts with the first task, since frameworks make many streams and use few.
+  // The thread starts with the first task, because frameworks create many streams and use few.
   static void start(const std::shared_ptr<Stream>& stream);
 
  private:
@@ -132,7 +131,7 @@ class Stream {
 
   std::mutex mutex_;
   std::condition_variable wake_, progress_;
-  std::deque<Queued> tasks_;  // those that do not run yet
+  std::deque<Queued> tasks_;  // tasks that do not run yet
   uint64_t added_ = 0, allowed_ = 0;
   std::atomic<uint64_t> finished_{0};
   bool free_, running_waits_ = false, started_ = false, stopping_ = false;
@@ -140,14 +139,14 @@ class Stream {
 
 inline bool Point::reached() const { return stream == nullptr || stream->reached(position); }
 
-// The stream of a handle; null is the default stream of the thread's device. The device is checked for an
-// error.
+// Returns the stream of a handle; null is the default stream of the thread's device. Fails if the device is
+// in error.
 aclError find_stream(const char* call, aclrtStream handle, std::shared_ptr<Stream>* stream);
 
-// Puts the task on a stream; `point` is where it is done.
+// Puts the task on a stream; `point` receives the point at which it is done.
 aclError submit(const char* call, aclrtStream handle, Task task, Point* point = nullptr);
 
-// All that is on the streams of a device, or of all devices (-1), in the order in which these were made.
+// Returns the ends of the streams of a device, or of all devices (-1), in the order of their creation.
 std::vector<Point> ends_of_streams(int device);
 
 }  // namespace rec_sdk::emulator

@@ -1,4 +1,4 @@
-// How many cores the kernels of a stream may use. Only launches of kernels ask.
+// Limits on the number of cores that the kernels of a stream may use; only kernel launches read them.
 #include <acl/acl.h>
 
 #include "errors.h"
@@ -8,7 +8,7 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Cores there are of a type, or 0.
+// Returns the number of cores of a type, or 0.
 uint32_t cores_of(aclrtDevResLimitType type) {
   const auto vector_cores = static_cast<uint32_t>(settings().soc->vector_cores);
   return type == ACL_RT_DEV_RES_VECTOR_CORE ? vector_cores
@@ -59,6 +59,6 @@ aclError aclrtResetStreamResLimit(aclrtStream handle) {
   return ACL_SUCCESS;
 }
 
-// aclnn operators would follow them; emulated ones run on the host.
+// The limits would apply to aclnn operators, but emulated operators run on the host.
 aclError aclrtUseStreamResInCurrentThread(aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnuseStreamResInCurrentThread(aclrtStream) { return ACL_SUCCESS; }

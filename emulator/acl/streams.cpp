@@ -1,4 +1,4 @@
-// The streams there are, and ACL's functions on them.
+// The existing streams, and ACL's functions for streams.
 #include <acl/acl.h>
 #include <pthread.h>
 
@@ -24,13 +24,14 @@ struct Streams {
   std::mutex mutex;
   std::unordered_map<void*, StreamPointer> created;
   StreamPointer defaults[kMaxDevices];
-  Streams* of_parent = nullptr;  // after a fork; kept, so that leak checkers do not take it for lost
+  Streams* of_parent =
+      nullptr;  // the parent's object after a fork; kept, so that leak checkers do not report it
 };
 
-// Never destroyed: streams still run while the process ends.
+// Never destroyed, because streams still run while the process ends.
 Streams* streams = new Streams;
 
-// Threads do not survive a fork. The child forgets its parent's streams, so that it never waits for one.
+// Threads do not survive a fork. The child drops its parent's streams, so that it never waits for one.
 [[maybe_unused]] const int registered_fork_handler = pthread_atfork(nullptr, nullptr, [] {
   auto* own = new Streams;
   own->of_parent = streams;
@@ -52,7 +53,7 @@ StreamPointer created_stream(void* handle) {
   return found == streams->created.end() ? nullptr : found->second;
 }
 
-// The stream whether or not its device is in error.
+// Returns the stream of a handle, also if its device is in error.
 aclError any_stream(const char* call, aclrtStream handle, StreamPointer* stream) {
   start_alert_threads();
   if (handle != nullptr) {
@@ -127,7 +128,7 @@ __attribute__((visibility("default"))) void rec_sdk_emulator_launch(void* stream
     }
     return;
   }
-  // The caller has no way to learn of it, so it must not pass for a launch.
+  // The caller cannot detect this failure, so the device goes into error.
   const std::string message = aclGetRecentErrMsg();
   if (current_device() >= 0) {
     fail_device(current_device(), error, message);
@@ -137,7 +138,7 @@ __attribute__((visibility("default"))) void rec_sdk_emulator_launch(void* stream
 }
 
 namespace {
-std::atomic<int64_t> launches_before_refusal{-1};  // none is refused
+std::atomic<int64_t> launches_before_refusal{-1};  // -1: no launch is refused
 }  // namespace
 
 __attribute__((visibility("default"))) void rec_sdk_emulator_refuse_launch(int64_t others) {
@@ -237,6 +238,6 @@ aclError aclrtStreamGetId(aclrtStream handle, int32_t* id) {
 
 aclError aclrtLaunchHostFunc(aclrtStream handle, aclrtHostFunc function, void* arguments) {
   Task task = make_task("host function", [=] { function(arguments); });
-  task.waits = true;  // it may
+  task.waits = true;  // the task may wait
   return submit("aclrtLaunchHostFunc", handle, std::move(task));
 }

@@ -5,7 +5,7 @@
 namespace rec_sdk::emulator {
 namespace {
 
-constexpr unsigned long kDrowsy = 1'000'000;  // nanoseconds
+constexpr unsigned long kCoarseSlack = 1'000'000;  // nanoseconds
 
 thread_local unsigned long before =
     0;  // the thread's own slack, which those that it starts inherit; 0: it has it
@@ -15,7 +15,7 @@ thread_local unsigned long before =
 void start_drowsy_threads() {
   if (before == 0) {
     const int slack = prctl(PR_GET_TIMERSLACK);
-    if (slack > 0 && prctl(PR_SET_TIMERSLACK, kDrowsy) == 0) {
+    if (slack > 0 && prctl(PR_SET_TIMERSLACK, kCoarseSlack) == 0) {
       before = static_cast<unsigned long>(slack);
     }
   }

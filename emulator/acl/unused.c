@@ -1,4 +1,4 @@
-// Functions that torch_npu must find when it is loaded, and that do nothing here: profiling, dumps,
+// Functions that torch_npu resolves when it is loaded, and that do nothing here: profiling, dumps,
 // descriptions of operators for the graph engine, kernels in CANN's binary format.
 #include <stdint.h>
 

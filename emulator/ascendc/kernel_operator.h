@@ -1,5 +1,5 @@
-// The host implementation of the calls of AscendC that the kernels of this project use, under CANN's name, so
-// that the same source compiles with CANN's bisheng and here. See engine/ for what checks them.
+// The host implementation of the AscendC calls that this project's kernels use, under CANN's name, so that
+// the same source compiles with CANN's bisheng and here. engine/ contains the checks.
 #pragma once
 
 #include "emulator/ascendc/api/allocator.h"

@@ -1,4 +1,4 @@
-// The chip whose limits the kernels of this process are held to.
+// The chip whose limits are enforced for the kernels of this process.
 #pragma once
 
 #include "emulator/settings.h"

@@ -1,4 +1,4 @@
-// Kernels in the order of a stream of the emulated runtime.
+// Kernel launches in the order of a stream of the emulated runtime.
 #include <acl/acl.h>
 
 #include <utility>

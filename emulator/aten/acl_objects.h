@@ -1,4 +1,4 @@
-// The objects behind the opaque handles of the aclnn interface: descriptions, without memory of their own.
+// The objects behind the opaque handles of the aclnn interface: descriptions without memory of their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,11 +41,11 @@ struct aclScalarList {
 };
 
 struct aclOpExecutor {
-  std::function<void()> work;  // runs on the stream
+  std::function<void()> work;  // executed on the stream
 };
 
 namespace rec_sdk::emulator {
 
-at::ScalarType scalar_type(aclDataType type);  // throws c10::Error for a type that ATen lacks
+at::ScalarType scalar_type(aclDataType type);  // throws c10::Error for a type that ATen does not have
 
 }  // namespace rec_sdk::emulator

@@ -1,11 +1,11 @@
-// The two C functions of an aclnn operator, made from one function on CPU tensors.
+// Macros that define the two C functions of an aclnn operator from one function on CPU tensors.
 //
 //   void add(at::Tensor self, at::Tensor other, at::Scalar alpha, at::Tensor out);
 //   REC_SDK_ACLNN_4(Add, add)
 //
 // defines aclnnAddGetWorkspaceSize(const aclTensor*, const aclTensor*, const aclScalar*, const aclTensor*,
-// ...) and aclnnAdd. The first only notes its arguments: the caller destroys their handles soon after. The
-// second runs the function on the stream, over the memory of the device.
+// ...) and aclnnAdd. The first one only records its arguments, because the caller destroys their handles soon
+// after. The second one runs the function on the stream, on the memory of the device.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -19,10 +19,10 @@
 
 namespace rec_sdk::emulator {
 
-// For each type that an operator's function may take: how aclnn passes it, what of it is kept until the
-// operator runs, and how the function sees it.
+// For each parameter type of an operator's function: the type that aclnn passes, the value that is kept until
+// the operator runs, and the conversion to the parameter.
 template <class T>
-struct Argument {  // numbers and enums
+struct Argument {  // for numbers and enums
   using Abi = T;
   using Kept = T;
   static Kept keep(Abi value) { return value; }

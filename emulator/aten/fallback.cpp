@@ -1,6 +1,6 @@
 // librec_sdk_fallback.so: replaces the aten kernels that torch_npu registers, which would call CANN's
-// operators, by the CPU's. Its calls on memory and metadata stay torch_npu's: allocation, copies, views,
-// storages.
+// operators, with the CPU's kernels. torch_npu's functions for memory and metadata are kept: allocation,
+// copies, views, storages.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -19,7 +19,7 @@ using c10::DispatchKey;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// torch_npu's own kernels for these work on the emulated runtime and libopapi.so.
+// Operators for which torch_npu's own kernels are kept; they work on the emulated runtime and libopapi.so.
 const std::unordered_set<std::string> kKept = {
     "aten::_copy_from",
     "aten::_copy_from_and_resize",
@@ -46,8 +46,8 @@ const std::unordered_set<std::string> kKept = {
     "aten::zero_",
 };
 
-// Composite operators that choose a kernel by the device of their input, and have none for this one.
-const std::unordered_set<std::string> kWholeOnHost = {
+// Composite operators that choose a kernel by the device of their input, and have none for this device.
+const std::unordered_set<std::string> kEntirelyOnHost = {
     "aten::convolution",
     "aten::convolution_backward",
 };
@@ -71,7 +71,7 @@ class QuietWarnings : public c10::WarningHandler {
 class Installer {
  public:
   void install() {
-    // The dispatcher warns of every replaced kernel.
+    // The dispatcher warns about every replaced kernel.
     QuietWarnings quiet;
     const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -88,7 +88,7 @@ class Installer {
     const bool replaces = op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
     const bool implicit = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
     const bool composite = implicit || op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
-    if (op.hasKernelForDispatchKey(DispatchKey::CPU) || kWholeOnHost.count(name.name)) {
+    if (op.hasKernelForDispatchKey(DispatchKey::CPU) || kEntirelyOnHost.count(name.name)) {
       if (replaces || !composite) set<&call_on_host>(name, DispatchKey::PrivateUse1);
     } else if (replaces && implicit) {
       set<&call_kernel_of<DispatchKey::CompositeImplicitAutograd>>(name, DispatchKey::PrivateUse1);
@@ -99,7 +99,7 @@ class Installer {
     }
   }
 
-  // Some of torch_npu's derivatives call operators that only CANN has.
+  // Replaces torch_npu's autograd kernels, some of which call operators that only CANN has.
   void replace_autograd(const OperatorHandle& op, const c10::OperatorName& name) {
     if (!op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1)) return;
     if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
@@ -123,13 +123,13 @@ class Installer {
 }  // namespace
 }  // namespace rec_sdk::emulator
 
-// Returns 0, or 1 after printing why not. Repeated calls do nothing.
+// Returns 0, or 1 after printing an error. Repeated calls do nothing.
 extern "C" __attribute__((visibility("default"))) int rec_sdk_install_fallback() {
   static std::once_flag once;
   static int failed = 0;
   std::call_once(once, [] {
     try {
-      // Never destroyed: at exit, kernels may still be called while statics go.
+      // Never destroyed, because kernels may be called during exit, after static objects are destroyed.
       (new rec_sdk::emulator::Installer)->install();
     } catch (const std::exception& e) {
       failed = 1;

@@ -23,7 +23,7 @@ using c10::IValue;
 using TensorList = c10::List<Tensor>;
 using OptionalTensorList = c10::List<std::optional<Tensor>>;
 
-// Arguments that operators take from the host, also for tensors on a device.
+// Arguments that operators read on the host, even if the other tensors are on a device.
 constexpr const char* kHostArguments[] = {"indices",        "lengths",     "input_lengths",
                                           "target_lengths", "batch_sizes", "tensor_indices_or_sections"};
 
@@ -64,22 +64,23 @@ class HostCall {
   }
 
  private:
-  // An NPU tensor, and what the kernel got in its place.
+  // An NPU tensor, and the host tensor that the kernel gets instead.
   struct Operand {
     Tensor device, host;
-    bool is_output;  // written whole, and resized by the operator
+    bool is_output;  // written completely, and resized by the operator
   };
 
   IValue& argument(size_t i) { return (*stack_)[first_ + i]; }
 
-  // Before the host touches memory that work on the stream may still use. That goes for memory just allocated
-  // too: another thread may have freed it behind a kernel that has not run yet.
+  // Waits before the host accesses memory that work on the stream may still use. This includes newly
+  // allocated memory: another thread may have freed it after a kernel that has not run yet.
   void wait_for_stream() {
     const c10::impl::VirtualGuardImpl device(device_.type());
     device.synchronizeStream(device.getStream(device_));
   }
 
-  // The kernel writes an output in other memory, so it cannot see that it overlaps an input.
+  // Checks overlaps here, because the kernel writes an output to other memory and cannot detect that it
+  // overlaps an input.
   void check_overlap(const Operand& output) {
     if (!output.is_output) return;
     for (const Operand& other : operands_) {
@@ -171,7 +172,7 @@ class HostCall {
     for (const Operand& known : operands_) {
       if (known.device.is_same(tensor)) return known.host;
     }
-    // A view of foreign memory cannot be resized; an output's old contents do not matter.
+    // A view of foreign memory cannot be resized; the former contents of an output are not needed.
     const bool is_output = declared.is_out();
     Tensor host =
         is_output ? at::empty({0}, at::TensorOptions().dtype(tensor.scalar_type())) : view_of(tensor);
@@ -232,7 +233,7 @@ class HostCall {
   const c10::OperatorHandle& op_;
   const c10::FunctionSchema& schema_;
   torch::jit::Stack* stack_;
-  size_t first_;  // of the arguments on the stack
+  size_t first_;  // index of the first argument on the stack
   c10::Device device_;
   bool has_generator_ = false;
   std::vector<Operand> operands_;

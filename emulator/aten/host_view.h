@@ -5,8 +5,9 @@
 
 namespace rec_sdk::emulator {
 
-// A CPU tensor over the device memory at `device_address`; no copy. Throws c10::Error where the elements are
-// not all inside one live allocation. The caller makes sure that everything before it on the stream has run.
+// Returns a CPU tensor over the device memory at `device_address`, without a copy. Throws c10::Error if the
+// elements are not all inside one live allocation. The caller must ensure that all earlier work on the stream
+// has run.
 at::Tensor host_view(const void* device_address, at::IntArrayRef sizes, at::IntArrayRef strides,
                      at::ScalarType type);
 

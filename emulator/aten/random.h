@@ -1,5 +1,5 @@
-// Random numbers of the emulated device: they follow from the state of its own generator, as on a device,
-// although CPU kernels draw them.
+// Random numbers of the emulated device: they are drawn by CPU kernels but determined by the state of the
+// device's generator, as on a device.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -8,12 +8,12 @@
 
 namespace rec_sdk::emulator {
 
-// A CPU generator for one operator call, seeded by what `generator` (or, where it is not defined, the default
-// generator of `device`) would draw next. Advances that generator.
+// Returns a CPU generator for one operator call, seeded with the next value of `generator` (or, if it is
+// undefined, of `device`'s default generator), which is advanced.
 at::Generator host_generator(at::Generator generator, c10::Device device);
 
-// Runs `work` with the CPU's default generator seeded likewise, and restores that one afterwards. For
-// operators that are random but take no generator.
+// Runs `work` with the CPU's default generator seeded in the same way, and restores that generator
+// afterwards. For random operators without a generator argument.
 void with_host_generator(c10::Device device, const std::function<void()>& work);
 
 }  // namespace rec_sdk::emulator

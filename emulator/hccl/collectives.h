@@ -1,4 +1,4 @@
-// The collective operations, on host memory. Each function is called on every rank, in the same order on all.
+// The collective operations, on host memory. Each function must be called on every rank, in the same order.
 #pragma once
 
 #include <hccl/hccl_types.h>
@@ -10,7 +10,7 @@
 
 namespace rec_sdk::emulator::hccl {
 
-// Where the part of each rank is in a buffer, in bytes.
+// The position of each rank's part in a buffer, in bytes.
 struct Parts {
   std::vector<uint64_t> offsets, bytes;
 
@@ -18,8 +18,8 @@ struct Parts {
   uint64_t extent() const;  // bytes from the start of the buffer to the end of the last part
 };
 
-// `operation` says what to call it and what all ranks must agree on. Sums go in the order of ranks, so that
-// they are the same on every rank and in every run.
+// `operation` contains the name and the values that all ranks must agree on. Sums are computed in the order
+// of ranks, so that they are the same on every rank and in every run.
 void all_reduce(Communicator& comm, const Operation& operation, const char* in, char* out);
 void reduce(Communicator& comm, const Operation& operation, const char* in, char* out);
 void reduce_scatter(Communicator& comm, const Operation& operation, const char* in, const Parts& parts,

@@ -14,11 +14,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kYields = 200;  // before sleeping
+constexpr int kYields = 200;  // number of yields before sleeping
 constexpr std::chrono::microseconds kNap{50};
 constexpr std::chrono::milliseconds kLookAround{50};
 
-// Precedes every message.
+// The label that precedes every message.
 struct Label {
   char name[24];
   uint64_t number, elements, bytes;
@@ -36,7 +36,7 @@ Label label_of(const Operation& operation, uint64_t bytes) {
   return label;
 }
 
-// How two ends differ: "its name, mine name"; empty if they agree.
+// Returns how two labels differ, as "theirs, mine"; empty if they agree.
 std::string difference(const Label& theirs, const Label& mine) {
   if (std::strcmp(theirs.name, mine.name) != 0 || theirs.number != mine.number) {
     const auto call = [](const Label& label) {
@@ -60,7 +60,7 @@ std::string difference(const Label& theirs, const Label& mine) {
 
 }  // namespace
 
-// A label and the bytes after it, on their way into a ring.
+// A label and its bytes that are being written to a ring.
 struct Communicator::Sending {
   uint32_t to;
   const char* bytes;
@@ -96,7 +96,7 @@ struct Communicator::Receiving {
 
   bool done() const { return labelled == sizeof label && received == expected.bytes; }
 
-  // Throws what is different at the other end.
+  // Throws the difference to the other end, if there is one.
   bool advance(Ring& ring, uint64_t capacity) {
     uint64_t moved = 0;
     if (labelled < sizeof label) {
@@ -112,7 +112,7 @@ struct Communicator::Receiving {
   }
 };
 
-// While no byte moves: yields, then sleeps; looks for reasons to give up.
+// Waits while no byte moves: yields, then sleeps, and checks for reasons to fail.
 class Communicator::ProgressWait {
  public:
   ProgressWait(Communicator& communicator, const std::vector<Sending>& out, const std::vector<Receiving>& in)
@@ -141,7 +141,7 @@ class Communicator::ProgressWait {
     if (communicator_.aborted_) throw std::runtime_error("the communicator was destroyed or aborted");
     const std::string failure = communicator_.segment_.failure();
     if (!failure.empty()) throw std::runtime_error("gives up, since " + failure);
-    // Bytes that an ended rank had sent are taken first: only if there are none, it is missed.
+    // The bytes that an ended rank had sent are received first; its end is an error only if none are left.
     if (ended_) throw std::runtime_error(communicator_.segment_.describe(*ended_) + " has ended");
     ended_ = first_ended();
     if (communicator_.wait_seconds_ == 0) return;
@@ -214,7 +214,7 @@ void Communicator::exchange_all(std::vector<Sending>& out, std::vector<Receiving
   for (bool all_done = false; !all_done;) {
     all_done = true;
     bool moved = false;
-    // Messages to one rank go one after the other.
+    // Messages to one rank are sent one after the other.
     std::fill(blocked.begin(), blocked.end(), false);
     for (Sending& message : out) {
       if (message.done() || blocked[message.to]) continue;

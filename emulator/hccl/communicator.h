@@ -1,4 +1,4 @@
-// One rank's end of a group of ranks: moves bytes between them, and says what is wrong instead of hanging.
+// One rank's end of a group of ranks: moves bytes between ranks, and reports errors instead of hanging.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@
 
 namespace rec_sdk::emulator::hccl {
 
-// The present work of a rank. Ranks that exchange bytes compare it: they must be doing the same.
+// The present operation of a rank. Ranks that exchange bytes compare it: they must execute the same one.
 struct Operation {
   const char* name;       // "all_reduce"
-  uint64_t number = 0;    // of the collectives of this communicator; 0 for send and recv
-  uint64_t elements = 0;  // where all ranks must agree on it
-  int32_t type = 0;       // HcclDataType
+  uint64_t number = 0;    // sequence number among this communicator's collectives; 0 for send and recv
+  uint64_t elements = 0;  // set if all ranks must agree on it
+  int32_t type = 0;       // an HcclDataType
   int32_t reduction = -1;
   int32_t root = -1;  // not compared: with different roots, ranks wait for messages that are never sent
 };
@@ -53,9 +53,9 @@ class Communicator {
   // Makes a waiting exchange fail.
   void abort() { aborted_ = true; }
 
-  // Sends and receives at the same time, to and from any ranks, this one included; messages between two ranks
-  // stay in order. Throws std::runtime_error, here and on the ranks that wait for this one: another operation
-  // or size at the other end, a rank that ended, a rank that moves nothing for the time allowed.
+  // Sends to and receives from any ranks at the same time, including this one; messages between two ranks
+  // stay in order. Throws std::runtime_error, here and on the ranks that wait for this one, if the other end
+  // has another operation or size, if a rank has ended, or if a rank moves nothing until the timeout.
   void exchange(const Operation& operation, std::vector<Outgoing> out, std::vector<Incoming> in);
 
  private:
@@ -68,9 +68,9 @@ class Communicator {
 
   const std::string name_;
   const uint32_t ranks_, rank_;
-  const int64_t wait_seconds_;  // 0: for ever
+  const int64_t wait_seconds_;  // 0: no limit
   Segment segment_;
-  std::mutex busy_;  // one exchange at a time, also when streams share the communicator
+  std::mutex busy_;  // one exchange at a time, also if streams share the communicator
   std::atomic<uint64_t> calls_{0};
   std::atomic<bool> aborted_{false};
 };

@@ -1,5 +1,5 @@
-// The C interface of HCCL that torch_npu's ProcessGroupHCCL uses. Everything runs on the stream it is given.
-#pragma GCC visibility push(default)  // what this header declares is all that is exported
+// The C interface of HCCL that torch_npu's ProcessGroupHCCL uses. All work runs on the caller's stream.
+#pragma GCC visibility push(default)  // only the declarations of this header are exported
 #include <hccl/hccl.h>
 #pragma GCC visibility pop
 
@@ -19,14 +19,14 @@ using namespace rec_sdk::emulator::hccl;  // NOLINT
 
 namespace {
 
-// CANN's own variables; like there, the second is no limit when 0.
+// The environment variables of CANN; as in CANN, 0 means no limit for the second one.
 constexpr char kConnectTimeout[] = "HCCL_CONNECT_TIMEOUT";
 constexpr char kWaitTimeout[] = "HCCL_EXEC_TIMEOUT";
 constexpr int64_t kConnectSeconds = 120, kWaitSeconds = 300;
 
-constexpr bool kWaitsForOthers = true;  // for the other ranks
+constexpr bool kWaitsForOthers = true;  // the work waits for other ranks
 
-// An HcclComm points to this. Work on a stream outlives the handle.
+// The object behind an HcclComm. Work on a stream may outlive the handle.
 struct Handle {
   std::shared_ptr<Communicator> communicator;
 };
@@ -70,7 +70,7 @@ HcclResult initialise(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, c
   });
 }
 
-// The address at which this process sees a buffer of the device.
+// Returns the address at which this process accesses a buffer of the device.
 char* host(const void* buffer, uint64_t bytes) {
   if (bytes == 0) return nullptr;
   void* address = rec_sdk_emulator_host_address(buffer, bytes);
@@ -82,7 +82,7 @@ char* host(const void* buffer, uint64_t bytes) {
 }
 
 // Runs work(communicator, operation) on the stream. Collectives are numbered here, in the order of the
-// program.
+// program's calls.
 template <class Work>
 HcclResult collective(const char* name, HcclComm comm, aclrtStream stream, Operation operation, Work work) {
   const std::shared_ptr<Communicator> communicator = communicator_of(comm);
@@ -135,7 +135,7 @@ uint32_t HcclGetCommConfigCapability() { return HCCL_COMM_CONFIG_RESERVED; }
 HcclResult HcclSetConfig(HcclConfig, HcclConfigValue) { return HCCL_SUCCESS; }
 
 HcclResult HcclGetConfig(HcclConfig, HcclConfigValue* value) {
-  value->value = 1;  // deterministic, always
+  value->value = 1;  // results are always deterministic
   return HCCL_SUCCESS;
 }
 
@@ -160,7 +160,7 @@ HcclResult HcclCommDestroy(HcclComm comm) {
   return HCCL_SUCCESS;
 }
 
-// Errors are those of the stream, where they come with their message.
+// Always succeeds: errors are reported by the stream, with their message.
 HcclResult HcclGetCommAsyncError(HcclComm, HcclResult* error) {
   *error = HCCL_SUCCESS;
   return HCCL_SUCCESS;
@@ -292,7 +292,7 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm c
             receives.push_back({item.remoteRank, buffer, bytes});
           }
         }
-        // A batch may meet single calls at the other end, so it has their name.
+        // The other end of a batch may use single calls, so a batch has the name of single calls.
         communicator->exchange({.name = "send/recv"}, std::move(sends), std::move(receives));
       },
       kWaitsForOthers);

@@ -41,7 +41,7 @@ struct Wide<BFloat16> {
 
 template <class T>
 T larger(T a, T b) {
-  return a != a || a > b ? a : b;  // NaN stays
+  return a != a || a > b ? a : b;  // NaN is kept
 }
 
 template <class T>
@@ -81,7 +81,8 @@ void reduce_as(const std::vector<const char*>& parts, char* out, uint64_t count,
 struct TypeEntry {
   HcclDataType type;
   uint64_t bytes;
-  void (*reduce)(const std::vector<const char*>&, char*, uint64_t, HcclReduceOp);  // null: only moved
+  void (*reduce)(const std::vector<const char*>&, char*, uint64_t,
+                 HcclReduceOp);  // null: the type can only be moved
 };
 
 constexpr TypeEntry kTypes[] = {

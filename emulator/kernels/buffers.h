@@ -1,4 +1,4 @@
-// The ranges of memory that an emulated kernel may touch. Empty ones are left out.
+// The ranges of memory that an emulated kernel may access, without empty ones.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ class Buffers {
   Buffers& read(const char* name, const T* data, int64_t count) {
     return add(name, data, count * static_cast<int64_t>(sizeof(T)), Access::kRead);
   }
-  // Wholly written.
+  // Adds a range that is written completely.
   template <class T>
   Buffers& write(const char* name, const T* data, int64_t count) {
     return add(name, data, count * static_cast<int64_t>(sizeof(T)), Access::kWrite);
   }
-  // Written in part, or also read.
+  // Adds a range that is written in part, or also read.
   template <class T>
   Buffers& change(const char* name, const T* data, int64_t count) {
     return add(name, data, count * static_cast<int64_t>(sizeof(T)), Access::kReadWrite);
@@ -28,7 +28,7 @@ class Buffers {
   const std::vector<Buffer>& list() const { return list_; }
 
  private:
-  // `host` is right for memory of the host; launch_kernel puts the address that a device's memory has there.
+  // `host` is valid for host memory; launch_kernel replaces it with the address of device memory.
   Buffers& add(const char* name, const void* data, int64_t bytes, Access access) {
     if (data != nullptr && bytes > 0) {
       list_.push_back({name, data, static_cast<uint64_t>(bytes), access, const_cast<void*>(data)});
@@ -39,7 +39,7 @@ class Buffers {
   std::vector<Buffer> list_;
 };
 
-// Values of `rows` rows of `columns` values, `stride` values apart.
+// Returns the extent in values of `rows` rows of `columns` values, `stride` values apart.
 inline int64_t values_in(int64_t rows, int64_t columns, int64_t stride) {
   return rows == 0 ? 0 : (rows - 1) * stride + columns;
 }

@@ -1,4 +1,4 @@
-// The buffers that each lookup and copy kernel may touch.
+// The buffers that each lookup and copy kernel may access.
 #pragma once
 
 #include "emulator/kernels/buffers.h"
@@ -68,7 +68,7 @@ inline Buffers buffers_of(const SwapRows& a) {
   return buffers;
 }
 
-// The weights are in the cache that changes; the lookups' own slots are not read.
+// The weights are in the cache, which the swap changes; the lookups' own slots are not read.
 inline Buffers buffers_of(const SwapLookupSequence& a) {
   return buffers_of(a.swap)
       .read("origins", a.origins, a.lookup.count)

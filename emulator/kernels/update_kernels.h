@@ -1,5 +1,5 @@
-// The kernels of update_rows and accumulate_rows, and what each may touch. Run is a function
-// (name, blocks, buffers, body) that runs a kernel: in the order of a stream, or at once.
+// The kernels of update_rows and accumulate_rows, with the buffers that each may access. Run is a function
+// (name, blocks, buffers, body) that runs a kernel: in the order of a stream, or immediately.
 #pragma once
 
 #include "emulator/kernels/buffers.h"
@@ -16,7 +16,7 @@ inline Buffers& read_gradient(Buffers& buffers, const Gradient& grad) {
   return buffers.read("grad", grad.data, values_in(grad.rows, grad.columns, grad.stride));
 }
 
-// all_grads: what the table of gradients has.
+// all_grads: the contents of the table of gradients.
 inline Buffers& read_segments(Buffers& buffers, const Segments& segments, const GradientList& all_grads) {
   const Lookups& lookups = segments.lookups;
   if (lookups.grad_source == nullptr) {
@@ -40,7 +40,7 @@ inline int64_t workspace_sums(const Segments& segments, const HotWorkspace& work
   return ascendc::workspace_places(segments.lookups.count) * workspace.pitch;
 }
 
-// For the last launch.
+// Adds the workspace, which the last launch reads.
 inline Buffers& read_workspace(Buffers& buffers, const Segments& segments, const HotWorkspace& workspace) {
   if (workspace.sums == nullptr) return buffers;
   return read_hot_segments(buffers, segments)

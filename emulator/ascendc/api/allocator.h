@@ -1,5 +1,4 @@
-// Local memory without pipes and queues: tensors one after the other, ordered by flags that the kernel sets
-// itself.
+// Local memory without pipes and queues: consecutive tensors, ordered by flags that the kernel sets itself.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"
@@ -36,7 +35,7 @@ class LocalMemAllocator {
   uint32_t head_ = 0;
 };
 
-// Sets the registers of the core to what kernels without a TPipe expect.
+// Sets the core's registers to the values that kernels without a TPipe expect.
 inline void InitSocState() { rec_sdk::emulator::set_atomic_none(); }
 
 }  // namespace AscendC

@@ -1,5 +1,5 @@
-// Copies out of local memory that combine with what is in global memory. Between Set...() and SetAtomicNone()
-// every copy out is one, in no fixed order between cores.
+// Copies out of local memory that combine with the contents of global memory. Between Set...() and
+// SetAtomicNone() every copy out is atomic; cores combine in no fixed order.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"
@@ -9,7 +9,7 @@ namespace AscendC {
 template <typename T>
 constexpr bool kAtomicType = kOneOf<T, int8_t, int16_t, half, bfloat16_t, int32_t, float>;
 
-// How sums of 16-bit floats and of integers are formed: in float, or in the type.
+// Sums of 16-bit floats are computed in float, sums of integers in their own type.
 template <typename T>
 T added(T a, T b) {
   if constexpr (kOneOf<T, half, bfloat16_t>) {

@@ -1,4 +1,4 @@
-// The data cache through which the scalar unit reads and writes global memory.
+// The data cache through which the scalar unit accesses global memory.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"

@@ -17,8 +17,8 @@ enum class RoundMode : uint8_t {
   CAST_ODD,
 };
 
-// How a pair of types converts: exactly, so that only CAST_NONE is allowed; to the nearest value of T, where
-// the emulator has CAST_RINT only; or to a whole number, in any mode but CAST_NONE and CAST_ODD.
+// The conversion of a pair of types: exact, which allows only CAST_NONE; to the nearest value of T, for which
+// the emulator implements only CAST_RINT; or to an integer, in any mode except CAST_NONE and CAST_ODD.
 enum class CastKind { kAbsent, kExact, kNearest, kWhole };
 
 template <typename T, typename U>
@@ -43,7 +43,7 @@ constexpr CastKind cast_kind() {
   return K::kAbsent;
 }
 
-// Null for a mode that the pair has not.
+// Returns null for a mode that the pair does not support.
 template <typename T, typename U>
 rec_sdk::emulator::ElementFunction cast_function(RoundMode mode) {
   using namespace rec_sdk::emulator;

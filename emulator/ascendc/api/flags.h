@@ -1,4 +1,4 @@
-// Order between the engines of a core.
+// Synchronization between the engines of a core.
 #pragma once
 
 #include "emulator/ascendc/api/language.h"
@@ -7,7 +7,7 @@
 
 namespace AscendC {
 
-// The flags of a vector core.
+// The flags of a vector core, named by the engines that set them and wait for them.
 enum class HardEvent : uint8_t {
   MTE2_V,
   V_MTE2,

@@ -1,4 +1,4 @@
-// The words that bisheng adds to C++, and the names that CANN gives the chip's parts.
+// The keywords that bisheng adds to C++, and CANN's names of the chip's parts.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ using TEventID = int8_t;
 constexpr uint32_t TOTAL_UB_SIZE = REC_SDK_ASCENDC_ARCH == 2201 ? 192 * 1024 : 248 * 1024;
 constexpr int32_t ONE_BLK_SIZE = 32;
 
-// Whether T is one of the others: for the types that an instruction takes.
+// Returns whether T is one of the other types; used for the types that an instruction accepts.
 template <class T, class... Others>
 constexpr bool kOneOf = (__is_same(T, Others) || ...);
 

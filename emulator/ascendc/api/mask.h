@@ -1,4 +1,5 @@
-// The mask says how many values a vector instruction works on that is not told: set once for many of them.
+// The mask: the number of values that a vector instruction without a count works on. It is set once for many
+// instructions.
 #pragma once
 
 #include "emulator/ascendc/api/language.h"
@@ -10,7 +11,7 @@ enum class MaskMode : uint8_t { NORMAL = 0, COUNTER };
 
 constexpr uint64_t MASK_PLACEHOLDER = 0;
 
-// In blocks of 32 bytes.
+// Strides in blocks of 32 bytes.
 struct BinaryRepeatParams {
   uint8_t dstBlkStride = 1, src0BlkStride = 1, src1BlkStride = 1;
   uint8_t dstRepStride = 8, src0RepStride = 8, src1RepStride = 8;

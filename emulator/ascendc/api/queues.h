@@ -1,4 +1,5 @@
-// TPipe sets local memory aside; TQue hands parts of it from engine to engine, with a flag at each hand-over.
+// Queues: TPipe allocates local memory; TQue passes parts of it from engine to engine, with a flag for each
+// transfer.
 #pragma once
 
 #include "emulator/ascendc/api/flags.h"
@@ -11,7 +12,7 @@ constexpr bool in_local_memory(TPosition position) {
   return position == TPosition::VECIN || position == TPosition::VECOUT || position == TPosition::VECCALC;
 }
 
-// The flags of a queue from src to dst, as the hardware's library picks them.
+// Returns the flags of a queue from src to dst, as CANN's library chooses them.
 constexpr rec_sdk::emulator::QueueEvents queue_events(TPosition src, TPosition dst) {
   using namespace rec_sdk::emulator;
   if (src == TPosition::GM) {
@@ -95,7 +96,7 @@ class TBuf {
   LocalTensor<T> Get() {
     return LocalTensor<T>(rec_sdk::emulator::scratch(buffer_));
   }
-  // A multiple of 32 bytes.
+  // Returns a tensor of a multiple of 32 bytes.
   template <typename T>
   LocalTensor<T> Get(uint32_t len) {
     return LocalTensor<T>(rec_sdk::emulator::scratch_part(buffer_, 0, uint64_t{len} * sizeof(T)));
@@ -143,7 +144,7 @@ class TPipe {
   void ReleaseEventID(TEventID id) {
     rec_sdk::emulator::release_flag(event_of(event), id);
   }
-  // An id that is free now: it is not reserved.
+  // Returns an id that is free now, without reserving it.
   template <HardEvent event>
   TEventID FetchEventID() {
     return static_cast<TEventID>(rec_sdk::emulator::fetch_flag(event_of(event)));
@@ -159,7 +160,7 @@ class TPipe {
       rec_sdk::emulator::close_pipe();
     }
   }
-  // Sets all buffers free, for another InitBuffer.
+  // Releases all buffers, for another InitBuffer.
   void Reset() { rec_sdk::emulator::reset_pipe(); }
 
  private:

@@ -1,5 +1,5 @@
-// half and bfloat16_t: storage, and conversions that round to nearest even. A vector core has no arithmetic
-// on single values of them.
+// half and bfloat16_t: storage, and conversions that round to nearest even. A vector core has no scalar
+// arithmetic on them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 struct half {
   half() = default;
-  half(float value) : bits(rec_sdk::REC_SDK_ISA::Float16::store(value)) {}  // as bisheng converts
+  half(float value) : bits(rec_sdk::REC_SDK_ISA::Float16::store(value)) {}  // implicit, as in bisheng
   explicit operator float() const { return rec_sdk::REC_SDK_ISA::Float16::load(bits); }
 
   uint16_t bits;

@@ -1,5 +1,5 @@
-// Instructions of the vector unit on the first `count` elements of tensors (the count form), or on as many as
-// the mask says, in blocks at strides (the mask form, with isSetMask = false).
+// Instructions of the vector unit, on the first `count` elements of tensors (the count form), or on as many
+// elements as the mask has, in blocks at strides (the mask form, with isSetMask = false).
 #pragma once
 
 #include "emulator/ascendc/api/flags.h"
@@ -17,7 +17,7 @@ constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
 template <class T>
 constexpr bool kFloating = kOneOf<T, half, float>;
 
-// A function, and its twin for a core whose integers saturate: null where that changes nothing.
+// A function, and its variant for a core with saturating integers; null if that makes no difference.
 struct Arithmetic {
   rec_sdk::emulator::ElementFunction function, saturating = nullptr;
 };
@@ -105,7 +105,8 @@ void with_scalar(const char* name, const Arithmetic& arithmetic, const LocalTens
     }                                                                                                    \
   }
 
-// In the count form, isSetMask = false makes 2201 ask the mask and 950 the count: it is refused for both.
+// In the count form with isSetMask = false, 2201 uses the mask and 950 the count; it is therefore rejected
+// for both.
 #define REC_SDK_ONE_WITH_SCALAR(Name, kind, Op, op, types, message)                                   \
   template <typename T, bool isSetMask = true>                                                        \
   void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,               \
@@ -135,7 +136,7 @@ void with_scalar(const char* name, const Arithmetic& arithmetic, const LocalTens
   REC_SDK_ONE_WITH_SCALAR(Name, with_scalar, BinaryOp, op, kNumber, \
                           #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
 
-// To the right, copies of the sign come in where T has one.
+// A right shift of a signed T shifts in copies of the sign.
 #define REC_SDK_ONE_SHIFT(Name, op) \
   REC_SDK_ONE_WITH_SCALAR(Name, shift, ShiftOp, op, kShifted, #Name ": integers of 16 and 32 bits only")
 
@@ -185,7 +186,7 @@ REC_SDK_ONE_UNARY(Reciprocal)
 #undef REC_SDK_ONE_SHIFT
 #undef REC_SDK_ONE_UNARY
 
-// dst += src * scalar: two roundings.
+// dst += src * scalar, with two roundings.
 template <typename T, typename U>
 void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, const int32_t& count) {
   constexpr bool kPair = (kOneOf<T, float> && kFloating<U>) || (kOneOf<T, half> && kOneOf<U, half>);
@@ -212,7 +213,7 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& c
   rec_sdk::emulator::run_vector(call);
 }
 
-// dst[0] = the sum, added in pairs. On 2201 the scalar unit stores it, between flags of its own.
+// dst[0] = the sum, added in pairs. On 2201 the scalar unit stores it, between its own flags.
 template <typename T, bool isSetMask = true>
 void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
                const int32_t count) {

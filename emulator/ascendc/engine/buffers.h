@@ -1,25 +1,25 @@
-// The parts of local memory that a kernel has set aside: by TPipe::InitBuffer, or by LocalMemAllocator.
+// The parts of local memory that a kernel allocated, with TPipe::InitBuffer or LocalMemAllocator.
 #pragma once
 
 #include <cstdint>
 
 namespace rec_sdk::emulator {
 
-constexpr uint32_t kUbBlock = 32;  // all addresses but the scalar unit's are multiples of it
+constexpr uint32_t kUbBlock = 32;  // all addresses except the scalar unit's are multiples of it
 
 constexpr uint64_t round_up_to_block(uint64_t bytes) { return (bytes + kUbBlock - 1) / kUbBlock * kUbBlock; }
 
-// A tensor in local memory, as the engine sees it. `generation` ends with the buffer: a tensor that was
-// freed, or whose pipe is gone, no longer matches.
+// The engine's view of a tensor in local memory. `generation` changes with each use of the buffer: a tensor
+// that was freed, or whose pipe was destroyed, no longer matches.
 struct UbTensor {
   uint32_t address = 0;
-  uint32_t bytes = 0;  // from address to the end of the tensor
+  uint32_t bytes = 0;  // from the address to the end of the tensor
   uint32_t generation = 0;
-  uint16_t buffer = 0;  // LocalBuffers index; kNoBuffer: from LocalMemAllocator
+  uint16_t buffer = 0;  // index in LocalBuffers; kNoBuffer for LocalMemAllocator
   uint8_t position = 0;
 };
 
-constexpr uint8_t kVecCalc = 11;  // a position
+constexpr uint8_t kVecCalc = 11;  // a position of tensors
 constexpr uint16_t kNoBuffer = UINT16_MAX;
 constexpr int kMaxBuffers = 64;
 
@@ -31,8 +31,8 @@ struct LocalBuffer {
   uint32_t generation;
   BufferState state;
   uint8_t position;
-  int8_t ready_id;  // of the flag that EnQue set, or -1
-  int8_t free_id;   // of the flag that FreeTensor set, or -1
+  int8_t ready_id;  // id of the flag that EnQue set, or -1
+  int8_t free_id;   // id of the flag that FreeTensor set, or -1
   int8_t free_event;
 };
 
@@ -42,10 +42,10 @@ struct LocalBuffers {
   uint32_t used_bytes = 0;
   bool piped = false;            // a TPipe exists
   bool static_tensors = false;   // a LocalMemAllocator was used
-  uint32_t pipe = 1;             // changes when all buffers go
-  uint32_t next_generation = 1;  // never starts again, so that no old tensor can match
+  uint32_t pipe = 1;             // changes when all buffers are released
+  uint32_t next_generation = 1;  // never reset, so that old tensors cannot match
 
-  // Whether the tensor's memory is still the tensor's.
+  // Returns whether the memory still belongs to the tensor.
   bool has(const UbTensor& tensor) const {
     return tensor.buffer == kNoBuffer ||
            (tensor.buffer < count && items[tensor.buffer].generation == tensor.generation);

@@ -1,4 +1,4 @@
-// The time of a thread's cores, which is the number of their instructions.
+// The clock of a thread's cores, which counts their instructions.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@ class Clock {
   static constexpr int32_t kLastTime = INT32_MAX / 4 - 1;
 
   int32_t now() const { return now_; }
-  // The time of the next instruction. `name` must be a literal.
+  // Returns the time of the next instruction. `name` must be a literal.
   int32_t tick(const char* name) {
     ++now_;
     names_[static_cast<uint32_t>(now_) % kNames] = name;
     return now_;
   }
   void restart() { now_ = 0; }
-  // The name of a recent instruction, or null when it is too long ago.
+  // Returns the name of a recent instruction, or null if it is too old.
   const char* name_at(int32_t time) const {
     const bool recent = time > 0 && time <= now_ && static_cast<uint32_t>(now_ - time) < kNames;
     return recent ? names_[static_cast<uint32_t>(time) % kNames] : nullptr;

@@ -1,5 +1,5 @@
-// Where a stack stands, and the change from one to another. ucontext would do, but its system calls for the
-// signal mask cost twenty times the rest.
+// A saved stack pointer, and the switch from one stack to another. ucontext would work too, but its system
+// calls for the signal mask cost twenty times as much as the switch.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace rec_sdk::emulator {
 
 class Context {
  public:
-  // At the next switch to it, runs enter(argument) on that stack; enter must not return.
+  // Makes the next switch to this context run enter(argument) on that stack; enter must not return.
   void start(void* stack, size_t bytes, void (*enter)(void*), void* argument);
-  // Goes on there; what runs now goes on when something switches back to this.
+  // Switches to `other`; the present code continues when something switches back to this context.
   void switch_to(Context* other);
 
  private:

@@ -1,4 +1,4 @@
-// The copy engines: MTE2 into local memory, MTE3 out of it.
+// The copy engines: MTE2 copies into local memory, MTE3 out of it.
 #include <cstring>
 
 #include "emulator/ascendc/engine/gm.h"
@@ -61,7 +61,7 @@ void check_padding(Core& core, const Copy& copy, const Padding& padding) {
   }
 }
 
-// LocalMemAllocator's tensors are all that their kernel has, and may be at any position.
+// Tensors of LocalMemAllocator may have any position.
 void check_position(Core& core, const Copy& copy, bool arrives) {
   if (copy.local.buffer == kNoBuffer || copy.local.position != kVecCalc) return;
   if (arrives && REC_SDK_ASCENDC_ARCH == 3510) return;
@@ -69,8 +69,8 @@ void check_position(Core& core, const Copy& copy, bool arrives) {
                     : "a tensor at VECCALC: copies go from VECIN and VECOUT only");
 }
 
-// Where the tensor's declared size ends, if it has one; the launch's buffers are checked when the bytes are
-// touched.
+// Checks the declared end of the tensor, if it has one; the launch's buffers are checked when the bytes are
+// accessed.
 void check_extent(Core& core, const Copy& copy) {
   if (copy.global.bytes == UINT64_MAX) {
     return;
@@ -82,13 +82,13 @@ void check_extent(Core& core, const Copy& copy) {
   }
 }
 
-// The local bytes of all blocks, when each takes `step` with its stride and `used` without.
+// Returns the local bytes of all blocks; a block takes `step` bytes with its stride and `used` without.
 UbSpan local_extent(Core& core, const Copy& copy, int64_t used, int64_t step, const char* role) {
   const int64_t bytes = (copy.blocks - 1) * step + used;
   return aligned_operand(core, copy.local, static_cast<uint64_t>(bytes), role);
 }
 
-// Elements of 1, 2, 4 or 8 bytes, which repeat in eight.
+// Fills bytes with elements of 1, 2, 4 or 8 bytes, which repeat every eight bytes.
 void fill_elements(uint8_t* to, uint64_t bytes, const void* element, uint32_t element_bytes) {
   uint8_t eight[8];
   for (uint32_t at = 0; at < sizeof(eight); at += element_bytes) {
@@ -101,14 +101,14 @@ void fill_elements(uint8_t* to, uint64_t bytes, const void* element, uint32_t el
   std::memcpy(to + at, eight, bytes - at);
 }
 
-// One block with what stands around it in local memory.
+// One block with its padding in local memory.
 struct Block {
-  uint32_t left, data, right, total;  // bytes; total: with the tail up to a multiple of 32
+  uint32_t left, data, right, total;  // in bytes; total: rounded up to a multiple of 32
 };
 
 bool asks_for_padding(const Block& block) { return block.left != 0 || block.right != 0; }
 
-// Whether the bytes around the data are.
+// Returns whether the bytes around the data have defined values.
 bool is_defined(const Block& block, const Padding& padding) {
   return block.total == block.data || !asks_for_padding(block) || padding.given;
 }
@@ -118,7 +118,7 @@ void pad_block(uint8_t* to, const Block& block, uint32_t element_bytes, const Pa
     return;
   }
   const uint32_t behind = block.total - block.left - block.data;
-  // Without padding the hardware repeats the first element.
+  // Without explicit padding the hardware repeats the first element.
   const void* element = asks_for_padding(block) ? static_cast<const void*>(&padding.value) : to;
   fill_elements(to, block.left, element, element_bytes);
   fill_elements(to + block.left + block.data, behind, element, element_bytes);

@@ -103,7 +103,7 @@ void Core::refuse_read(UbSpan span) const {
 
 void Core::refuse_write(UbSpan span) const {
   const Limits& known = limits();
-  // Reads first: they are the later ones, and what orders them orders the write before them.
+  // Reads are checked first: they are later, and whatever orders them also orders the write before them.
   const uint32_t block = ub.unordered_read(span, known);
   if (block != UnifiedBuffer::kNone) {
     const Stamp earlier = ub.read_beyond(block, known);
@@ -116,10 +116,11 @@ void Core::refuse_write(UbSpan span) const {
             span.end(), describe(earlier).c_str(), cure(stamp_engine(earlier), engine()).c_str()));
 }
 
-// Engines run as late as flags allow, so that a WaitFlag before this one in the source may still be to come.
+// Checks that a flag was consumed before it is set again. Engines run as late as flags allow, so the
+// preceding WaitFlag may not have been executed yet.
 void Core::check_consumed(int event, int32_t id) const {
   const EventType& type = kEvents[event];
-  // The scalar unit has passed its WaitFlag before it issues anything else.
+  // The scalar unit executes its WaitFlag before it issues anything else.
   if (type.to == kScalar || !flags.was_waited_for(event, id)) {
     return;
   }

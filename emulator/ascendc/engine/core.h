@@ -1,4 +1,4 @@
-// One emulated vector core: its clock, its engines, its local memory, its flags and its buffers.
+// One emulated vector core: its clock, engines, local memory, flags and buffers.
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,25 @@ namespace rec_sdk::emulator {
 class GlobalMemory;
 class Machine;
 
-// Copies out do this while SetAtomicAdd<T>() or the like is on.
+// The operation of copies out while SetAtomicAdd<T>() or a similar mode is active.
 struct AtomicState {
   bool on = false;
-  const char* type = nullptr;  // as Copy::type
+  const char* type = nullptr;  // like Copy::type
   void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
 };
 
-// The control register (CTRL). It outlives a kernel, so that each must leave it as it found it.
+// Bits of the control register (CTRL). Its value outlives a kernel, so each kernel must restore it.
 constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;     // 16-bit floats do not saturate
-constexpr uint64_t kIntegersSaturate = uint64_t{1} << 53;  // on 950
-constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;      // on 950: bit 48 is heard
+constexpr uint64_t kIntegersSaturate = uint64_t{1} << 53;  // on 950 only
+constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;      // on 950: bit 48 has an effect
 constexpr uint64_t kControlBits =
     REC_SDK_ASCENDC_ARCH == 3510 ? kKeepsInfinity | kIntegersSaturate | kForAllOfCore : kKeepsInfinity;
 constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
-// The mask of vector instructions that set none themselves.
+// The mask for vector instructions that do not set one themselves.
 struct VectorMask {
   static constexpr int64_t kAll = -1;
-  bool counter = false;  // it counts values; otherwise it has a bit for each of a repeat
+  bool counter = false;  // it counts values; otherwise it has one bit for each value of a repeat
   int64_t count = kAll;
 
   bool at_start() const { return !counter && count == kAll; }
@@ -48,10 +48,10 @@ class Core {
   Core(Machine& machine, UnifiedBuffer& ub);
 
   void start(int64_t index, int64_t blocks);
-  // The rules that hold at the end of a kernel.
+  // Checks the rules that hold at the end of a kernel.
   void finish();
 
-  // The next instruction of an engine. `name` must be a literal.
+  // Issues the next instruction of an engine. `name` must be a literal.
   void issue(Engine engine, const char* name) {
     if (clock_.now() == Clock::kLastTime) {
       clock_ran_out();
@@ -64,8 +64,8 @@ class Core {
   const Limits& limits() const { return order.limits(stamp_engine(stamp_)); }
   int32_t time() const { return stamp_time(stamp_); }
 
-  // Accesses of the current instruction to local memory. All checks come before all marks, since an
-  // instruction may write what it reads.
+  // Accesses of the current instruction to local memory. All checks come before all marks, because an
+  // instruction may write its own operand.
   void check_read(UbSpan span) const {
     if (!ub.may_read(span, limits())) {
       refuse_read(span);
@@ -79,8 +79,8 @@ class Core {
   void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
   void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
 
-  // `of_queue`: by CANN's queues, which take the lowest free flag whatever the engines do; CANN answers for
-  // it.
+  // `of_library`: set by CANN's queues, which take the lowest free flag whatever the engines do; that is
+  // CANN's responsibility.
   void set_flag(int event, int32_t id, bool of_library = false);
   void wait_flag(int event, int32_t id);
   void barrier(Engine engine);
@@ -91,13 +91,14 @@ class Core {
   }
   bool saturates_integers() const { return (control & kIntegersSaturate) != 0; }
 
-  // Ends the launch. `rule` says what was done and what is allowed.
+  // Ends the launch. `rule` describes what was done and what is allowed.
   [[noreturn]] void fail(const std::string& rule) const;
-  // For places that may not throw, such as destructors: reported when the core ends. The first one counts.
+  // Records an error where throwing is impossible, such as in destructors; it is reported when the core ends.
+  // The first one is kept.
   void fail_later(const KernelError& error);
   // "Add (V, instruction 12)"
   std::string describe(Stamp stamp) const;
-  // The call that orders an instruction of `to` after one of `from`.
+  // Returns the call that orders an instruction of `to` after one of `from`.
   static std::string cure(int from, int to);
 
   GlobalMemory& gm() const { return gm_; }
@@ -133,8 +134,9 @@ class Core {
   std::string later_;
 };
 
-// The core that runs on this thread; outside of kernels calls of AscendC throw std::logic_error.
-// initial-exec: every instruction asks, and this library is not one that is loaded and unloaded.
+// The core that runs on this thread; outside of kernels, calls of AscendC throw std::logic_error.
+// initial-exec makes the access fast, which every instruction needs; it is allowed, because this library is
+// never unloaded.
 extern __thread Core* running_core __attribute__((tls_model("initial-exec")));
 [[noreturn]] void no_core();
 inline Core& current_core() {

@@ -1,5 +1,5 @@
-// Compiled with -O3 and -ffp-contract=off. One function per operation and type, here rather than in headers,
-// so that the kernels' own sources stay quick to compile.
+// Compiled with -O3 and -ffp-contract=off. There is one function per operation and type, here instead of in
+// headers, so that the kernels' own sources compile quickly.
 #include "emulator/ascendc/engine/elementwise.h"
 
 #include <cmath>
@@ -22,7 +22,7 @@ Wide<T> widen(T value) {
   return static_cast<Wide<T>>(value);
 }
 
-// Values beyond an integer type become its nearest one.
+// Clamps a value to the range of an integer type.
 template <class T>
 T clamped(int64_t value) {
   constexpr int64_t kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
@@ -35,7 +35,7 @@ T apply(T a, T b) {
     const int64_t x = a, y = b;
     return clamped<T>(op == BinaryOp::kAdd ? x + y : op == BinaryOp::kSub ? x - y : x * y);
   } else if constexpr (std::is_integral_v<T> && op <= BinaryOp::kMul) {
-    // Unsigned, so that overflow wraps.
+    // Computed unsigned, so that overflow wraps.
     using U = std::make_unsigned_t<decltype(a + b)>;
     const auto x = static_cast<U>(a), y = static_cast<U>(b);
     return static_cast<T>(op == BinaryOp::kAdd ? x + y : op == BinaryOp::kSub ? x - y : x * y);
@@ -50,7 +50,7 @@ T apply(T a, T b) {
   } else {
     const T chosen = op == BinaryOp::kMax ? (a > b ? a : b) : (a < b ? a : b);
     if constexpr (std::is_floating_point_v<T>) {
-      return a != a ? a : chosen;  // b, if not a number, was chosen already
+      return a != a ? a : chosen;  // if b is NaN, it was chosen already
     } else {
       return chosen;
     }
@@ -62,7 +62,7 @@ constexpr T kLeastNormal = std::numeric_limits<T>::min();
 template <>
 constexpr float kLeastNormal<half> = 0x1p-14f;
 
-// A result as the chip stores it.
+// Converts a result to the stored type, as the chip does.
 template <BinaryOp op, class T>
 T stored(Wide<T> value) {
   if constexpr (op == BinaryOp::kDiv && REC_SDK_ASCENDC_ARCH == 3510) {
@@ -72,11 +72,11 @@ T stored(Wide<T> value) {
   }
 }
 
-// As inexact as the documentation warns: beyond 1e-4 for float, 1e-3 for half. A kernel that needs more
-// divides.
+// Reduces the precision as far as the documentation warns: errors beyond 1e-4 for float, 1e-3 for half.
+// Kernels that need more must divide.
 template <class T>
 float coarse(float value) {
-  constexpr uint32_t kKept = std::is_same_v<T, half> ? 8 : 11;  // bits of the fraction
+  constexpr uint32_t kKept = std::is_same_v<T, half> ? 8 : 11;  // bits of the fraction that are kept
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   bits &= ~((1u << (23 - kKept)) - 1);
@@ -112,7 +112,7 @@ T scalar_of(const void* scalar) {
 
 }  // namespace
 
-// ivdep: dst is a, or b, or overlaps neither.
+// ivdep: dst is equal to a or b, or overlaps neither.
 template <BinaryOp op, class T, Overflow overflow>
 void binary(void* dst, const void* a, const void* b, const void*, int64_t count) {
   auto* out = static_cast<T*>(dst);
@@ -185,7 +185,7 @@ void duplicate(void* dst, const void*, const void*, const void* scalar, int64_t 
 
 template <class T>
 void reduce_sum(void* dst, const void* a, const void*, const void*, int64_t count) {
-  constexpr int64_t kRepeat = 256 / sizeof(T);  // what the vector unit takes at a time
+  constexpr int64_t kRepeat = 256 / sizeof(T);  // elements that the vector unit processes at a time
   const auto* x = static_cast<const T*>(a);
   T total{};
   for (int64_t begin = 0; begin < count; begin += kRepeat) {
@@ -223,7 +223,7 @@ double to_integer(double value) {
   }
 }
 
-// Values beyond an integer type become its nearest one, and what is not a number 0.
+// Clamps a value to the range of an integer type; NaN becomes 0.
 template <class T>
 T saturated(double value) {
   constexpr T kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();

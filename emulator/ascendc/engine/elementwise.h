@@ -1,5 +1,5 @@
 // The arithmetic of vector instructions on plain arrays. Each result is rounded once, as in IEEE single
-// precision or, for half, as if computed in single precision and then rounded. dst may be a or b.
+// precision; half results are computed in single precision and then rounded. dst may equal a or b.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ enum class BinaryOp { kAdd, kSub, kMul, kDiv, kMax, kMin };
 enum class ShiftOp { kLeft, kRight };
 enum class UnaryOp { kSqrt, kRsqrt, kExp, kLn, kAbs, kReciprocal };
 
-// Where the result of an operation on integers has more bits than T: the low ones, or the nearest T.
+// The overflow of integer results: wrap to the low bits, or saturate to the nearest T.
 enum class Overflow { kWraps, kSaturates };
 
 // dst = a op b. On 950 a subnormal quotient becomes 0, with its sign.
@@ -21,12 +21,12 @@ void binary(void* dst, const void* a, const void* b, const void* scalar, int64_t
 template <BinaryOp op, class T, Overflow overflow = Overflow::kWraps>
 void with_scalar(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
-// By bits of the scalar, a T; to the right, copies of the sign come in where T has one. By as many bits as T
-// has, or more, nothing is left but the sign.
+// Shifts by a scalar number of bits; a right shift of a signed T shifts in copies of the sign. A shift by the
+// width of T, or more, leaves only the sign.
 template <ShiftOp op, class T>
 void shift(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
-// Rsqrt and Reciprocal are deliberately as inexact as the hardware's.
+// Rsqrt and Reciprocal are deliberately as inexact as on the hardware.
 template <UnaryOp op, class T>
 void unary(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
@@ -38,16 +38,15 @@ template <class T>
 void duplicate(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
 // dst[0] = the sum, in the order of A2 and A3: within each 256 bytes neighbours are added in pairs, then
-// these sums in pairs, and so on; what comes out is added up one after the other.
+// their sums in pairs, and so on; the sums of all 256-byte blocks are then added one after the other.
 template <class T>
 void reduce_sum(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
 
-// 16-bit results while a core saturates: infinity becomes the largest number, and what is not a number
-// becomes 0.
+// Saturates 16-bit results: infinity becomes the largest number, and NaN becomes 0.
 template <class T>
 void saturate(void* values, int64_t count);
 
-// Modes as in AscendC::RoundMode: how a value that T has not is rounded.
+// The rounding modes of AscendC::RoundMode, for values that T cannot represent.
 enum class Rounding { kNone, kRint, kFloor, kCeil, kRound, kTrunc };
 template <class T, class U, Rounding rounding>
 void cast(void* dst, const void* a, const void* b, const void* scalar, int64_t count);

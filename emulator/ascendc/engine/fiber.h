@@ -1,4 +1,4 @@
-// A stack of its own for a function that can stop half way.
+// A stack for a function that can be suspended.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Runs the work, from where it stopped, until it stops or ends. After its end it starts again from the top.
+  // Runs the work from where it stopped until it stops again or ends. After its end it restarts from the top.
   void resume();
-  // Called from the work: back to the caller of resume().
+  // Called from the work: returns to the caller of resume().
   void stop();
   // Forgets where the work stopped; objects on its stack are not destroyed.
   void rewind();
@@ -31,7 +31,7 @@ class Fiber {
   size_t mapped_;
   bool started_ = false;
   Context context_, resumer_;
-  // For the address sanitizer, which must be told of every change of the stack.
+  // For the address sanitizer, which must be notified of every change of the stack.
   void* fake_stack_ = nullptr;
   const void* resumer_stack_ = nullptr;
   size_t resumer_bytes_ = 0;

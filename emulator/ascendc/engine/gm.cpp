@@ -37,7 +37,7 @@ void GlobalMemory::begin_launch(const std::vector<Buffer>& buffers, int32_t time
     }
     ranges_.push_back(std::move(range));
   }
-  // Where a buffer for reading lies inside one for writing, the accesses are those of the latter.
+  // If a buffer for reading lies inside a buffer for writing, accesses belong to the latter.
   std::stable_partition(ranges_.begin(), ranges_.end(),
                         [](const Range& range) { return range.buffer.access != Access::kRead; });
 }
@@ -137,7 +137,8 @@ GmRecord& GlobalMemory::record(Range& range, uint64_t number) {
   return (*chunk)[offset % kChunkLines];
 }
 
-// Rows are scattered: without this, their lines come from memory one after the other.
+// Prefetches the lines of a row. Rows are scattered, so without this their lines would be loaded one after
+// the other.
 void GlobalMemory::prefetch(Range& range, uint64_t address, uint64_t bytes, const uint8_t* host) {
   constexpr uint64_t kMostLines = 32;
   const uint64_t first = address / kCacheLine, lines = (address + bytes - 1) / kCacheLine - first;
@@ -151,7 +152,7 @@ uint8_t* GlobalMemory::writable(Core& core, uint64_t address, uint64_t bytes, Ra
   uint8_t* host;
   std::tie(host, range) = resolve(core, address, bytes);
   if (range->buffer.access == Access::kRead) {
-    latest_ = nullptr;  // was found without a look at the others
+    latest_ = nullptr;  // it was found without comparing with the others
     std::tie(host, range) = resolve(core, address, bytes);
   }
   if (range->buffer.access == Access::kRead) {

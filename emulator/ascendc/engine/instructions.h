@@ -1,4 +1,4 @@
-// The API in api/ calls these: the instructions of a core without their types.
+// The functions that the API in api/ calls: the instructions of a core without their types.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace rec_sdk::emulator {
 
-// A tensor in global memory; bytes from address on, or UINT64_MAX: not said.
+// A tensor in global memory; bytes from the address on, or UINT64_MAX if unknown.
 struct GmTensor {
   uint64_t address = 0;
   uint64_t bytes = 0;
 };
 
-// From element `offset` on.
+// Returns the part of the tensor from element `offset` on.
 GmTensor part_of(const GmTensor& tensor, uint64_t offset, uint64_t element_bytes);
 [[noreturn]] void refuse_offset(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes);
 inline UbTensor part_of(const UbTensor& tensor, uint64_t offset, uint64_t element_bytes) {
@@ -29,7 +29,7 @@ inline UbTensor part_of(const UbTensor& tensor, uint64_t offset, uint64_t elemen
 }
 UbTensor resized(const UbTensor& tensor, uint64_t bytes);
 
-// The scalar unit.
+// Instructions of the scalar unit.
 void load_global(const GmTensor& tensor, uint64_t index, uint64_t element_bytes, void* value);
 void store_global(const GmTensor& tensor, uint64_t index, uint64_t element_bytes, const void* value);
 void load_local(const UbTensor& tensor, uint64_t index, uint64_t element_bytes, void* value);
@@ -42,15 +42,15 @@ void wait_flag(int event, int32_t id);
 void barrier(Engine engine);
 void barrier_all();
 
-// The same address for the same T, whose only use that is.
+// A variable whose address identifies the type T.
 template <class T>
 inline constexpr char kTypeTag = 0;
 
-// Blocks of block_bytes each. Strides are from the end of a block to the start of the next: in bytes in
+// Blocks of block_bytes each. Strides are from the end of a block to the start of the next one: in bytes in
 // global memory, in blocks of 32 bytes in local memory.
 struct Copy {
   const char* name;
-  const char* type;  // kTypeTag of the elements
+  const char* type;  // kTypeTag of the element type
   UbTensor local;
   GmTensor global;
   uint32_t element_bytes;
@@ -59,22 +59,22 @@ struct Copy {
   int64_t global_stride;
   int64_t local_stride;
 };
-// The padding fills a block's local bytes up to a multiple of 32.
+// The padding extends a block's local bytes to a multiple of 32.
 struct Padding {
-  bool given;            // value holds an element; otherwise padding that was asked for is undefined
-  uint32_t left, right;  // elements
+  bool given;            // whether `value` holds an element; otherwise requested padding is undefined
+  uint32_t left, right;  // number of elements
   uint64_t value;
 };
 void copy_in(const Copy& copy, const Padding& padding);
 void copy_out(const Copy& copy);
 
-// dst[i] = function(a[i], b[i], scalar), i < count; what an instruction lacks is null.
+// Computes dst[i] = function(a[i], b[i], scalar), i < count; operands that an instruction lacks are null.
 using ElementFunction = void (*)(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
-// Changes results that are infinite or not a number while the core saturates.
+// Saturates infinite and NaN results while the core's mode requires it.
 using SaturateFunction = void (*)(void* values, int64_t count);
-constexpr int64_t kByMask = INT64_MIN;  // as a count: that of the mask
-// The strides of an operand, in blocks of 32 bytes: from one block to the next, and from the first one of a
-// repeat, which has eight, to that of the next repeat.
+constexpr int64_t kByMask = INT64_MIN;  // as a count: use the mask
+// The strides of an operand, in blocks of 32 bytes: between consecutive blocks, and between the first blocks
+// of consecutive repeats of eight blocks.
 struct Strides {
   uint16_t block = 1;
   uint8_t repeat = 8;
@@ -86,24 +86,24 @@ struct VectorCall {
   ElementFunction function;
   int64_t count;
   const UbTensor* dst;
-  uint32_t dst_bytes;                    // of an element
-  SaturateFunction saturate = nullptr;   // null: nothing
-  ElementFunction saturating = nullptr;  // instead of `function` while the core's integers saturate
+  uint32_t dst_bytes;                    // bytes of an element
+  SaturateFunction saturate = nullptr;   // null: no saturation
+  ElementFunction saturating = nullptr;  // used instead of `function` while the core's integers saturate
   const UbTensor* a = nullptr;
   const UbTensor* b = nullptr;
   uint32_t src_bytes = 0;
   const void* scalar = nullptr;
   bool reads_dst = false;
-  uint8_t repeats = 1;  // what the call says; the mask decides
+  uint8_t repeats = 1;  // as passed in the call; the mask decides how many are executed
   Strides dst_strides = {}, a_strides = {}, b_strides = {};
 };
 void run_vector(const VectorCall& call);
 
-// dst[0] = function(src[i], i < count).
+// Computes dst[0] = function(src[i], i < count).
 void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, int64_t count,
             uint32_t element_bytes, ElementFunction function, SaturateFunction saturate);
 
-// dst[i] = the element at base + offsets[i] bytes of src.
+// Computes dst[i] = the element of src at base + offsets[i] bytes.
 void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, uint32_t base, int64_t count,
             uint32_t element_bytes);
 

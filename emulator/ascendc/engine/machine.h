@@ -1,4 +1,4 @@
-// Runs the cores of a launch on one thread, as fibers that give way to each other in SyncAll only.
+// Runs the cores of a launch on one thread, as fibers that yield to each other only in SyncAll.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace rec_sdk::emulator {
 
 class Machine {
  public:
-  // The machine of the calling thread.
+  // Returns the machine of the calling thread.
   static Machine& local();
 
   void run(const char* kernel, int64_t blocks, const std::vector<Buffer>& buffers,
@@ -26,11 +26,11 @@ class Machine {
   GlobalMemory& gm() { return gm_; }
   // Returns when all cores have called it.
   void sync_all(Core& core);
-  // The workspace of a soft SyncAll must be zero before the first one of a launch.
+  // Checks that the workspace of a software SyncAll is zero before its first use in a launch.
   void check_workspace(Core& core, const uint8_t* bytes, uint64_t count);
 
  private:
-  // A fiber with the core that runs on it. Cores follow each other on a fiber until one waits in SyncAll.
+  // A fiber and the core that runs on it. Cores run one after another on a fiber until one waits in SyncAll.
   struct Lane {
     Lane(Machine& machine) : core(machine, *(ub = std::make_unique<UnifiedBuffer>())) {}
     std::unique_ptr<UnifiedBuffer> ub;
@@ -53,7 +53,7 @@ class Machine {
   GlobalMemory gm_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 
-  // The launch that runs.
+  // The present launch.
   const char* kernel_ = "";
   const std::function<void()>* body_ = nullptr;
   int64_t blocks_ = 0;

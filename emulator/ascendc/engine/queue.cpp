@@ -14,7 +14,7 @@ const char* state_name(BufferState state) {
   return kNames[static_cast<int>(state)];
 }
 
-// Waits for the flags of buffers that were freed and not allocated since.
+// Waits for the flags of buffers that were freed and not allocated again.
 void take_free_flags(Core& core, int first, int number) {
   for (int i = first; i < first + number; ++i) {
     LocalBuffer& buffer = core.buffers.items[i];
@@ -26,7 +26,7 @@ void take_free_flags(Core& core, int first, int number) {
   }
 }
 
-// Whether the pipe can end now.
+// Checks that the pipe can be destroyed now.
 void check_finished(const Core& core) {
   for (int i = 0; i < core.buffers.count; ++i) {
     const LocalBuffer& buffer = core.buffers.items[i];
@@ -54,7 +54,7 @@ void open_pipe() {
 
 void close_pipe() {
   if (running_core == nullptr || std::uncaught_exceptions() > 0) {
-    return;  // the launch already failed
+    return;  // the launch has already failed
   }
   Core& core = *running_core;
   try {

@@ -1,4 +1,4 @@
-// Buffers in local memory, and the queues that hand them over.
+// Buffers in local memory, and the queues that pass them between engines.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ void open_pipe();
 void close_pipe();
 void reset_pipe();
 
-// Sets aside `number` buffers of `bytes` each; returns the index of the first.
+// Allocates `number` buffers of `bytes` each; returns the index of the first.
 int init_buffers(uint32_t number, uint64_t bytes, uint8_t position, bool scratch);
 UbTensor init_scratch(uint64_t bytes, uint8_t position);
-// The tensor of a TBuf, if InitBuffer made it.
+// Returns the tensor of a TBuf; fails unless InitBuffer created it.
 UbTensor scratch(const UbTensor& buffer);
-// Bytes [offset, offset + bytes) of it.
+// Returns bytes [offset, offset + bytes) of it.
 UbTensor scratch_part(const UbTensor& buffer, uint64_t offset, uint64_t bytes);
 UbTensor allocate_static(uint32_t& head, uint64_t bytes, uint8_t position);
 
@@ -24,7 +24,8 @@ int allocate_flag(int event);
 void release_flag(int event, int32_t id);
 int fetch_flag(int event);
 
-// Indices of kEvents: the flag that EnQue sets and DeQue waits for, and that from FreeTensor to AllocTensor.
+// Indices of kEvents: the flag that EnQue sets and DeQue waits for, and the flag that FreeTensor sets and
+// AllocTensor waits for.
 struct QueueEvents {
   int ready, free;
 };
@@ -51,7 +52,7 @@ class Queue {
 
   QueueEvents events_;
   int depth_;
-  uint32_t pipe_ = 0;  // LocalBuffers::pipe when InitBuffer gave it memory
+  uint32_t pipe_ = 0;  // LocalBuffers::pipe at the time of InitBuffer
   int first_ = 0;
   int number_ = 0;
   int cursor_ = 0;

@@ -1,6 +1,6 @@
-// When the engines of a core do what they were told: at once (eager), only when something must wait for it
-// (late), or at random. All that is checked of an instruction is checked when it is issued; this moves its
-// effect.
+// The time at which the engines of a core execute instructions: immediately (eager), only when something must
+// wait for them (late), or at random. Every check of an instruction is made when it is issued; only its
+// effect is delayed.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ class Schedule {
  public:
   explicit Schedule(Core& core) : core_(core) {}
 
-  // A core starts: nothing is left of the last one.
+  // Called when a core starts, with nothing left from the last one.
   void start(int64_t core_index);
 
-  // `effect` may refer to what is on the stack; `keep()` gives one that does not.
+  // `effect` may refer to the stack; keep() returns a copy that does not.
   template <class Effect, class Keep>
   void run(Engine engine, const Effect& effect, const Keep& keep) {
     if (eager_) {
@@ -35,12 +35,12 @@ class Schedule {
   void run(Engine engine, const Effect& effect) {
     run(engine, effect, [&] { return effect; });
   }
-  // Whether effects are immediate.
+  // Returns whether effects are immediate.
   bool eager() const { return eager_; }
-  // `of_library`: see Core::set_flag; such a flag counts, as CANN's code takes for granted.
+  // `of_library`: see Core::set_flag(); several settings of such a flag are counted, as CANN's code expects.
   void set_flag(int event, int id, bool of_library);
   void wait_flag(int event, int id);
-  // Until the engine has nothing left, or all have.
+  // Runs the engine, or all engines, until nothing is queued.
   void finish(Engine engine);
   void finish_all();
 
@@ -55,7 +55,7 @@ class Schedule {
 
   void add(Engine engine, Task task);
   bool step(int engine);
-  // Runs engines until the flag is up, and no more than that needs.
+  // Runs engines until the flag is set, and no further than necessary.
   void raise(int event, int id);
   void set(const Task& task);
   uint64_t random();

@@ -1,4 +1,4 @@
-// printf into a string.
+// Formats a string like printf.
 #pragma once
 
 #include <string>

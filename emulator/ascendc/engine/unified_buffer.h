@@ -1,5 +1,4 @@
-// The local memory of a core, with a record of the last access to each 32-byte block and of bytes that hold
-// data.
+// The local memory of a core, with the last access to each 32-byte block, and the bytes that hold data.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 
 namespace rec_sdk::emulator {
 
-constexpr uint32_t kUbBytes = 256 * 1024;  // the largest of any chip
+constexpr uint32_t kUbBytes = 256 * 1024;  // the size of the largest chip
 constexpr uint32_t kUbBlocks = kUbBytes / kUbBlock;
 
 struct UbSpan {
@@ -30,19 +29,19 @@ class UnifiedBuffer {
 
   uint8_t* at(uint32_t address) { return bytes_ + address; }
 
-  // Forgets all data: a core starts, and all that is written from here on has a later stamp.
+  // Drops all data when a core starts; everything written from then on has a later stamp.
   void forget(Stamp start) { start_ = start; }
-  // Forgets all accesses too, for when the clock starts again.
+  // Also drops all accesses, when the clock restarts.
   void forget_times();
 
-  // Whether a read or a write of the span breaks no rule. For most reads and writes that is seen at once;
-  // where it is not, the functions below look at block after block.
+  // Returns whether a read or a write of the span breaks no rule. Most accesses are decided by a quick test;
+  // otherwise the functions below check block by block.
   bool may_read(UbSpan span, const Limits& limits) const {
     return was_written_at_once(span, limits) ||
            ((within(page_writes_, span, limits) || unordered_write(span, limits) == kNone) &&
             first_unwritten(span) == kNone);
   }
-  // Whether that is seen at once for an element, of which the scalar unit reads many.
+  // Returns the result of the quick test for one element, of which the scalar unit reads many.
   bool holds_element(UbSpan span, const Limits& limits) const {
     const Block& block = blocks_[span.first_block()];
     const uint64_t bytes = ((uint64_t{1} << span.bytes) - 1) << span.address % kUbBlock;
@@ -53,14 +52,14 @@ class UnifiedBuffer {
            (within(page_writes_, span, limits) || unordered_write(span, limits) == kNone);
   }
 
-  // The first block of the span whose last write (or a read of it) is not within the limits, or kNone.
+  // Returns the first block of the span whose last write (or read) is not within the limits, or kNone.
   uint32_t unordered_write(UbSpan span, const Limits& limits) const;
   uint32_t unordered_read(UbSpan span, const Limits& limits) const;
-  // The first byte of the span that was never written, or kNone.
+  // Returns the first byte of the span that was never written, or kNone.
   uint32_t first_unwritten(UbSpan span) const;
 
   Stamp last_write(uint32_t block) const { return blocks_[block].write; }
-  // The stamp of a read of the block that is not within the limits.
+  // Returns the stamp of a read of the block that is not within the limits.
   Stamp read_beyond(uint32_t block, const Limits& limits) const;
 
   void mark_read(UbSpan span, Stamp stamp) {
@@ -80,18 +79,18 @@ class UnifiedBuffer {
     mark_pages(page_writes_, span, stamp);
   }
   void mark_unwritten(UbSpan span);
-  // A span was just written, and all of it but `data` may hold anything.
+  // Records that a span was written and that all of it except `data` is undefined.
   void mark_undefined(UbSpan span, UbSpan data);
 
  private:
   static constexpr uint32_t kWhole = UINT32_MAX;
 
   struct Block {
-    Stamp write;     // the last one
-    uint32_t valid;  // a bit per byte that holds data, if that write is of the core that runs
+    Stamp write;     // the latest write
+    uint32_t valid;  // one bit per byte that holds data, if the write is by the running core
   };
 
-  // To compare both at once.
+  // Returns both members as one integer, for comparison.
   static uint64_t bits_of(const Block& block) {
     uint64_t bits;
     static_assert(sizeof(bits) == sizeof(block));
@@ -99,8 +98,8 @@ class UnifiedBuffer {
     return bits;
   }
 
-  // Pages of blocks know the latest access of each engine to any of theirs: where all these are within the
-  // limits, no block needs a look.
+  // The latest access of each engine to any block of a page. If all of these are within the limits, no block
+  // needs to be checked.
   static constexpr uint32_t kPageBytes = 1024, kPages = kUbBytes / kPageBytes;
 
   static bool within(const Limits (&pages)[kPages], UbSpan span, const Limits& limits) {
@@ -122,7 +121,7 @@ class UnifiedBuffer {
     }
   }
 
-  // The bits of a block's bytes that lie in the span.
+  // Returns the bits of the block's bytes that are in the span.
   static uint32_t mask_of(uint32_t block, UbSpan span) {
     const uint32_t start = block * kUbBlock;
     const uint32_t from = span.address > start ? span.address - start : 0;
@@ -131,8 +130,8 @@ class UnifiedBuffer {
   }
   uint32_t valid(uint32_t block) const { return blocks_[block].write > start_ ? blocks_[block].valid : 0; }
 
-  // Whether one instruction of this core, within the limits, wrote all blocks of the span last, and every
-  // byte of it holds data. It looks at all bytes of the blocks before the last one.
+  // Returns whether one instruction of this core, within the limits, was the last to write all blocks of the
+  // span, and every byte of it holds data. All bytes of the blocks before the last one are examined.
   bool was_written_at_once(UbSpan span, const Limits& limits) const {
     const uint32_t last = span.end_block() - 1;
     const Stamp write = blocks_[last].write;

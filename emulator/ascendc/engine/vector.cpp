@@ -13,7 +13,7 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// An instruction may work in place, but not on bytes that overlap in any other way.
+// Checks that operands overlap only if they are identical: instructions may work in place.
 void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_places, const char* role) {
   if (dst.overlaps(src) && !same_places) {
     core.fail(text("dst [%u, %u) overlaps %s [%u, %u): only the same tensor may be both", dst.address,
@@ -23,11 +23,11 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_p
 
 using Sources = std::array<Operand, 2>;
 
-// How an instruction treats values, by the control register when it was issued.
+// The treatment of values, determined by the control register when the instruction was issued.
 struct Effect {
   ElementFunction function;
-  SaturateFunction saturate;  // null: nothing
-  uint32_t dst_bytes;         // of an element
+  SaturateFunction saturate;  // null: no saturation
+  uint32_t dst_bytes;         // bytes of an element
 };
 
 Effect effect_of(const Core& core, const VectorCall& call) {
@@ -36,7 +36,7 @@ Effect effect_of(const Core& core, const VectorCall& call) {
           call.dst_bytes};
 }
 
-// The function on the values of the operands; those that an instruction lacks have no address.
+// Applies the function to the values of the operands; operands that an instruction lacks have no address.
 void apply(UnifiedBuffer& ub, const Effect& effect, const Operand& dst, const Sources& sources,
            const void* scalar) {
   const auto at = [&](const Operand& operand, uint64_t begin) {
@@ -51,7 +51,7 @@ void apply(UnifiedBuffer& ub, const Effect& effect, const Operand& dst, const So
   if (side_by_side(dst) && side_by_side(sources[0]) && side_by_side(sources[1])) {
     return run(0, dst.bytes());
   }
-  // Operands with strides have elements of one size.
+  // Operands with strides have elements of the same size.
   const uint64_t most = std::min({dst.run_bytes(), sources[0].run_bytes(), sources[1].run_bytes()});
   for (uint64_t begin = 0; begin < dst.bytes(); begin += most) {
     run(begin, std::min(most, dst.bytes() - begin));
@@ -70,8 +70,8 @@ void check_write(const Core& core, const Operand& operand) {
   if (!allowed) operand.each_block([&](const UbSpan& span) { core.check_write(span); });
 }
 
-// Values that an instruction works on. One that is given its count puts the mask of the kernel's start back
-// when it ends.
+// Returns the number of values that an instruction works on. An instruction with a count resets the mask to
+// its initial state when it ends.
 int64_t values_of(Core& core, int64_t count) {
   if (count == kByMask) {
     if (!core.mask.counter || core.mask.count == VectorMask::kAll) {
@@ -107,7 +107,7 @@ void count_instruction(Core& core, int64_t count, int64_t cycles) {
   core.counters.vector_cycles += cycles;
 }
 
-// A flag that is set and waited for at once.
+// Sets a flag and waits for it immediately.
 void pass(Core& core, Engine from, Engine to) {
   const int event = event_index(from, to);
   const int id = fetch_flag(event);
@@ -169,7 +169,7 @@ void run_vector(const VectorCall& call) {
   count_instruction(core, values, cycles);
 }
 
-// As CANN's library does on 2201: the vector unit sums into a register, the scalar unit stores it, and flags
+// Follows CANN's library on 2201: the vector unit sums into a register, the scalar unit stores it, and flags
 // of the pipe order both.
 void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, int64_t count,
             uint32_t element_bytes, ElementFunction function, SaturateFunction saturate) {
@@ -204,7 +204,7 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
 
 namespace {
 
-// 950 has 16 bits for the index of a 16-bit element; A2 and A3 have 32 bits for its byte.
+// 950 has 16 bits for the index of a 16-bit element; A2 and A3 have 32 bits for its byte offset.
 constexpr uint32_t kMostOffset16 = (1u << 17) - 1;
 
 void check_reach(Core& core, Stamp issued, uint32_t offset, int64_t i, uint32_t element_bytes) {
@@ -214,7 +214,7 @@ void check_reach(Core& core, Stamp issued, uint32_t offset, int64_t i, uint32_t 
   }
 }
 
-// Element i, at byte `begin` of src.
+// Returns element i, at byte `begin` of src.
 UbSpan gathered(Core& core, Stamp issued, const UbSpan& from, uint64_t begin, int64_t i,
                 uint32_t element_bytes) {
   if (begin % element_bytes != 0 || begin + element_bytes > from.bytes) {
@@ -243,7 +243,7 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
   check_overlap(core, to, from, false, "src");
   core.check_read(at);
   core.check_write(to);
-  // Which bytes are read is known when it runs: their order is checked only if that is at once.
+  // The bytes read are known only at execution, so their order is checked only if execution is immediate.
   core.schedule.run(kVector, [=, &core, issued = core.stamp(), checks = core.schedule.eager()] {
     for (int64_t i = 0; i < count; ++i) {
       uint32_t offset;
