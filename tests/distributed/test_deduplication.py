@@ -167,7 +167,7 @@ def test_signals_are_sent_with_their_ids(seed: int) -> None:
         elif kinds[table] & 4:
             assert stamps[place] == max(own)[4]
     if ids.size:
-        with pytest.raises(ValueError, match="the counts are those of"):
+        with pytest.raises(ValueError, match="the counts require"):
             host.received_signals(counts + 1, ids, numbers)
 
 
@@ -230,10 +230,10 @@ def test_a_large_batch_on_any_number_of_threads() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"homes": [(2, 0)]}, "table 0: rank 2 of 2 cannot be"),
-        ({"homes": [(-4, 0)]}, "table 0: rank -4 of 2 cannot be"),
-        ({"homes": [(-3, 0)]}, "table 0: a block of 0 ids cannot be for rank -3"),
-        ({"homes": [(-1, 5)]}, "table 0: a block of 5 ids cannot be for rank -1"),
+        ({"homes": [(2, 0)]}, "table 0: rank 2 of 2 is not valid"),
+        ({"homes": [(-4, 0)]}, "table 0: rank -4 of 2 is not valid"),
+        ({"homes": [(-3, 0)]}, "table 0: a block of 0 ids is not valid with rank -3"),
+        ({"homes": [(-1, 5)]}, "table 0: a block of 5 ids is not valid with rank -1"),
         ({"groups": [-1]}, "table 0: group -1 or 0 rows"),
         ({"groups": [0, 0]}, "one entry per table, 1"),
         ({"feature_tables": [1]}, "features must be ordered by table"),

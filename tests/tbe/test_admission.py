@@ -263,7 +263,7 @@ def test_all_lookups_of_an_id_in_a_batch_share_one_draw(device: torch.device) ->
 
 def test_admission_by_probability_has_no_candidates(device: torch.device) -> None:
     view = table(device, admission=Probability(0.5)).view("t")
-    with pytest.raises(ValueError, match="table 't' counts nothing of ids without a row: it has no candidates"):
+    with pytest.raises(ValueError, match="table 't' does not count ids without a row, so it has no candidates"):
         view.set_candidates(torch.tensor([5]), {"count": torch.tensor([1])})
 
 
