@@ -115,8 +115,8 @@ def _check_hot_segments(check: Checker, offsets: list[int], segments: list[list[
             continue
         check.require(
             found < len(segments),
-            f"hot_segments must have every segment of more than {HOT_LOOKUPS} lookups, or be None; that of row {row} "
-            "is missing",
+            f"hot_segments must have every segment of more than {HOT_LOOKUPS} lookups, or be None; the segment of "
+            f"row {row} is missing",
         )
         wanted = [row, first, (end - first) // HOT_LOOKUPS, chunks]
         text = ["{}, {}, {}, {}".format(*numbers) for numbers in (wanted, segments[found])]
