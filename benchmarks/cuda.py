@@ -14,7 +14,7 @@ from rec_sdk_torch.operators.devices.backends import backend_for
 from .ceilings import Ceilings, needs, rate
 from .ids import Distribution
 from .phases import PHASES
-from .pool import DIM, ID_RANGES, LOOKUPS, Need, Pool, draw_pool, free_memory, need_of_ours, shortage
+from .pool import DIM, ID_RANGES, LOOKUPS, MemoryNeed, Pool, draw_pool, free_memory, need_of_ours, shortage
 from .pool_step import run_case
 from .rivals import POOL_RIVALS
 from .runner import CannotRunError, Option, Row, benchmark, fraction, say
@@ -71,13 +71,13 @@ def _cases(options: argparse.Namespace, pool: Pool) -> list[tuple[Workload, floa
     ]
 
 
-def _need(options: argparse.Namespace, pool: Pool) -> Need:
+def _need(options: argparse.Namespace, pool: Pool) -> MemoryNeed:
     """Returns the memory of the largest case."""
     found = [need_of_ours(workload, pool, ratio) for workload, ratio in _cases(options, pool)]
-    return Need(max(need.device for need in found), max(need.host for need in found))
+    return MemoryNeed(max(need.device for need in found), max(need.host for need in found))
 
 
-def _describe_pool(pool: Pool, need: Need) -> Row:
+def _describe_pool(pool: Pool, need: MemoryNeed) -> Row:
     return {
         **{"table": "pools of batches", "distribution": pool.distribution.name, "tables": pool.id_range.count},
         **{"id_range": pool.id_range.rows, "batches": len(pool.ids), "lookups": pool.ids[0].numel()},
@@ -169,7 +169,7 @@ def cuda(options: argparse.Namespace) -> Iterator[Row]:
     device = find_device(options.device)
     pools = _pools(options)
     record = Workload(options.tables, options.dim, False, options.optimizers[0], options.lookups, 1).record_bytes
-    wanted = {"the ceilings": Need(*needs(options, record))}
+    wanted = {"the ceilings": MemoryNeed(*needs(options, record))}
     wanted |= {pool.distribution.name: _need(options, pool) for pool in pools}
     for name, need in wanted.items():
         problem = shortage(need, free_memory(device))

@@ -9,7 +9,7 @@ import torch
 
 from rec_sdk_torch.tools.operator_cases import Batch, lookup_cases, update_cases
 
-from .pool import Need, Pool
+from .pool import MemoryNeed, Pool
 from .timing import Clock, Samples, no_collection
 from .workload import Workload
 
@@ -27,12 +27,12 @@ def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
     }
 
 
-def need_of_operators(workload: Workload) -> Need:
+def need_of_operators(workload: Workload) -> MemoryNeed:
     """Returns the memory for the records and a gradient of both calls, on the device and on the host that fills
     them.
     """
     both = 2 * workload.table_bytes + 4 * workload.lookups * workload.dim
-    return Need(both, both)
+    return MemoryNeed(both, both)
 
 
 def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict[str, dict[str, float]]:
@@ -55,10 +55,10 @@ def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict
             update.call()
             marks.append((begin, middle, clock.mark()))
         clock.synchronize()
-    return {name: sample.summary() for name, sample in spans(clock, marks[1:]).items()}
+    return {name: sample.summary() for name, sample in part_seconds(clock, marks[1:]).items()}
 
 
-def spans(clock: Clock, marks: Sequence[tuple[Any, Any, Any]]) -> dict[str, Samples]:
+def part_seconds(clock: Clock, marks: Sequence[tuple[Any, Any, Any]]) -> dict[str, Samples]:
     """Computes the seconds of the parts of steps from marks before the lookup, between lookup and update, and after."""
     return {
         "lookup": Samples([clock.seconds(begin, middle) for begin, middle, _ in marks]),

@@ -79,7 +79,7 @@ class RoundRobin(Simulated):
         self.count(len(ids), len(unique), len(missing), len(leaving))
 
 
-class Optimum(Simulated):
+class OptimalCache(Simulated):
     """Belady's optimal policy: the victim is the row needed last. It knows all batches."""
 
     def __init__(self, rows: int, slots: int, batches: Sequence[Int64Array]) -> None:
@@ -142,7 +142,7 @@ class Trace(NamedTuple):
         name = f"{policy}, {depth} announced" if depth else policy
         return self.row(name, dict(zip(COUNTERS, numbers, strict=True)))
 
-    def simulated(self, name: str, cache: RoundRobin | Optimum) -> Row:
+    def simulated(self, name: str, cache: RoundRobin | OptimalCache) -> Row:
         """Counts with a simulated cache."""
         for step, ids in enumerate(self.batches):
             if step == WARM:
@@ -181,4 +181,4 @@ def run_policies(options: argparse.Namespace) -> Iterator[Row]:
         for depth in DEPTHS if LOOK_AHEAD in options.policies else ():
             yield trace.engine(LOOK_AHEAD, depth)
         yield trace.simulated("round robin", RoundRobin(trace.rows, trace.slots))
-        yield trace.simulated("Belady", Optimum(trace.rows, trace.slots, trace.batches))
+        yield trace.simulated("Belady", OptimalCache(trace.rows, trace.slots, trace.batches))

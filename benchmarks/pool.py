@@ -74,14 +74,14 @@ def draw_pool(distribution: Distribution, id_range: TableSet, lookups: int, batc
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes of device and host memory."""
 
     device: int
     host: int
 
-    def __add__(self, other: Need) -> Need:
-        return Need(self.device + other.device, self.host + other.host)
+    def __add__(self, other: MemoryNeed) -> MemoryNeed:
+        return MemoryNeed(self.device + other.device, self.host + other.host)
 
 
 def activation_bytes(workload: Workload) -> int:
@@ -89,7 +89,7 @@ def activation_bytes(workload: Workload) -> int:
     return 4 * workload.lookups * workload.dim
 
 
-def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> Need:
+def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> MemoryNeed:
     """Returns the memory of our tables.
 
     On the device: the cache, three activations (output, its gradient, one more) and a swap. On the host: the host
@@ -100,18 +100,18 @@ def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> Need:
     rows = workload.tables.count * workload.tables.rows
     batches = sum(2 * ids.nbytes for ids in pool.ids)
     device = int(ratio * workload.table_bytes) + 3 * activation_bytes(workload) + batches + swap
-    return Need(device, workload.table_bytes + rows * BYTES_PER_ROW + batches + 2 * swap)
+    return MemoryNeed(device, workload.table_bytes + rows * BYTES_PER_ROW + batches + 2 * swap)
 
 
-def free_memory(device: torch.device) -> Need:
+def free_memory(device: torch.device) -> MemoryNeed:
     """Returns the memory that may be used; if the device is the host, half of the host's."""
     host = max(0, available_memory() - HOST_MARGIN)
     if device.type == "cpu":
-        return Need(host // 2, host // 2)
-    return Need(max(0, torch.get_device_module(device).mem_get_info(device)[0] - DEVICE_MARGIN), host)
+        return MemoryNeed(host // 2, host // 2)
+    return MemoryNeed(max(0, torch.get_device_module(device).mem_get_info(device)[0] - DEVICE_MARGIN), host)
 
 
-def shortage(need: Need, free: Need) -> str | None:
+def shortage(need: MemoryNeed, free: MemoryNeed) -> str | None:
     """Returns a message about missing memory, or None if there is enough."""
     parts = [
         f"{name} memory: needs {wanted / 2**30:.1f} GiB, {there / 2**30:.1f} are free"

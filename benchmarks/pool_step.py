@@ -11,9 +11,9 @@ import torch
 from rec_sdk_torch.tbe import CacheTooSmallError
 
 from .contenders import Contender
-from .operators import need_of_operators, operator_bytes, spans, time_operators
+from .operators import need_of_operators, operator_bytes, part_seconds, time_operators
 from .phases import PHASES, TimedOurs
-from .pool import Need, Pool, free_memory, need_of_ours, shortage
+from .pool import MemoryNeed, Pool, free_memory, need_of_ours, shortage
 from .rivals import Place, Resident, make_contender, need_of
 from .runner import Row
 from .tables import NotAvailableError
@@ -79,7 +79,7 @@ class StepCase:
             self._add(name, need_of(name, workload, ours, ratio))
         self._fill()
 
-    def _add(self, name: str, more: Need) -> None:
+    def _add(self, name: str, more: MemoryNeed) -> None:
         problem = shortage(self._need + more, self._free)
         if problem:
             self.skipped[name] = problem
@@ -206,7 +206,7 @@ class StepCase:
                     marks.append((begin, middle, clock.mark()))
                 clock.synchronize()
                 entrant.samples["in a row"] = Samples([(time.perf_counter() - start) / len(marks)])
-            entrant.samples |= {f"{name} in a row": sample for name, sample in spans(clock, marks).items()}
+            entrant.samples |= {f"{name} in a row": sample for name, sample in part_seconds(clock, marks).items()}
 
     # ---- results
 

@@ -86,9 +86,9 @@ class Trainer:
 
     def dense_seconds(self, repeats: int) -> float:
         """Returns the seconds of the fastest forward, backward and update of the dense layers alone."""
-        return best_of(lambda: self._learn(self.model.loss(self._pooled)), repeats)
+        return best_of(lambda: self._train_dense(self.model.loss(self._pooled)), repeats)
 
-    def _learn(self, loss: torch.Tensor) -> torch.Tensor:
+    def _train_dense(self, loss: torch.Tensor) -> torch.Tensor:
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
@@ -110,7 +110,7 @@ class Trainer:
                 elif step == warm + steps:
                     end = time.perf_counter()
                     break
-                losses.append(self._learn(self.model(batch)))
+                losses.append(self._train_dense(self.model(batch)))
         counters = self.collection.counters()
         waited = counters["wait_us"] * 1e-6 / (end - begin)
         return Segment((end - begin) / steps, planned, counters, [float(loss) for loss in losses], waited)

@@ -13,7 +13,7 @@ from torch import nn
 
 from .contenders import HOST, Contender, JaggedContender, optimizer_of
 from .phases import TimedCollection
-from .pool import Need, activation_bytes
+from .pool import MemoryNeed, activation_bytes
 from .tables import NotAvailableError, configs, make_collection
 from .workload import BETAS, EPS, LEARNING_RATE, TableSet, Workload
 
@@ -330,17 +330,17 @@ class FbgemmCuda(Resident, Fbgemm):
 POOL_RIVALS = ("collection", "torch", "index-add", "fbgemm", "fbgemm-cached")
 
 
-def need_of(name: str, workload: Workload, ours: Need, ratio: float) -> Need:
+def need_of(name: str, workload: Workload, ours: MemoryNeed, ratio: float) -> MemoryNeed:
     """Returns the memory that contender `name` needs besides ours, which needs `ours`."""
     output = activation_bytes(workload)
     weights = workload.tables.count * workload.tables.rows * workload.dim * 4
     return {
         "collection": ours,
         # The sparse gradient, its coalesced form, and the optimizer's temporaries.
-        "torch": Need(workload.table_bytes + 6 * output, 0),
-        "index-add": Need(weights + output, 0),
-        "fbgemm": Need(workload.table_bytes + 3 * output, 0),
-        "fbgemm-cached": Need(int(ratio * weights) + workload.table_bytes - weights + 3 * output, weights),
+        "torch": MemoryNeed(workload.table_bytes + 6 * output, 0),
+        "index-add": MemoryNeed(weights + output, 0),
+        "fbgemm": MemoryNeed(workload.table_bytes + 3 * output, 0),
+        "fbgemm-cached": MemoryNeed(int(ratio * weights) + workload.table_bytes - weights + 3 * output, weights),
     }[name]
 
 

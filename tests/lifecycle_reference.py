@@ -155,7 +155,7 @@ class LifecycleReference:
             return EvictReason.AGE
         return EvictReason.IDLE if idle and self.batches - one.last_use >= idle.batches else None
 
-    def _beyond(self, all_of: dict[int, IdCounts], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
+    def _over_bound(self, all_of: dict[int, IdCounts], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
         """Returns the ids to evict so that at most `max_rows` remain, those with the least score first."""
         most, staying = self.most_rows, [i for i in all_of if i not in leaving or i in held]
         if not most or len(staying) <= most:
@@ -191,8 +191,8 @@ class LifecycleReference:
             by_count = {i: IdCounts(count=one.count, last_use=one.last_use) for i, one in self.rows.items()}
             scored = self.rules.score is not None
             beyond = self if scored else LifecycleReference(TableLifecycle(bound=self.rules.bound), by_count)
-            rows |= beyond._beyond(self.rows if scored else by_count, rows, held, scored)
-            candidates |= self._beyond(self.candidates, candidates, set(), False)
+            rows |= beyond._over_bound(self.rows if scored else by_count, rows, held, scored)
+            candidates |= self._over_bound(self.candidates, candidates, set(), False)
         evicted = sorted(rows - held)
         self.reasons = {i: reasons.get(i, EvictReason.BOUND) for i in evicted}
         for i in evicted:

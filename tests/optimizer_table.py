@@ -58,12 +58,12 @@ class Row:
         optimizer.step = t - 1
         return torch.tensor([optimizer.coefficients()], dtype=torch.float32)
 
-    def on_rows(self, weight: torch.nn.Parameter, **more: Any) -> formulas.OnRows:
+    def on_rows(self, weight: torch.nn.Parameter, **more: Any) -> formulas.RowOptimizer:
         """Builds the reference for the rows of `weight` that a sparse gradient names, with the row's keywords and
         `more`.
         """
         options = {**self.options, **more}
-        if issubclass(self.reference, formulas.OnRows):
+        if issubclass(self.reference, formulas.RowOptimizer):
             return self.reference([weight], **options)
         return formulas.on_rows_by(self.reference, self.states)([weight], **options)
 

@@ -16,7 +16,7 @@ Options = dict[str, Any]
 COUNTED = ("counter_weight_decay_mode", "weight_decay", "counter_halflife")
 
 
-class OnRows(torch.optim.Optimizer):
+class RowOptimizer(torch.optim.Optimizer):
     """An optimizer of one matrix of rows."""
 
     states: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def ratio(over: Tensor, under: Tensor) -> Tensor:
     return torch.where((under == 0) & over.isfinite(), 0, over / under)
 
 
-class _ByTorch(OnRows):
+class _TorchRowOptimizer(RowOptimizer):
     """A torch optimizer applied to the rows that a gradient names; its step count is the table's."""
 
     cls: type[torch.optim.Optimizer]
@@ -84,9 +84,9 @@ class _ByTorch(OnRows):
             values.copy_(state[name])
 
 
-def on_rows_by(torchs: type[torch.optim.Optimizer], states: tuple[str, ...]) -> type[OnRows]:
+def on_rows_by(torchs: type[torch.optim.Optimizer], states: tuple[str, ...]) -> type[RowOptimizer]:
     """Returns a class that applies a torch optimizer, with these state names, to the rows that a gradient names."""
-    return type(f"{torchs.__name__}OnRows", (_ByTorch,), {"cls": torchs, "states": states})
+    return type(f"{torchs.__name__}OnRows", (_TorchRowOptimizer,), {"cls": torchs, "states": states})
 
 
 def of_all_rows(g: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def of_all_rows(g: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(torch.arange(len(g))[None], g, check_invariants=True)
 
 
-class Adam(OnRows):
+class Adam(RowOptimizer):
     """The formula of torch.optim.Adam."""
 
     states = ("exp_avg", "exp_avg_sq")
@@ -120,7 +120,7 @@ class SparseAdam(Adam):
         return super().direction(g, states, t, {**options, "eps": eps / (1 - b2**t) ** 0.5})
 
 
-class CenteredRmsProp(OnRows):
+class CenteredRmsProp(RowOptimizer):
     """The centered formula of torch.optim.RMSprop, with a variance that rounding does not make negative."""
 
     states = ("square_avg", "momentum_buffer", "grad_avg")
@@ -151,7 +151,7 @@ class PartialRowWiseAdam(Adam):
         w -= options["lr"] * (self.direction(g, states, t, options) + options["weight_decay"] * w)
 
 
-class LarsSgd(OnRows):
+class LarsSgd(RowOptimizer):
     states = ("momentum",)
 
     def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
@@ -160,7 +160,7 @@ class LarsSgd(OnRows):
         w -= states["momentum"].mul_(options["momentum"]).add_(rate * (g + decay * w))
 
 
-class RowWiseAdagrad(OnRows):
+class RowWiseAdagrad(RowOptimizer):
     """Rowwise Adagrad with one accumulator per row: sum += mean(g * g).
 
     L2 decay is added to the gradient before that; decoupled decay is applied with the learning rate.
@@ -237,7 +237,7 @@ def count_update(count: Tensor, steps: Tensor, halflife: int) -> None:
     count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
 
 
-class CountedRowWiseAdagrad(OnRows):
+class CountedRowWiseAdagrad(RowOptimizer):
     """RowWiseAdagrad whose learning rate and decay of a row depend on how often the row was updated."""
 
     states = ("sum", "prev_iter", "row_counter")
@@ -272,7 +272,7 @@ class CountedRowWiseAdagrad(OnRows):
             w.mul_(1 - decayed).sub_(rate * g)
 
 
-class CowClipRowWiseAdagrad(OnRows):
+class CowClipRowWiseAdagrad(RowOptimizer):
     """RowWiseAdagrad that clips each row's gradient to its count times a share of the weight's norm."""
 
     states = ("sum", "prev_iter", "row_counter")

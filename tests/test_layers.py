@@ -52,10 +52,10 @@ DOORS = {
 @functools.cache
 def imports(module: str) -> frozenset[str]:
     """Returns the modules of the package that a module imports."""
-    return frozenset(imported(module))
+    return frozenset(imported_modules(module))
 
 
-def imported(module: str) -> Iterator[str]:
+def imported_modules(module: str) -> Iterator[str]:
     path = FILES[module]
     parts, stub = module.split("."), path.with_suffix(".pyi")
     package = parts if path.name == "__init__.py" else parts[:-1]

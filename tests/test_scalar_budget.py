@@ -68,7 +68,7 @@ CLANG_AARCH64 = """f:                                      // @f
 """
 
 
-def added(text: str, machine: str) -> list[tuple[int, str]]:
+def added_counters(text: str, machine: str) -> list[tuple[int, str]]:
     """Returns each counter's increment in the instrumented text, and the first instruction after it."""
     pattern = {
         "x86_64": r"\tpushfq\n\taddq\t\$(\d+), scalar_unit_count\(%rip\)\n\tpopfq\n(.*)\n",
@@ -78,24 +78,31 @@ def added(text: str, machine: str) -> list[tuple[int, str]]:
 
 
 def test_every_block_counts_its_instructions_once() -> None:
-    assert added(GCC_X86_64, "x86_64") == [(1, "movl\t$1, %eax"), (4, "addl\t%eax, %ebx"), (2, "xorl\t%eax, %eax")]
-    assert added(CLANG_AARCH64, "aarch64") == [(1, "mov\tw0, #1"), (3, "add\tw1, w1, w0"), (3, "bl\tg")]
-    assert added(GCC_AARCH64, "aarch64") == [(1, "mov\tw0, 1"), (4, "add\tw1, w1, w0"), (2, "mov\tw0, 0")]
+    assert added_counters(GCC_X86_64, "x86_64") == [
+        (1, "movl\t$1, %eax"),
+        (4, "addl\t%eax, %ebx"),
+        (2, "xorl\t%eax, %eax"),
+    ]
+    assert added_counters(CLANG_AARCH64, "aarch64") == [(1, "mov\tw0, #1"), (3, "add\tw1, w1, w0"), (3, "bl\tg")]
+    assert added_counters(GCC_AARCH64, "aarch64") == [(1, "mov\tw0, 1"), (4, "add\tw1, w1, w0"), (2, "mov\tw0, 0")]
 
 
 def test_counters_change_no_lines_except_short_branches() -> None:
-    def kept(text: str, machine: str) -> list[str]:
+    def kept_lines(text: str, machine: str) -> list[str]:
         lines = with_counters(text, MACHINES[machine]).splitlines()
         return [line for line in lines if line in text.splitlines()]
 
-    assert kept(GCC_X86_64, "x86_64") == GCC_X86_64.splitlines()
-    assert kept(CLANG_AARCH64, "aarch64") == CLANG_AARCH64.splitlines()
-    assert kept(GCC_AARCH64, "aarch64") == [line for line in GCC_AARCH64.splitlines() if "tbnz" not in line]
+    assert kept_lines(GCC_X86_64, "x86_64") == GCC_X86_64.splitlines()
+    assert kept_lines(CLANG_AARCH64, "aarch64") == CLANG_AARCH64.splitlines()
+    assert kept_lines(GCC_AARCH64, "aarch64") == [line for line in GCC_AARCH64.splitlines() if "tbnz" not in line]
     assert "\ttbz\tw1, 3, 1f\n\tb\t.L2\n1:\n" in with_counters(GCC_AARCH64, MACHINES["aarch64"])
 
 
 def test_a_block_of_many_instructions_has_two_counters() -> None:
-    assert [count for count, _ in added("f:\n" + 5000 * "\tnop\n" + "\tret\n", "aarch64")] == [5001 - 4095, 4095]
+    assert [count for count, _ in added_counters("f:\n" + 5000 * "\tnop\n" + "\tret\n", "aarch64")] == [
+        5001 - 4095,
+        4095,
+    ]
 
 
 def test_a_compiler_for_another_machine_is_named(tmp_path: Path) -> None:

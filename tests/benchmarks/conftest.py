@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _collects_little() -> Iterator[None]:
+def _frozen_objects() -> Iterator[None]:
     """Freezes existing objects: collecting garbage before each measurement would take a quarter of a second with
     torch.
     """

@@ -21,7 +21,7 @@ from benchmarks.contenders import Collection, Ours
 from benchmarks.cpu import Sample, cpu, workloads
 from benchmarks.ids import STREAMS, Distribution, power_law_ranks, scatter, stream
 from benchmarks.planning import Planner, make_engine, run_plans, shortage_of
-from benchmarks.policy import Optimum, RoundRobin, movielens_items, run_policies
+from benchmarks.policy import OptimalCache, RoundRobin, movielens_items, run_policies
 from benchmarks.runner import Row
 from benchmarks.step import StepBench
 from benchmarks.workload import TableSet, Workload, make_workload
@@ -341,7 +341,7 @@ def test_policies_see_the_same_stream() -> None:
 
 def test_the_optimum_of_a_known_case() -> None:
     batches = [np.array(ids) for ids in ([0, 1], [2], [3], [1], [0], [2])]
-    optimum = Optimum(4, 2, batches)
+    optimum = OptimalCache(4, 2, batches)
     for ids in batches:
         optimum.plan(ids)
     # 0 is evicted for 2, 2 for 3, 3 for 0, and then either for 2: only 1 is cached when it is needed.

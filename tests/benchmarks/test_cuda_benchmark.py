@@ -16,7 +16,7 @@ from benchmarks import cuda, pool_step, rivals
 from benchmarks.ceilings import Ceilings, faster_swaps, rate
 from benchmarks.ids import Distribution
 from benchmarks.operators import operator_bytes
-from benchmarks.pool import DIM, LOOKUPS, Need, Pool, draw_pool
+from benchmarks.pool import DIM, LOOKUPS, MemoryNeed, Pool, draw_pool
 from benchmarks.pool_step import CHECKED, StepCase
 from benchmarks.runner import Row
 from benchmarks.targets import GPU_TARGETS, STEP
@@ -126,7 +126,7 @@ def test_a_rival_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     case = _case(rivals=("torch", "index-add"))
     assert set(case.skipped) == {"torch", "index-add"}
     assert all("device memory: needs" in reason for reason in case.skipped.values())
-    less = Need(enough.device, enough.host - 1)
+    less = MemoryNeed(enough.device, enough.host - 1)
     monkeypatch.setattr(pool_step, "free_memory", lambda device: less)
     with pytest.raises(pool_step.NotAvailableError, match="host memory: needs"):
         _case()
@@ -135,7 +135,7 @@ def test_a_rival_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_too_little_memory_ends_the_run_early(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cuda, "free_memory", lambda device: Need(0, 0))
+    monkeypatch.setattr(cuda, "free_memory", lambda device: MemoryNeed(0, 0))
     assert cuda.cuda.main(TINY) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

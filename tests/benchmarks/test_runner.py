@@ -127,10 +127,10 @@ def test_results_that_differ_end_a_run(name: str, monkeypatch: pytest.MonkeyPatc
 def test_a_differing_model_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = Trainer.run
 
-    def forgets(self: Trainer, batches: Any, depth: int, *rest: int) -> Any:
+    def run_without_first_batch(self: Trainer, batches: Any, depth: int, *rest: int) -> Any:
         return run(self, batches[1:] if depth == 2 else batches, depth, *rest)
 
-    monkeypatch.setattr(Trainer, "run", forgets)
+    monkeypatch.setattr(Trainer, "run", run_without_first_batch)
     path = tmp_path / "results.json"
     assert prefetch.prefetch.main(["--quick", "--depths", "0", "2", "--json", str(path)]) == 1
     results = json.loads(path.read_text())

@@ -211,7 +211,7 @@ WAYS = {"loop": None, "depth 0": 0, "depth 2": 2, "torchrec": None}
 """How a model is trained: in a loop, by this package's pipeline with a prefetch depth, or by TorchRec's pipeline."""
 
 
-class Two(torch.nn.Module):
+class TwoCollections(torch.nn.Module):
     """A model with two collections, which a rank may call in another order."""
 
     def __init__(self, second: str = "alike") -> None:
@@ -254,7 +254,7 @@ def training_step(model: Any, way: str, batches: Iterator[Any]) -> Callable[[], 
 @pytest.mark.parametrize("second", ["alike", "wider", "fewer"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_differing_order_of_collections_is_refused(rank: int, way: str, second: str) -> str:
-    model: Any = shard(Two(second), Scenario())
+    model: Any = shard(TwoCollections(second), Scenario())
     model.module.swapped = rank == 1
     once = training_step(model, way, batches_of(Scenario(), 8))
     message = error_of(once)
@@ -276,7 +276,7 @@ def test_a_differing_order_of_collections_is_refused(rank: int, way: str, second
 )
 def test_gradients_of_differing_tables_end_the_training(rank: int, kind: str, text: str) -> list[str]:
     """In one step each rank has the other's collection in its loss, or the two losses in the other order."""
-    model = shard(Two(), Scenario()).module
+    model = shard(TwoCollections(), Scenario()).module
     batch = jagged({key: [[2, 3], [4]] for key in ("f0", "f1", "f2", "f3")})
 
     def once(odd: bool) -> None:

@@ -100,7 +100,7 @@ def last_version(folder: Path, job_modules: Any) -> dict[str, Any]:
     return found
 
 
-def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+def is_same_state(left: dict[str, Any], right: dict[str, Any]) -> bool:
     assert left.keys() == right.keys()
     for name, value in left.items():
         other = right[name]
@@ -145,7 +145,7 @@ def test_a_killed_job_ends_with_the_same_bits(
     assert [step for step, _ in of_whole["scalars"]["embeddings/hit_rate"]] == [10, 20, 30, 40]
     states = last_version(whole, job_modules)
     assert {name.rpartition(".")[2] for name in states if name.startswith("user.")} == {"ids", "weight", "sum"}
-    assert same(states, last_version(killed, job_modules))
+    assert is_same_state(states, last_version(killed, job_modules))
 
 
 def test_a_save_without_the_rest_of_its_version(job: Path, copy: Path, device: torch.device, job_modules: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_save_without_the_rest_of_its_version(job: Path, copy: Path, device: t
     assert (copy / "tables" / left).is_dir()
     assert "goes on behind step 32, " in train(copy, 1, device)
     assert job_modules.latest_name(copy) > left
-    assert same(last_version(job, job_modules), last_version(copy, job_modules))
+    assert is_same_state(last_version(job, job_modules), last_version(copy, job_modules))
 
 
 def test_a_server_follows_the_versions(tmp_path: Path, device: torch.device) -> None:

@@ -68,7 +68,7 @@ class Model(torch.nn.Module):
     def rows(self) -> dict[str, dict[int, torch.Tensor]]:
         return {name: rows_of(self.tables, name) for name in TABLES}
 
-    def kept(self, before: dict[str, dict[int, torch.Tensor]]) -> list[str]:
+    def unchanged_tables(self, before: dict[str, dict[int, torch.Tensor]]) -> list[str]:
         """Lists the tables whose rows are unchanged; new ids are allowed."""
         rows = self.rows()
         return [name for name in TABLES if all(torch.equal(rows[name][i], row) for i, row in before[name].items())]
@@ -122,7 +122,7 @@ def test_only_listed_tables_are_trained(
         if name in chosen:
             assert equal_rows(after[name], trained[name])
         if name in chosen or window == 1:
-            assert (name in found.kept(before)) is (name not in chosen)
+            assert (name in found.unchanged_tables(before)) is (name not in chosen)
 
 
 @KIND
@@ -148,7 +148,7 @@ def test_inputs_without_a_table_change_nothing(device: torch.device, kind: str, 
         gradients = list(torch.autograd.grad(loss, wanted, retain_graph=True))
     assert all(handle.grad is None for handle in found.tables.parameters())
     found.tables.fused_optimizer.step()
-    assert found.kept(before) == list(TABLES)
+    assert found.unchanged_tables(before) == list(TABLES)
     found.zero_grad()
     for tensor in wanted:
         tensor.grad = None
@@ -179,9 +179,9 @@ def test_frozen_tables_stay(device: torch.device, update: str) -> None:
     found.handles("t0")[0].requires_grad_(False)
     before = found.rows()
     found.step(0, list(found.parameters()))
-    kept = found.kept(before)
-    assert "t0" in kept
-    assert "t1" not in kept
+    unchanged_tables = found.unchanged_tables(before)
+    assert "t0" in unchanged_tables
+    assert "t1" not in unchanged_tables
 
 
 @UPDATE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefetch import Net, assert_trained_the_same, at_rest, make_batches, pipeline_of, same, sgd, state, train
+from test_prefetch import Net, assert_trained_the_same, is_idle, is_same, make_batches, pipeline_of, sgd, state, train
 from torchrec import KeyedJaggedTensor
 
 import rec_sdk_torch as rst
@@ -51,7 +51,7 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
     with pytest.raises(StopIteration):  # two batches were read ahead when the data ended
         rest.progress(left)
     default.reset()
-    assert at_rest(model)
+    assert is_idle(model)
 
 
 def test_another_iterator_begins_at_once(device: torch.device) -> None:
@@ -106,7 +106,7 @@ def test_dense_inputs_have_arrived_before_the_forward(device: torch.device) -> N
         source = iter(batches)
         outputs = [pipeline.progress(source).detach().cpu() for _ in batches]
         assert all(map(torch.equal, outputs, expected))
-        assert same(state(model), state(plain))
+        assert is_same(state(model), state(plain))
 
 
 def test_wrong_arguments(device: torch.device) -> None:

@@ -66,11 +66,11 @@ def pipeline_of(model: Any, device: torch.device, **options: Any) -> Any:
     return rst.EmbCacheTrainPipelineSparseDist(model, sgd(model), torch.device("cpu"), device, **options)
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return not list(differing_tensors(one, other))
 
 
-def at_rest(model: Net) -> bool:
+def is_idle(model: Net) -> bool:
     """Returns whether nothing is pinned or prefetched."""
     groups = model.tables.embedding.groups
     return not len(model.tables.embedding.queue) and not any(group.engine.in_flight() for group in groups)
@@ -80,8 +80,8 @@ def assert_trained_the_same(ahead: Net, plain: Net, outputs: Any = (), expected:
     """Checks that both models trained the same, and that no plan is left."""
     assert len(outputs) == len(expected)
     assert all(map(torch.equal, outputs, expected))
-    assert same(state(ahead), state(plain))
-    assert at_rest(ahead)
+    assert is_same(state(ahead), state(plain))
+    assert is_idle(ahead)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3, 12])
@@ -138,7 +138,7 @@ def test_pipeline(device: torch.device, moved: bool) -> None:
         assert ahead.tables.cache_stats()["copied_batches"] == 0, "ids that are on the host are not copied back"
     pipeline.progress(iter(batches))
     train(plain, batches[:1])
-    assert same(state(ahead), state(plain)), "a save while batches are planned ahead"
+    assert is_same(state(ahead), state(plain)), "a save while batches are planned ahead"
 
 
 def test_pipeline_options(device: torch.device) -> None:
@@ -161,11 +161,11 @@ def test_pipeline_options(device: torch.device) -> None:
     with pytest.raises(StopIteration):  # two batches were read ahead when the data ended
         pipeline.progress(source)
     assert calls == ["zero_grad", "forward", "backward"] * 3
-    assert at_rest(model)
+    assert is_idle(model)
     model.eval()
     before = state(model)
     pipeline.progress(iter(make_batches(3, seed=5, largest=10**6)))
-    assert same(state(model), before), "in evaluation nothing is trained"
+    assert is_same(state(model), before), "in evaluation nothing is trained"
     pipeline.reset()
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"evict_step_interval": 0}, ValueError, "evict_step_interval is 0, must be 1"),
@@ -227,11 +227,11 @@ def test_operations_between_prefetched_steps(device: torch.device, disturb: str)
                 saved.append(state(model))
             else:
                 outputs.append(step(model, optimizer, batch))
-        assert at_rest(model)
+        assert is_idle(model)
         results.append((outputs, [*saved, state(model)]))
     (outputs, states), (others, other_states) = results
     assert all(map(torch.equal, outputs, others))
-    assert all(map(same, states, other_states))
+    assert all(map(is_same, states, other_states))
 
 
 class BrokenError(Exception):
@@ -262,8 +262,8 @@ def test_an_iterator_abandoned_half_way(device: torch.device, kind: str) -> None
         cycle.append(cycle)  # type: ignore[arg-type]
         del cycle
     gc.collect()
-    assert at_rest(model)
-    assert same(state(model), before)
+    assert is_idle(model)
+    assert is_same(state(model), before)
     assert threading.active_count() <= threads + 1
 
 
@@ -277,7 +277,7 @@ def test_an_error_of_the_data_is_raised_at_its_batch(device: torch.device) -> No
     with pytest.raises(BrokenError):
         train(model, (given.append(batch) or batch for batch in rst.prefetch(data(), model, 2)))
     assert len(given) == 4
-    assert at_rest(model)
+    assert is_idle(model)
 
 
 def test_a_bad_batch_raises_in_its_forward(device: torch.device) -> None:
@@ -291,7 +291,7 @@ def test_a_bad_batch_raises_in_its_forward(device: torch.device) -> None:
         else:
             train(model, [batch])
     assert place == 4
-    assert at_rest(model)
+    assert is_idle(model)
 
 
 def test_a_cache_for_one_batch_runs_shallower(device: torch.device) -> None:
@@ -350,7 +350,7 @@ def test_features_are_found_in_samples(device: torch.device) -> None:
     for given, options, error, message in wrong:
         with pytest.raises(error, match=message):
             next(rst.prefetch(given, options.pop("model", model), **options))
-    assert at_rest(model)
+    assert is_idle(model)
 
 
 def test_skipping_many_prefetched_batches(device: torch.device) -> None:
@@ -358,8 +358,8 @@ def test_skipping_many_prefetched_batches(device: torch.device) -> None:
     train(model, make_batches(1))
     before = state(model)
     assert len(list(rst.prefetch(make_batches(40), model, 12))) == 40
-    assert at_rest(model)
-    assert same(state(model), before)
+    assert is_idle(model)
+    assert is_same(state(model), before)
 
 
 def test_too_many_prefetched(device: torch.device) -> None:
@@ -381,7 +381,7 @@ def test_a_policy_that_looks_ahead_misses_less(device: torch.device) -> None:
         model = Net(device, cache=16, cache_policy="look_ahead")
         outputs = train(model, (wait(model, batch) for batch in rst.prefetch(batches, model, depth)))
         misses[depth] = model.tables.cache_stats()["unique_misses"], outputs
-        assert at_rest(model)
+        assert is_idle(model)
     assert all(map(torch.equal, misses[0][1], misses[10][1]))
     assert misses[10][0] < 0.9 * misses[0][0]
 
@@ -394,7 +394,7 @@ def test_a_prefetched_batch_that_is_only_read(device: torch.device) -> None:
     model.tables.prefetch(second)
     model.eval()
     model(second)
-    assert at_rest(model), "it has come, and none before it will"
+    assert is_idle(model), "it has come, and none before it will"
 
 
 class Owner:

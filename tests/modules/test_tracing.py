@@ -47,7 +47,7 @@ class Sequences(Model):
         return self.dense(self.tables(features=batch)["f0"].values())
 
 
-class Builds(Model):
+class InputBuildingModel(Model):
     """A model that builds its KeyedJaggedTensor itself."""
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ TRACERS: dict[str, Callable[[torch.nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("tracer", TRACERS)
-@pytest.mark.parametrize("kind", [Model, Sequences, Builds])
+@pytest.mark.parametrize("kind", [Model, Sequences, InputBuildingModel])
 def test_a_traced_model_trains_the_same(device: torch.device, kind: Any, tracer: str) -> None:
     plain = kind(device)
     traced = copy.deepcopy(plain)

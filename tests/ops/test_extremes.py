@@ -55,7 +55,7 @@ class ClassReference:
     """The reference: an optimizer class applied to the rows of each table."""
 
     def __init__(self, cls: type[torch.optim.Optimizer], tables: list[TableOptimizer], weights: torch.Tensor) -> None:
-        self.sparse = cls is torch.optim.SparseAdam or issubclass(cls, formulas.OnRows)
+        self.sparse = cls is torch.optim.SparseAdam or issubclass(cls, formulas.RowOptimizer)
         self.states = tuple(state.name for state in tables[0].spec.states)
         self.weights = [torch.nn.Parameter(part) for part in weights.chunk(len(tables))]
         self.optimizers = []
@@ -179,7 +179,7 @@ def test_never_worse_than_its_class(row: Row, device: torch.device) -> None:
         found = on_device.step(g)
         assert torch.equal(all_bits(found), all_bits(in_torch.step(g))), "other bits than the formula in plain torch"
         of_class = (exact.step(before, g), single.step(before, g), nudged.step(perturbed(before), g))
-        rowwise = issubclass(row.reference, formulas.OnRows)
+        rowwise = issubclass(row.reference, formulas.RowOptimizer)
         check(*(without_nonfinite(parts, before[0], rowwise) for parts in (found, *of_class, before)), kept)
         before = found
         for optimizer in optimizers:

@@ -79,7 +79,7 @@ def test_kept_memory_is_bounded() -> None:
     assert _kept() < LARGE[0] * LARGE[1] * 4, "blocks that others were taken instead of go back"
 
 
-def _faults() -> int:
+def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
@@ -96,9 +96,9 @@ def test_a_step_maps_no_pages_for_its_output(pooling: Pooling) -> None:
     expected = embedding(ids, offsets).detach().clone()
     for _ in range(2):
         embedding(ids, offsets)
-    before = _faults()
+    before = _page_faults()
     output = embedding(ids, offsets)
-    assert _faults() - before < samples * dim * 4 // 4096 // 8
+    assert _page_faults() - before < samples * dim * 4 // 4096 // 8
     assert torch.equal(output, expected)
 
 

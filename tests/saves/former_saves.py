@@ -77,7 +77,7 @@ def _series(model: Any, train: Callable[..., Any], ends: Sequence[int], *folders
         delta(model, folders[min(place, len(folders) - 1)])
 
 
-def _chain(*folders: Path) -> Contents:
+def _write_chain(*folders: Path) -> Contents:
     """Writes a full save and two deltas, with ids removed in between and an open window at the end."""
     embedding = _window()
     for view in _series(embedding, tables.train, (4, 8, 13), *folders):
@@ -87,14 +87,14 @@ def _chain(*folders: Path) -> Contents:
 
 def _folders(folder: Path) -> Contents:
     """Writes the chain with its deltas in another folder."""
-    return _chain(folder / "base", folder / "deltas")
+    return _write_chain(folder / "base", folder / "deltas")
 
 
 def _packed(folder: Path) -> Contents:
     """Writes the chain in packs, as for many tables."""
     many, manifest.MANY_TABLES = manifest.MANY_TABLES, 1
     try:
-        return _chain(folder)
+        return _write_chain(folder)
     finally:
         manifest.MANY_TABLES = many
 
@@ -152,7 +152,7 @@ def _sharded(folder: Path) -> Contents:
 
 
 MODELS = {
-    "chain": ArchivedModel(_window, tables.contents, _chain),
+    "chain": ArchivedModel(_window, tables.contents, _write_chain),
     "packs": ArchivedModel(_window, tables.contents, _packed),
     "folders": ArchivedModel(_window, tables.contents, _folders, "deltas"),
     "warm": ArchivedModel(_window, _cached, _warm),

@@ -90,7 +90,7 @@ def trained(steps: int | range = 3, optimizer: Any = ADAGRAD, **options: Any) ->
     return embedding
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     """Fails if two models, or their contents, differ, and names the part."""
     a, b = (contents(each) if isinstance(each, TableBatchedEmbedding) else each for each in (a, b))
     assert a.keys() == b.keys()
@@ -134,4 +134,4 @@ def refused(target: Any, path: Any, message: str, error: type[Exception] = Check
     before = contents(target)
     with pytest.raises(error, match=message):
         Saver().load(target, path)
-    same(target, before)
+    assert_same(target, before)

@@ -15,7 +15,7 @@ from batches import numbered
 from collection_factory import apply, bag_config, bags_collection
 from embeddings import SGD, embedding_of
 from forking import fork, sleeping_child
-from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, same, save, train, trained
+from tables import ADAGRAD, WINDOWS, assert_same, contents, delta, loaded, make, save, train, trained
 from training import rows_of, train_step
 
 import rec_sdk_torch as rst
@@ -125,8 +125,8 @@ def test_a_save_has_the_state_at_its_start(
             small_pieces(monkeypatch, disturbance(source, seed + 1))
         job.run()
         assert incremental or contents(source) != then  # training did continue
-        same(loaded(tmp_path, target), then)
-        same(counted(target), counts)
+        assert_same(loaded(tmp_path, target), then)
+        assert_same(counted(target), counts)
     with source.exclusive():
         assert not any(group.snapshots for group in source.groups)
 
@@ -135,9 +135,9 @@ def test_a_load_during_a_save_does_not_change_the_save(tmp_path: Path) -> None:
     source, other = trained(5), trained(range(50, 55))
     save(other, tmp_path / "other")
     job, then = SaveJob(source, tmp_path / "own", False), contents(source)
-    same(loaded(tmp_path / "other", source), other)
+    assert_same(loaded(tmp_path / "other", source), other)
     job.run()
-    same(loaded(tmp_path / "own"), then)
+    assert_same(loaded(tmp_path / "own"), then)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
@@ -152,7 +152,7 @@ def test_tables_with_a_new_layout_during_a_save(optimizer: Any, tmp_path: Path) 
     first = loaded(tmp_path, optimizer=None)
     assert sorted(first.table_ids("a").tolist()) == list(range(20)), "the moment of the save"
     delta(source, tmp_path)
-    same(loaded(tmp_path, optimizer=optimizer), source)
+    assert_same(loaded(tmp_path, optimizer=optimizer), source)
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -173,7 +173,7 @@ def test_training_continues_while_a_thread_writes(
         steps.release()
     assert number > 20
     assert Path(future.result()).parent == tmp_path.resolve()
-    same(loaded(tmp_path), then)
+    assert_same(loaded(tmp_path), then)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -227,7 +227,7 @@ def test_rows_of_abandoned_plans_are_saved(tmp_path: Path, monkeypatch: pytest.M
     assert any(group.engine.unapplied() for group in source.groups)
     job.run()
     del call
-    same(loaded(tmp_path), then)
+    assert_same(loaded(tmp_path), then)
 
 
 def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeyp
     monkeypatch.setattr(snapshot.tempfile, "TemporaryFile", full)
     for each in (source, twin):
         train(each, range(5, 8))
-    same(source, twin)
+    assert_same(source, twin)
     with pytest.raises(RuntimeError, match="could not be copied for the save") as raised:
         job.run()
     assert isinstance(raised.value.__cause__, OSError)

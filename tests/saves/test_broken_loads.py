@@ -13,7 +13,7 @@ import pytest
 import torch
 from embeddings import embedding_of
 from odd_saves import make, state_of, train
-from tables import loaded, same, save
+from tables import assert_same, loaded, save
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.saves.load import capacity, save_reader
@@ -68,9 +68,9 @@ def test_an_unreadable_file_leaves_the_model_unchanged(
             patch.setattr(save_reader, "open_file", FailingOpen(number, error))
             with pytest.raises(type(error)):
                 loaded(path, target)
-        same(state_of(target), before)
+        assert_same(state_of(target), before)
     train(target, range(53, 54))
-    same(state_of(loaded(path, target)), saved)
+    assert_same(state_of(loaded(path, target)), saved)
 
 
 def test_two_collections_are_loaded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_two_collections_are_loaded_together(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(OSError, match="planted"):
             loaded(tmp_path, target)
     for each, was in zip(target, before, strict=True):
-        same(state_of(each), was)
+        assert_same(state_of(each), was)
     loaded(tmp_path, target)
     for each, its in zip(target, source, strict=True):
-        same(state_of(each), state_of(its))
+        assert_same(state_of(each), state_of(its))
 
 
 # ---- not enough memory for both
@@ -126,10 +126,10 @@ def test_tables_are_emptied_first_where_memory_is_short(
     state = state_of(target)
     assert not any(state[name] for name in ("a", "a.window", "b.window", "counts"))
     assert state["candidates"][0] == []
-    same(state["optimizer 0"], optimizer)
+    assert_same(state["optimizer 0"], optimizer)
     train(target, range(53, 54))
     with pytest.warns(UserWarning, match="emptied first"):
-        same(state_of(loaded(path, large())), saved)
+        assert_same(state_of(loaded(path, large())), saved)
 
 
 def test_rows_that_never_fit_are_refused(saves: tuple[Path, Any], little_memory: None) -> None:
@@ -137,7 +137,7 @@ def test_rows_that_never_fit_are_refused(saves: tuple[Path, Any], little_memory:
     before = state_of(target)
     with pytest.raises(MemoryError, match=r"its rows need [0-9]+ bytes of host memory, 100 are free"):
         loaded(saves[0], target)
-    same(state_of(target), before)
+    assert_same(state_of(target), before)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_the_model_unchanged(
     request.getfixturevalue("small_disk")
     with pytest.raises(OSError, match="host store needs"):
         loaded(saves[0], target)
-    same(state_of(target), before)
+    assert_same(state_of(target), before)
     assert sorted(stores.rglob("*.rows")) == files
     train(target, range(53, 54))
 
@@ -177,11 +177,11 @@ def test_a_disk_with_space_for_one_copy_only(
     monkeypatch.setattr(capacity, "available_memory", lambda: 0)
     path, saved = saves
     target = before_a_load(host_store=stores / "rows")
-    same(state_of(loaded(path, target)), saved)
+    assert_same(state_of(loaded(path, target)), saved)
     assert len(list(stores.rglob("*.rows"))) == 2, "files of the previous rows are gone"
     monkeypatch.setattr(capacity, "_free_bytes", lambda store: 100)
     with pytest.warns(UserWarning, match="the disk of host_store .* emptied first"):
-        same(state_of(loaded(path, target)), saved)
+        assert_same(state_of(loaded(path, target)), saved)
     fresh = make(host_store=stores / "more")
     monkeypatch.setattr(capacity, "_free_bytes", lambda store: -(1 << 40))
     with pytest.raises(OSError, match=r"its rows need .* of the disk of host_store .*more', -1099511627776 are free"):
@@ -217,10 +217,10 @@ def test_an_interrupt_between_two_groups_is_completed(
         patch.setattr(Group, "replace_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loaded(tmp_path, target)
-    same(target, source)
+    assert_same(target, source)
     for each in (source, target):
         train(each, range(4, 6))
-    same(target, source)
+    assert_same(target, source)
 
 
 def test_cache_counters_continue_after_a_load(saves: tuple[Path, Any]) -> None:
@@ -267,4 +267,4 @@ def test_prefetched_batches_are_replanned_after_a_load(saves: tuple[Path, Any]) 
         loaded(saves[0], each)
         for batch in batches:
             each(*batch, **seen).square().sum().backward()
-    same(state_of(target), state_of(twin))
+    assert_same(state_of(target), state_of(twin))

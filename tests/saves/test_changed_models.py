@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from embeddings import SGD, embedding_of
-from tables import ADAGRAD, WINDOWS, contents, delta, loaded, refused, same, save, written
+from tables import ADAGRAD, WINDOWS, assert_same, contents, delta, loaded, refused, save, written
 from torchrec.optim.optimizers import LAMB
 
 from rec_sdk_torch import AccumulateSGD
@@ -88,7 +88,7 @@ def change(model: TableBatchedEmbedding, seed: int) -> None:
         model(ids, torch.arange(0, 25, 4), **seen).square().sum().backward()
 
 
-def kept(model: TableBatchedEmbedding) -> tuple[set[str], set[str]]:
+def columns_and_parts(model: TableBatchedEmbedding) -> tuple[set[str], set[str]]:
     """Returns the columns and the parts of a row."""
     lifecycle, optimizer = model.tables[0].lifecycle, model.optimizers[0]
     states = [] if optimizer is None else [state.name for state in optimizer.spec.states]
@@ -110,7 +110,7 @@ def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str)
 
 def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedEmbedding) -> None:
     """Checks that loads, readers and the verification of files see the model's rows."""
-    same(loaded(path, again), model)
+    assert_same(loaded(path, again), model)
     view = model.view("t")
     ids = view.ids()
     with TableReader(path, "t") as reader:
@@ -131,8 +131,8 @@ def follow(before: Model, after: Model, path: Path) -> None:
         change(model, seed)
         kinds.append(written(model, path).kind)
     check_readers(model, path, after.make(cache=50))
-    same_states = kept(model)[1] == {"weight"} or family(before) == family(after)
-    same_rows = kept(source) == kept(model) and same_states and before.format == after.format
+    same_states = columns_and_parts(model)[1] == {"weight"} or family(before) == family(after)
+    same_rows = columns_and_parts(source) == columns_and_parts(model) and same_states and before.format == after.format
     assert kinds == [DELTA if same_rows else FULL, DELTA]
 
 
@@ -182,7 +182,7 @@ def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
 def test_new_rules_start_counting_at_the_load(before: str, after: str, tmp_path: Path) -> None:
     """Rows, candidates and untaken evicted rows become overdue only some time after the load."""
     source, model = Model(before).make(), Model(after).make()
-    saved, view = kept(source)[0], model.view("t")
+    saved, view = columns_and_parts(source)[0], model.view("t")
     for seed in range(0, 30, 3):
         change(source, seed)
     once(source, torch.arange(100, 105), 300)  # candidates, if the rules have some
@@ -220,7 +220,7 @@ def loaded_elsewhere(
         refused(other, path, "are out of range for the index table")
         return model, before
     loaded(path, other)
-    check_nothing_is_overdue(other, after.rules if new.hashed else "none", kept(model)[0])
+    check_nothing_is_overdue(other, after.rules if new.hashed else "none", columns_and_parts(model)[0])
     return other, after
 
 
@@ -240,7 +240,7 @@ def test_random_sequences_of_configurations(tmp_path: Path, request: pytest.Fixt
                 model, drawn = loaded_elsewhere(random, model, drawn, path)
         assert {kind for _, _, kind in then.values()} == {FULL, DELTA}
         for folder, (its, expected, _) in then.items():
-            same(loaded(folder, its.make()), expected)
+            assert_same(loaded(folder, its.make()), expected)
 
 
 # ---- index tables with more or fewer rows
@@ -296,7 +296,7 @@ def test_a_delta_does_not_follow_a_save_of_another_size(rows: int, tmp_path: Pat
     target = loaded(tmp_path, of_sizes(rows))
     kinds = [written(train(target, range(step, step + 1)), tmp_path).kind for step in range(2)]
     assert kinds == [FULL, DELTA]
-    same(loaded(tmp_path, of_sizes(rows)), target)
+    assert_same(loaded(tmp_path, of_sizes(rows)), target)
 
 
 def test_ids_of_a_hash_table_are_not_left_out(tmp_path: Path) -> None:

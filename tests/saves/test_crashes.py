@@ -20,7 +20,7 @@ from typing import Any
 import forked_python
 import pytest
 import torch
-from tables import contents, delta, loaded, make, refused, same, save, train, trained
+from tables import assert_same, contents, delta, loaded, make, refused, save, train, trained
 
 from rec_sdk_torch.checkpoint.__main__ import main
 from rec_sdk_torch.saves.format import files, manifest
@@ -77,7 +77,7 @@ def test_every_call_fails_once(
         patch.setattr(files, "before_change", lambda call, path: calls.append((call, path.name)))
         save(source, tmp_path, incremental)
     before = contents(loaded(tmp_path))
-    same(before, source)
+    assert_same(before, source)
     full, day = map(request.config.getoption, ("--full", "--day"))
     numbers = failing_calls(calls, full, day)
     ways = itertools.product(numbers, (True, False)) if full else ((each, (each + day) % 2 > 0) for each in numbers)
@@ -94,7 +94,7 @@ def test_every_call_fails_once(
         assert not only or not list(tmp_path.glob(f"{UNFINISHED}*"))
         before = found
     save(source, tmp_path)
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
     assert not list(tmp_path.glob(f"{UNFINISHED}*"))
 
 
@@ -146,7 +146,7 @@ def test_killed_at_random_points(incremental: bool, many: int, tmp_path: Path, r
         for at in range(max(states), step):
             train(source, range(at, at + 1))
             states[at + 1] = contents(source)
-        same(target, states[step])
+        assert_same(target, states[step])
     assert broken_off > enough // 5, "too few were killed while they wrote"
 
 
@@ -191,8 +191,8 @@ def test_damaged_files(
                     loaded(tmp_path, target)
             file.write_bytes(raw)
     assert main(["verify", str(tmp_path)]) == 0
-    same(target, before)
-    same(loaded(tmp_path, target), source)
+    assert_same(target, before)
+    assert_same(loaded(tmp_path, target), source)
 
 
 def test_damage_in_a_header_that_can_be_read(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
-    same(loaded(tmp_path), expected)
+    assert_same(loaded(tmp_path), expected)
     assert len(os.listdir(tmp_path)) == 1
 
 
@@ -249,7 +249,7 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, write = trained(), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, memoryview(data)[:7], at))
     save(source, tmp_path)
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
 
 
 def keep_trying(path: Path, seed: int, saves: int) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tables
 import torch
-from tables import chain, contents, delta, loaded, make, refused, same, save, train, trained, written
+from tables import assert_same, chain, contents, delta, loaded, make, refused, save, train, trained, written
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
@@ -66,10 +66,10 @@ def test_a_folder_of_bases_and_one_of_deltas(background: bool, two_folders: tupl
     for each in found:
         assert each.kind == FULL or sum(file.rows for file in each.files if file.role != CACHED) <= 34
     for paths in ((deltas,), (base, deltas), (deltas, base)):
-        same(loaded(paths), source)
+        assert_same(loaded(paths), source)
     two_steps = loaded(base)
     rst.Saver().load(two_steps, deltas, incremental=True)  # like scripts of Rec SDK
-    same(two_steps, source)
+    assert_same(two_steps, source)
 
 
 def test_a_folder_with_a_complete_chain_is_independent(two_folders: tuple[Path, Path]) -> None:
@@ -81,11 +81,11 @@ def test_a_folder_with_a_complete_chain_is_independent(two_folders: tuple[Path, 
     assert (third.sequence, third.folders) == (1, [])
     train(source, range(5, 6))
     assert written(source, b).previous == third.id  # the last save of all, since b depends on a anyway
-    same(loaded(b), source)
+    assert_same(loaded(b), source)
     train(source, range(6, 7))
     assert written(source, a).previous == third.id
     shutil.rmtree(b)
-    same(loaded(a), source)
+    assert_same(loaded(a), source)
 
 
 def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(two_folders: tuple[Path, Path]) -> None:
@@ -98,7 +98,7 @@ def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(two
             train(source, range(step, step + 1))
             assert written(source, path).folders == []
     shutil.rmtree(two_folders[0])
-    same(loaded(two_folders[1]), source)
+    assert_same(loaded(two_folders[1]), source)
 
 
 @pytest.mark.parametrize("lost", ["deltas", "one of two deltas", "base"])
@@ -111,7 +111,7 @@ def test_deltas_after_earlier_saves_were_removed(lost: str, two_folders: tuple[P
     train(source, range(5, 6))
     now = written(source, deltas)
     assert (now.kind, now.previous) == ((FULL, None) if lost == "base" else (DELTA, first.id))
-    same(loaded(deltas), source)
+    assert_same(loaded(deltas), source)
 
 
 def test_a_delta_after_a_load_follows_what_was_loaded(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_delta_after_a_load_follows_what_was_loaded(two_folders: tuple[Path, P
     assert (now.kind, now.previous, now.sequence) == (DELTA, last.id, 2)
     assert sum(file.rows for file in now.files if file.role != CACHED) <= 32
     assert sorted(now.folders) == ["../base", "../deltas/of model"]
-    same(loaded(tmp_path / "third"), resumed)
+    assert_same(loaded(tmp_path / "third"), resumed)
     train(resumed, range(5, 6))
     again = written(resumed, tmp_path / "third")
     assert (again.previous, again.folders) == (now.id, now.folders)
@@ -136,7 +136,7 @@ def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> No
     whole = tmp_path / "elsewhere" / "and there"
     shutil.copytree(tmp_path, whole, ignore=shutil.ignore_patterns("elsewhere"))
     base.rename(tmp_path / "away")
-    same(loaded(whole / "deltas" / "of model"), source)
+    assert_same(loaded(whole / "deltas" / "of model"), source)
     target = trained(range(70, 72))
     wrong = f"{first.id}, which is not in {deltas}, {base}; {base}: there is no such folder; if it is elsewhere, pass"
     refused(target, deltas, wrong)
@@ -145,7 +145,7 @@ def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> No
     assert main(["verify", str(deltas)]) == 1
     now, latest = tmp_path / "away", next(deltas.iterdir())
     for paths in ((now, deltas), (now, latest), (next(now.iterdir()), latest)):
-        same(loaded(paths), source)
+        assert_same(loaded(paths), source)
     assert TableReader([now, deltas], "a").find(source.view("a").ids())[1].all()
     assert main(["verify", str(now), str(deltas)]) == 0
     for path in (now, deltas):
@@ -153,7 +153,7 @@ def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> No
     train(target, range(4, 5))
     following = written(target, deltas)  # records the base's new location
     assert (following.kind, following.folders) == (DELTA, ["../../away"])
-    same(loaded(deltas), target)
+    assert_same(loaded(deltas), target)
 
 
 def test_the_latest_of_several_folders_is_loaded(
@@ -171,7 +171,7 @@ def test_the_latest_of_several_folders_is_loaded(
         for paths in ((*two_folders, empty), (empty, *reversed(two_folders))):
             if all(each.exists() for each in paths):
                 assert rst.Saver.get_latest_load_path(paths) == found[-1]
-                same(loaded(paths), source)
+                assert_same(loaded(paths), source)
     names = [Path(each).name for each in found]
     assert names == sorted(set(names))
     with pytest.raises(rst.CheckpointError, match="nowhere: there is no such folder"):
@@ -193,14 +193,14 @@ def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(two_folders: tupl
     assert (now.kind, now.previous) == (DELTA, whole.id)
     target = loaded(deltas, torch.nn.ModuleList([make(seed=3), make(seed=4)]))
     for each, its in zip(model, target, strict=True):
-        same(its, each)
+        assert_same(its, each)
 
 
 def test_copies_of_a_save_in_other_folders(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
     """A copy in another folder is equivalent; of two copies in one folder it is unclear which is meant."""
     (base, deltas), (source, _, _) = two_folders, base_and_delta(two_folders)
     shutil.copytree(base, tmp_path / "copy")
-    same(loaded([tmp_path / "copy", deltas]), source)
+    assert_same(loaded([tmp_path / "copy", deltas]), source)
     shutil.copytree(next(base.iterdir()), base / "20010101000000")
     refused(make(), deltas, "the same save as")
     assert written(source, deltas).kind == FULL
@@ -231,7 +231,7 @@ def test_folders_of_a_manifest(value: Any, message: str | None, two_folders: tup
     source, _, _ = base_and_delta((two_folders[0], deltas))
     _write(next(deltas.iterdir()), {"folders": value})
     if message is None:
-        same(loaded(deltas), source)
+        assert_same(loaded(deltas), source)
     else:
         refused(make(), deltas, message)
 
@@ -308,7 +308,7 @@ def test_random_saves_over_folders(tmp_path: Path, request: pytest.FixtureReques
                 folder = save(source, path, incremental=action == "delta")
                 then[folder] = contents(source)
                 kinds.append(read_manifest(folder).kind)
-                same(load_if_complete(folder), then[folder])
+                assert_same(load_if_complete(folder), then[folder])
             elif action == "lose" and one is not None and random.integers(2):
                 shutil.rmtree(one)
                 del then[one]
@@ -318,7 +318,7 @@ def test_random_saves_over_folders(tmp_path: Path, request: pytest.FixtureReques
         found = {folder: load_if_complete(folder) for folder in then}
         for folder, target in found.items():
             if target is not None:
-                same(target, then[folder])
+                assert_same(target, then[folder])
         assert any(target is not None for target in found.values())
 
 
@@ -381,4 +381,4 @@ def test_an_incomplete_chain_is_not_extended(change: str, place: int, tmp_path: 
         train(source, range(step, step + 1))
         assert written(source, tmp_path).kind == kind
     if change != "twice":  # refused until one of the copies is removed
-        same(loaded(tmp_path), source)
+        assert_same(loaded(tmp_path), source)

@@ -13,7 +13,7 @@ import pytest
 import tables
 import torch
 from embeddings import SGD, embedding_of
-from tables import ADAGRAD, WINDOWS, contents, delta, loaded, make, refused, same, save, train, trained, written
+from tables import ADAGRAD, WINDOWS, assert_same, contents, delta, loaded, make, refused, save, train, trained, written
 
 from rec_sdk_torch.rules import Age, Rows
 from rec_sdk_torch.saves.format.manifest import DELTA, FULL, REMOVED, ROWS, read_manifest
@@ -59,7 +59,7 @@ def test_random_sequences_of_changes_and_saves(
         assert kinds == [FULL, *[DELTA] * (len(kinds) - 1)]
         assert len(kinds) > 2
         for folder, expected in snapshots.items():
-            same(loaded(folder, optimizer=optimizer, cache=29, device=device), expected)
+            assert_same(loaded(folder, optimizer=optimizer, cache=29, device=device), expected)
 
 
 def test_a_delta_has_what_changed(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_delta_has_what_changed(tmp_path: Path) -> None:
     assert ids_in(changed, "d", ROWS) == [7, 8]
     nothing = delta(source, tmp_path)
     assert not [name for name in "abcd" if ids_in(nothing, name, ROWS) or ids_in(nothing, name, REMOVED)]
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -110,7 +110,7 @@ def test_a_delta_reads_changed_rows_only(in_flight: bool, tmp_path: Path) -> Non
         assert ids.tolist() == expected
         assert looked_at == len(expected)
     assert ids_in(delta(source, tmp_path), "a", ROWS) == expected
-    same(loaded(tmp_path, embedding_of(*configs, cache=1000)), source)
+    assert_same(loaded(tmp_path, embedding_of(*configs, cache=1000)), source)
 
 
 def test_a_reinserted_id_is_a_new_row(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_reinserted_id_is_a_new_row(tmp_path: Path) -> None:
     view.write(ids[:1], weight)
     third = delta(source, tmp_path)
     assert ids_in(third, "a", REMOVED) == ids[:1].tolist() == ids_in(third, "a", ROWS)
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
 
 
 def aging() -> TableBatchedEmbedding:
@@ -169,7 +169,7 @@ def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
     assert ids_in(delta(source, tmp_path / "one"), "a", REMOVED) == []
     for folder in ("one", "other"):
         delta(source, tmp_path / folder)
-        same(loaded(tmp_path / folder), source)
+        assert_same(loaded(tmp_path / folder), source)
 
 
 def test_a_full_save_replaces_a_delta_without_base(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path
     assert kinds == [FULL, DELTA, FULL, DELTA]
     loaded(tmp_path, target)
     for each, its in zip(source, target, strict=True):
-        same(its, each)
+        assert_same(its, each)
 
 
 def test_tables_that_keep_no_changes(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_chains_with_a_save_missing(tmp_path: Path) -> None:
     shutil.copytree(folders[0], tmp_path / "other" / folders[0].name)
     shutil.copytree(folders[3], tmp_path / "other" / folders[3].name)
     refused(target, tmp_path / "other", "a delta of the save")
-    same(loaded(tmp_path / "saves", target), source)
+    assert_same(loaded(tmp_path / "saves", target), source)
 
 
 def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
         source(batches.jagged({"f0": ids})).values().sum().backward()
         delta(source, tmp_path)
     loaded(tmp_path, target)
-    same(target.embedding, source.embedding)
+    assert_same(target.embedding, source.embedding)
 
 
 @pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)

@@ -17,7 +17,7 @@ import pytest
 import tables
 import torch
 from embeddings import embedding_of
-from tables import ADAGRAD, WINDOWS, delta, loaded, refused, same, save, trained
+from tables import ADAGRAD, WINDOWS, assert_same, delta, loaded, refused, save, trained
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
@@ -97,7 +97,7 @@ def saves_and_loads(
     found["in the background"] = calls_of(lambda: saver.save(source, path, incremental=True, background=True).result())
     found["load"] = calls_of(lambda: saver.load(target, path))
     found["verify"] = calls_of(lambda: main(["verify", str(path)]))
-    same(target, source)
+    assert_same(target, source)
     return found
 
 
@@ -217,10 +217,10 @@ def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: p
             super().__init__(name)
 
     monkeypatch.setattr(save_reader, "Pool", Noted)
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
     assert started == []
     monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.CHUNK_BYTES", 100)
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
     assert len(started) == 4, "one for each table"
 
 
@@ -233,7 +233,7 @@ def test_tables_of_every_kind_share_a_pack(tmp_path: Path) -> None:
     for step in range(4):
         tables.train(source, range(step, step + 1))
         folder = delta(source, tmp_path)
-        same(loaded(tmp_path, optimizer=WINDOWS), source)
+        assert_same(loaded(tmp_path, optimizer=WINDOWS), source)
     assert sorted(each.name for each in folder.iterdir()) == [MANIFEST, "pack-00000-00000"]
     assert json.loads((folder / MANIFEST).read_text())["version"] == PACKED_VERSION
     assert all(file.offset is not None for file in read_manifest(folder).files)
@@ -260,7 +260,7 @@ def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatc
             length = (folder / file.path).read_bytes()[file.offset :][:8]
             assert (file.offset + 8 + int.from_bytes(length, "little")) % 64 == 0
     assert {path: (folder / path).stat().st_size for path in sizes} == sizes, "no byte is without a checksum"
-    same(loaded(tmp_path, optimizer=WINDOWS), source)
+    assert_same(loaded(tmp_path, optimizer=WINDOWS), source)
 
 
 @pytest.mark.usefixtures("packs")
@@ -330,4 +330,4 @@ def test_invalid_offsets_in_a_pack_are_refused(tmp_path: Path) -> None:
         odd_saves.write_manifest(folder, body | change | {"files": [*files_of, *others]})
         refused(target, folder, message)
     odd_saves.write_manifest(folder, body)
-    same(loaded(folder, target), source)
+    assert_same(loaded(folder, target), source)

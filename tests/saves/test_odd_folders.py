@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import test_rec_sdk
 from embeddings import ADAM
-from tables import loaded, make, refused, same, save, trained, written
+from tables import assert_same, loaded, make, refused, save, trained, written
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
@@ -28,10 +28,10 @@ from rec_sdk_torch.serving import TableReader
 def in_time() -> Iterator[None]:
     """Fails a test after 30 seconds: opening a pipe without a writer would block forever."""
 
-    def late(*_: Any) -> None:
+    def raise_late(*_: Any) -> None:
         raise AssertionError("it waits")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, raise_late)
     signal.alarm(30)
     yield
     signal.alarm(0)
@@ -103,7 +103,7 @@ def test_a_folder_of_a_save_that_is_a_link(name: str, copied: Path, target: Any,
 
 def test_a_link_to_a_whole_save_is_followed(source: tuple[Path, Any], tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(source[0])
-    same(loaded(tmp_path / "latest"), source[1])
+    assert_same(loaded(tmp_path / "latest"), source[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ import numpy as np
 import odd_saves
 import pytest
 from odd_saves import LIFE, SKETCH, Header, body_of, change_file, files_of, make, state_of, train, write_manifest
-from tables import refused, same
+from tables import assert_same, refused
 
 import rec_sdk_torch as rst
 from rec_sdk_torch.checkpoint.__main__ import main
@@ -89,8 +89,8 @@ def load_with_odd_values(save: Path, saved: Any, target: Any, few: int) -> int:
                 raise AssertionError(f"{where}: {error!r}") from error
             before = state_of(target)
             if not caught and odd not in OTHERS.get(path[-1], ()) and odd not in OTHERS.get(path[-2:][0], ()):
-                same(before, saved)
-        same(state_of(target), before)
+                assert_same(before, saved)
+        assert_same(state_of(target), before)
     (save / MANIFEST).write_bytes(original)
     return refused
 
@@ -106,7 +106,7 @@ def test_every_value_of_a_manifest(
     refused = [load_with_odd_values(save, saved, target, 0 if full else 1 + day) for save, saved in saves]
     assert min(refused) > least[full]
     rst.Saver().load(target, tmp_path)
-    same(state_of(target), saves[-1][1])
+    assert_same(state_of(target), saves[-1][1])
 
 
 # ---- files
@@ -140,7 +140,7 @@ def value(name: str, number: float, place: int = 0) -> Any:
     return change
 
 
-def about(**changes: str) -> Any:
+def change_metadata(**changes: str) -> Any:
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
         header["__metadata__"] |= changes
 
@@ -187,8 +187,8 @@ FILES: dict[str, tuple[tuple[str, str], Any, str]] = {
     "an id beyond an index table": (B, value("ids", 12), r"\(such as 12\) are out of range for the index table 'b'"),
     "an id before an index table": (B, value("ids", -1), r"\(such as -1\) are out of range for the index table 'b'"),
     "another id": (A, value("ids", 99), "had [0-9]+ rows when|has gradients but no row"),
-    "the file of another table": (A, about(table="b"), "'table': 'b'"),
-    "the file of another save": (A, about(save="0" * 32), "'save': '0000"),
+    "the file of another table": (A, change_metadata(table="b"), "'table': 'b'"),
+    "the file of another save": (A, change_metadata(save="0" * 32), "'save': '0000"),
     "removed ids of float64": (REMOVED, typed("ids", "F64", 8), r"ids is torch\.float64"),
     "a removed id less": (REMOVED, value("ids", 99), "had [0-9]+ rows when it was saved, its files have"),
     "a candidate twice": (CANDIDATES, twice, "occur twice in the layer"),
@@ -230,7 +230,7 @@ class Changed:
     def refused(self, message: str, save: Path | None = None) -> None:
         with pytest.raises(CheckpointError, match=message):
             rst.Saver().load(self.target, save or self.save)
-        same(state_of(self.target), self._before)
+        assert_same(state_of(self.target), self._before)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ def saves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changed]:
     changed = Changed(tmp_path_factory.mktemp("saves"))
     yield changed
     load(changed.target, changed.save)
-    same(state_of(changed.target), changed.saved)
+    assert_same(state_of(changed.target), changed.saved)
     train(changed.target, range(60, 61))
 
 
@@ -380,13 +380,13 @@ def nested_save(full: Path, tmp_path: Path) -> Path:
     return save
 
 
-def everything(path: Path) -> dict[Path, bytes]:
+def file_contents(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() if file.is_file() else b"" for file in path.rglob("*")}
 
 
 def check_nothing_is_accessed(save: Path, table: str, tmp_path: Path, message: str) -> None:
     (tmp_path / "out").mkdir()
-    before = everything(tmp_path)
+    before = file_contents(tmp_path)
     attempts: list[Callable[[], Any]] = [
         lambda: TableReader(save, table),
         lambda: TableReader(save.parent, table, follow=100.0),
@@ -400,7 +400,7 @@ def check_nothing_is_accessed(save: Path, table: str, tmp_path: Path, message: s
         assert main([command, str(save)]) == 1
     assert main(["export", str(save), str(tmp_path / "out")]) == 1
     refused(make(), save, message)
-    assert everything(tmp_path) == before
+    assert file_contents(tmp_path) == before
 
 
 KEYS = ("/../../../x", "/../../a", "../x", "a/b", "a/../../x", "..", ".", "", "a.0", "a.01", "a b", "a\n", "x" * 300)

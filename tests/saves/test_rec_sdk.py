@@ -10,7 +10,7 @@ import pytest
 import tables
 import torch
 from embeddings import ADAM, embedding_of
-from tables import contents, loaded, make, refused, same, train
+from tables import assert_same, contents, loaded, make, refused, train
 from tables import trained as trained_tables
 
 import rec_sdk_torch as rst
@@ -58,7 +58,7 @@ def test_rows_and_states(ranks: int, tmp_path: Path) -> None:
     folder = tmp_path / ("20250101120000" if ranks else "merged")
     save(source, folder, ranks)
     assert rst.Saver().load(target, tmp_path if ranks else folder) == str(folder)
-    same(without_steps(target), without_steps(source))
+    assert_same(without_steps(target), without_steps(source))
     for embedding in (source, target):
         embedding.optimizers[0].step = 4  # Rec SDK does not save the step
     for a, b in zip(train(source, range(4, 7)), train(target, range(4, 7)), strict=True):

@@ -61,7 +61,7 @@ def listed(rows: EvictedRows) -> list[tuple[Any, ...]]:
     return [(i, *((name, values[place]) for name, values in named)) for place, i in enumerate(rows.ids.tolist())]
 
 
-def taken(embedding: TableBatchedEmbedding) -> dict[str, Any]:
+def take_all_evicted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     return {name: listed(embedding.view(name).take_evicted()) for name in "ab"}
 
 
@@ -71,7 +71,7 @@ def test_a_load_has_the_rows_that_were_not_taken(
     incremental: bool, dtype: torch.dtype, device: torch.device, tmp_path: Path
 ) -> None:
     source = trained(range(5), device=device, weight_dtype=dtype)
-    before = taken(source)
+    before = take_all_evicted(source)
     assert all(before.values())
     for begin in (5, 9, 13):
         train(source, range(begin, begin + 4))
@@ -83,8 +83,8 @@ def test_a_load_has_the_rows_that_were_not_taken(
     assert untaken(target) == untaken(source)
     for embedding in (source, target):
         train(embedding, range(17, 21))
-    assert taken(target) == taken(source)
-    assert not any(taken(target).values())
+    assert take_all_evicted(target) == take_all_evicted(source)
+    assert not any(take_all_evicted(target).values())
     assert torch.equal(target.view("a").ids().sort().values, source.view("a").ids().sort().values)
 
 
@@ -158,14 +158,14 @@ def test_rows_that_are_put_back_are_in_the_next_delta(tmp_path: Path) -> None:
 
 def test_without_untaken_rows_no_file_is_written(tmp_path: Path) -> None:
     source = trained()
-    taken(source)
+    take_all_evicted(source)
     assert EVICTED not in {file.role for file in read_manifest(save(source, tmp_path)).files}
     assert untaken(loaded(tmp_path, trained())) == {"a": [], "b": []}
 
 
 def test_rows_taken_during_a_save_are_in_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = trained()
-    taken(source)
+    take_all_evicted(source)
     source.view("a").remove(source.view("a").ids()[:5])  # the rows of one removal
     then = untaken(source)
     written = save_writer.write_snapshot

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from embeddings import embedding_of
-from tables import loaded, refused, same, save
+from tables import assert_same, loaded, refused, save
 
 from rec_sdk_torch.rules import Age, Count, Idle, Probability, Rows, Score, Share, Sketch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig
@@ -79,7 +79,7 @@ def test_admission_and_eviction_continue_after_a_load(
     for a, b in zip(train(source, range(13, 25)), train(target, range(13, 25)), strict=True):
         assert torch.equal(a, b)
     assert lifecycles(target) == lifecycles(source)
-    same(target, source)
+    assert_same(target, source)
 
 
 COUNTERS = TableLifecycle(admission=Count(3))

@@ -18,7 +18,7 @@ import torchrec
 from collection_factory import apply, bag_config, bags_collection
 from embeddings import ADAM, SGD, embedding_of
 from optimizer_table import BY_NAME, ROWS, Row
-from tables import ADAGRAD, WINDOWS, contents, loaded, make, refused, same, save, train, trained
+from tables import ADAGRAD, WINDOWS, assert_same, contents, loaded, make, refused, save, train, trained
 from torch.distributed.checkpoint.api import CheckpointException
 
 import rec_sdk_torch as rst
@@ -52,10 +52,10 @@ def test_a_load_has_the_bits_and_training_continues(
     # these rows and this window are replaced
     target = trained(range(100, 103), optimizer, cache=29 if cache == 9 else 9, device=device)
     assert rst.Saver().load(target, tmp_path) == folder
-    same(target, source)
+    assert_same(target, source)
     for a, b in zip(train(source, range(5, 9)), train(target, range(5, 9)), strict=True):
         assert torch.equal(a, b)
-    same(target, source)
+    assert_same(target, source)
 
 
 @pytest.mark.parametrize("saved", [torch.float32, torch.float16], ids=str)
@@ -66,7 +66,7 @@ def test_optimizer_states_of_other_data_types_are_converted(saved: torch.dtype, 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         target = loaded(tmp_path, optimizer=(cls, options | {"state_dtypes": {"sum": dtype}}), cache=9)
         if dtype is saved:
-            same(target, source)
+            assert_same(target, source)
         for name in "abcd":
             ids = source.view(name).ids()
             its, ours = (each.view(name).read(ids).parts for each in (target, source))
@@ -168,8 +168,8 @@ def test_a_save_with_batches_in_flight_and_prefetched(tmp_path: Path) -> None:
         output.square().sum().backward()
     for each in (source, twin):
         train(each, range(4, 6))
-    same(source, twin)
-    same(loaded(tmp_path), then)
+    assert_same(source, twin)
+    assert_same(loaded(tmp_path), then)
 
 
 def test_a_save_from_another_thread_is_one_moment(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_rows_are_divided_into_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("rec_sdk_torch.tbe.rows.table_chunks.CHUNK_BYTES", 160)
     source = trained()
     assert len(read_manifest(save(source, tmp_path)).files_of("b", ROWS_ROLE)) == 15
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
 
 
 def test_no_warning_where_nothing_is_lost(tmp_path: Path) -> None:

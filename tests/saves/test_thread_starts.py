@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tables import loaded, same, save, train, trained
+from tables import assert_same, loaded, save, train, trained
 
 from rec_sdk_torch import Saver
 from rec_sdk_torch.runtime.exits import OwnThread, _own
@@ -80,7 +80,7 @@ def test_a_save_whose_threads_cannot_begin(background: bool, tmp_path: Path, no_
     no_threads.undo()
     train(source, range(2, 4))
     assert isinstance(within(60, partial(saver.save, source, tmp_path)), str)
-    same(loaded(tmp_path), source)
+    assert_same(loaded(tmp_path), source)
 
 
 def test_checksums_whose_threads_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from embeddings import embedding_of
-from tables import ADAGRAD, WINDOWS, delta, loaded, make, same, save, train, written
+from tables import ADAGRAD, WINDOWS, assert_same, delta, loaded, make, save, train, written
 from tables import trained as trained_tables
 
 from rec_sdk_torch import _engine
@@ -127,11 +127,11 @@ def test_results_are_the_same_bits(optimizer: Any, on_disk: bool, tmp_path: Path
     targets = [make(optimizer, cache=17, device=device, **store) for store in stores]
     for warm, target in zip((True, False), targets, strict=True):
         train(target, range(70, 72))
-        same(loaded(tmp_path / "saves", target, warm=warm), source)
+        assert_same(loaded(tmp_path / "saves", target, warm=warm), source)
     assert targets[0].cache_stats("b")["warmed_rows"] > 0
     for a, b in zip(*(train(target, range(5, 14)) for target in targets), strict=True):
         assert torch.equal(a, b)
-    same(*targets)
+    assert_same(*targets)
 
 
 def test_the_latest_list_of_cached_rows_is_used(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_load_without_device_memory_is_complete(tmp_path: Path) -> None:
         pytest.warns(UserWarning, match="'t' is loaded, but its hot rows could not be copied to the cache: planted"),
     ):
         loaded(tmp_path, target)
-    same(target, source)
+    assert_same(target, source)
     assert ids_in_cache(target) == []
     assert misses(target, power_law(1), 20) > 0
 

@@ -29,7 +29,7 @@ class Server:
         with open(log or os.devnull, "w") as errors:
             self._run = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True)
 
-    def ask(self, question: str, lines: int = 1) -> list[str]:
+    def request(self, question: str, lines: int = 1) -> list[str]:
         assert self._run.stdin
         assert self._run.stdout
         self._run.stdin.write(question + "\n")
@@ -57,11 +57,11 @@ def check(server: Server, reader: TableReader) -> None:
     """Requests the rows of ids, some of them unknown, and their sum and mean."""
     weights, found = reader.find(torch.from_numpy(IDS))
     ids = " ".join(map(str, IDS))
-    lines = [line.split() for line in server.ask(f"find {ids}", len(IDS))]
+    lines = [line.split() for line in server.request(f"find {ids}", len(IDS))]
     assert [line[0] for line in lines] == [str(int(there)) for there in found]
     assert np.array_equal(np.array([line[1:] for line in lines], np.float32), weights.float().numpy(), equal_nan=True)
     for pooling in ("sum", "mean"):
-        (line,) = server.ask(f"{pooling} {ids}")
+        (line,) = server.request(f"{pooling} {ids}")
         expected = reader.lookup_pooled(IDS, np.array([0, len(IDS)]), pooling=pooling)
         assert np.array_equal(np.array([line.split()[1:]], np.float32), expected, equal_nan=True)
 

@@ -66,8 +66,8 @@ def test_results_match_pythons_reader(tmp_path: Path, program: Path, servers: li
         if bits:
             quantize_save(saves, folder, bits)
         for server, reader in zip(servers, readers, strict=True):
-            assert server.ask("refresh") == ["later"]
-            assert server.ask("refresh") == ["same"]
+            assert server.request("refresh") == ["later"]
+            assert server.request("refresh") == ["same"]
             assert reader.refresh()
             check(server, reader)
 
@@ -170,12 +170,12 @@ def test_a_bad_delta_leaves_readers_unchanged(tmp_path: Path, program: Path, ser
     first = save(embedding, tmp_path, incremental=True)
     save(embedding, tmp_path, incremental=True)
     shutil.rmtree(first)
-    assert servers[0].ask("refresh")[0].startswith("error: ")
+    assert servers[0].request("refresh")[0].startswith("error: ")
     with pytest.raises(CheckpointError):
         reader.refresh()
     assert torch.equal(reader.lookup(torch.arange(400)), expected)
     check(servers[0], reader)
-    assert servers[0].ask("nonsense")[0].startswith("error: expected find")
+    assert servers[0].request("nonsense")[0].startswith("error: expected find")
 
 
 def test_folders_of_other_names_are_no_saves(tmp_path: Path, program: Path, servers: list[Server]) -> None:
@@ -186,7 +186,7 @@ def test_folders_of_other_names_are_no_saves(tmp_path: Path, program: Path, serv
     servers.append(Server(program, "a", tmp_path))
     check(servers[0], TableReader(tmp_path, "a"))
     save.rename(tmp_path / "20960229235959.000001")
-    assert servers[0].ask("refresh") == ["later"]
+    assert servers[0].request("refresh") == ["later"]
     check(servers[0], TableReader(tmp_path, "a"))
 
 
@@ -202,11 +202,11 @@ def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list
     for _ in range(8):
         grow()
     servers.append(Server(program, "a", tmp_path))
-    servers[0].ask("find 1")
+    servers[0].request("find 1")
     opened = servers[0].bytes_read()
     assert 8 <= opened / size < 9
     grow()
-    assert servers[0].ask("refresh") == ["later"]
+    assert servers[0].request("refresh") == ["later"]
     assert 1 <= (servers[0].bytes_read() - opened) / size < 2
 
 
@@ -351,7 +351,7 @@ def difference(server: Server, folder: Path, field: tuple[Any, ...]) -> str:
 
     Compares the rows that both read.
     """
-    (answer,) = server.ask("refresh")
+    (answer,) = server.request("refresh")
     assert answer == "later" or answer.startswith("error: /"), f"{field}: {answer or server.errors()}"
     try:
         reader = TableReader(folder, "a")
@@ -392,7 +392,7 @@ def test_invalid_contents_are_refused_by_both_readers(tmp_path: Path, pytestconf
                     (chain.saves[place] / MANIFEST).write_bytes(chain.manifests[place])
                     (chain.saves[place] / path).write_bytes(raw)
     chain.rename()
-    assert server.ask("refresh") == ["later"]
+    assert server.request("refresh") == ["later"]
     check(server, TableReader(tmp_path, "a"))
     server.close()
     assert different == [], "\n".join(map(str, different))

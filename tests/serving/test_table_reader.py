@@ -199,7 +199,7 @@ def test_a_disk_error_does_not_end_the_following_thread(tmp_path: Path, monkeypa
     save(make(), tmp_path)
     calls: list[tuple[Path, ...]] = []
 
-    def away_once(paths: tuple[Path, ...]) -> Path:
+    def fail_once(paths: tuple[Path, ...]) -> Path:
         calls.append(paths)
         if len(calls) == 1:
             raise OSError("the disk is away")
@@ -207,7 +207,7 @@ def test_a_disk_error_does_not_end_the_following_thread(tmp_path: Path, monkeypa
         return reader.save
 
     reader = TableReader(tmp_path, "a")
-    monkeypatch.setattr(table_reader, "latest_save", away_once)
+    monkeypatch.setattr(table_reader, "latest_save", fail_once)
     with pytest.warns(UserWarning, match="'a' stays at .*the disk is away"):
         table_reader._follow(weakref.ref(reader), reader._ended, 0.001)
     assert calls == [(tmp_path,)] * 2

@@ -48,7 +48,7 @@ def trained(configs: list[TableConfig], device: torch.device, cache: int) -> dic
     return {name: weights_of(embedding, ids_of(embedding, name), name) for name in ("hashed", "indexed")}
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+def is_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name].view(torch.int16), b[name].view(torch.int16)) for name in a)
 
 
@@ -59,7 +59,7 @@ def test_bits_are_equal_on_any_number_of_threads(device: torch.device) -> None:
         torch.set_num_threads(1)
         alone = trained(configs, device, 48)
         torch.set_num_threads(4)
-        assert same(trained(configs, device, 48), alone)
+        assert is_same(trained(configs, device, 48), alone)
     finally:
         torch.set_num_threads(before)
 

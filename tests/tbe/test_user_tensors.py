@@ -28,7 +28,7 @@ def train(embedding: TableBatchedEmbedding) -> None:
     embeddings.train(embedding, [1, 2, 3, 2, 5, 0], square=True)
 
 
-def everything(embedding: TableBatchedEmbedding) -> list[Any]:
+def all_rows(embedding: TableBatchedEmbedding) -> list[Any]:
     chunks = [embedding.view(name).read(embedding.view(name).ids()) for name in "hi"]
     return [[chunk.ids.tolist(), *(part.tolist() for part in chunk.parts.values())] for chunk in chunks]
 
@@ -62,7 +62,7 @@ ODD: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 @pytest.mark.parametrize("case", ODD)
 def test_weights(case: str, table: str) -> None:
     embedding = make()
-    before, state = everything(embedding), embedding.state_dict()
+    before, state = all_rows(embedding), embedding.state_dict()
     odd, message = ODD[case]
     # The tables before and behind it are not loaded either.
     given = {name: value + 1 if name.endswith("weight") else value for name, value in state.items()}
@@ -74,7 +74,7 @@ def test_weights(case: str, table: str) -> None:
     for name in ("weight", "sum"):
         with pytest.raises((RuntimeError, ValueError), match=message):
             view.write(ids, {name: odd(torch.ones(2, 4))})
-    assert everything(embedding) == before
+    assert all_rows(embedding) == before
     train(embedding)
 
 
@@ -94,7 +94,7 @@ IDS = {
 def test_ids(case: str, table: str) -> None:
     embedding = make()
     ids, message = IDS[case]
-    before, view = everything(embedding), embedding.view(table)
+    before, view = all_rows(embedding), embedding.view(table)
     with pytest.raises((RuntimeError, ValueError), match=message):
         view.write(ids, {"weight": torch.ones(2, 4)})
     if table == "h":
@@ -104,7 +104,7 @@ def test_ids(case: str, table: str) -> None:
         for call in (view.remove, view.read, view.knows):
             with pytest.raises(TypeError, match=message):
                 call(ids)
-    assert everything(embedding) == before
+    assert all_rows(embedding) == before
     train(embedding)
 
 
