@@ -261,7 +261,7 @@ void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const s
     write_staged_rows(pooled.swap);
     LookupPooled lookup = pooled.lookup;
     lookup.slots = pooled.origins;
-    sum_bags<Stored>(with_arrivals(lookup.weights, pooled.swap), lookup);
+    sum_bags<Stored>(with_staging(lookup.weights, pooled.swap), lookup);
   });
 }
 
