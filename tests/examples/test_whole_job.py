@@ -94,9 +94,7 @@ def last_version(folder: Path, job_modules: Any) -> dict[str, Any]:
         view = tables.embedding.view(table)
         ids = tables.table_ids(table).sort().values
         found[f"{table}.ids"] = ids
-        found |= {
-            f"{table}.{part}": value for part, value in view.read(ids, list(view.job_modules())).job_modules.items()
-        }
+        found |= {f"{table}.{part}": value for part, value in view.read(ids, list(view.parts())).parts.items()}
     return found
 
 
