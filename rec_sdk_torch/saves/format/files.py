@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...runtime.forks import close_in_children
+from .errors import CheckpointError
 
 
 def before_change(call: str, path: Path) -> None:
@@ -93,6 +94,14 @@ def open_regular_file(path: Path, folder: Path | None = None) -> int:
         os.close(file)
         raise OSError(errno.EINVAL, "no plain file", str(path))
     return file
+
+
+def open_save_file(path: Path, folder: Path | None) -> int:
+    """Opens a file of a save like `open_regular_file`; raises CheckpointError if it cannot be opened."""
+    try:
+        return open_regular_file(path, folder)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
 def _open_no_link(name: str, flags: int, folder: int, path: Path) -> int:

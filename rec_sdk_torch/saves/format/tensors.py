@@ -22,7 +22,7 @@ from ... import _engine
 from ...runtime.worker import Pool
 from .errors import CheckpointError
 from .file_writer import WRITE_BYTES, Bytes, FileWriter
-from .files import open_regular_file
+from .files import open_save_file
 from .schema import InRange, OneOf, decode
 
 _TYPES = {
@@ -330,7 +330,7 @@ class Pack:
         """
         self.fd = -1
         self.path = path
-        self.fd = _open(path, folder)
+        self.fd = open_save_file(path, folder)
         self.bytes = os.fstat(self.fd).st_size
         self.headers: dict[int, _Header] = {}
         self.buffer = bytearray(_CHUNK_BYTES)
@@ -338,13 +338,6 @@ class Pack:
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
-
-
-def _open(path: Path, folder: Path | None) -> int:
-    try:
-        return open_regular_file(path, folder)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
 class TensorReader:
@@ -374,7 +367,7 @@ class TensorReader:
         """
         self.path = path
         self._pack = pack
-        self._fd = _open(path, folder) if pack is None else pack.fd
+        self._fd = open_save_file(path, folder) if pack is None else pack.fd
         try:
             self._begin, self.bytes = (0, os.fstat(self._fd).st_size) if pack is None else within
             if pack is not None and sum(within) > pack.bytes:

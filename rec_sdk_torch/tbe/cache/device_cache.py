@@ -20,15 +20,7 @@ from ..config.table import BoundsCheckMode, Pooling, warn_of_bounds
 from .accumulation import AccumulationBuffer, Segments
 from .batch import Batch, Int64Array
 from .evicted import EvictedRowsBuffer
-from .group_spec import (
-    ChangeObserver,
-    Member,
-    draw_initial_weights,
-    fill_default_rows,
-    make_engine,
-    record_layout,
-    state_inits,
-)
+from .group_spec import ChangeObserver, InitFns, Member, fill_default_rows, make_engine, record_layout, state_inits
 from .norms import UpdateNorms
 from .plan import Plan
 from .profiler_ranges import profiled
@@ -52,10 +44,8 @@ class Group:
     the embedding's planning lock, all other calls its launch lock.
 
     Attributes:
-        members: the tables.
         table_indices: the index of each table in `members`, by name.
         features: int64, the features of the embedding that look up these tables.
-        layout: the record layout.
         accumulate_step: backward passes of an accumulation window; 1 if each backward pass updates.
         owned_ids: by table index, functions that return ids that always have rows, seen or not: the local shard of an
             index table, which is a hash table here.
@@ -129,7 +119,7 @@ class Group:
         self.swapping_ns = 0
         self._state_dtypes = dtype_codes(self.layout.state_dtypes)
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
-        self._with_init_fn = [i for i, m in enumerate(members) if m.config.hashed and m.config.init_fn is not None]
+        self._init_fns = InitFns(members, self.layout)
         self.set_evict_step_interval(None)
         self._frozen = [False] * len(members)
         lifecycles = [member.config.lifecycle for member in members if member.config.lifecycle is not None]
@@ -163,8 +153,8 @@ class Group:
                 self.engine, slots, self.layout.dim, self._transfers, self.chunk, tables_with_ids
             )
         sums = self.accumulation_buffer.sums if self.accumulation_buffer else None
-        fill_new = self.run_init_fns if self._with_init_fn else None
-        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, fill_new)
+        init_fns = self._init_fns or None
+        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, init_fns)
 
     # ---- whole tables
 
@@ -249,7 +239,7 @@ class Group:
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to stage the misses of a plan ahead of its forward, in any thread."""
-        if not self._with_init_fn:  # an init_fn draws random numbers: only forwards call it, in a fixed order
+        if not self._init_fns:  # an init_fn draws random numbers: only forwards call it, in a fixed order
             self.swap.read_ahead(plan)
 
     def warn(self, plan: Plan) -> None:
@@ -497,18 +487,11 @@ class Group:
         for serial in plan.sources:
             self.swap.complete_write_back(serial)
         staging = self._transfers.staging(plan.host_count, self.layout.bytes)
-        self.run_init_fns(*self.engine.read(plan, staging.numpy()), staging)
+        self._init_fns(*self.engine.read(plan, staging.numpy()), staging)
         resident = ops.gather_rows(self.swap.cache, *self._transfers.to_device(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.upload(staging).wait()]))
 
     # ---- records
-
-    def run_init_fns(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
-        """Fills the weights of new rows, `records[new]`, of hash tables with an `init_fn`; `tables`: their tables."""
-        for index in self._with_init_fn if len(new) else ():
-            rows = torch.from_numpy(new[tables == index]).long()
-            weights = self.layout.weight(records)
-            weights[rows] = draw_initial_weights(self.members[index].config, len(rows)).to(weights.dtype)
 
     def gather(self, slots: np.ndarray) -> torch.Tensor:
         """Copies records from the cache to the host, uint8 `[n, bytes]`."""

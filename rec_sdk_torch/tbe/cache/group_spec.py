@@ -155,3 +155,22 @@ def draw_initial_weights(config: TableConfig, rows: int) -> torch.Tensor:
     with torch.no_grad():
         result = config.init_fn(weight)
     return result if isinstance(result, torch.Tensor) else weight
+
+
+class InitFns:
+    """The `init_fn`s of hash tables, which draw the initial weights of new rows; false if no table has one."""
+
+    def __init__(self, members: Sequence[Member], layout: RecordLayout) -> None:
+        hashed = ((index, member.config) for index, member in enumerate(members) if member.config.hashed)
+        self._configs = {index: config for index, config in hashed if config.init_fn is not None}
+        self._layout = layout
+
+    def __bool__(self) -> bool:
+        return bool(self._configs)
+
+    def __call__(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
+        """Fills the weights of new rows, `records[new]`; `tables`: the table of each."""
+        for index, config in self._configs.items() if len(new) else ():
+            rows = torch.from_numpy(new[tables == index]).long()
+            weights = self._layout.weight(records)
+            weights[rows] = draw_initial_weights(config, len(rows)).to(weights.dtype)

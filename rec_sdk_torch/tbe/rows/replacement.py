@@ -15,9 +15,9 @@ from ..cache.evicted import EvictedChunk, EvictedRows
 from ..config.optimizer import TableOptimizer
 from ..config.table import TableConfig
 from .layout import Layout
-from .row_parts import WEIGHT, part_bytes
+from .row_parts import WEIGHT, Chunk, part_bytes
 from .table_lifecycle import CLOCKS, INITIAL_CLOCKS
-from .table_view import Chunk, TableView
+from .table_view import TableView
 from .user_tensors import columns_to_host
 
 

@@ -6,6 +6,7 @@ A part has an index: -1 is the weight, i >= 0 is state i.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,20 @@ from ..config.table import TableConfig
 
 WEIGHT = "weight"
 """Name of the weight among the parts of a row; the other parts have the names of the optimizer's states."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Rows of a table with their values.
+
+    Attributes:
+        ids: int64 `[n]`.
+        parts: parts of these rows by name: `weight`, `[n, D]` in the table's data type, and optimizer states, `[n, D]`
+            or `[n, 1]` in their data types.
+    """
+
+    ids: torch.Tensor
+    parts: dict[str, torch.Tensor]
 
 
 def as_stored(config: TableConfig, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ import torch
 from ...runtime.eager import NotScripted
 from ...runtime.warn import SaveWarning, warn
 from .layout import Layout
-from .row_parts import WEIGHT
-from .table_view import Chunk, TableView, TableWrite, load
+from .row_parts import WEIGHT, Chunk
+from .table_view import TableView, TableWrite, load
 from .user_tensors import tensor_problem
 
 

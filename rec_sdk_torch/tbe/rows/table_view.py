@@ -20,7 +20,7 @@ from ..cache.eviction import remove
 from ..cache.group_spec import draw_initial_weights, stored_bytes
 from ..config.optimizer import TableOptimizer
 from .layout import Layout
-from .row_parts import WEIGHT, as_stored, part_view, read_parts, write_parts
+from .row_parts import WEIGHT, Chunk, as_stored, part_view, read_parts, write_parts
 from .table_chunks import SaveView
 from .user_tensors import (
     check_evicted_rows,
@@ -33,20 +33,6 @@ from .user_tensors import (
     tensor_problem,
     to_host,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Rows of a table with their values.
-
-    Attributes:
-        ids: int64 `[n]`.
-        parts: parts of these rows by name: `weight`, `[n, D]` in the table's data type, and optimizer states, `[n, D]`
-            or `[n, 1]` in their data types.
-    """
-
-    ids: torch.Tensor
-    parts: dict[str, torch.Tensor]
 
 
 @accepts_former_members(
