@@ -208,7 +208,7 @@ void bind_unique(py::module_& m) {
           Must not be called from two threads at a time.)");
   py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(
       m, "Deduplicator",
-      R"(Deduplicates the batches of a sharded collection. May be used from several threads.)")
+      R"(The deduplicator of the batches of a sharded collection. Several threads may use it.)")
       .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
            py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
            py::arg("world_size"), py::arg("signals") = py::none(),
