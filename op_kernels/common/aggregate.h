@@ -86,8 +86,8 @@ REC_SDK_INLINE float sum_of_lanes(const float* lanes) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-// Sums over a row in 16 lanes, lane l taking columns l, l + 16, ...: an order that does not depend on the
-// vector width. terms(k) returns Numbers, each of which is summed.
+// Sums over a row in 16 lanes; lane l adds columns l, l + 16, ... This order does not depend on the vector
+// width. terms(k) returns the Numbers of column k, each of which is summed.
 template <class Terms>
 REC_SDK_INLINE auto lane_sums(int64_t dim, const Terms& terms) {
   using Sums = decltype(terms(dim));
@@ -111,7 +111,8 @@ REC_SDK_INLINE float lane_sum(int64_t dim, const Term& term) {
   return lane_sums(dim, [&](int64_t k) { return Numbers<float, 1>{{term(k)}}; }).each[0];
 }
 
-// The gradients of lookups as terms of a sum. kMany: they are in several tensors.
+// The gradients of lookups as terms of a sum. kScaled: each is multiplied by its lookup's scale. kMany: the
+// gradients are in several tensors.
 template <bool kScaled, bool kMany>
 struct GradientTerms {
   const Lookups& lookups;
@@ -162,8 +163,8 @@ inline __attribute__((noinline)) const float* single_of_many(const Lookups& look
   return terms.address(j);
 }
 
-// Computes the sum of lookups [begin, end), begin < end. Not inlined, because all optimizers and formats
-// share it.
+// Computes the sum of the gradients of lookups [begin, end), begin < end. Not inlined, because all optimizers
+// and formats share it.
 template <int64_t kDim>
 __attribute__((noinline)) void sum_lookups(const Lookups& lookups, int64_t begin, int64_t end, int64_t dim,
                                            float* out) {

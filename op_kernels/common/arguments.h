@@ -57,7 +57,7 @@ struct PooledWeightsGrad {
   int64_t lookups;
 };
 
-// The gradient of an output of lookups. It has four words, because kernels store tables of gradients.
+// The gradient of an output of lookups. It is four 8-byte words, so that kernels can store tables of them.
 struct Gradient {
   const float* data;  // [rows, columns], row stride `stride`
   int64_t stride;
@@ -160,8 +160,8 @@ struct CopyRows {
 
 struct SwapRows {
   uint8_t* cache;        // [cache_slots, bytes]
-  const uint8_t* rows;   // [count, bytes], rows in
-  uint8_t* leaving;      // [leaving_count, bytes]
+  const uint8_t* rows;   // [count, bytes], the new rows
+  uint8_t* leaving;      // [leaving_count, bytes], the victims; written
   const int32_t* slots;  // [count], distinct
   const int32_t*
       places;  // [count], index of the slot's victim among `leaving`: 0, 1, ... in order; -1 without a victim
@@ -172,7 +172,7 @@ struct SwapRows {
 };
 
 // A swap and the lookups of its batch, which read the cache as it is after the swap. A kernel that does both
-// at once reads by `origins`, because rows in are not in the cache yet.
+// at once reads the rows by `origins`, because the new rows are not in the cache yet.
 struct SwapLookupSequence {
   SwapRows swap;  // places is null if there are no victims
   LookupSequence lookup;

@@ -58,9 +58,9 @@ struct BFloat16 {
   }
 };
 
-// After F. Giesen, "Float->half variants": subnormals use one float addition that is exact or correctly
-// rounded. All other numbers use it too, adding zero: a conditional addition would be a branch, and a loop
-// around it would not be vectorized.
+// After F. Giesen, "Float->half variants": subnormals are converted with one float addition, which is exact
+// or correctly rounded. All other numbers add zero there, because a conditional addition would be a branch,
+// and the compiler would not vectorize the loop around it.
 struct Float16 {
   using Storage = uint16_t;
   static constexpr bool kRounds = true;

@@ -11,8 +11,8 @@
 #ifdef __CUDACC__
 #define REC_SDK_HD __host__ __device__ __forceinline__
 #elif defined(REC_SDK_CANN) || (defined(__NPU_ARCH__) && !defined(REC_SDK_ASCENDC_ARCH))
-// CANN's compiler, in its pass for the host too, and not the emulator. Only for the device, as are the
-// operators of planes that formulas call.
+// Compiled by CANN, for the device or for the host, and not for the emulator. The functions are device-only,
+// because they call operators of planes, which are device-only.
 #include "kernel_operator.h"
 #define REC_SDK_HD __aicore__ inline __attribute__((always_inline))
 #else

@@ -1,4 +1,4 @@
-// A few numbers of one kind: sums over a row, and what an optimizer makes of them.
+// A fixed-size array of numbers: the sums over a row, or the values that an optimizer computes from them.
 #pragma once
 
 namespace rec_sdk {

@@ -1,11 +1,12 @@
-// The declarations and launches of each backend are made from this table of operators, whose kernels take
-// their arguments and nothing else. update_rows and accumulate_rows, whose kernels need working memory, are
-// written out beside it.
+// Tables of operators, from which the declarations and launches of each backend are generated. The first
+// table lists the operators whose kernels take only their arguments. update_rows and accumulate_rows are not
+// listed: their kernels need working memory, so each backend declares them by hand.
 //
-// The second table has two operators in one, whose launch a backend may make of those two.
+// The second table lists operators that combine two others. A backend may launch the two one after the other.
 #pragma once
 
-// OP(name, arguments), in arguments.h; a kernel of the CPU does a range of what the comment names.
+// OP(name, type of the arguments, see arguments.h). The comment names the items of which a CPU kernel
+// processes a range.
 #define REC_SDK_OPERATORS(OP)                              \
   OP(lookup_sequence, LookupSequence)        /* lookups */ \
   OP(lookup_pooled, LookupPooled)            /* bags */    \

@@ -1,4 +1,5 @@
-// Optimizer formulas: see optimizer_base.h. To add one: write its struct and add it to the list at the end.
+// The optimizers; optimizer_base.h describes their members. To add one, write its struct and add it to the
+// list at the end.
 #pragma once
 
 #include "op_kernels/common/optimizer_base.h"
@@ -21,9 +22,10 @@ struct Sgd : ElementwiseOptimizer {
   }
 };
 
-// Base with weight decay that is added to the gradient first, as in torch's optimizers. Base is elementwise
-// and odd in the gradient. So a maximizing update keeps the gradient's sign and negates l2 and a coefficient
-// of Base. kPlace: index of the coefficient l2, after Base's coefficients.
+// Optimizer Base with weight decay: l2 * weight is added to the gradient first, as in torch's optimizers.
+// Base is elementwise and an odd function of the gradient. So an update with `maximize` keeps the gradient's
+// sign and negates l2 and one coefficient of Base. kPlace: index of the coefficient l2, after Base's
+// coefficients.
 template <class Base, int kPlace>
 struct WithL2 : Base {
   float l2;
@@ -46,8 +48,9 @@ struct DecayedSgd : WithL2<Sgd, 2> {
 };
 
 // torch.optim.SGD with momentum. The step is of_gradient * gradient + of_buffer * buffer: the buffer alone,
-// or with Nesterov's momentum both. sign is -1 where the objective grows; kept and taken are momentum and 1 -
-// dampening, but for the first update, which takes the whole gradient.
+// or both with Nesterov's momentum. sign is -1 with `maximize`. kept is momentum and taken is 1 - dampening,
+// but 1 in the first update. If momentum is 0, the step is the gradient alone, and the buffer does not
+// change.
 struct MomentumSgd : ElementwiseOptimizer {
   static const char* name() { return "momentum_sgd"; }
   static const char* coefficients() { return "lr sign weight_decay kept taken of_gradient of_buffer"; }
@@ -72,7 +75,7 @@ struct MomentumSgd : ElementwiseOptimizer {
   }
 };
 
-// SGD with momentum and a rate proportional to the ratio of the weight's length to the gradient's length.
+// SGD with momentum and a rate per row, proportional to the norm of the weight over the norm of the gradient.
 struct LarsSgd {
   static const char* name() { return "lars_sgd"; }
   static const char* coefficients() { return "scaled_lr momentum weight_decay"; }
@@ -128,7 +131,8 @@ struct DecayedAdagrad : WithL2<Adagrad, 3> {
   explicit constexpr REC_SDK_HD DecayedAdagrad(const float* c) : WithL2(c) {}
 };
 
-// Steps as long as the average of former steps is, over the average of gradients.
+// torch.optim.Adadelta: the gradient is divided by the root of its average square, and multiplied by the root
+// of the average square of former steps.
 struct Adadelta : ElementwiseOptimizer {
   static const char* name() { return "adadelta"; }
   static const char* coefficients() { return "lr eps rho one_minus_rho"; }
@@ -214,7 +218,7 @@ struct AdamW : Adam {
   }
 };
 
-// Adam's averages, with the corrections as coefficients of their own.
+// Adam's moving averages, with both bias corrections as separate coefficients.
 struct CorrectedMoments {
   float lr, eps;
   Moments moments;
@@ -223,7 +227,7 @@ struct CorrectedMoments {
       : lr(c[1]), eps(c[2]), moments(c + 3), inv_bias_correction1(c[7]), inv_sqrt_bias_correction2(c[8]) {}
 };
 
-// The step of Adam with decay, as long as the weight is long.
+// LAMB: the step of Adam with weight decay, scaled to the norm of the row's weight times lr.
 struct Lamb : CorrectedMoments {
   static const char* name() { return "lamb"; }
   static const char* coefficients() {
@@ -265,7 +269,7 @@ struct Lamb : CorrectedMoments {
   }
 };
 
-// Adam with one exp_avg_sq a row, of the mean of squares; decay is decoupled.
+// Adam with one exp_avg_sq per row, the average of the gradient's mean square; weight decay is decoupled.
 struct PartialRowWiseAdam : MeanSquareOptimizer, CorrectedMoments {
   static const char* name() { return "partial_rowwise_adam"; }
   static const char* coefficients() {
@@ -294,7 +298,8 @@ struct PartialRowWiseAdam : MeanSquareOptimizer, CorrectedMoments {
   }
 };
 
-// LAMB with one exp_avg_sq a row. The first pass gives the denominator of the step, the second its length.
+// LAMB with one exp_avg_sq per row. The first pass computes the denominator of the step, the second the norm
+// of the step.
 struct PartialRowWiseLamb : CorrectedMoments {
   static const char* name() { return "partial_rowwise_lamb"; }
   static const char* coefficients() { return Lamb::coefficients(); }
@@ -326,7 +331,7 @@ struct PartialRowWiseLamb : CorrectedMoments {
     const T step = factor.each[0] * states[0] + w * weight_decay;
     return {{w * w, step * step}};
   }
-  // Not their product, which may overflow where the step is 0.
+  // Returns both factors and not their product, which may overflow where the step is 0.
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<1>, T*, const Numbers<T, 2>& sums, float,
                                                const Numbers<T, 1>& factor) const {
@@ -338,7 +343,8 @@ struct PartialRowWiseLamb : CorrectedMoments {
   }
 };
 
-// torch.optim.RMSprop: with momentum or without, with the variance for the average of squares or without.
+// torch.optim.RMSprop, with or without momentum. kCentered: the step is divided by the root of the variance,
+// else by the root of the average square.
 template <bool kMomentum, bool kCentered>
 struct RmsProp : ElementwiseOptimizer {
   static const char* name() {
@@ -377,9 +383,9 @@ struct RmsProp : ElementwiseOptimizer {
   }
 
  private:
-  // Updates the averages with the gradient, and returns the denominator of the step. The variance of the new
-  // averages, square_avg - grad_avg * grad_avg, is computed from the old averages: this way it is never
-  // negative and is more accurate.
+  // Updates the averages with the gradient, and returns the denominator of the step. The variance is the new
+  // square_avg - grad_avg * grad_avg. It is computed from the old averages, which is more accurate and never
+  // negative.
   template <class T>
   constexpr REC_SDK_HD T size_of(T* states, const T& decayed) const {
     if constexpr (kCentered) {

@@ -1,5 +1,5 @@
-// The row record: everything one row owns, as contiguous bytes. The same layout in the host store, the
-// staging buffer and the device cache, on every backend.
+// The row record: a row's weight and optimizer states, as contiguous bytes. The layout is the same in the
+// host store, the staging buffers and the device cache, and on every backend.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace rec_sdk {
 
 enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// Elements of a weight or a state; products with it, and sums of a few, stay within 64 bits.
+// The most elements of a weight or a state. Small enough that sizes computed from it stay within 64 bits.
 constexpr int64_t kMaxDim = int64_t{1} << 30;
 constexpr int64_t kMaxStates = 4;
 constexpr int64_t kStateAlignment = 4;
@@ -20,7 +20,7 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Weight first (offset 0), then one block per optimizer state, each of its own type.
+// Layout of a record: the weight at offset 0, then one block per optimizer state, each with its own dtype.
 struct RecordLayout {
   int64_t dim;
   DType weight_dtype;
@@ -32,7 +32,7 @@ struct RecordLayout {
   int64_t bytes;  // of the whole record
 
   constexpr int64_t state_bytes(int64_t s) const { return state_elements[s] * dtype_bytes(state_dtype[s]); }
-  // Whether all states are float32, which are updated where they lie.
+  // Returns whether all states are float32. Kernels update such states in place, without conversion.
   constexpr bool plain_states() const {
     for (int64_t s = 0; s < state_count; ++s) {
       if (state_dtype[s] != DType::kFloat32) return false;
@@ -41,8 +41,9 @@ struct RecordLayout {
   }
 };
 
-// Preconditions: 1 <= dim <= kMaxDim, 0 <= state_count <= kMaxStates, 0 <= state_elements[s] <= kMaxDim;
-// state_elements may be null when state_count is 0, state_dtypes when all states are float32.
+// Computes the layout of a record. Preconditions: 1 <= dim <= kMaxDim, 0 <= state_count <= kMaxStates, 0 <=
+// state_elements[s] <= kMaxDim. state_elements may be null if state_count is 0; state_dtypes may be null if
+// all states are float32.
 constexpr RecordLayout make_record_layout(int64_t dim, DType weight_dtype, const int64_t* state_elements,
                                           int64_t state_count, const DType* state_dtypes = nullptr) {
   RecordLayout layout{};

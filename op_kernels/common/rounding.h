@@ -10,17 +10,19 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// The random numbers of one row in one update. Start and step are as good as independent and uniform: then
-// each number is uniform, and any two of different columns are independent, so that sums of rounding errors
-// have the variance of independent ones. For three columns, the third follows from the others.
+// The random numbers of one row in one update: start + column * step. Start and step are close to independent
+// and uniform. So each number is uniform, and the numbers of any two columns are independent. Sums of
+// rounding errors therefore have the variance of independent errors. Of three columns, two determine the
+// third.
 struct RowNumbers {
   uint32_t start, step;
 
-  // The upper 16 bits are for use.
+  // Returns the random number of a column; use only its upper 16 bits.
   REC_SDK_HD uint32_t at(uint32_t column) const { return start + column * step; }
 };
 
-// seed: of the table and the update, already well mixed.
+// Hashes a row's id and a seed to its random numbers. `seed` belongs to the table and this update; its bits
+// must already be well mixed.
 REC_SDK_HD RowNumbers row_numbers(int64_t id, int64_t seed) {
   constexpr uint64_t kFactor = 0xd6e8feb86659fd93u;
   uint64_t z = static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed);

@@ -1,4 +1,5 @@
-// Functions for formulas that know when a row was last updated. T is as in optimizers.h.
+// Functions for optimizer formulas that depend on when a row was last updated. T is a float or a plane of
+// floats, as in optimizer_base.h.
 #pragma once
 
 #include "op_kernels/common/isa.h"
@@ -6,19 +7,20 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// A NaN stays a NaN.
+// Return the smaller or the larger of the two numbers. A NaN value stays a NaN.
 constexpr REC_SDK_HD float at_most(float value, float bound) { return bound < value ? bound : value; }
 constexpr REC_SDK_HD float at_least(float value, float bound) { return value < bound ? bound : value; }
 
-// Updates of the table since the row's last one; 1 for a row without one.
+// Returns the number of updates of the table since the row's last update, `iter - last`. It is 1 for a row
+// that was never updated (last = 0).
 template <class T>
 constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
   return at_most(last, 1.0f) * ((iter - 1.0f) - last) + 1.0f;
 }
 
-// Sets *e = exp(x) - 1 for y = x / 256; before the call *e is y / 720. It does not use libm, whose results
-// differ between machines: it evaluates the series at y, and then doubles the argument eight times. The
-// relative error is about 1e-6, for tiny x too.
+// Sets *e = exp(x) - 1, where y = x / 256. The caller must have set *e to y / 720. It does not use libm,
+// whose results differ between machines. It evaluates the series at y, and then doubles the argument eight
+// times. The relative error is about 1e-6, for tiny x too.
 template <class T>
 constexpr REC_SDK_HD void expm1_of_256th(T* e, const T& y) {
   *e = *e + 1.0f / 120;
@@ -30,8 +32,8 @@ constexpr REC_SDK_HD void expm1_of_256th(T* e, const T& y) {
   for (int doubled = 0; doubled < 8; ++doubled) *e *= 2.0f + *e;
 }
 
-// exp(x) - 1 for x = log * (steps - uncounted), which is not above 0; and the row's last update is iter.
-// x / 256 is kept in *last: planes are few.
+// Returns exp(x) - 1 for x = log * (steps_since(*last, iter) - uncounted), which must not be above 0, and
+// sets *last = iter. *last holds x / 256 in between, which saves a plane.
 template <class T>
 constexpr REC_SDK_HD T expm1_of_steps(T* last, float iter, float uncounted, float log) {
   *last = at_least((steps_since(*last, iter) - uncounted) * log, -80.0f) * (1.0f / 256);
@@ -41,15 +43,15 @@ constexpr REC_SDK_HD T expm1_of_steps(T* last, float iter, float uncounted, floa
   return e;
 }
 
-// 1 where value is above the bound, else 0.
+// Returns 1 if value is above the bound, else 0.
 template <class T>
 constexpr REC_SDK_HD T above(const T& value, float bound) {
   return at_most(at_least((value - bound) * 1e30f, 0.0f), 1.0f);
 }
 
-// *log = the logarithm of *x, which is from 1 to 2^31, without libm: powers of two are taken out of it, as
-// the halving of an interval finds them, and the series of the area tangent is summed of the rest, below 2.
-// *x and *scratch are used up. The absolute error is about 1e-7 of the logarithm.
+// Sets *log to the natural logarithm of *x, 1 <= *x <= 2^31, without libm. *x is divided by powers of two
+// (2^16, 2^8, ..., 2) until it is at most 2; the series of the inverse hyperbolic tangent then gives the
+// logarithm of the rest. Overwrites *x and *scratch. The absolute error is about 1e-7.
 template <class T>
 constexpr REC_SDK_HD void logarithm(T* log, T* x, T* scratch) {
   constexpr float kPowers[] = {65536.0f, 256.0f, 16.0f, 4.0f, 2.0f};

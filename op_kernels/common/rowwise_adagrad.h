@@ -1,4 +1,5 @@
-// Row-wise Adagrad, with what FBGEMM's exact optimizer of the name adds to it. See optimizer_base.h.
+// Row-wise Adagrad and the variants of FBGEMM's exact row-wise Adagrad. optimizer_base.h describes the
+// members.
 #pragma once
 
 #include "op_kernels/common/optimizer_base.h"
@@ -29,9 +30,9 @@ struct RowWiseAdagrad : MeanSquareOptimizer {
   }
 };
 
-// Weight decay of FBGEMM's exact row-wise Adagrad. L2: the gradient that is squared has the decay; decoupled:
-// it has not. Either way the weight shrinks by a factor, of coefficients so that one formula serves both:
-// 1 - rate * l2 - decoupled.
+// Row-wise Adagrad with FBGEMM's weight decay. With L2 decay the decay is added to the gradient before it is
+// squared; with decoupled decay it is not. In both cases the weight is multiplied by 1 - rate * l2 -
+// decoupled. One formula serves both, because the coefficient of the other kind is 0.
 struct DecayedRowWiseAdagrad {
   static const char* name() { return "decayed_rowwise_adagrad"; }
   static const char* coefficients() { return "lr eps l2 decoupled"; }
@@ -63,7 +64,7 @@ struct DecayedRowWiseAdagrad {
   }
 };
 
-// The update of DecayedRowWiseAdagrad, and then the row is no longer than max_norm.
+// The update of DecayedRowWiseAdagrad, after which the row is scaled down if its norm exceeds max_norm.
 struct BoundedRowWiseAdagrad {
   static const char* name() { return "bounded_rowwise_adagrad"; }
   static const char* coefficients() { return "lr eps l2 decoupled max_norm"; }
@@ -106,7 +107,8 @@ struct BoundedRowWiseAdagrad {
   }
 };
 
-// The same beside an average of the weight, which the host moves between updates.
+// BoundedRowWiseAdagrad with a moving average of the weight as a state, which the host updates between the
+// updates.
 struct EnsembleRowWiseAdagrad : BoundedRowWiseAdagrad {
   static const char* name() { return "ensemble_rowwise_adagrad"; }
   static constexpr int kElementStates = 1;  // sparse_ema
@@ -114,7 +116,8 @@ struct EnsembleRowWiseAdagrad : BoundedRowWiseAdagrad {
   using BoundedRowWiseAdagrad::BoundedRowWiseAdagrad;
 };
 
-// Decoupled decay also for the updates that the row missed, but of these by no factor below lower_bound.
+// Row-wise Adagrad whose decoupled decay also covers the updates that the row missed. The factor of the
+// missed updates is at least lower_bound.
 struct GloballyDecayedRowWiseAdagrad : MeanSquareOptimizer {
   static const char* name() { return "globally_decayed_rowwise_adagrad"; }
   static const char* coefficients() { return "lr eps decoupled log_missed lower_bound iter"; }
@@ -140,8 +143,8 @@ struct GloballyDecayedRowWiseAdagrad : MeanSquareOptimizer {
   }
 };
 
-// Row-wise Adagrad that clips the gradient to a length proportional to the weight's length and to the row's
-// number of updates. The number decays; log_fade is the logarithm of its factor per update.
+// Row-wise Adagrad that clips the norm of the gradient in proportion to the norm of the weight and to the
+// count of the row's updates. The count decays; log_fade is the logarithm of its factor per update.
 struct CowClipRowWiseAdagrad {
   static const char* name() { return "cowclip_rowwise_adagrad"; }
   static const char* coefficients() {
@@ -189,9 +192,10 @@ struct CowClipRowWiseAdagrad {
   }
 };
 
-// A count of the row's updates, which fades, multiplies its rate by (max_counter / (count + 1))^power, from 1
-// to 10, or with a power below 0 from a tenth to 1; or, where `counts` is 1 and not 0, `counted` times the
-// count stands for the sum. It does so only where the count is above `tail`. The decay fades with the count.
+// Row-wise Adagrad that depends on a count of the row's updates, which decays. If the count is above `tail`:
+// - the rate is multiplied by max(max_counter / (count + 1), 1)^power, limited to [0.1, 10];
+// - with counts = 1, `counted` times the count replaces the sum of squares.
+// The weight decay faded_l2 and faded_decoupled is divided by the count.
 struct CountedRowWiseAdagrad {
   static const char* name() { return "counted_rowwise_adagrad"; }
   static const char* coefficients() {
@@ -202,7 +206,7 @@ struct CountedRowWiseAdagrad {
   static constexpr bool kMeasuresRecord = true;
 
   float lr, eps, l2, faded_l2, faded_decoupled, log_fade, power, max_counter, tail, counts, counted, iter;
-  float eps_of_decay, eps_of_count;  // without either 1; never 0 for a count: 0 / 0 must not be
+  float eps_of_decay, eps_of_count;  // 1 if unused; eps_of_count is never 0, to avoid 0 / 0
   explicit constexpr REC_SDK_HD CountedRowWiseAdagrad(const float* c)
       : lr(c[1]),
         eps(c[2]),
@@ -228,7 +232,7 @@ struct CountedRowWiseAdagrad {
     const T decayed = g + l2 * w;
     return {{decayed * decayed}};
   }
-  // Planes are few: the values, and prev_iter before its new value, hold what comes between.
+  // Few planes fit into memory, so the returned values and prev_iter hold the intermediate results.
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<0>, T* row_states, const Numbers<T, 1>& sums, float dim,
                                                NoValues) const {
@@ -249,7 +253,7 @@ struct CountedRowWiseAdagrad {
     rate = scratch * (1.0f / 720);
     expm1_of_256th(&rate, scratch);
 
-    kept *= counts;  // 1 where the count stands for the sum, which may be 0 or infinite there
+    kept *= counts;  // 1 where the count replaces the sum, which may be 0 or infinite there
     scratch = lr / (sqrtf(sum) + kept + eps);
     scratch -= kept * scratch;
     scratch += kept * lr / (sqrtf(count * counted) + eps_of_count);
@@ -266,8 +270,9 @@ struct CountedRowWiseAdagrad {
   }
 };
 
-// The rate grows with the count of the row's updates, by its root or by itself up to a bound. Decay is
-// decoupled, and like the rate it has the updates that the row missed, but not more than most_steps.
+// Row-wise Adagrad whose rate grows with the root of the count of the row's updates (by_root), or with the
+// count itself (by_count), up to `bound`. Decay is decoupled. The rate and the decay also include the decay
+// of the updates that the row missed, of at most most_steps.
 struct CountedAdagradW : MeanSquareOptimizer {
   static const char* name() { return "counted_adagradw"; }
   static const char* coefficients() {
