@@ -7,8 +7,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// The rows of consecutive lookups, a panel of columns of them, as fp32 in UB. A tile of rows is on its way
-// while the one before is used.
+// A panel of columns of the rows of consecutive lookups, as fp32 in UB. One tile of rows is loaded while the
+// previous tile is summed.
 template <class StoredType, class Source>
 class RowTiles {
  public:
@@ -18,7 +18,7 @@ class RowTiles {
   static constexpr int64_t kBytesOfValue = 2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0);
   static constexpr uint32_t kBytes = ScalarStream<int32_t, kSlots>::kBytes;  // beside the tiles
 
-  // width: of the widest panel; lookups: about how many rows this core will take; bytes: of UB, for the
+  // width: columns of the widest panel; lookups: approximate number of rows of this core; bytes: UB for the
   // tiles.
   __aicore__ inline void init(TPipe* pipe, const Source& weights, const int32_t* slots, int64_t width,
                               int64_t lookups, int64_t bytes) {
@@ -31,7 +31,8 @@ class RowTiles {
     slots_.init(pipe);
   }
 
-  // Columns [column, column + width) of lookups [begin, end); all must be taken.
+  // Starts with columns [column, column + width) of lookups [begin, end); take() must then reach the last
+  // row.
   __aicore__ inline void start(int64_t begin, int64_t end, int64_t column, int64_t width) {
     slots_.start(slots_array_, begin, end);
     next_load_ = begin;
@@ -42,7 +43,7 @@ class RowTiles {
     load_tile();
   }
 
-  // How many rows come next in UB, at least 1 and at most `wanted`.
+  // Loads the next tile if all rows were taken. Returns how many rows take() may return, 1 to `wanted`.
   __aicore__ inline int64_t available(int64_t wanted) {
     if (used_ == in_tile_) next_tile();
     return minimum(wanted, in_tile_ - used_);
@@ -50,17 +51,18 @@ class RowTiles {
 
   __aicore__ inline int64_t pitch() const { return pitch_; }
 
-  // The next rows, of which there are as many; available() first. Valid until the next call of available().
+  // Returns the next `rows` rows, at most as many as available() returned. They are valid until the next call
+  // of available().
   __aicore__ inline LocalTensor<float> take(int64_t rows = 1) {
     const LocalTensor<float> first = rows_[static_cast<uint32_t>(used_ * pitch_)];
     used_ += rows;
     return first;
   }
 
-  // Rows that lie in UB already.
+  // Returns the number of rows in UB that were not taken.
   __aicore__ inline int64_t held() const { return in_tile_ - used_; }
 
-  // After the last row.
+  // Called after the last row was taken.
   __aicore__ inline void finish() {
     if (in_tile_ > 0) release();
   }
@@ -73,7 +75,7 @@ class RowTiles {
     current_ = stored_.template DeQue<Stored>();
     if constexpr (kWidens) {
       rows_ = widened_.template Get<float>();
-      vector_barrier();  // the sums have read the rows before
+      vector_barrier();  // the sums must have read the previous rows
       widen(rows_, current_, in_tile_ * pitch_);
       vector_barrier();
     } else {
@@ -108,7 +110,8 @@ class RowTiles {
   LocalTensor<float> rows_;
 };
 
-// The slices of consecutive bags of a feature, which lie one output row apart, go out together.
+// The output slices of bags. Slices of consecutive bags of a feature are one output row apart, and one DMA
+// stores them together.
 class PooledOutput {
  public:
   static constexpr int64_t kTile = 2048;  // values
@@ -125,8 +128,8 @@ class PooledOutput {
 
   __aicore__ inline void start(int64_t width) { width_ = width; }
 
-  // For the slices from out[sample, column:] on, which take() is for: how many can go out together, at
-  // least 1.
+  // Prepares for slices that start at out[sample, column:], and stores earlier slices if these cannot join
+  // them. Returns how many slices take() may then return, at least 1.
   __aicore__ inline int64_t make_room(int64_t sample, int64_t column) {
     const bool joins = rows_ < rows_of_tile_ && column == column_ && sample == sample_ + rows_;
     if (!joins) flush();
@@ -137,7 +140,7 @@ class PooledOutput {
     return rows_of_tile_ - rows_;
   }
 
-  // Where to put the values of the next slices, one pitch from one to the next.
+  // Returns the UB of the next slices, which are one pitch apart.
   __aicore__ inline LocalTensor<float> take(int64_t slices) {
     if (rows_ == 0) tile_ = tiles_.AllocTensor<float>();
     const LocalTensor<float> first = tile_[static_cast<uint32_t>(rows_ * pitch_)];
@@ -162,8 +165,8 @@ class PooledOutput {
   LocalTensor<float> tile_;
 };
 
-// Sums of rows in the order of aggregate.h: blocks of 32 rows, whose sums a stack combines as a binary
-// counter carries. Sample weights are scalars of the vector instructions.
+// Sums of rows in the order of aggregate.h: blocks of 32 rows, whose sums are combined on a stack like the
+// carries of a binary counter. Sample weights are scalar operands of the vector instructions.
 template <class Tiles, bool kWeighted>
 class BagSum {
  public:
@@ -179,7 +182,7 @@ class BagSum {
     if (kWeighted) weights_.init(pipe);
   }
 
-  // The levels for the longest bag there could be.
+  // Returns the stack levels for the longest possible bag, which has all lookups.
   static __aicore__ inline int64_t levels_for(int64_t lookups) {
     return 1 + floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock)));
   }
@@ -190,7 +193,7 @@ class BagSum {
     width_ = static_cast<int32_t>(width);
   }
 
-  // The next `length` rows, which the tile holds, times their weights; the first of them.
+  // Multiplies the next `length` rows of the tile by their weights, and returns the first of them.
   __aicore__ inline LocalTensor<float> take_rows(Tiles* rows, int64_t length) {
     if (!kWeighted) return rows->take(length);
     OneMask::begin(width_);
@@ -201,7 +204,7 @@ class BagSum {
     return first;
   }
 
-  // The sum of the next `length` rows, length >= 1.
+  // Writes the sum of the next `length` rows to `sum`; length >= 1.
   __aicore__ inline void add_up(Tiles* rows, int64_t length, const LocalTensor<float>& sum) {
     const int64_t blocks = ceil_div(length, kSumBlock);
     if (blocks == 1) return sum_block(rows, length, sum);
@@ -220,7 +223,7 @@ class BagSum {
     return stack_.Get<float>()[static_cast<uint32_t>(depth * pitch_)];
   }
 
-  // The two sums on top of the stack become one.
+  // Adds the two sums on top of the stack; returns the new depth.
   __aicore__ inline int32_t fold(int32_t depth, const LocalTensor<float>& to) {
     vector_barrier();
     AscendC::Add(to, level(depth - 2), level(depth - 1), width_);
@@ -276,8 +279,9 @@ class BagSum {
   ScalarStream<float, kWeights> weights_;
 };
 
-// Every core gets a stretch of bags that moves as many bytes as any other's. Where a long bag lies across the
-// end of a core's share, its columns are cut: the core pools the left ones, and the next core the others.
+// Pools the bags of one core. All cores have shares of consecutive bags that move equally many bytes. A long
+// bag across the end of a share is cut by columns: this core pools the left columns, the next core the
+// others.
 template <class Tiles, bool kWeighted>
 class PooledLookup {
  public:
@@ -311,7 +315,8 @@ class PooledLookup {
                     kUbBytes,
                 "UB, with a tile of 8 rows");
 
-  // Before this column of this bag, whose lookups are [first, last); last is not known where column is 0.
+  // An end of a share, before a column of a bag. The bag's lookups are [first, last); `last` is not set if
+  // column is 0.
   struct Position {
     int64_t bag, column, first, last;
   };
@@ -358,8 +363,8 @@ class PooledLookup {
     if (end.column > 0) pool(end.bag, end.bag + 1, end.first, end.last, 0, end.column);
   }
 
-  // Bags [begin, end), begin < end, which have lookups [first, last); panel by panel of columns [left,
-  // right).
+  // Pools columns [left, right) of bags [begin, end), begin < end, panel by panel. The bags have lookups
+  // [first, last).
   __aicore__ inline void pool(int64_t begin, int64_t end, int64_t first, int64_t last, int64_t left,
                               int64_t right) {
     for (int64_t column = left; column < right; column += panel_) {
@@ -378,8 +383,8 @@ class PooledLookup {
     }
   }
 
-  // Short bags from the one where walk_ stands on. False: that one is not short, or there is room for one
-  // only.
+  // Pools short bags side by side, from the current bag of walk_ on. Returns false if it pooled none: the
+  // current bag is empty, long or not completely in the tile, or a group holds only one bag.
   __aicore__ inline bool pool_group(int64_t column) {
     if (group_.most() == 1) return false;
     if (walk_.length() > 0) tiles_.available(1);
@@ -393,7 +398,7 @@ class PooledLookup {
     return true;
   }
 
-  // The bag where walk_ stands.
+  // Pools the current bag of walk_.
   __aicore__ inline void pool_next(int64_t column, int32_t width) {
     output_.make_room(walk_.sample(), column);
     pool_bag(output_.take(1), width);
@@ -437,7 +442,7 @@ __aicore__ inline void lookup_pooled_of(const Source& weights, const LookupPoole
   }
 }
 
-// weights: a.weights, and what there may be behind its slots.
+// weights: a.weights, or a StagedWeights that adds the rows of a staging buffer.
 template <class Source>
 __aicore__ inline void lookup_pooled_in(const Source& weights, const LookupPooled& a) {
   if (a.weights.dtype == DType::kFloat16) {

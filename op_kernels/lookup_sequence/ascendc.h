@@ -6,7 +6,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// 16-bit weights: a tile of rows comes in, is widened by one instruction and goes out as one copy.
+// Lookup of 16-bit weights: a tile of rows is loaded, widened by one instruction and stored with one copy.
 template <class Stored, class Source>
 class WideningLookup {
  public:
@@ -87,7 +87,7 @@ class WideningLookup {
   ScalarStream<int32_t, kSlots> slots_;
 };
 
-// weights: a.weights, and what there may be behind its slots.
+// weights: a.weights, or a StagedWeights that adds the rows of a staging buffer.
 template <class Source>
 __aicore__ inline void lookup_sequence_in(const Source& weights, const LookupSequence& a) {
   TPipe pipe;

@@ -15,9 +15,9 @@ namespace {
 using REC_SDK_ISA::Float32;
 using REC_SDK_ISA::with_format;
 
-constexpr int kGroup = 4;  // rows of a team: their loads overlap
+constexpr int kGroup = 4;  // rows that a team copies at once, so that their loads overlap
 
-// kRows rows from lookup `first` on, without a branch between their loads.
+// Copies kRows rows from lookup `first` on, without a branch between their loads.
 template <class Format, int N, int kRows>
 __device__ __forceinline__ void copy_group(const LookupSequence& a, int64_t first, int64_t column) {
   int32_t slots[kRows];

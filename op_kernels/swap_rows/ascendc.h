@@ -5,8 +5,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// One core reads a slot and writes it, and the copy in has come before the copy out is told: nothing else
-// orders the two.
+// Swaps rows of the cache. The same core reads a slot and writes it, and the copy from the slot is complete
+// before the copy to the slot is issued. No other synchronization orders the two.
 class RowSwapper {
  public:
   __aicore__ inline void run(TPipe* pipe, const SwapRows& a) {
@@ -31,12 +31,12 @@ class RowSwapper {
   }
 
  private:
-  // A tile has two sides: rows that leave from its begin on, and rows that come.
+  // A tile has two sides: the first holds the victims, the second the new rows.
   static constexpr int64_t kSideBytes = 32 * 1024, kSmallestPart = 4096;
   static_assert(kSideBytes / kUbBlock <= kMaxDmaBlocks, "a side goes through in one copy");
   static_assert(4 * kSideBytes + 3 * SlotStream::Stream::kBytes <= kUbBytes, "UB");
 
-  // The leaving rows of a tile: `leaving` has them side by side, as the tile does.
+  // The victims of a tile, which are consecutive both in the tile and in the output `leaving`.
   struct Leaving {
     int64_t end;  // their places are [end - count, end)
     int64_t count;
@@ -81,7 +81,7 @@ class RowSwapper {
     tiles_.FreeTensor(tile);
   }
 
-  // Where no slot of a run was free, as in a cache that is full, the loop asks for no place.
+  // Loads the victims. If no slot of a run is free, as in a full cache, the loop reads no places.
   __aicore__ inline Leaving load_leaving(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
     const RowCopies<uint8_t, Direction::kFromTable> copies(cache(), a_.bytes, pitch_);
     Leaving leaving{0, 0};
@@ -111,7 +111,8 @@ class RowSwapper {
 
   __aicore__ inline Leaving load_part(int64_t unit, const LocalTensor<uint8_t>& tile) {
     const int64_t row = parts_.row(unit), place = places_.at(row);
-    const int64_t slot = left_slots_.stream.at(row);  // read in any case: the chunk on its way must be taken
+    const int64_t slot =
+        left_slots_.stream.at(row);  // read even if unused: the stream's chunks must all be consumed
     if (place < 0) return {0, 0};
     load(tile, a_.cache + in_row(slot, unit), parts_.size(unit));
     return {place + 1, 1};

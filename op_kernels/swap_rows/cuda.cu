@@ -5,7 +5,8 @@ namespace rec_sdk {
 namespace cuda {
 namespace {
 
-// One thread reads a word of a slot and writes it.
+// Swaps rows of the cache. The same thread reads a word of a slot and writes it, so no synchronization is
+// needed.
 struct RowExchange : SwapRows {
   explicit RowExchange(const SwapRows& a) : SwapRows(a) {}
 
@@ -32,7 +33,7 @@ struct RowExchange : SwapRows {
     }
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
-      left[u] = *cached[u];  // of a free slot too: cheaper than a branch before the other loads
+      left[u] = *cached[u];  // also read if the slot is free: cheaper than a branch before the other loads
       came[u] = __ldcs(reinterpret_cast<const Part*>(incoming + u * bytes));
     }
 #pragma unroll

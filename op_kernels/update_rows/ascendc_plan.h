@@ -12,7 +12,7 @@ inline int64_t fewer(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t workspace_places(int64_t lookups) { return (lookups + kChunk - 1) / kChunk; }
 inline int64_t workspace_pitch(int64_t dim) { return round_up(dim, kUbBlock / 4); }
 
-// Bytes of the table of gradients, which is there if there is more than one gradient.
+// Returns the bytes of the table of gradients; 0 if there is only one gradient.
 inline int64_t gradient_table_bytes(const Lookups& lookups) {
   static_assert(sizeof(Gradient) % kUbBlock == 0, "what follows the table begins at a whole UB block");
   return lookups.grad_source != nullptr ? lookups.grad_count * static_cast<int64_t>(sizeof(Gradient)) : 0;
@@ -44,7 +44,7 @@ void put_gradient_table(Lookups* lookups, void* workspace, const Write& write) {
   lookups->grads = table;
 }
 
-// The place of the sums of hot rows; null if the rows are updated in one launch.
+// Returns the part of the workspace for the sums of hot rows; null if the rows are updated in one launch.
 inline HotWorkspace hot_workspace(void* base, const Segments& segments) {
   if (hot_workspace_bytes(segments) == 0) return {nullptr, 0};
   auto* sums = static_cast<uint8_t*>(base) + gradient_table_bytes(segments.lookups);

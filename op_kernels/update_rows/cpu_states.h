@@ -1,5 +1,5 @@
-// States of a row as the formulas have them, float32: where they lie in the record, or, where the record has
-// some of 16 bits, widened copies, which are rounded to nearest on their way back.
+// The states of a row as float32, which the formulas require. If all states are float32, they are updated in
+// the record. Otherwise they are widened to copies, which are rounded to nearest when they are stored.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ class WidenedStates {
   }
 
   bool needed() const { return needed_; }
-  // Copies follow one another, so that row states do.
+  // Returns state s. The copies are consecutive, so that the row states are consecutive too.
   float* state(uint8_t* record, int s) {
     return needed_ ? copies_.data() + begin_[s] : reinterpret_cast<float*>(record + layout_.state_offset[s]);
   }

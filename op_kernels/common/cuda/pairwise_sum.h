@@ -1,4 +1,4 @@
-// The order of aggregate.h's tree_sum, for the columns of one thread.
+// Pairwise sums in the order of tree_sum in aggregate.h, for the columns of one thread.
 #pragma once
 
 #include "op_kernels/common/cuda/vector.h"
@@ -6,22 +6,23 @@
 namespace rec_sdk {
 namespace cuda {
 
-// Sums of blocks, or of whole subtrees of blocks, come in order and are combined pairwise, as a binary
-// counter carries. A single sum leaves the stack untouched. In one of k levels 2^k sums fit; it is an object
-// of its own, since it lies in local memory, and the rest need not.
+// Combines sums of blocks, or of whole subtrees of blocks, pairwise like the carries of a binary counter. The
+// sums are pushed in order. A single sum does not use the stack. A stack of k levels is enough for 2^k sums.
+// The caller provides it, because the stack lies in local memory and the other members may be in registers.
 template <int N>
 class PairwiseSum {
  public:
   explicit __device__ __forceinline__ PairwiseSum(Columns<N>* stack) : stack_(stack) {}
 
-  // Sum i of its size: after n sums of 2^k blocks, block n * 2^k may follow.
+  // Adds the sum with index i, counted in sums of its size. After n sums of 2^k blocks, the next sum may be
+  // the single block n * 2^k.
   __device__ __forceinline__ void push(int i, const Columns<N>& sum) {
     if (i > 0) stack_[depth_++] = top_;
     top_ = sum;
     for (int carry = i; carry & 1; carry >>= 1) add_left();
   }
 
-  // Zeros if there was none.
+  // Returns the sum of all, or zeros if none was pushed.
   __device__ __forceinline__ Columns<N> total() {
     while (depth_ > 0) add_left();
     return top_;

@@ -1,5 +1,5 @@
-// Rows wider than a team are cut into panels of columns, each a team's: few and wide rows then keep as many
-// threads busy as many narrow ones.
+// Rows wider than a team are cut into panels of columns, one per team. So a few wide rows keep as many
+// threads busy as many narrow rows.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace rec_sdk {
 namespace cuda {
 
 struct Panels {
-  int width;      // of a team
-  int64_t count;  // of each row
+  int width;      // threads of a team
+  int64_t count;  // panels of each row
 };
 
-// Panels of teams of that width; a thread has `elements` of the `columns`.
+// Returns the panels of rows of `columns` columns, for teams of `width` threads with `elements` columns each.
 constexpr Panels panels_of(int64_t columns, int elements, int width) {
   const int64_t panel = static_cast<int64_t>(width) * elements;
   return {width, (columns + panel - 1) / panel};

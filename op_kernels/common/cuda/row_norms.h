@@ -1,4 +1,4 @@
-// The norms of the gradients of rows, which an update counts where it is asked to.
+// The norms of the gradients of rows, which an update computes on request.
 #pragma once
 
 #include "op_kernels/common/cuda/gradient_sums.h"
@@ -7,11 +7,11 @@
 namespace rec_sdk {
 namespace cuda {
 
-// The norms of one row, by its team: the bits of the CPU.
+// Computes the norms of one row's gradient in a team, with the same bits as the CPU.
 template <int N>
 class RowNorms {
  public:
-  // Further columns, zeros behind the last of the row.
+  // Adds the next columns; they must be zero after the end of the row.
   __device__ __forceinline__ void add(const Team& team, const Columns<N>& g) {
     Columns<N> squares;
     for (int k = 0; k < N; ++k) {
@@ -33,15 +33,15 @@ class RowNorms {
   }
 
  private:
-  // Magnitudes are ordered as their bits are, and NaN is above all.
+  // Keeps the largest magnitude. Magnitudes are compared as integers; NaN is then the largest.
   __device__ __forceinline__ void take(int32_t bits) { largest_ = largest_ < bits ? bits : largest_; }
 
   LaneSum<N> squares_;
   int32_t largest_ = 0;
 };
 
-// Sums the gradients of the team's row once more, behind its update: that has just read them, so that they
-// are in caches, and no accumulators take registers from it.
+// Sums the gradients of the team's row again after its update, and stores their norms. The update has just
+// read the gradients, so they are in the caches. Summing them during the update would take registers from it.
 template <int N>
 __device__ __forceinline__ void count_norms(const Segments& segments, float* norms, int width) {
   const Team team(width);

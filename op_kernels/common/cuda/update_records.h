@@ -11,12 +11,12 @@
 namespace rec_sdk {
 namespace cuda {
 
-// How the weights of a row round: stochastically, by its numbers, or to nearest.
+// The rounding of a row's weights: stochastic, by the row's random numbers, or to nearest.
 struct Rounding {
   bool stochastic;
   REC_SDK_ISA::RowNumbers numbers;
 
-  // Values that Format stores as they are.
+  // Rounds weights to values that Format can store exactly.
   template <class Format, int N>
   __device__ __forceinline__ Columns<N> rounded(Columns<N> weights, int column) const {
     if constexpr (Format::kRounds) {
@@ -29,7 +29,7 @@ struct Rounding {
   }
 };
 
-// How states are stored: all float32.
+// Loads and stores states that are all float32.
 struct PlainStates {
   template <int N>
   static __device__ __forceinline__ Columns<N> load(const RecordLayout&, int, const uint8_t* block,
@@ -43,7 +43,7 @@ struct PlainStates {
   }
 };
 
-// Each of its own type; rounded to nearest.
+// Loads and stores states that each have their own dtype; stored values are rounded to nearest.
 struct NarrowStates {
   using Float16 = REC_SDK_ISA::Float16;
   using BFloat16 = REC_SDK_ISA::BFloat16;
@@ -92,7 +92,7 @@ class RecordColumns {
       for (int s = 0; s < kStates; ++s) states_[s][k] = e.states[s];
     }
   }
-  // The terms of a pass, zeros where these are not columns of the row.
+  // Returns the terms of a pass, or zeros if the columns are not in the row (`active` is false).
   template <class Pass, class Values>
   __device__ __forceinline__ auto measure(Pass pass, const Optimizer& optimizer, const Columns<N>& g,
                                           const Values& values, bool active) const {
@@ -134,7 +134,7 @@ class RecordColumns {
   Columns<N> weights_{}, states_[kStates + 1]{};
 };
 
-// The states of a record that belong to the row as a whole.
+// The row states of a record: states with one number for the whole row.
 template <class Optimizer, class States>
 class RowStates {
  public:
@@ -144,11 +144,11 @@ class RowStates {
       values_[s] = States::template load<1>(layout_, place(s), state(s), 0)[0];
   }
 
-  // All threads of the team compute the same, and one writes.
+  // All threads of the team compute the same values, and one thread stores them.
   __device__ __forceinline__ float* values() { return values_; }
   __device__ __forceinline__ void store(const Team& team) const {
     if (kStates == 0) return;
-    __syncwarp(team.mask);  // all have read
+    __syncwarp(team.mask);  // every thread must have read the states before they are overwritten
     for (int s = 0; s < kStates; ++s) {
       if (team.lane == 0) States::template store<1>(layout_, place(s), state(s), 0, Columns<1>{{values_[s]}});
     }
@@ -165,13 +165,14 @@ class RowStates {
   float values_[kStates + 1];
 };
 
-// The table of unique row u.
+// Returns the table of unique row u.
 __device__ __forceinline__ int table_of(const UpdateRows& a, int u) {
   const int32_t* offsets = a.table_offsets;
   return last_at_most([offsets](int i) { return offsets[i]; }, a.tables, u);
 }
 
-// Tables share a launch, but not their coefficients. Null: no clipping, and an optimizer that needs none.
+// Returns the coefficients of the table of row u. Null: the gradient is not clipped, and the optimizer has no
+// coefficients.
 __device__ __forceinline__ const float* coefficients_of(const UpdateRows& a, int u) {
   if (a.coefficients == nullptr) return nullptr;
   return a.coefficients + table_of(a, u) * kCoefficients;
@@ -191,7 +192,7 @@ struct RowGradient {
   int dim;
   const float* coefficients;
 
-  // Zeros where these are not columns of the row.
+  // Returns columns [column, column + N), or zeros if they are not in the row.
   __device__ __forceinline__ Columns<N> at(int column) const {
     const bool active = column < dim;
     Columns<N> g = sums.sum(segment, column, active);
@@ -236,9 +237,9 @@ class RowUpdate {
   __device__ __forceinline__ int dim() const { return static_cast<int>(layout_.dim); }
   __device__ __forceinline__ int pass() const { return team_.width * N; }
   __device__ __forceinline__ int first_column() const { return team_.lane * N; }
-  // Since its coefficients would take registers until they are used.
+  // Constructs the optimizer at each use, because a kept one would occupy registers in between.
   __device__ __forceinline__ Optimizer optimizer() const { return Optimizer(gradient_.coefficients); }
-  // A row of one round sums its gradients once.
+  // Returns whether the gradient stays in registers, so that a row of one round sums its gradients once.
   __device__ __forceinline__ bool keeps_gradient() const {
     return Optimizer::kMeasures > 0 && dim() <= pass();
   }
@@ -246,7 +247,7 @@ class RowUpdate {
     if (column < dim()) columns_.load_from(column);
   }
 
-  // The numbers that are known of the row after its passes from kPass on.
+  // Runs the passes from kPass on, and returns the values of the last begin_row.
   template <int kPass, class Values>
   __device__ __forceinline__ auto measured(const Values& values) {
     if constexpr (kPass == Optimizer::kMeasures) {
@@ -285,9 +286,9 @@ class RowUpdate {
   Columns<N> g_{};
 };
 
-constexpr int kBlocksPerProcessor = 4;  // 64 registers: rows in flight are worth more
+constexpr int kBlocksPerProcessor = 4;  // limits a thread to 64 registers: more rows in flight are faster
 
-// A team per row.
+// Updates one row per team.
 template <class Optimizer, class Format, class States, int N>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
     update_records(const __grid_constant__ UpdateRows a, int width) {
@@ -303,7 +304,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
   if (a.row_norms != nullptr) count_norms<N>(a.segments, a.row_norms, width);
 }
 
-// Whether records, chunk sums and rows of them start at multiples of what N columns need.
+// Returns whether records and chunk sums are aligned for loads of kVector columns.
 template <class Optimizer>
 bool fits_vectors(const UpdateRows& a, const void* workspace) {
   bool fits = a.layout.dim % kVector == 0 && a.layout.bytes % 16 == 0 && is_multiple(a.cache, 16) &&
@@ -327,7 +328,7 @@ cudaError_t launch_update_records(UpdateRows a, void* workspace, cudaStream_t st
 template <class Optimizer, class Format>
 cudaError_t update_with(const UpdateRows& a, void* workspace, cudaStream_t stream) {
   if (a.segments.rows == 0) return cudaSuccess;
-  // Vectors would double the kernels: they are for float32 states.
+  // Only float32 states use vectors: vector kernels for 16-bit states would double the number of kernels.
   if (!a.layout.plain_states()) {
     return launch_update_records<Optimizer, Format, NarrowStates, 1>(a, workspace, stream);
   }

@@ -1,6 +1,6 @@
-// Neighbouring columns of a row, loaded and stored at once: kVector columns where the address is a multiple
-// of their bytes, one at a time otherwise. Four for every format: 16 bytes of fp32 on the side of outputs and
-// gradients, which threads next to each other then cover without gaps.
+// Loads and stores of neighbouring columns of a row: kVector columns at once if the address is aligned for
+// them, else one at a time. kVector is 4 for every format. Outputs and gradients are fp32, so neighbouring
+// threads access consecutive 16-byte words of them, without gaps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,7 +40,7 @@ struct WordOf<16> {
   using Type = uint4;
 };
 
-// The type of one access of so many bytes.
+// The type of one access of kSize bytes.
 template <int kSize>
 using Word = typename WordOf<kSize>::Type;
 
@@ -51,7 +51,7 @@ REC_SDK_HD bool is_multiple(const void* address, int bytes) {
   return reinterpret_cast<uintptr_t>(address) % static_cast<unsigned>(bytes) == 0;
 }
 
-// Whether all rows can be read in vectors.
+// Returns whether all rows can be read kVector columns at a time.
 template <class Format>
 bool in_vectors(const Weights& weights) {
   constexpr int kAlignment = kBytes<Format, kVector>;
@@ -64,7 +64,7 @@ __device__ __forceinline__ const typename Format::Storage* row_of(const Weights&
   return reinterpret_cast<const typename Format::Storage*>(weights.data + slot * weights.stride_bytes);
 }
 
-// N neighbouring columns, widened.
+// N neighbouring columns as fp32.
 template <int N>
 struct alignas(4 * N) Columns {
   float value[N];
@@ -78,7 +78,7 @@ struct alignas(4 * N) Columns {
   }
 };
 
-// N neighbouring columns as they are stored: what is kept in registers while a load is in flight.
+// N neighbouring columns in their storage format, which are kept in registers while a load is in flight.
 template <class Format, int N>
 struct Packed {
   using Storage = typename Format::Storage;
@@ -103,14 +103,14 @@ struct Packed {
   }
 };
 
-// From memory that the kernel does not write: such loads may move ahead of its stores. `from` must be a
-// multiple of the bytes.
+// Loads columns from memory that the kernel does not write, so the compiler may move the load before stores.
+// `from` must be aligned to the size of N columns.
 template <class Format, int N>
 __device__ __forceinline__ Packed<Format, N> load_constant(const typename Format::Storage* from) {
   return {__ldg(reinterpret_cast<const Word<kBytes<Format, N>>*>(from))};
 }
 
-// From memory that this thread may write later.
+// Loads columns from memory that this thread may write later.
 template <class Format, int N>
 __device__ __forceinline__ Packed<Format, N> load(const typename Format::Storage* from) {
   return {*reinterpret_cast<const Word<kBytes<Format, N>>*>(from)};
@@ -121,7 +121,7 @@ __device__ __forceinline__ void store(typename Format::Storage* to, const Column
   *reinterpret_cast<Word<kBytes<Format, N>>*>(to) = Packed<Format, N>::pack(columns).word;
 }
 
-// Stores results that are not read soon: they are the first to leave the caches.
+// Stores results that are not read soon, with a hint that the caches evict them first.
 template <class Format, int N>
 __device__ __forceinline__ void store_streaming(typename Format::Storage* to, const Columns<N>& columns) {
   __stcs(reinterpret_cast<Word<kBytes<Format, N>>*>(to), Packed<Format, N>::pack(columns).word);
@@ -138,7 +138,8 @@ __device__ __forceinline__ Columns<N> load_constant_anywhere(const float* from) 
   return columns;
 }
 
-// By __stcg: nvcc would split a plain store of a vector to join it with the other branch.
+// Stores columns at any address. Uses __stcg, because nvcc would split a plain vector store to merge it with
+// the other branch.
 template <int N>
 __device__ __forceinline__ void store_anywhere(float* to, const Columns<N>& columns) {
   using Float32 = REC_SDK_ISA::Float32;
