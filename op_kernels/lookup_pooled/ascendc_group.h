@@ -6,8 +6,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Short bags of a feature whose rows lie in one tile are added up side by side: an instruction that waits for
-// the one before takes longer than a narrow row. The scalar unit bounds these loops.
+// Sums short bags of a feature, whose rows are in one tile, side by side. An instruction that depends on the
+// previous one waits longer than the addition of a narrow row takes. The scalar unit limits these loops.
 class BagGroup {
  public:
   static constexpr int64_t kMost = 16, kValues = 2048;  // bags, and values of their sums
@@ -19,7 +19,7 @@ class BagGroup {
     most_ = minimum(kMost, kValues / pitch_);
     pipe->InitBuffer(divisors_, static_cast<uint32_t>(most_ * pitch_ * sizeof(float)));
   }
-  // row_pitch: of the rows in their tile.
+  // row_pitch: values between the starts of rows in their tile.
   __aicore__ inline void start(int64_t width, int64_t row_pitch) {
     width_ = static_cast<int32_t>(width);
     row_pitch_ = static_cast<uint32_t>(row_pitch);
@@ -27,8 +27,9 @@ class BagGroup {
 
   __aicore__ inline int64_t most() const { return most_; }
 
-  // The first of `most` bags, one after the other from lookup `begin` on, that end where `ends` say: as many
-  // as are short, have rows, and have no more than `rows` rows together; at most most(). Returns how many.
+  // Lists the first of `most` consecutive bags, which start at lookup `begin` and end at `ends`. The list
+  // ends before the first bag that is empty, too long, or not within the first `rows` rows; it has at most
+  // most() bags. Returns their number.
   __aicore__ inline int64_t list(int64_t begin, const LocalTensor<int64_t>& ends, int64_t most,
                                  int64_t rows) {
     const auto bags = static_cast<uint32_t>(minimum(most, most_));
@@ -48,11 +49,11 @@ class BagGroup {
     equal_ = row == count * longest;
     return count;
   }
-  // The rows of the bags that were listed.
+  // Returns the number of rows of the listed bags.
   __aicore__ inline int64_t rows() const { return rows_; }
 
-  // sums[i] = the sum of the rows of bag i < count, or their mean. sums [count, pitch of sums], rows [rows(),
-  // row_pitch].
+  // Sets sums[i] to the sum or the mean of the rows of bag i, for i < count. sums: [count, pitch of the
+  // sums], rows: [rows(), row_pitch].
   __aicore__ inline void add_up(const LocalTensor<float>& sums, const LocalTensor<float>& rows, int64_t count,
                                 bool mean) {
     vector_barrier();
@@ -77,17 +78,17 @@ class BagGroup {
     return width_ == pitch_ && row_pitch_ == static_cast<uint32_t>(width_);
   }
 
-  // Blocks from a bag to the next, if they are of equal length.
+  // Returns the UB blocks from one bag to the next, if all have the same length.
   __aicore__ inline uint32_t step() const { return longest_ * row_pitch_ / kFloats; }
-  static constexpr uint32_t kFarthest = UINT8_MAX;  // that an instruction can step
+  static constexpr uint32_t kFarthest = UINT8_MAX;  // the largest step that an instruction supports
   __aicore__ inline bool in_repeats() const { return width_ % OneMask::kRepeat == 0 && step() <= kFarthest; }
-  // Whether instructions on a block of 8 bags are fewer than those on a bag.
+  // Returns whether add_narrow() needs fewer instructions than add_each().
   __aicore__ inline bool in_blocks(int64_t count) const {
     return width_ % kFloats == 0 && step() <= kFarthest && width_ < OneMask::kRepeat &&
            width_ <= count * kFloats;
   }
 
-  // Bags of longest_ rows each, at least 2: an instruction adds 64 columns of a row of every bag.
+  // Sums bags of longest_ rows each, at least 2. One instruction adds 64 columns of one row of every bag.
   __aicore__ inline void add_equal(const LocalTensor<float>& sums, const LocalTensor<float>& rows,
                                    int64_t count) const {
     const auto width = static_cast<uint32_t>(width_);
@@ -106,7 +107,7 @@ class BagGroup {
     OneMask::end();
   }
 
-  // The same, where an instruction adds 8 columns of a row of 8 bags.
+  // Sums bags of longest_ rows each, at least 2. One instruction adds 8 columns of one row of 8 bags.
   __aicore__ inline void add_narrow(const LocalTensor<float>& sums, const LocalTensor<float>& rows,
                                     uint32_t count) const {
     constexpr auto kBags = static_cast<uint32_t>(OneMask::kBlocks);

@@ -29,7 +29,7 @@ constexpr int64_t kFewBlocks = 512;     // fewer leave parts of a large device i
 
 static_assert(kTeamLookups <= kLookups << kTeamLevels, "the stack of a team is too small");
 
-// How the panels of bags, the items, are shared out.
+// The division of the items, which are panels of bags, among thread blocks and teams.
 struct Plan {
   Panels panels;
   int64_t items;
@@ -39,7 +39,7 @@ struct Plan {
 
 __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// An item: its team, and N columns of its bag for each thread.
+// One item: N columns of its bag in each thread of its team.
 template <class Format, int N>
 class BagColumns {
  public:
@@ -58,7 +58,7 @@ class BagColumns {
 
   __device__ __forceinline__ int blocks() const { return (length + kLookups - 1) / kLookups; }
 
-  // The sum of one block of lookups, in order. The lanes read their slots together, a window ahead.
+  // Returns the sum of one block of lookups, in order. The lanes read the slots together, one window ahead.
   __device__ __forceinline__ Columns<N> sum_block(int block) const {
     const int64_t first = begin_ + static_cast<int64_t>(block) * kLookups;
     const int count = at_most(kLookups, length - block * kLookups);
@@ -132,7 +132,7 @@ class BagColumns {
   bool inside_;
 };
 
-// One team, a bag of at most kTeamLookups.
+// Pools a bag of at most kTeamLookups lookups in one team.
 template <class Format, int N>
 __device__ __forceinline__ void pool_in_team(const BagColumns<Format, N>& bag) {
   Columns<N> stack[kTeamLevels];
@@ -143,8 +143,8 @@ __device__ __forceinline__ void pool_in_team(const BagColumns<Format, N>& bag) {
   bag.write(total.total());
 }
 
-// All teams of the block, a bag of any length: each round takes as many blocks of lookups as there are teams,
-// and adds them up as a tree, in which a missing block on the right leaves the left one as it is.
+// Pools a bag of any length in all teams of the thread block. Each round sums one block of lookups per team,
+// and adds the sums as a tree. If the right block of a pair is missing, the left sum does not change.
 template <class Format, int N>
 __device__ __forceinline__ void pool_in_block(const BagColumns<Format, N>& bag, const Team& team) {
   __shared__ Columns<N> sums[kBlockThreads];
@@ -192,9 +192,9 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksPerProcessor)
   }
 }
 
-// Few bags of more than a block of lookups each get a thread block of their own, and narrow panels, so that
-// more multiprocessors share the columns. The lengths of single bags are contents, which only the device
-// sees.
+// If bags are few and longer than a block of lookups on average, each item gets its own thread block, and
+// panels are narrow, so that more multiprocessors share the columns. The plan uses the average, because only
+// the device can read the lengths of single bags.
 Plan plan_of(const LookupPooled& a, int elements) {
   const int64_t bags = a.bags.count;
   Panels panels = panels_of(a.weights.dim, elements);

@@ -30,7 +30,7 @@ class Divisors {
     divides_[tile % kRing] = false;
   }
 
-  // Sets the rows [begin, end) of the tile; the rows before have theirs already.
+  // Sets the divisors of rows [begin, end) of the tile; the divisors of earlier rows are already set.
   __aicore__ inline void set(uint32_t tile, int64_t begin, int64_t end, bool divides, float divisor) {
     bool& tile_divides = divides_[tile % kRing];
     if (divides && !tile_divides) {
@@ -70,31 +70,32 @@ class Divisors {
   bool divides_[kRing] = {};
 };
 
-// The bags that the lookups of a tile belong to, and the runs of those whose gradients are `stride` values
-// apart, which come together. Two tiles' worth, since one is loaded ahead.
+// The bags of a tile's lookups, and runs of bags whose gradients are `stride` values apart, which one copy
+// loads. Holds two tiles, because one tile is loaded ahead.
 class TileBags {
  public:
   static constexpr uint32_t kTiles = 2;
   static constexpr uint32_t kBytesOfBag = kTiles * (2 * sizeof(int32_t) + sizeof(int64_t));
 
-  // bags: the most of a tile.
+  // bags: the maximum number of bags of a tile.
   __aicore__ inline void init(TPipe* pipe, int64_t bags, int64_t stride) {
     most_ = static_cast<uint32_t>(bags);
-    // Gradients too far apart for a copy have runs of their own: none begins where the one before does.
+    // If gradients are too far apart for one copy, each has its own run: with a step of 0, no gradient
+    // continues the run of the previous one.
     to_next_ = stride * static_cast<int64_t>(sizeof(float)) <= kMaxGap ? stride : 0;
     pipe->InitBuffer(ends_, static_cast<uint32_t>(kTiles * bags * sizeof(int32_t)));
     pipe->InitBuffer(first_bags_, static_cast<uint32_t>(kTiles * bags * sizeof(int32_t)));
     pipe->InitBuffer(gradients_, static_cast<uint32_t>(kTiles * bags * sizeof(int64_t)));
   }
 
-  // The bags of a tile while they are listed. The scalar unit bounds that loop.
+  // The bags of a tile while they are listed. The scalar unit limits the speed of that loop.
   struct List {
     LocalTensor<int32_t> ends, first_bags;
     LocalTensor<int64_t> gradients;
     uint32_t bags, runs;
     int64_t next, to_next;
 
-    // A bag: one past its last row of the tile, and where its gradient starts, in values.
+    // Appends a bag. end: one past its last row in the tile; gradient: where its gradient starts, in values.
     __aicore__ inline void append(int64_t end, int64_t gradient) {
       if (gradient != next) {
         first_bags.SetValue(runs, static_cast<int32_t>(bags));
@@ -134,10 +135,9 @@ class TileBags {
   Landing gradients_;
 };
 
-// A tile of lookups is loaded with one gradient row for each bag in it, and leaves one value for each lookup.
-// Wide rows come in several loads, and are added up panel by panel. Rows of 16-bit values are widened where
-// they have no gaps, and only the products of a panel are spread: so a load may have several panels, and the
-// row is one copy.
+// Computes one value for each lookup of a tile, from its row and the gradient of its bag. Wide rows take
+// several loads, and are summed panel by panel. Rows of 16-bit values are widened without gaps, and only the
+// products of a panel have the wider pitch. So one load may contain several panels, with one copy per row.
 template <class Stored>
 class WeightsGradient {
  public:
@@ -184,7 +184,7 @@ class WeightsGradient {
     int64_t bag, lookup;  // the lookup is in the bag, or follows its last
   };
 
-  // The core's lookups by the bytes they move. Bags may be cut.
+  // Finds the core's share of the lookups, measured in bytes to move. Bags may be cut.
   __aicore__ inline void find_share(Position* begin, Position* end) {
     constexpr int64_t kIndexBytes = sizeof(int32_t), kOffsetBytes = sizeof(int64_t),
                       kValueBytes = sizeof(float);
@@ -208,13 +208,14 @@ class WeightsGradient {
     return {bag, minimum(found.first, lookup)};
   }
 
-  // Columns in so many equal parts as needed for none to be wider than `widest`, each a multiple of `unit`.
+  // Returns the width of the fewest equal parts of the columns that are at most `widest` wide, each a
+  // multiple of `unit`.
   __aicore__ inline static int64_t part_of(int64_t columns, int64_t widest, int64_t unit) {
     return align_up(ceil_div(columns, ceil_div(columns, align_down(widest, unit))), unit);
   }
 
-  // As many lookups as fit, with room for the gradients of a quarter more bags than that many have on
-  // average.
+  // Plans tiles of as many lookups as fit into UB, with space for the gradients of 25% more bags than the
+  // average number for so many lookups.
   __aicore__ inline void plan_tiles() {
     const int64_t dim = a_.weights.dim;
     const int64_t unit = dim % OneMask::kRepeat == 0 ? OneMask::kRepeat : kWidthMultiple;
@@ -313,13 +314,13 @@ class WeightsGradient {
     }
   }
 
-  // The pitch of rows as they come: no gap between those that one instruction widens.
+  // Returns the pitch of the loaded rows: rows that one instruction widens have no gaps.
   __aicore__ inline int64_t row_pitch(int64_t width) const {
     return kWidens ? align_up(width, kWidthMultiple) : pitch_;
   }
 
-  // The next tile: as many lookups as it has room for, and for their bags. Where several loads read its
-  // slots, these lie in one chunk of their stream.
+  // Lists the lookups and bags of the next tile, as many as fit. If several loads read the slots of the tile,
+  // the slots must be in one chunk of their stream, which cannot move back.
   __aicore__ inline void list_bags(uint32_t tile) {
     int64_t most = minimum(rows_, end_ - next_), row = 0;
     if (load_ < a_.weights.dim) most = minimum(most, kSlots - remainder(next_ - begin_, kSlots));
@@ -331,9 +332,9 @@ class WeightsGradient {
     next_ += row;
   }
 
-  // The bags from the one where walk_ stands on that lie side by side in its stream, up to the end of the
-  // tile's `rows` and no more than it has room for; returns how many rows have their bags now. Bags without
-  // lookups are none.
+  // Lists bags from the current bag of walk_ on, whose ends are consecutive in UB, up to the end of the
+  // tile's `rows` and at most as many as fit. Bags without lookups are skipped. Returns how many rows of the
+  // tile have a bag now.
   __aicore__ inline int64_t list_run(uint32_t tile, int64_t row, int64_t rows, TileBags::List* list_of_tile) {
     const int64_t first = next_, stride = a_.grad_stride;
     const bool mean = walk_.mean();
@@ -379,12 +380,13 @@ class WeightsGradient {
     stored_.FreeTensor(stored);
   }
 
-  // Values from a row to the next: of products, and of the rows that are multiplied.
+  // The columns to multiply, and the pitch of the products and of the loaded rows, in values.
   struct TileShape {
     uint32_t columns, pitch, row_pitch;
   };
 
-  // Each row of the tile by the gradient of its bag: the rows of a long bag together, 64 columns of each.
+  // Multiplies each row of the tile by the gradient of its bag. One instruction multiplies 64 columns of all
+  // rows of a long bag.
   __aicore__ inline void multiply(uint32_t tile, LocalTensor<float> products, LocalTensor<float> rows,
                                   LocalTensor<float> gradients, const TileShape& shape) {
     constexpr auto kRepeat = static_cast<uint32_t>(OneMask::kRepeat);

@@ -40,7 +40,8 @@ struct Slice {
   }
 };
 
-// The bag of lookup j, which is behind bag `before`: often the next one, but there may be many empty ones.
+// Returns the bag of lookup j, which is after bag `before`. It is often the next bag, but many empty bags may
+// lie in between.
 __device__ __forceinline__ int64_t bag_behind(const Bags& bags, int64_t before, int64_t j) {
   return j < __ldg(bags.offsets + before + 2) ? before + 1 : bag_of(bags, j, before + 1);
 }
@@ -94,8 +95,8 @@ __device__ __forceinline__ Columns<kVector> sum_elements(const float* grad,
   return lanes;
 }
 
-// Adds lanes as the end of lane_sum: lane l + lane l + 8, + 4, + 2, + 1. The team's first thread has the
-// result.
+// Adds the lanes as lane_sum does at its end: lane l + lane l + 8, + 4, + 2, + 1. Only the result of the
+// team's first thread is valid.
 __device__ __forceinline__ float sum_lanes(Columns<kVector> lanes, unsigned mask) {
 #pragma unroll
   for (int threads = kWidth / 2; threads > 0; threads /= 2) {
