@@ -119,7 +119,7 @@ class Group:
         self.swapping_ns = 0
         self._state_dtypes = dtype_codes(self.layout.state_dtypes)
         self._may_warn = bounds_check is BoundsCheckMode.WARNING and not all(m.config.hashed for m in members)
-        self._init_fns = InitFns(members, self.layout)
+        self._init_fns = InitFns.of(members, self.layout)
         self.set_evict_step_interval(None)
         self._frozen = [False] * len(members)
         lifecycles = [member.config.lifecycle for member in members if member.config.lifecycle is not None]
@@ -153,8 +153,7 @@ class Group:
                 self.engine, slots, self.layout.dim, self._transfers, self.chunk, tables_with_ids
             )
         sums = self.accumulation_buffer.sums if self.accumulation_buffer else None
-        init_fns = self._init_fns or None
-        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, init_fns)
+        self.swap = Swap(self.engine, cache, self.layout.weight(cache), sums, self._transfers, self._init_fns)
 
     # ---- whole tables
 
@@ -239,7 +238,7 @@ class Group:
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to stage the misses of a plan ahead of its forward, in any thread."""
-        if not self._init_fns:  # an init_fn draws random numbers: only forwards call it, in a fixed order
+        if self._init_fns is None:  # an init_fn draws random numbers: only forwards call it, in a fixed order
             self.swap.read_ahead(plan)
 
     def warn(self, plan: Plan) -> None:
@@ -487,7 +486,9 @@ class Group:
         for serial in plan.sources:
             self.swap.complete_write_back(serial)
         staging = self._transfers.staging(plan.host_count, self.layout.bytes)
-        self._init_fns(*self.engine.read(plan, staging.numpy()), staging)
+        new = self.engine.read(plan, staging.numpy())
+        if self._init_fns is not None:
+            self._init_fns(*new, staging)
         resident = ops.gather_rows(self.swap.cache, *self._transfers.to_device(plan.resident_slots))
         return self.layout.weight(torch.cat([resident, *self._transfers.upload(staging).wait()]))
 

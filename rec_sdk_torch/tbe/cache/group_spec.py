@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -158,15 +158,18 @@ def draw_initial_weights(config: TableConfig, rows: int) -> torch.Tensor:
 
 
 class InitFns:
-    """The `init_fn`s of hash tables, which draw the initial weights of new rows; false if no table has one."""
+    """The `init_fn`s of hash tables, which draw the initial weights of new rows."""
 
-    def __init__(self, members: Sequence[Member], layout: RecordLayout) -> None:
-        hashed = ((index, member.config) for index, member in enumerate(members) if member.config.hashed)
-        self._configs = {index: config for index, config in hashed if config.init_fn is not None}
+    def __init__(self, configs: Mapping[int, TableConfig], layout: RecordLayout) -> None:
+        self._configs = configs
         self._layout = layout
 
-    def __bool__(self) -> bool:
-        return bool(self._configs)
+    @classmethod
+    def of(cls, members: Sequence[Member], layout: RecordLayout) -> InitFns | None:
+        """Returns the functions of a group's tables; None if no hash table has one."""
+        hashed = ((index, member.config) for index, member in enumerate(members) if member.config.hashed)
+        configs = {index: config for index, config in hashed if config.init_fn is not None}
+        return cls(configs, layout) if configs else None
 
     def __call__(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
         """Fills the weights of new rows, `records[new]`; `tables`: the table of each."""

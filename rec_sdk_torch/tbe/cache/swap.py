@@ -90,8 +90,7 @@ class Swap:
         self.weights = weights
         self.sums = sums
         self.transfers = transfers
-        # fill_new is a method of the swap's owner: a strong reference would be a cycle, which delays freeing the cache.
-        self._fill_new = None if fill_new is None else weakref.WeakMethod(fill_new)
+        self._fill_new = fill_new
         self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: their plans own them
         self._started: dict[int, StagedPlan] = {}  # by serial number, of started plans
         self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # by serial number, pending write-backs
@@ -261,10 +260,9 @@ class Swap:
                 for serial in host.sources:  # before reading: the host store lacks victims with a pending write-back
                     self.complete_write_back(serial)
                 staging = self.transfers.staging(host.rows_in, self.record_bytes)
-                fill_new = None if self._fill_new is None else self._fill_new()
-                new = self.engine.read_in(host, staging.numpy(), fill_new is not None)
-                if fill_new is not None:
-                    fill_new(*new, staging)
+                new = self.engine.read_in(host, staging.numpy(), self._fill_new is not None)
+                if self._fill_new is not None:
+                    self._fill_new(*new, staging)
                 staged.records = self._upload_records(staging)
             elif staged.late is not None and len(staged.late) and staged.late_rows is None:
                 for serial in host.sources:
