@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import reference_optimizers as formulas
 import torch
-from op_batches import Cache, default, of_update, states_of
+from op_batches import Cache, default, states_of, update_arguments
 from optimizer_table import ROWS, Row, class_named
 
 from rec_sdk_torch.tbe import TableOptimizer
@@ -112,7 +112,7 @@ class Tables:
             "grad_row": every[: self.rows].repeat(tables),
         }
         row = torch.tensor([optimizer.coefficients() for optimizer in self.optimizers]).to(device)
-        self.update(**of_update(self.cache, [g.to(device)], self.kernel, row, **segments))
+        self.update(**update_arguments(self.cache, [g.to(device)], self.kernel, row, **segments))
         return self.parts()
 
     def parts(self) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from op_batches import OPTIMIZERS, Cache, coefficients, int32, of_update, states_of
+from op_batches import OPTIMIZERS, Cache, coefficients, int32, states_of, update_arguments
 from reference_rounding import random_bits, rounded, row_numbers
 
 from rec_sdk_torch.operators.calls import ops
@@ -40,7 +40,7 @@ def updated(
     }
     if seeds is not None:
         given |= {"row_ids": ids.to(device), "rounding_seeds": seeds.to(device)}
-    ops.update_rows(**of_update(cache, [steps.to(device)], optimizer, table.repeat(2, 1).to(device), **given))
+    ops.update_rows(**update_arguments(cache, [steps.to(device)], optimizer, table.repeat(2, 1).to(device), **given))
     return cache
 
 

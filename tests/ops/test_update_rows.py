@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_batches import Cache, coefficients, int32, of_update, segments_of, states_of, update
+from op_batches import Cache, coefficients, int32, segments_of, states_of, update, update_arguments
 from optimizer_table import ROWS as OPTIMIZER_ROWS
 from optimizer_table import Row
 
@@ -125,7 +125,7 @@ def test_tables_columns_scale_and_clipping(device: torch.device) -> None:
     tables = int32([0, 10, 10, 21, len(unique)])
     given = segments | {"table_offsets": tables, "grad_row": int32(grad_row), "grad_column": int32(grad_column)}
     given = {name: value.to(device) for name, value in given.items()}
-    ops.update_rows(**of_update(cache, [wide.to(device)[:, 7:97]], "sgd", rows.to(device), **given))
+    ops.update_rows(**update_arguments(cache, [wide.to(device)[:, 7:97]], "sgd", rows.to(device), **given))
     expected = weights.double()
     slices = torch.stack([grad[r, c : c + dim] for r, c in zip(grad_row, grad_column, strict=True)])
     slices *= scale[:, None]
@@ -150,7 +150,7 @@ def test_an_empty_segment_updates_with_a_zero_gradient(device: torch.device) -> 
     given = {"unique_slots": [2], "segment_offsets": [0, 0], "grad_row": []}
     row = coefficients(1.0, 0.0, 0.5, 0.5, 0.5, 0.5, 1.0, device=device)
     segment = {name: int32(value, device) for name, value in given.items()}
-    ops.update_rows(**of_update(cache, [torch.zeros(1, 8, device=device)], "adam", row, **segment))
+    ops.update_rows(**update_arguments(cache, [torch.zeros(1, 8, device=device)], "adam", row, **segment))
     assert (cache.states[0][2] == 0.5).all()
     assert (cache.weights[2] != 1).all()
     assert (cache.weights[3] == 1).all()
