@@ -23,15 +23,15 @@ class BagSearch {
   static constexpr int64_t kTargets = 2;
   static constexpr uint32_t kBytes = SortedSearch<128>::kBytes;
 
-  // The first bag before which the bags cost at least the target (bags.count if there is none), the start of
-  // its lookups, and the start of the previous bag's lookups (0 for bag 0).
+  // An end of a share: the first bag such that all earlier bags together cost at least the target (bags.count
+  // if there is none), the start of its lookups, and the start of the previous bag's lookups (0 for bag 0).
   struct Found {
     int64_t bag, first, first_of_previous;
   };
 
   __aicore__ inline void init(TPipe* pipe) { search_.init(pipe); }
 
-  // Precondition: 0 <= targets <= the cost of all bags.
+  // Finds the bag of each target. Precondition: 0 <= targets <= the cost of all bags.
   __aicore__ inline void find(const Bags& bags, const BagCosts& costs, const int64_t (&targets)[kTargets],
                               Found (&found)[kTargets]) {
     const SearchedArray<int64_t> offsets{bags.offsets, bags.count + 1, 0, bags.count};

@@ -1,5 +1,5 @@
-// bfloat16_t in kernel code. bisheng also compiles the kernels' source for the host, for the launches, where
-// it may not have the type; any 16-bit float type serves for code that is only parsed.
+// bfloat16_t in kernel code. For the launches, bisheng also compiles the kernels' source for the host, where
+// it may lack the type. Any 16-bit float type works there, because that code is only parsed.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"

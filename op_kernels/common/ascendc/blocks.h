@@ -8,8 +8,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Half a microsecond of one core's copies. More cores take longer to start, so a core must have at least this
-// much work.
+// Minimum number of bytes per core of a launch. One core copies them in half a microsecond; a launch on more
+// cores takes longer to start.
 constexpr int64_t kBytesWorthACore = 16384;
 
 inline int64_t blocks_for(int64_t bytes, int64_t cores) {
@@ -19,7 +19,7 @@ inline int64_t blocks_for(int64_t bytes, int64_t cores) {
 
 inline int64_t row_bytes(const Weights& weights) { return weights.dim * dtype_bytes(weights.dtype); }
 
-// Approximate number of bytes moved.
+// Returns the approximate number of bytes that the operator moves.
 inline int64_t work_of(const LookupSequence& a) {
   return a.count * (row_bytes(a.weights) + a.weights.dim * 4);
 }

@@ -54,8 +54,8 @@ __aicore__ inline constexpr int64_t sum_levels(int64_t lookups) {
   return maximum<int64_t>(1, floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock))));
 }
 
-// Gradient rows in flight at a time, doubled: enough for long copies, and for the additional gradients of a
-// tile's rows if each row has few.
+// The number of gradient rows in each half of the stream buffer. It is enough to keep copies in flight, and
+// for the additional gradients of a tile's rows if each row has few lookups.
 constexpr int64_t kMostStreamRows = 2 * kSumBlock;
 __aicore__ inline constexpr int64_t stream_rows(int64_t pitch) {
   constexpr int64_t kStreamFloats = 4096;
@@ -66,7 +66,8 @@ __aicore__ inline constexpr int64_t sum_bytes(int64_t pitch, int64_t levels) {
   return (2 * stream_rows(pitch) + levels) * pitch * 4;
 }
 
-// The additional terms of a sum at `place`, up to `end`.
+// The row at `place`, to which the additional terms before `end` are added. They start at the `end` of the
+// previous row.
 struct ExtraGradients {
   uint32_t place, end;
 };
@@ -157,14 +158,15 @@ class GradientSums {
     }
   }
 
-  // The addresses of lookups' gradients, from `column` on. kPlain: for plain() lookups.
+  // Computes the addresses of lookups' gradients, from `column` on. kPlain: only for lookups for which
+  // plain() is true.
   template <bool kPlain>
   struct Gradients {
     const Lookups& lookups;
     const LookupIndex& index;
     const uint8_t* data;
     int64_t pitch, column;
-    int32_t short_pitch;  // used by plain() lookups
+    int32_t short_pitch;  // the pitch in 32 bits, used if kPlain
     // Returns the gradient of a lookup that is in the index windows.
     __aicore__ inline const float* operator()(int64_t lookup) const {
       return (*this)(lookup, index.at(kGradRow, lookup));
@@ -177,7 +179,7 @@ class GradientSums {
       return row_of_gradient(lookups, index.at(kGradSource, lookup), row) + column + from;
     }
   };
-  // The gradients of lookups from `first` on whose rows are consecutive.
+  // Computes the addresses of gradients of lookups whose row indices are consecutive in UB, from `first` on.
   template <bool kPlain>
   struct RunOfGradients {
     Gradients<kPlain> all;
@@ -339,7 +341,7 @@ class GradientSums {
     depth_ = 0;
   }
 
-  // Called after block i of the row, counted in units that are complete subtrees.
+  // Combines completed sums after block i of the row, where blocks are counted in complete subtrees.
   __aicore__ inline void carry(int64_t row, int64_t i) {
     for (; i & 1; i >>= 1) fold(row);
   }
@@ -364,7 +366,7 @@ class GradientSums {
   Lookups lookups_;
   int64_t pitch_, chunk_pitch_, batch_rows_, column_, depth_;
   int32_t width_;
-  bool plain_;  // plain() for the present columns
+  bool plain_;  // the result of plain() for the current columns
   const float* chunk_sums_;
   LocalTensor<float> out_;
   Landing stream_;

@@ -1,5 +1,5 @@
-// The table of gradients in GM, which the scalar unit reads. It is written by a launch that has it as
-// parameters, so that the host does not wait and may free its copy.
+// The table of gradients in GM, which the scalar unit reads. A separate launch receives it as parameters and
+// writes it. So the host does not wait for a copy and may free its own table.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -16,13 +16,13 @@ struct GradientTablePart {
 
 constexpr int64_t kGradientValues = sizeof(Gradient) / sizeof(int64_t);
 
-// Writes the low word first.
+// Writes a 64-bit value as two words, the low word first.
 __aicore__ inline void put_value(const LocalTensor<int32_t>& words, int64_t at, int64_t value) {
   words.SetValue(static_cast<uint32_t>(2 * at), static_cast<int32_t>(value));
   words.SetValue(static_cast<uint32_t>(2 * at + 1), static_cast<int32_t>(value >> 32));
 }
 
-// Executed by one core.
+// Writes a part of the table to GM. Executed by one core.
 __aicore__ inline void write_gradient_table(TPipe* pipe, const GradientTablePart& part) {
   Landing buffer;
   pipe->InitBuffer(buffer, GradientTablePart::kMost * sizeof(Gradient));

@@ -33,8 +33,8 @@ __aicore__ inline int64_t chunks_of(int64_t lookups, const HotWorkspace& workspa
   return workspace.sums != nullptr && lookups > kChunk ? quotient(lookups, kChunk) : 0;
 }
 
-// The hot segments that are summed in chunks: all or none. The scalar unit reads them from GM, because a core
-// needs few.
+// The hot segments that are summed in chunks: all of them or none. The scalar unit reads them directly from
+// GM, because each core needs only a few.
 class HotSegments {
  public:
   __aicore__ inline void init(const Segments& segments, const HotWorkspace& workspace) {

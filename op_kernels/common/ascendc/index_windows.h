@@ -1,6 +1,6 @@
-// Windows in UB of int32 arrays in GM that the scalar unit reads together, nearly in order; the next window
-// is fetched in advance. A reader may fall behind by half a window without a second fetch, and may jump
-// ahead, in which case a window is fetched only from there on.
+// Windows in UB of int32 arrays in GM that the scalar unit reads together, nearly in order. The next window
+// is fetched in advance. A reader may go back by half a window without a second fetch. It may also jump
+// ahead; a window is then fetched only from that element on.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -39,7 +39,8 @@ class IndexWindows {
     if (static_cast<uint64_t>(i - low_) >= span_) find(i);
   }
 
-  // The same for all of [first, last]: at most half a window, or if fit() returns true.
+  // Fetches elements [first, last] of all arrays into UB. They must span at most half a window, or fit() must
+  // return true for them.
   __aicore__ inline void reach(int64_t first, int64_t last) {
     reach(first);
     const int64_t window_of_last = align_down(last, kWindow);
@@ -55,7 +56,7 @@ class IndexWindows {
 
   // Returns an element that reach() fetched, at most half a window before the latest one fetched.
   __aicore__ inline int32_t at(int a, int64_t i) const { return windows_[a].GetValue(place(i)); }
-  // The same for an array of floats.
+  // Returns a fetched element of an array of floats, like at().
   __aicore__ inline float float_at(int a, int64_t i) const {
     return windows_[a].template ReinterpretCast<float>().GetValue(place(i));
   }
@@ -79,7 +80,7 @@ class IndexWindows {
     return {windows_[a][place(i)], minimum(most, static_cast<int64_t>(2 * kWindow - place(i)))};
   }
 
-  // The same, with reach(i) first.
+  // Calls reach(i), and then returns run(a, i, most) of the fetched elements.
   __aicore__ inline Run reached_run(int a, int64_t i, int64_t most) {
     return run(a, i, minimum(most, reached(i) - i));
   }

@@ -9,9 +9,8 @@ namespace ascendc {
 
 constexpr int64_t kLanes = 16;  // as in lane_sum in aggregate.h
 
-// Returns the pitch, at least `pitch`, of a plane whose blocks of 8 columns are summed: the same block of 8
-// rows is then in 8 of the 16 bank groups of UB, which are read at once. The pitch stays a multiple of
-// `unit`, 8 or 16.
+// Rounds `pitch` up to an odd multiple of `unit`, which is 8 or 16. With this pitch, one block of 8 columns
+// of 8 consecutive rows lies in 8 of the 16 bank groups of UB, so the 8 blocks are read at once.
 __aicore__ inline constexpr int64_t spread_pitch(int64_t pitch, int64_t unit) {
   return (pitch / unit | 1) * unit;
 }
@@ -51,8 +50,8 @@ class LaneSums {
   // result.
   static __aicore__ inline constexpr int64_t floats_of_row(int64_t sums) { return (sums + 2) * kLanes + 1; }
 
-  // rows: of the largest tile; pitch: values between the starts of rows of a tile, whole UB blocks; sums:
-  // number of sums per row.
+  // rows: number of rows of the largest tile; pitch: values between the starts of rows, whole UB blocks;
+  // sums: number of sums per row.
   __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t pitch, int64_t sums = 1) {
     rows_ = align_up(rows, kFloats);
     pitch_ = pitch;
@@ -114,6 +113,7 @@ class LaneSums {
   static constexpr int64_t kFloats = kUbBlock / sizeof(float);
   static constexpr int64_t kFarthest = 255;  // the largest distance in blocks that an instruction supports
 
+  // Returns the number of rows whose blocks one instruction can add.
   __aicore__ inline int64_t rows_of_instruction() const {
     if (pitch_ <= kFarthest) return present_;  // 8 rows are 8 pitches of a float, in blocks of 8
     return pitch_ / kFloats <= kFarthest ? kFloats : 1;
@@ -176,7 +176,8 @@ class LaneSums {
     vector_barrier();
   }
 
-  // Computes index[l * rows + i] = the bytes before lane l of row i; the entries of lane 0 are given.
+  // Computes index[l * rows + i] = the bytes before lane l of row i; the caller has set the entries of lane
+  // 0.
   __aicore__ inline void index_lanes(const LocalTensor<int32_t>& index) const {
     for (int64_t l = 1; l < kLanes; ++l) {
       const int64_t before = l / kFloats * rows_ * kFloats + l % kFloats;

@@ -28,7 +28,7 @@ constexpr int64_t kMaxDmaBlocks = 4095;  // maximum number of blocks of one Data
 // can take the gap for a negative number (docs/npu.md).
 constexpr int64_t kMaxGap = INT32_MAX;
 
-// Host pointers already hold device addresses.
+// Casts a pointer of the arguments, which already holds a device address, to a pointer to GM.
 template <class T>
 __aicore__ inline __gm__ T* gm(const void* pointer) {
   return reinterpret_cast<__gm__ T*>(reinterpret_cast<uint64_t>(pointer));
@@ -44,7 +44,8 @@ __aicore__ inline constexpr T maximum(T a, T b) {
   return a < b ? b : a;
 }
 
-// For value >= 0 and by > 0. If `by` is a power of two, these take one instruction, signed divisions three.
+// Division for value >= 0 and by > 0. If `by` is a power of two, it takes one instruction, instead of three
+// for a signed division.
 __aicore__ inline constexpr int64_t quotient(int64_t value, int64_t by) {
   return static_cast<int64_t>(static_cast<uint64_t>(value) / static_cast<uint64_t>(by));
 }
@@ -152,17 +153,19 @@ __aicore__ inline void forget_cached(const T* any) {
                                     AscendC::DcciDst::CACHELINE_OUT>(global(any, 1));
 }
 
-// Elements [begin, end) of this core, if all elements cost the same.
+// The elements [begin, end) that a core processes.
 struct Share {
   int64_t begin, end;
 };
 
+// Divides `count` elements of equal cost among the cores, and returns the share of this core.
 __aicore__ inline Share share_of_core(int64_t count) {
   const int64_t cores = AscendC::GetBlockNum(), core = AscendC::GetBlockIdx();
   return {count * core / cores, count * (core + 1) / cores};
 }
 
-// Returns the rows of a tile: as many as fit, but not all rows of a core, so that loads and stores overlap.
+// Returns the number of rows of a tile: as many as fit, but at most a quarter of a core's rows, or 8 if that
+// is more. So the loads of one tile overlap with the stores of another.
 __aicore__ inline int64_t tile_rows(int64_t fit, int64_t rows_of_core) {
   constexpr int64_t kTilesOfCore = 4, kWorthATile = 8;
   return maximum<int64_t>(1, minimum(fit, maximum(kWorthATile, ceil_div(rows_of_core, kTilesOfCore))));

@@ -18,7 +18,7 @@ struct MovedRows {
   int64_t count;
 };
 
-// The slots in the order of the rows of a packed array.
+// The slots of the rows of a packed array, read in order.
 struct SlotStream {
   using Stream = ScalarStream<int32_t, 1024>;
   Stream stream;
@@ -60,8 +60,8 @@ class RowMover {
   __aicore__ inline void move(const Share& share) {
     load_tile(share.begin, share.end);
     for (int64_t first = share.begin; first < share.end; first += units_of_tile_) {
-      // Issued first: issuing the copies of a tile out one by one fills that engine's queue, and then the
-      // scalar unit waits for it.
+      // The next tile is loaded first, because issuing a tile's stores one by one fills the queue of the
+      // store engine, and the scalar unit then waits for it.
       if (first + units_of_tile_ < share.end) load_tile(first + units_of_tile_, share.end);
       store_tile(first, minimum(units_of_tile_, share.end - first));
     }

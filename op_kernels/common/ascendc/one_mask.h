@@ -1,6 +1,6 @@
-// Vector instructions with one count of floats. An instruction with a count sets the mask before it and
-// restores it after it, which takes six instructions of the scalar unit; here the mask is set once for many
-// instructions. All calls use the strided form: in the counted form, 950 uses the count instead of the mask.
+// Vector instructions that share one mask. An instruction with a count sets and restores the mask, which
+// takes six instructions of the scalar unit. Here the mask is set once for many instructions. All calls use
+// the strided form, because in the counted form 950 uses the count instead of the mask.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -28,13 +28,13 @@ class OneMask {
                                     const LocalTensor<float>& b) {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
   }
-  // to += values, whose consecutive blocks of 8 are `block` blocks apart, and groups of 8 blocks `repeat`
-  // apart. `to` is contiguous.
+  // Computes to += values. Consecutive blocks of `values` are `block` blocks apart, and groups of 8 blocks
+  // are `repeat` blocks apart. `to` is contiguous.
   __aicore__ inline static void add_strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                             uint8_t block, uint8_t repeat) {
     AscendC::Add<float, false>(to, to, values, AscendC::MASK_PLACEHOLDER, 1, {1, 1, block, 8, 8, repeat});
   }
-  // The same for the larger of two numbers, whose bits are compared as integers.
+  // Sets `to` to the larger of to and values, compared as integers; the layout is as in add_strided().
   __aicore__ inline static void largest_strided(const LocalTensor<float>& to,
                                                 const LocalTensor<float>& values, uint8_t block,
                                                 uint8_t repeat) {
@@ -46,7 +46,8 @@ class OneMask {
                                          const LocalTensor<float>& b) {
     AscendC::Mul<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 1, 8, 8, 8});
   }
-  // Computes to = a + b in repeats of kRepeat values; the arguments are the distances of repeats in blocks.
+  // Computes to = a + b in repeats of kRepeat values; the last three arguments are the distances between
+  // repeats in blocks.
   static constexpr int64_t kRepeat = 64;
   __aicore__ inline static void add_repeats(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                             const LocalTensor<float>& b, uint8_t to_repeat, uint8_t a_repeat,
@@ -54,7 +55,8 @@ class OneMask {
     AscendC::Add<float, false>(to, a, b, AscendC::MASK_PLACEHOLDER, 1,
                                {1, 1, 1, to_repeat, a_repeat, b_repeat});
   }
-  // Computes to = a + b in one repeat of at most 8 blocks, which are `to_block` and `block` blocks apart.
+  // Computes to = a + b in one repeat of at most 8 blocks; the last three arguments are the distances between
+  // blocks of each operand.
   static constexpr int64_t kBlocks = 8;
   __aicore__ inline static void add_blocks(const LocalTensor<float>& to, const LocalTensor<float>& a,
                                            const LocalTensor<float>& b, uint8_t to_block, uint8_t a_block,
@@ -78,7 +80,8 @@ class OneMask {
   __aicore__ inline static void copy(const LocalTensor<float>& to, const LocalTensor<float>& from) {
     copy_strided(to, from, 1, 8);
   }
-  // Copies to blocks of 8 that are `block` blocks apart, in groups of 8 blocks that are `repeat` apart.
+  // Copies to blocks of 8 values that are `block` blocks apart, in groups of 8 blocks that are `repeat`
+  // blocks apart.
   __aicore__ inline static void copy_strided(const LocalTensor<float>& to, const LocalTensor<float>& from,
                                              uint8_t block, uint8_t repeat) {
     AscendC::Adds<int32_t, false>(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,

@@ -18,9 +18,9 @@ struct PlaneTally {
   }
 };
 
-// `owned`: 1 if it has a plane of the pool, else 0. `need`: the maximum number of planes that its expression
-// may have used. A C++17 constant expression has no destructors, so a named intermediate result counts until
-// the end.
+// A plane that only counts. `owned`: 1 if it has a plane of the pool, else 0. `need`: the maximum number of
+// planes that its expression may have used. A C++17 constant expression has no destructors, so a named
+// intermediate result counts until the end.
 struct CountedPlane {
   PlaneTally* tally;
   int owned, need;
@@ -54,7 +54,7 @@ struct CountedPlane {
   }
 };
 
-// Only a temporary releases its plane.
+// An operand of an operator. Only a temporary releases its plane.
 struct CountedOperand {
   PlaneTally* tally;
   int owned, need;
@@ -104,7 +104,7 @@ REC_SDK_COUNTED at_most(CountedOperand a, float) { return counted(a); }
 REC_SDK_COUNTED at_least(CountedOperand a, float) { return counted(a); }
 #undef REC_SDK_COUNTED
 
-// The values of a row; `owned`: they have planes of the pool.
+// Returns counting planes for the values of a row. owned > 0: each takes a plane of the pool.
 template <int kCount>
 __aicore__ inline constexpr Numbers<CountedPlane, kCount> counted_values(
     PlaneTally* tally, int owned, const Numbers<CountedPlane, kCount>&) {
@@ -119,8 +119,8 @@ __aicore__ inline constexpr REC_SDK_ISA::NoValues counted_values(PlaneTally*, in
   return {};
 }
 
-// Returns the maximum over the passes from kPass on and the update; `before` are values like the previous
-// pass's.
+// Returns the maximum number of planes of the passes from kPass on and of the update. `before` has the type
+// of the previous pass's values.
 template <int kPass, class Optimizer, class Values>
 __aicore__ inline constexpr int planes_from_pass(const Optimizer& optimizer, const Values& before) {
   PlaneTally elements;

@@ -7,8 +7,8 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// The storage of the temporaries of an expression. Operators reuse their operands' storage, so that even long
-// formulas need few planes: Adam needs one, and a division of or by a number needs one more than other
+// The storage of the temporaries of an expression. Operators reuse the storage of their operands, so even
+// long formulas need few planes. Adam needs one. A division with a scalar operand needs one more than other
 // operators.
 class PlanePool {
  public:
@@ -107,7 +107,8 @@ class Plane {
   PlaneStorage at_;
 };
 
-// A plane that is read; if it is a temporary, which nothing else reads, the result may be written to it.
+// An operand of an operator. If the plane is a temporary, nothing else reads it, and the operator may write
+// its result there.
 class Operand {
  public:
   __aicore__ inline Operand(const Plane& plane) : at_(plane.storage()) { at_.owned = -1; }
@@ -193,8 +194,8 @@ __aicore__ inline Plane operator*(float a, Operand b) {
   return finished(result, b);
 }
 
-// Fills a plane with one number: division has no scalar form, and multiplying by a reciprocal would round
-// twice.
+// Fills a plane with one number. Division needs it, because it has no scalar form, and multiplication by a
+// reciprocal would round twice.
 __aicore__ inline PlaneStorage filled(const PlaneStorage& plane, float value) {
   AscendC::Duplicate(plane.data, value, plane.count);
   vector_barrier();
@@ -222,7 +223,7 @@ __aicore__ inline Plane sqrtf(Operand a) {
   return finished(result, a);
 }
 
-// The functions of optimizers.h for planes.
+// The functions of row_steps.h for planes.
 __aicore__ inline Plane at_most(Operand a, float bound) {
   const PlaneStorage result = result_of(a);
   AscendC::Mins(result.data, a.data(), bound, result.count);

@@ -66,11 +66,12 @@ class RecordTiles {
     return row_states_[set].template Get<float>()[static_cast<uint32_t>(s * row_plane())];
   }
 
-  // Returns where take_state() of RowValues finds row state s.
+  // Returns the loaded row state s, from which RowValues::take_state() gathers.
   __aicore__ inline LocalTensor<float> loaded_row_state(int set, int64_t s) {
     return plan_.joined ? joined_rows(set) : row_state(set, s);
   }
-  // Copies each row's new state to where it is stored from: the block behind the weights, after encode(). V.
+  // Copies each row's new state to the UB block after its weights, from which it is stored. Called after
+  // encode(). V.
   __aicore__ inline void join_row_state(int set, int64_t rows) {
     if (!plan_.joined) return;
     constexpr int64_t kBlock = kUbBlock / 4;
@@ -160,7 +161,7 @@ class RecordTiles {
   }
   __aicore__ inline bool converts() const { return Weights::kBytes == 2 || shape_.narrow; }
 
-  // Returns the rows of weights as loaded, with the joined state behind them in their plane.
+  // Returns the rows of weights as loaded; the joined state of a row follows its weights.
   __aicore__ inline LocalTensor<float> joined_rows(int set) {
     return Weights::kBytes == 4 ? plane(set, 0) : stored_[set].template Get<float>();
   }
@@ -216,7 +217,8 @@ class RecordTiles {
     return shape_.row_states > 0 && columns.column == 0 && !plan_.joined;
   }
 
-  // Clears the planes: copies do not write behind a narrow row, but vector instructions read there.
+  // Clears the planes, because vector instructions also read the end of each row's pitch, which copies do not
+  // write.
   __aicore__ inline void clear(int set) {
     const LocalTensor<float> planes = planes_[set].template Get<float>();
     AscendC::Duplicate(planes, 0.0f, static_cast<int32_t>((float_blocks() + 1) * plane_));
@@ -230,8 +232,9 @@ class RecordTiles {
     }
   }
 
-  // Blocks of floats in a record: their offset, their number, their pitch in the record and in UB and their
-  // size, all in bytes, and the floats between rows in UB.
+  // Blocks of floats in a record: the offset of the first, their number, their pitches in the record and in
+  // UB, and the size of one. Offset, pitches and size are in bytes; row_pitch is the floats between rows in
+  // UB.
   struct Blocks {
     int64_t offset, count, record_pitch, ub_pitch, bytes;
     int64_t row_pitch;
@@ -276,7 +279,7 @@ class RecordTiles {
     LocalTensor<float> row = to[static_cast<uint32_t>(rows.first * blocks.row_pitch)];
     const int64_t padding = (align_up(blocks.bytes, kUbBlock) - blocks.bytes) / 4, pitch = shape_.bytes;
     if (blocks.count == 1) {
-      const bool zeros = padding > 0 && !plan_.joined;  // the bytes behind a joined state are not used
+      const bool zeros = padding > 0 && !plan_.joined;  // the bytes after a joined state are not used
       const RowCopies<float, Direction::kFromTable> copies({records_ + blocks.offset, pitch},
                                                            blocks.bytes / 4, blocks.row_pitch, zeros);
       return copies.all(row, rows.slots, rows.count);
@@ -312,8 +315,8 @@ class RecordTiles {
     }
   }
 
-  // Loads a block of 16-bit elements. The rest of a row's last UB block is widened too, so it must be
-  // defined, except behind a joined state, where nothing reads it.
+  // Loads a block of 16-bit elements. The rest of a row's last UB block is widened too, so it is filled with
+  // zeros, except after a joined state, where nothing reads it.
   __aicore__ inline void load_halves(const LocalTensor<uint16_t>& to, const Rows& rows,
                                      const OneBlock& block) const {
     const RowCopies<uint16_t, Direction::kFromTable> copies({records_ + block.offset, shape_.bytes},

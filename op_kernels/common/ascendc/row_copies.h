@@ -18,7 +18,7 @@ struct TableRows {
   __aicore__ inline constexpr bool together(uint32_t, uint32_t) const { return true; }
 };
 
-// A table and a staging buffer, whose rows have the numbers behind the table's slots.
+// A table and a staging buffer. Row i of the staging buffer has the slot number `slots + i`.
 class TableAndStaging {
  public:
   TableAndStaging() = default;
@@ -46,10 +46,10 @@ class TableAndStaging {
   uint32_t slots_ = 0;
 };
 
-// Copies `count` values of each row. Starting a copy takes its engine as long as hundreds of bytes, so a row
-// that lies behind the previous one in the table is copied along as a second block; the rows between them are
-// the gap. The scalar unit limits the speed of these loops, so values that all copies share are computed
-// once.
+// Copies `count` values of each row. The start of a copy takes as long as copying hundreds of bytes. So if
+// the second row of a pair follows the first in the table, one copy moves both as two blocks, and skips the
+// rows between them as a gap. The scalar unit limits the speed of these loops, so values that all copies
+// share are computed once.
 template <class T, Direction kDirection, class Table = TableRows>
 class RowCopies {
  public:

@@ -55,8 +55,8 @@ class RowSplit {
     return {segments_.offsets, segments_.rows + 1, in.low, in.high};
   }
 
-  // Returns whether a row, without a hot row between it and the start of its interval, lies before an end of
-  // the share.
+  // Returns whether a row lies before an end of the share. No hot row may lie between it and the start of its
+  // interval.
   struct RowBelow {
     const RowSplit& split;
     const int64_t (&wanted)[kEnds];
@@ -66,7 +66,7 @@ class RowSplit {
       return split.cost(row, offset.get(0), in[t].chunks) < wanted[t];
     }
   };
-  // The same for a hot row.
+  // Returns whether a hot row lies before an end of the share.
   struct HotRowBelow {
     const RowSplit& split;
     const int64_t (&wanted)[kEnds];
@@ -76,7 +76,7 @@ class RowSplit {
     }
   };
 
-  // Narrows to intervals between two hot rows, without a hot row inside.
+  // Narrows both intervals, so that they contain no hot row inside.
   __aicore__ inline void narrow(const int64_t (&wanted)[kEnds], Interval (&in)[kEnds]) {
     if (hot_.count() == 0) return;
     const SearchedArray<int32_t> all = {hot_.words(), hot_.count(), 0, hot_.count()};

@@ -1,6 +1,6 @@
-// The numbers that an optimizer has for the rows of a tile: sums over their columns, and values that
-// begin_row computes from them, on planes with one number per row, and that are then broadcast to every
-// column. They are computed for all rows of the tile at once; Gather converts between the layouts.
+// The numbers per row that an optimizer computes for a tile: the sums over the columns, and the values that
+// begin_row computes from them, which are then broadcast to all columns. They are vectors with one number per
+// row, computed for all rows of the tile at once. Gather converts between the layouts.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -12,7 +12,7 @@ namespace ascendc {
 // Broadcasts each number of a vector to a row of `pitch` equal numbers.
 class Spread {
  public:
-  // rows: of the longest vector.
+  // rows: number of rows of the longest vector.
   __aicore__ inline void init(TPipe* pipe, int64_t rows, int64_t pitch) {
     pitch_ = pitch;
     group_ = maximum<int64_t>(1, minimum(rows, kSpreadIndex / pitch));
@@ -72,7 +72,7 @@ class RowValues {
     return views<kCount>(pool, pass * kSums, rows);
   }
 
-  // Returns the values of the last pass that kept values.
+  // Returns the values that keep() stored last.
   template <int kCount>
   __aicore__ inline Numbers<Plane, kCount> values(PlanePool* pool, int64_t rows) {
     return views<kCount>(pool, kPasses * kSums, rows);
@@ -93,8 +93,8 @@ class RowValues {
     }
   }
 
-  // Returns row state s as a vector, from where records were loaded, and stores it back in the plan's
-  // row_pitch.
+  // take_state() gathers row state s from the loaded records into a vector, and returns it; put_state()
+  // spreads the vector to rows that are the plan's row_pitch apart.
   __aicore__ inline LocalTensor<float> take_state(int64_t s, const LocalTensor<float>& from, int64_t rows) {
     const LocalTensor<float> state = this->state(s);
     AscendC::Gather(state, from, state_index_.Get<uint32_t>(), first_state_, static_cast<uint32_t>(rows));
@@ -104,7 +104,7 @@ class RowValues {
   __aicore__ inline void put_state(int64_t s, const LocalTensor<float>& to, int64_t rows) {
     state_rows_.run(to, state(s), rows);
   }
-  // Returns the state as begin_row() left it.
+  // Returns the vector of row state s.
   __aicore__ inline LocalTensor<float> state(int64_t s) {
     return states_.Get<float>()[static_cast<uint32_t>(s * rows_)];
   }

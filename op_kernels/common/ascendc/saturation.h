@@ -1,5 +1,5 @@
-// Arithmetic beyond the range of a type, as on the host: selected in a core's control register, which is
-// restored at the end.
+// Sets a core's control register, so that results beyond the range of a type are as on the host, and restores
+// it at the end.
 //
 // Numbers too large for 16 bits: while bit 48 is 0, infinity becomes the largest number and NaN becomes 0,
 // which would hide a diverged training; while it is 1, both are kept. CANN's documents disagree about its
@@ -21,7 +21,7 @@ class HostArithmetic {
     before_ = control() & kBits;
     set_ctrl((control() & ~kBits) | kAsOnHost);
   }
-  // Restores the register, whose value outlives the kernel.
+  // Restores the register, because its value persists after the kernel.
   __aicore__ inline void finish() { set_ctrl((control() & ~kBits) | before_); }
 
  private:

@@ -16,7 +16,8 @@ struct SearchedArray {
   int64_t size, low, high;
 };
 
-// kFields: values per element; here, before: the elements at the position and before it, 0 if there is none.
+// The result of a search. `here` and `before` are the elements at the position and before it, or 0 if there
+// is no such element. kFields: values per element.
 template <class T, int64_t kFields>
 struct FoundPlace {
   int64_t place;
@@ -54,7 +55,7 @@ class SortedSearch {
   }
 
  private:
-  // The `taken` elements in UB: start, start + step, ...
+  // The remaining range of a search. `taken` elements are in UB: start, start + step, ...
   struct Range {
     int64_t low, high;
     bool found;
@@ -99,7 +100,7 @@ class SortedSearch {
     using Element = Values<T, kFields>;
     const LocalTensor<T> all = window<T>(target);
     const int64_t pitch = range->step == 1 ? kFields : Element::kOfBlock;
-    int64_t low = 0, high = range->taken;  // the number of them below the target
+    int64_t low = 0, high = range->taken;  // bounds of the number of elements below the target
     while (low < high) {
       const int64_t middle = (low + high) / 2;
       if (below(target, range->start + middle * range->step, Element{all, middle * pitch})) {

@@ -1,6 +1,5 @@
-// Device side: rows in are copied to the cache while other cores look rows up. No core waits for another:
-// lookups do not read the slots that are written, because lookups of rows in read them from the staging
-// buffer.
+// Device side: copies new rows to the cache while other cores perform lookups. No core waits for another.
+// Lookups of new rows read them from the staging buffer, so no lookup reads a slot that is being written.
 #pragma once
 
 #include "op_kernels/common/ascendc/stored_rows.h"
@@ -10,7 +9,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Uses a pipe of its own, which waits for all engines when it ends.
+// Copies or swaps the new rows into the cache. It uses its own pipe, whose destructor waits for all engines.
 __aicore__ inline void write_staged_rows(const SwapRows& a) {
   if (a.count == 0) return;
   if (a.places == nullptr) {

@@ -1,6 +1,7 @@
-// Stochastic rounding of a tile of weights, like store(value, random) of convert.h for one weight: weights
-// become numbers that 16 bits can represent, so that the following conversion changes nothing, except
-// magnitudes beyond the largest finite number, which it rounds to nearest.
+// Stochastic rounding of a tile of weights, with the results of store(value, random) in convert.h. The
+// weights are rounded to numbers that 16 bits can represent, so the following conversion does not change
+// them. Magnitudes beyond the largest finite number are not changed here, and the conversion rounds them to
+// nearest.
 //
 // The vector unit of arch 2201 has no logical instructions for 32 bits. A mask is 0 or -1, from the sign of a
 // difference, and selects by multiplication.
@@ -16,7 +17,7 @@ namespace ascendc {
 
 class StochasticRounding {
  public:
-  static constexpr int kPlanes = 4;      // planes of the formula, which are free by then
+  static constexpr int kPlanes = 4;      // planes of the pool, which are free after the formula
   static constexpr int64_t kShared = 1;  // numbers per column of a tile
 
   __aicore__ inline void init(TPipe* pipe, int64_t pitch) {
@@ -32,7 +33,7 @@ class StochasticRounding {
     }
   }
 
-  // weights [rows, pitch], columns from `column` on; pool: planes of that size, all free. V.
+  // Rounds weights [rows, pitch], whose columns start at `column`. pool: planes of that size, all free. V.
   template <bool kHalf>
   __aicore__ inline void run(const LocalTensor<float>& weights, PlanePool* pool,
                              const REC_SDK_ISA::RowNumbers* numbers, int64_t rows, int64_t column) {

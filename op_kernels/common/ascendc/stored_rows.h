@@ -22,8 +22,8 @@ struct StoredBits<float> {
   using Type = float;
 };
 
-// The weights of a cache, and behind its slots the rows of a staging buffer, which have the same record
-// format.
+// The weights of a cache and of a staging buffer with the same record format. Slot numbers from `rows` on are
+// rows of the staging buffer.
 struct StagedWeights : Weights {
   const uint8_t* staging;
 };

@@ -11,7 +11,7 @@ namespace ascendc {
 // The records of one kernel. Element states follow the weights, and row states follow the element states.
 struct RecordShape {
   int64_t dim;
-  int64_t bytes;         // between the starts of records
+  int64_t bytes;         // bytes between the starts of records
   int64_t weight_bytes;  // bytes of an element: 4 or 2
   int64_t element_states, row_states;
   int64_t element_states_offset = 0, row_states_offset = 0;  // in bytes from the start of the record
@@ -25,8 +25,8 @@ struct RecordShape {
 struct TilePlan {
   int64_t rows, width, pitch, row_pitch;
   int64_t levels;  // levels of the stack of GradientSums
-  // Whether the state of a row is copied together with its weights: it follows them in the record, and is in
-  // the block behind them in their plane.
+  // Whether a row state is copied together with the weights. It follows them in the record, and is loaded to
+  // the UB block after them.
   bool joined = false;
 };
 
@@ -34,7 +34,8 @@ constexpr int64_t kHalvesOfBlock = kUbBlock / 2;
 constexpr int64_t kSpreadIndex = 1024;  // numbers of a row value that one instruction broadcasts
 constexpr int64_t kMaxTileRows = 128;
 
-// Returns the pitch: one UB block per number; 16-bit numbers become floats in two blocks.
+// Returns the pitch, in numbers, of planes with one number per row. Each number has its own UB block. With
+// 16-bit states a block holds 16 numbers, which become floats in two blocks.
 __aicore__ inline constexpr int64_t row_plane_pitch(const RecordShape& shape) {
   return shape.narrow ? kHalvesOfBlock : kUbBlock / 4;
 }

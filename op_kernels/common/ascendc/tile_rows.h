@@ -1,4 +1,5 @@
-// The rows of a tile of an update by their number of lookups: what its loads leave for its sums.
+// Lists of the rows of a tile of an update by their number of lookups. The loads of a tile fill them, and its
+// sums read them.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -15,7 +16,7 @@ struct RowList {
   __aicore__ inline void add(int64_t r) { rows[count++] = static_cast<uint8_t>(r); }
 };
 
-// A row of a tile: the position of its gradient, and its lookups.
+// A row of a tile: the position of its gradient in UB, and its lookups [begin, end).
 struct RowLookups {
   uint32_t place;
   int32_t begin, end;

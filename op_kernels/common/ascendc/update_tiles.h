@@ -15,8 +15,9 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Optimizer: see optimizers.h. Weights: a type of record_tile.h. It uses about 8 KB of the scalar unit's
-// stack, for lists of a tile's rows; CANN's own build gives a kernel of 2201 or 3510 32 KB.
+// Updates the rows of one core. Optimizer: a struct of optimizers.h. Weights: a type of record_tile.h. The
+// lists of a tile's rows take about 8 KB of the scalar unit's stack, which has 32 KB on 2201 and 3510 in
+// CANN's own build.
 template <class Optimizer, class Weights>
 class UpdateTiles {
  public:
@@ -77,7 +78,7 @@ class UpdateTiles {
     __aicore__ inline bool has_record() const { return update() || Optimizer::kMeasuresRecord; }
   };
 
-  // The terms in the form that GradientSums requires.
+  // Returns the terms of the rows that GradientSums sums.
   struct TileTerms {
     const UpdateTiles& tiles;
     const Step& step;
@@ -216,10 +217,10 @@ class UpdateTiles {
     return true;
   }
 
-  // Loads gradients of rows with one lookup directly to their position, and of rows with two lookups; then of
-  // rows with few lookups the first gradient to its position, and the additional ones. These are separate
-  // loops with little code each, because the scalar unit limits their speed. kPlain: for plain() lookups and
-  // columns.
+  // Loads the gradients of rows with few lookups. The first gradient of a row is loaded directly to its
+  // position, additional gradients to a buffer. A first loop handles rows with one or two lookups, a second
+  // loop rows with few lookups. Both loops have little code, because the scalar unit limits their speed.
+  // kPlain: plain() is true.
   template <bool kPlain>
   __aicore__ inline void load_gradients(const Step& step) {
     TileRows& rows = tile_rows_[step.set];
@@ -231,7 +232,8 @@ class UpdateTiles {
     int32_t begin = row_index_.at(kOffset, step.row);
     const int64_t all_reached = reads_alone<kPlain>() ? reach_lookups(begin, step) : 0;
     for (int64_t first = 0; first < step.rows;) {
-      // Not fetched for rows that only sums read: the window would have to move back.
+      // Indices of scaled gradients are not fetched here, because the sums read them later, and the window
+      // would have to move back.
       int64_t reached = all_reached - begin;
       if (all_reached == 0) reached = reads_alone<kPlain>() ? lookup_index_.reached(begin) - begin : 0;
       const auto ends = row_index_.run(kOffset, step.row + first + 1, step.rows - first);
@@ -257,8 +259,8 @@ class UpdateTiles {
     return kPlain || !sums_.scaled();
   }
 
-  // Loads rows from r on whose ends are in `ends`: all rows, or those before the first one that ends behind
-  // `reached`, but at least one; their lookups start at `begin`. Returns their number, and the start of the
+  // Loads gradients of the rows from r on whose ends are in `ends` and within `reached`, but of at least one
+  // row. Their lookups start at `begin`. Returns the number of rows, and sets `begin` to the start of the
   // next row.
   template <bool kPlain>
   __aicore__ inline int64_t load_alone(const Step& step, int64_t r, const typename RowIndex::Run& ends,
@@ -300,7 +302,8 @@ class UpdateTiles {
     return count;
   }
 
-  // reached: lookups before it are in UB.
+  // Loads the gradients of the other rows that have few lookups. The indices of lookups before `reached` are
+  // in UB.
   template <bool kPlain>
   __aicore__ inline void load_few(const Step& step, int64_t reached, ExtraCursor* further_of_tile) {
     const auto gradients = sums_.template gradients<kPlain>(step.columns.column);
@@ -330,7 +333,7 @@ class UpdateTiles {
     *further_of_tile = further;
   }
 
-  // Records a row without a gradient, or with a separate sum.
+  // Adds a row to the list of rows without a gradient, or to the list of rows that are summed separately.
   __aicore__ inline void defer_sum(const Step& step, const RowLookups& row) {
     TileRows& rows = tile_rows_[step.set];
     const int64_t r = row.place / plan_.pitch;
@@ -378,7 +381,7 @@ class UpdateTiles {
     if (kRowStates > 0) records_.join_row_state(step.set, step.rows);
   }
 
-  // The columns of a tile: gradient, weight, new states.
+  // The planes of a tile: gradient, weight and new states.
   struct Elements {
     Plane g, w, states[kElementStates + 1];
   };
@@ -413,8 +416,8 @@ class UpdateTiles {
     return row_values_.template broadcast<kCount>(e.g, step.rows);
   }
 
-  // Row states are loaded again with every sweep over the columns that includes the record, so all passes so
-  // far are repeated.
+  // Updates the row states, and keeps the values. Each sweep over the columns that includes the record loads
+  // the row states again, so it repeats begin_row of all previous passes.
   template <int kSums, class Pass, class Values>
   __aicore__ inline void begin_rows(Pass pass, const Optimizer& optimizer, const Step& step,
                                     const Values& values) {
